@@ -76,7 +76,9 @@ def pytest_run(*arguments: str, below: Path = ROOT) -> subprocess.CompletedProce
 
 @pytest.mark.parametrize("option", ["--device", "--peer"])
 def test_a_missing_device_is_a_failure(option: str) -> None:
-    done = pytest_run(option, "nobody0", "tests/verbs/test_raw.py::test_a_message")
+    done = pytest_run(
+        option, "nobody0", "tests/verbs/test_raw.py::test_raw_calls_transfer_a_message"
+    )
     assert done.returncode == 1
     assert f"{option} nobody0: " in done.stdout
     assert "device 'nobody0' not found; available devices: " in done.stdout

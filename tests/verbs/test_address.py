@@ -13,14 +13,16 @@ from aiordma.verbs import GID, AddressVector, GIDEntry, GIDType
 
 
 @given(st.ip_addresses())
-def test_gid_of_an_ip_address(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+def test_gid_from_ip_round_trips_ip_addresses(
+    ip: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> None:
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     gid = GID.from_ip(ip)
     assert gid.ip == (mapped or ip)
     assert gid.is_ipv4 == (gid.ip.version == 4)
 
 
-def test_gid_text() -> None:
+def test_gid_text_is_ipv6_and_invalid_input_raises() -> None:
     gid = GID.from_ip("10.9.9.1")
     assert str(gid) == "::ffff:10.9.9.1"
     assert repr(gid) == "GID('::ffff:10.9.9.1')"
@@ -53,11 +55,11 @@ def entry(ip: str, kind: GIDType = GIDType.ROCE_V2, index: int = 0) -> GIDEntry:
         [entry("fe80::1", GIDType.IB), entry("::", GIDType.IB)],
     ],
 )
-def test_preference(table: list[GIDEntry]) -> None:
+def test_gid_preference_orders_candidates(table: list[GIDEntry]) -> None:
     assert min(table[::-1], key=GIDEntry.preference) == table[0]
 
 
-def test_address_vector_there_and_back() -> None:
+def test_address_vector_round_trips_through_ibv_ah_attr() -> None:
     vector = AddressVector(
         dgid=GID.from_ip("10.9.9.1"),
         sgid_index=3,

@@ -25,7 +25,9 @@ def next_event(context: verbs.Context, timeout: float = 30) -> AsyncEvent:
     return events[0]
 
 
-def test_an_overrun_completion_queue(context: verbs.Context, connected_pair: ConnectedPair) -> None:
+def test_completion_queue_overrun_reports_cq_err(
+    context: verbs.Context, connected_pair: ConnectedPair
+) -> None:
     """IBTA volume 1, clause 11.6.3.2; what reserving room is there to prevent.
 
     So the queues are made smaller without telling the count of their entries.
@@ -44,7 +46,7 @@ def test_an_overrun_completion_queue(context: verbs.Context, connected_pair: Con
     assert {type(element) for element in overrun} == {verbs.CompletionQueue}
 
 
-def test_the_object_may_be_gone(context: verbs.Context) -> None:
+def test_event_element_is_none_when_its_object_was_dropped(context: verbs.Context) -> None:
     pd, cq = context.alloc_pd(), context.create_cq(16)
     qp = pd.create_qp(cq)
     mine = qp.endpoint()
@@ -59,7 +61,7 @@ def test_the_object_may_be_gone(context: verbs.Context) -> None:
     cq.close()
 
 
-def test_a_queue_pair_is_closed_with_events_pending(
+def test_queue_pair_closes_with_events_pending(
     context: verbs.Context, pair: tuple[End, End]
 ) -> None:
     """ibv_destroy_qp waits for events that were taken and not acknowledged: there are none."""

@@ -36,7 +36,7 @@ def connected_pair(request: pytest.FixtureRequest, connected_pair: ConnectedPair
     return partial(connected_pair, send_ops=request.param)
 
 
-def test_every_operation(connected_pair: ConnectedPair) -> None:
+def test_batch_performs_every_operation(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(max_send_sge=2, max_inline_data=64))
     one.mr.buf[:8] = b"0123abcd"
     two.mr.buf[2048:2056] = b"to read!"
@@ -84,7 +84,7 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
     assert one.cq.poll() == two.cq.poll() == []  # of a plain write the peer notices nothing
 
 
-async def test_batch_in_an_async_with_statement_names_with(connected_pair: ConnectedPair) -> None:
+async def test_async_with_on_a_batch_raises_type_error(connected_pair: ConnectedPair) -> None:
     one, _ = connected_pair(QPCapabilities())
     for batch in (one.qp.batch(), one.qp.recv_batch()):
         text = f"^a {type(batch).__name__} is not an asynchronous context manager: write 'with'$"
@@ -93,7 +93,9 @@ async def test_batch_in_an_async_with_statement_names_with(connected_pair: Conne
                 pass
 
 
-def test_lists_with_several_pieces(connected_pair: ConnectedPair) -> None:
+def test_work_request_lists_gather_and_scatter_several_elements(
+    connected_pair: ConnectedPair,
+) -> None:
     one, two = connected_pair(QPCapabilities(max_send_sge=3, max_recv_sge=3))
     one.mr.buf[:48] = b"a" * 16 + b"b" * 16 + b"c" * 16
     two.qp.post_recv(
@@ -124,7 +126,7 @@ def test_lists_with_several_pieces(connected_pair: ConnectedPair) -> None:
 WINDOWS = SendOps.BIND_MW | SendOps.LOCAL_INV | SendOps.SEND_WITH_INV
 
 
-def test_windows(
+def test_batch_binds_and_invalidates_windows(
     connected_pair: ConnectedPair, pd: verbs.ProtectionDomain, deviations: frozenset[str]
 ) -> None:
     """Bound and told in one batch; used and ended by the peer in one batch; bound again."""
@@ -165,7 +167,7 @@ def test_windows(
         owner.qp.close()
 
 
-def test_an_exception_drops_all(pair: Pair) -> None:
+def test_exception_discards_the_whole_batch(pair: Pair) -> None:
     one, two = pair
     one.mr.buf[:4] = b"bad!"
 
@@ -183,7 +185,7 @@ def test_an_exception_drops_all(pair: Pair) -> None:
     assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
 
 
-def test_nothing_of_a_wrong_batch_is_posted(pair: Pair) -> None:
+def test_invalid_batch_posts_nothing(pair: Pair) -> None:
     one, two = pair
 
     def misaligned() -> None:
@@ -204,7 +206,7 @@ def test_nothing_of_a_wrong_batch_is_posted(pair: Pair) -> None:
     assert one.cq.poll() == []
 
 
-def test_a_batch_collects_inside_its_scope_only(pair: Pair) -> None:
+def test_batch_rejects_requests_outside_its_with_block(pair: Pair) -> None:
     one, two = pair
     batch = one.qp.batch()
     with pytest.raises(BufferStateError, match="inside its with"):
@@ -222,6 +224,6 @@ def test_a_batch_collects_inside_its_scope_only(pair: Pair) -> None:
     assert two.completion().ok
 
 
-def test_immediate_or_invalidate(pair: Pair) -> None:
+def test_batch_send_rejects_imm_together_with_invalidate(pair: Pair) -> None:
     with pair[0].qp.batch() as batch, pytest.raises(ValueError, match="cannot be combined"):
         batch.send(imm=1, invalidate=2)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # --- what is negotiated ------------------------------------------------------------------------
 
 
-def test_the_smaller_mtu_and_the_smaller_depths(
+def test_connect_takes_the_smaller_mtu_and_depths(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     with pd.create_qp(cq) as qp, pd.create_qp(cq) as peer:
@@ -52,7 +52,7 @@ def test_the_smaller_mtu_and_the_smaller_depths(
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(QPType.RC, QPType.UC), (QPType.UC, QPType.RC), (QPType.RC, QPType.UD)]
 )
-def test_types_that_do_not_fit(
+def test_connect_rejects_peer_of_another_type(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, ours: QPType, theirs: QPType
 ) -> None:
     with pd.create_qp(cq, qp_type=ours) as qp, pd.create_qp(cq, qp_type=theirs) as peer:
@@ -62,10 +62,9 @@ def test_types_that_do_not_fit(
         assert qp.state is QPState.RESET
 
 
-def test_both_sides_keep_to_one_version_of_roce(
+def test_endpoint_selects_the_gid_entry_of_its_roce_version(
     qp: verbs.QueuePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cards have each address twice, as RoCE v1 and as v2: the endpoint says which is meant."""
     chosen = qp.context.choose_gid()
     older = chosen._replace(gid_index=chosen.gid_index + 7, gid_type=GIDType.ROCE_V1)
     monkeypatch.setattr(qp.context, "query_gid_table", lambda: [older, chosen])
@@ -79,7 +78,7 @@ def test_both_sides_keep_to_one_version_of_roce(
 
 
 @pytest.mark.parametrize("state", [PortState.DOWN, PortState.INIT])
-def test_a_port_that_is_not_active(
+def test_endpoint_and_connect_raise_enetdown_when_port_is_not_active(
     pd: verbs.ProtectionDomain,
     cq: verbs.CompletionQueue,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,7 +117,9 @@ def bad_ways(context: verbs.Context) -> list[tuple[AddressVector, str]]:
     return ways
 
 
-def test_a_way_that_cannot_be(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+def test_unreachable_route_is_named_in_the_error(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
     for vector, text in bad_ways(pd.context):
         with pd.create_qp(cq) as qp:
             qp.to_init()
@@ -156,7 +157,7 @@ with (
 
 
 @pytest.mark.any_device
-def test_no_route() -> None:
+def test_missing_route_raises_enetunreach() -> None:
     """In a network namespace that has no route to any other host."""
     done = run("unshare", "-rn", sys.executable, "-c", WITHOUT_ROUTES, check=True)
     *errors, state = done.stdout.splitlines()
@@ -171,10 +172,9 @@ def test_no_route() -> None:
             assert part in error
 
 
-def test_the_step_that_the_device_refuses(
+def test_connect_stops_at_the_refused_transition(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
-    """The steps before it have been made, and no others are tried."""
     with pd.create_qp(cq) as qp:
         mine = qp.endpoint()
         with pytest.raises(VerbsError, match="from RTR to RTS") as caught:
@@ -183,7 +183,7 @@ def test_the_step_that_the_device_refuses(
         assert qp.state is qp.query().qp_state is QPState.RTR
 
 
-def test_connecting_takes_a_new_queue_pair(qp: verbs.QueuePair) -> None:
+def test_connect_rejects_invalid_options_and_connected_queue_pairs(qp: verbs.QueuePair) -> None:
     mine = qp.endpoint()
     for name, most in (("retry_cnt", 7), ("rnr_retry", 7), ("hop_limit", 255), ("sl", 15)):
         with pytest.raises(ValueError, match=f"{name} must be an int from 0 to {most}, not 256"):
@@ -201,7 +201,7 @@ def test_connecting_takes_a_new_queue_pair(qp: verbs.QueuePair) -> None:
 # --- stopping and going on ---------------------------------------------------------------------
 
 
-def test_drained_and_resumed(
+def test_work_posted_in_sqd_waits_until_resume(
     context: verbs.Context, pair: Pair, deviations: frozenset[str]
 ) -> None:
     """IBTA volume 1, clause 10.3.1.5: what is posted in SQD waits."""
@@ -229,7 +229,9 @@ def test_drained_and_resumed(
 
 
 @pytest.mark.parametrize("qp_type", [QPType.RC, QPType.UC], ids=lambda qp_type: qp_type.name)
-def test_used_again_with_other_numbers(connected_pair: ConnectedPair, qp_type: QPType) -> None:
+def test_queue_pair_reconnects_after_reset_with_new_endpoints(
+    connected_pair: ConnectedPair, qp_type: QPType
+) -> None:
     one, two = connected_pair(qp_type=qp_type)
     for round in range(3):
         for end in (one, two):

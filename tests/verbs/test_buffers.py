@@ -63,7 +63,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_the_bytes_of(make: Callable[[], Any]) -> None:
+def test_bytes_of_views_memory_of_every_kind(make: Callable[[], Any]) -> None:
     memory = make()
     view = bytes_of(memory)
     assert (view.format, view.ndim, view.nbytes) == ("B", 1, 64)
@@ -85,7 +85,7 @@ def test_the_bytes_of(make: Callable[[], Any]) -> None:
         (OwnTensor(bytearray(DATA), (64,), read_only=True), True),
     ],
 )
-def test_what_may_be_written(memory: Any, readonly: bool) -> None:
+def test_bytes_of_keeps_readonly_flag(memory: Any, readonly: bool) -> None:
     assert bytes_of(memory).readonly is readonly
 
 
@@ -93,7 +93,7 @@ def test_what_may_be_written(memory: Any, readonly: bool) -> None:
     "memory",
     [b"", bytearray(), np.zeros((3, 0)), np.zeros(0, ">i4"), OwnTensor(bytearray(8), (3, 0))],
 )
-def test_nothing(memory: Any) -> None:
+def test_bytes_of_returns_empty_view_for_empty_memory(memory: Any) -> None:
     assert bytes(bytes_of(memory)) == b""
 
 
@@ -109,12 +109,12 @@ def test_nothing(memory: Any) -> None:
         OwnTensor(bytearray(DATA), (4, 2), strides=(4, 2)),
     ],
 )
-def test_elements_that_lie_apart(memory: Any) -> None:
+def test_bytes_of_rejects_noncontiguous_memory(memory: Any) -> None:
     with pytest.raises(BufferError, match="contiguous"):
         bytes_of(memory)
 
 
-def test_what_has_no_memory() -> None:
+def test_bytes_of_rejects_objects_without_memory() -> None:
     for nothing in ("text", 5, None, object(), [1, 2]):
         with pytest.raises(TypeError, match="neither the buffer protocol nor DLPack"):
             bytes_of(nothing)  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ ADDRESSES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("memory", ADDRESSES.values(), ids=ADDRESSES)
-def test_addresses_are_no_data(pd: verbs.ProtectionDomain, memory: Any) -> None:
+def test_memory_holding_addresses_is_rejected(pd: verbs.ProtectionDomain, memory: Any) -> None:
     """Whatever else is wrong with it.  The bytes of a peer in their place would be followed."""
     for use in bytes_of, verbs.address_of, pd.reg_mr:
         with pytest.raises(TypeError, match="addresses in this process") as caught:
@@ -199,19 +199,19 @@ def test_addresses_are_no_data(pd: verbs.ProtectionDomain, memory: Any) -> None:
         (Numbers * 2)(),
     ],
 )
-def test_what_looks_like_addresses(memory: Any) -> None:
+def test_similar_formats_are_not_mistaken_for_addresses(memory: Any) -> None:
     assert bytes(bytes_of(memory)) == bytes(memoryview(memory).nbytes)
     assert require_data(memory) is memory
 
 
-def test_what_is_copied_need_not_lie_together() -> None:
+def test_require_data_accepts_noncontiguous_memory() -> None:
     apart = memoryview(bytes(8))[::2]
     assert require_data(apart) is apart
     with pytest.raises(TypeError, match="addresses in this process"):
         require_data(memoryview(OBJECTS)[::2])
 
 
-def test_elements_without_a_name() -> None:
+def test_bytes_of_advises_array_view_for_datetime_elements() -> None:
     moments = np.zeros(4, "M8[s]")
     with pytest.raises(BufferError, match=r"pass array\.view"):
         bytes_of(moments)
@@ -231,15 +231,18 @@ class Elsewhere:
         (Elsewhere(), "__cuda_array_interface__"),
     ],
 )
-def test_memory_of_a_gpu(pd: verbs.ProtectionDomain, memory: Any, which: str) -> None:
-    """The text says what can be done."""
+def test_gpu_memory_error_advises_register_dmabuf(
+    pd: verbs.ProtectionDomain, memory: Any, which: str
+) -> None:
     for use in (bytes_of, pd.reg_mr):
         with pytest.raises(UnsupportedError, match=r"register_dmabuf") as caught:
             use(memory)
         assert str(caught.value).count(which) == 1
 
 
-def test_a_capsule_that_says_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_rejects_dlpack_capsules_that_contradict_the_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Than the tensor had said, which is not believed twice; or that is none."""
     tensor = OwnTensor(bytearray(DATA), (64,))
     tensor._managed.tensor.device_type = CUDA
@@ -258,7 +261,7 @@ def test_a_capsule_that_says_something_else(monkeypatch: pytest.MonkeyPatch) -> 
         (OwnTensor(bytearray(DATA), (7,), bits=4), "28 bits"),
     ],
 )
-def test_tensors_that_are_not_understood(tensor: OwnTensor, text: str) -> None:
+def test_bytes_of_rejects_unsupported_tensors(tensor: OwnTensor, text: str) -> None:
     with pytest.raises(BufferError, match=text):
         bytes_of(tensor)
     gc.collect()
@@ -266,7 +269,7 @@ def test_tensors_that_are_not_understood(tensor: OwnTensor, text: str) -> None:
 
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
-def test_a_tensor_is_held_by_views_and_regions(
+def test_views_and_regions_hold_the_tensor(
     pd: verbs.ProtectionDomain, version: tuple[int, int] | None
 ) -> None:
     tensor = OwnTensor(bytearray(DATA), (64,), version=version)
@@ -292,7 +295,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("torch")
-def test_the_storage_of_a_tensor_is_held(pd: verbs.ProtectionDomain) -> None:
+def test_region_holds_the_storage_of_a_tensor(pd: verbs.ProtectionDomain) -> None:
     """Not the tensor, which may be given another one; and torch does not resize it then."""
     tensor = fake_torch.Tensor(bytearray(b"xy" + DATA))
     storage = tensor.untyped_storage()
@@ -342,7 +345,7 @@ def raises_runtime_error() -> NoReturn:
         ({"untyped_storage": raises_runtime_error}, BufferError, "no memory of its own"),
     ],
 )
-def test_tensors_whose_memory_is_not_their_elements(
+def test_bytes_of_rejects_tensors_whose_memory_is_not_their_elements(
     different: dict[str, Any], kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=text):
@@ -359,7 +362,7 @@ def test_tensors_whose_memory_is_not_their_elements(
         ({"is_contiguous": lambda: False}, "use contiguous memory and copy the data from it"),
     ],
 )
-def test_error_of_a_tensor_as_a_target_does_not_advise_a_copy_of_it(
+def test_error_for_a_target_tensor_does_not_advise_copying_it(
     different: dict[str, Any], text: str
 ) -> None:
     with pytest.raises((BufferError, UnsupportedError), match=text):
@@ -367,14 +370,14 @@ def test_error_of_a_tensor_as_a_target_does_not_advise_a_copy_of_it(
 
 
 @pytest.mark.usefixtures("torch")
-def test_without_numpy_a_tensor_cannot_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_tensor_advises_numpy_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_torch.Tensor, "numpy", lambda _: raises_runtime_error())
     with pytest.raises(BufferError, match="install numpy"):
         bytes_of(fake_torch.Tensor(bytearray(DATA)))
 
 
 @pytest.mark.parametrize("part", [slice(None), slice(100, None)])
-def test_a_registered_array_stays_in_its_place(pd: verbs.ProtectionDomain, part: slice) -> None:
+def test_registered_array_cannot_be_resized(pd: verbs.ProtectionDomain, part: slice) -> None:
     """Although numpy is told not to look for references."""
     memory = np.zeros(10_000)
     with pd.reg_mr(memory[part]), pytest.raises(ValueError, match="resize"):
@@ -382,7 +385,7 @@ def test_a_registered_array_stays_in_its_place(pd: verbs.ProtectionDomain, part:
     memory.resize(1_000_000, refcheck=False)
 
 
-def test_an_array_of_numpy_as_a_tensor() -> None:
+def test_bytes_of_accepts_numpy_arrays_through_dlpack() -> None:
     """Another library's exporter, with the buffer protocol out of the way."""
 
     class Only:
@@ -433,7 +436,7 @@ def test_views_in_a_cycle_are_collected() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "collected\n", "")
 
 
-def test_what_cannot_be_cast_is_pinned_nevertheless() -> None:
+def test_bytes_of_pins_arrays_that_memoryview_cannot_cast() -> None:
     records = np.zeros(10, [("a", "i4"), ("b", "f8")])
     before = sys.getrefcount(records)
     view = bytes_of(records)

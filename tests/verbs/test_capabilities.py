@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
 
-def test_the_basics_are_the_same(context: verbs.Context) -> None:
+def test_extended_attributes_include_the_basic_ones(context: verbs.Context) -> None:
     extended = context.query_device_ex()
     assert extended.orig_attr == context.query_device()
     assert extended is context.query_device_ex()
 
 
 @pytest.mark.needs("extended completion queues")
-def test_timestamps_have_a_clock(context: verbs.Context) -> None:
+def test_device_clock_measures_elapsed_seconds(context: verbs.Context) -> None:
     before = context.query_rt_values_ex()
     extended = context.query_device_ex()
     assert extended.completion_timestamp_mask
@@ -32,13 +32,13 @@ def test_timestamps_have_a_clock(context: verbs.Context) -> None:
     assert 0 <= extended.seconds(elapsed) < 60
 
 
-def test_a_clock_without_a_frequency_measures_nothing(context: verbs.Context) -> None:
+def test_seconds_raises_value_error_for_a_clock_without_frequency(context: verbs.Context) -> None:
     attr = ffi.new("struct ibv_device_attr_ex *")
     with pytest.raises(ValueError, match="frequency"):
         verbs.ExtendedDeviceAttributes.read(attr).seconds(7)
 
 
-def test_a_device_that_cannot_be_asked_offers_nothing_more(
+def test_extended_attributes_are_empty_when_the_query_is_unsupported(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def older(pointer: h.ibv_context, attr: h.ibv_device_attr_ex) -> None:
@@ -53,7 +53,7 @@ def test_a_device_that_cannot_be_asked_offers_nothing_more(
     assert extended.max_dm_size == extended.completion_timestamp_mask == 0
 
 
-def test_members_that_are_not_read_as_they_are() -> None:
+def test_extended_attributes_convert_nested_members() -> None:
     """A different number in every place; those of `copy_of` have its test."""
     attr = ffi.new("struct ibv_device_attr_ex *")
     attr.odp_caps.general_caps = 3

@@ -43,7 +43,9 @@ def context(
         yield context
 
 
-def test_the_kind_is_the_one_asked_for(cq: verbs.CompletionQueue, extended: bool) -> None:
+def test_completion_queue_is_extended_as_requested(
+    cq: verbs.CompletionQueue, extended: bool
+) -> None:
     assert (cq.fields is not None) is extended
     assert ("extended" in repr(cq)) is extended
 
@@ -76,7 +78,7 @@ def send(source: End, target: End, wr_id: int = 1, flags: int = SIGNALED) -> Non
     source.post(WROpcode.SEND_WITH_IMM, wr_id=wr_id, flags=flags, imm_data=wr_id)
 
 
-def test_size(context: verbs.Context) -> None:
+def test_create_cq_grants_the_size_and_rejects_invalid_sizes(context: verbs.Context) -> None:
     with context.create_cq(100) as cq:
         assert cq.cqe >= 100
         assert cq.poll() == []
@@ -87,7 +89,7 @@ def test_size(context: verbs.Context) -> None:
             context.create_cq(wrong)
 
 
-def test_poll_gives_them_in_order(pair: Pair) -> None:
+def test_poll_returns_completions_in_order(pair: Pair) -> None:
     one, two = pair
     for wr_id in range(8):
         send(one, two, wr_id)
@@ -104,7 +106,7 @@ def test_poll_gives_them_in_order(pair: Pair) -> None:
     assert one.cq.poll() == two.cq.poll() == []
 
 
-def test_an_event_tells_that_there_is_something(
+def test_armed_completion_queue_reports_one_event(
     heard: Pair, channel: verbs.CompletionChannel
 ) -> None:
     one, two = heard
@@ -120,7 +122,9 @@ def test_an_event_tells_that_there_is_something(
     assert channel.get_event() is None
 
 
-def test_solicited_only(connected_pair: ConnectedPair, channel: verbs.CompletionChannel) -> None:
+def test_solicited_only_ignores_unsolicited_completions(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
     one, two = connected_pair(channel=channel)
     two.cq.req_notify(solicited_only=True)
     send(one, two)
@@ -132,7 +136,9 @@ def test_solicited_only(connected_pair: ConnectedPair, channel: verbs.Completion
     one.completions(2)
 
 
-def test_drain_takes_all_and_stays_armed(heard: Pair, channel: verbs.CompletionChannel) -> None:
+def test_drain_returns_every_completion_and_rearms(
+    heard: Pair, channel: verbs.CompletionChannel
+) -> None:
     one, two = heard
     for end in (one, two):
         end.cq.req_notify()
@@ -154,7 +160,7 @@ def test_drain_takes_all_and_stays_armed(heard: Pair, channel: verbs.CompletionC
     assert channel.events >= 10
 
 
-def test_a_queue_is_closed_with_events_pending(
+def test_completion_queue_closes_with_events_pending(
     context: verbs.Context, pd: verbs.ProtectionDomain, connected_pair: ConnectedPair
 ) -> None:
     channel = context.create_comp_channel()
@@ -170,7 +176,7 @@ def test_a_queue_is_closed_with_events_pending(
     channel.close()
 
 
-def test_closing_a_queue_leaves_the_events_of_others(
+def test_closing_a_completion_queue_keeps_events_of_others(
     context: verbs.Context, connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     other = context.create_cq(8, channel)
@@ -185,7 +191,7 @@ def test_closing_a_queue_leaves_the_events_of_others(
     two.completion()
 
 
-def test_closing_a_queue_while_another_one_is_waited_for(
+def test_wait_returns_when_another_queue_of_the_channel_is_closed(
     context: verbs.Context,
     connected_pair: ConnectedPair,
     channel: verbs.CompletionChannel,
@@ -208,7 +214,9 @@ def test_closing_a_queue_while_another_one_is_waited_for(
     assert two.cq._events_taken == 1
 
 
-def test_no_completions_are_wanted(connected_pair: ConnectedPair) -> None:
+def test_poll_of_zero_returns_nothing_and_wait_for_zero_raises(
+    connected_pair: ConnectedPair,
+) -> None:
     """Of a computed number: polling for none returns, waiting for none is an error."""
     one, two = connected_pair()
     send(one, two)
@@ -219,7 +227,7 @@ def test_no_completions_are_wanted(connected_pair: ConnectedPair) -> None:
     two.completion()
 
 
-def test_a_queue_is_closed_between_two_drains(
+def test_drain_skips_completion_queue_closed_between_drains(
     heard: Pair, channel: verbs.CompletionChannel
 ) -> None:
     one, two = heard
@@ -235,7 +243,7 @@ def test_a_queue_is_closed_between_two_drains(
     assert not more
 
 
-def test_one_channel_serves_more_queues_than_its_table_holds(
+def test_drain_serves_more_queues_than_the_channel_table_holds(
     context: verbs.Context, connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     ends = [end for _ in range(35) for end in connected_pair(channel=channel)]
@@ -251,7 +259,9 @@ def test_one_channel_serves_more_queues_than_its_table_holds(
             expected.remove(record[6])
 
 
-def test_resize(context: verbs.Context, connected_pair: ConnectedPair) -> None:
+def test_resized_completion_queue_keeps_completions(
+    context: verbs.Context, connected_pair: ConnectedPair
+) -> None:
     one, two = connected_pair()
     send(one, two)
     two.completion()
@@ -270,7 +280,7 @@ def test_resize(context: verbs.Context, connected_pair: ConnectedPair) -> None:
     two.completion()
 
 
-def test_reserving_entries(cq: verbs.CompletionQueue) -> None:
+def test_reserve_and_release_count_completion_entries(cq: verbs.CompletionQueue) -> None:
     cq.reserve(cq.cqe - 10)
     assert cq.available == 10
     with pytest.raises(BusyError, match="11 are needed"):
@@ -289,7 +299,7 @@ def test_reserving_entries(cq: verbs.CompletionQueue) -> None:
 
 
 @pytest.mark.parametrize("field", [None, *WCFields], ids=lambda field: field and field.name)
-def test_a_queue_tells_the_fields_that_it_was_made_for(field: WCFields | None) -> None:
+def test_completion_has_only_the_requested_fields(field: WCFields | None) -> None:
     """Classic queues (None) tell some as well."""
     record = (5, 0, WCOpcode.RECV, 0, 8, 3, 0x11, 4, 0)
     wc = WorkCompletion.from_record(record, None, (1, 2, 3, 4, 5, 6, 7, 8, 9, 10), field)
@@ -310,7 +320,9 @@ def test_a_queue_tells_the_fields_that_it_was_made_for(field: WCFields | None) -
     }
 
 
-def test_closed_queue_and_channel_say_so(context: verbs.Context) -> None:
+def test_closed_completion_queue_and_channel_raise_buffer_state_error(
+    context: verbs.Context,
+) -> None:
     channel = context.create_comp_channel()
     cq = context.create_cq(16, channel)
     channel.close()

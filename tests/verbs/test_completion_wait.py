@@ -25,7 +25,7 @@ def send(one: End, two: End, wr_id: int = 1) -> None:
 
 
 @pytest.mark.parametrize("spin", [0.0, 0.001, math.inf], ids=["events", "adaptive", "busy"])
-def test_what_is_there_and_what_is_to_come(
+def test_wait_returns_completions_in_every_mode(
     connected_pair: ConnectedPair, channel: CompletionChannel, spin: float
 ) -> None:
     one, two = connected_pair(channel=channel)
@@ -36,7 +36,7 @@ def test_what_is_there_and_what_is_to_come(
 
 
 @pytest.mark.parametrize("spin", [0.0, 0.01, math.inf], ids=["events", "adaptive", "busy"])
-def test_another_thread_sends(
+def test_wait_releases_the_gil(
     connected_pair: ConnectedPair, channel: CompletionChannel, spin: float
 ) -> None:
     """It sleeps, or polls, without the GIL: the sender runs meanwhile."""
@@ -47,7 +47,7 @@ def test_another_thread_sends(
     thread.join()
 
 
-def test_no_more_than_asked(heard: Pair, channel: CompletionChannel) -> None:
+def test_wait_returns_at_most_max_completions(heard: Pair, channel: CompletionChannel) -> None:
     one, two = heard
     for wr_id in range(4):
         send(one, two, wr_id)
@@ -60,7 +60,9 @@ def test_no_more_than_asked(heard: Pair, channel: CompletionChannel) -> None:
 
 
 @pytest.mark.parametrize("spin", [0.0, 0.01, math.inf])
-def test_timeout(context: Context, channel: CompletionChannel, spin: float) -> None:
+def test_wait_returns_empty_list_after_timeout(
+    context: Context, channel: CompletionChannel, spin: float
+) -> None:
     with context.create_cq(16, channel) as cq:
         began = time.monotonic()
         assert cq.wait(timeout=0.05, spin=spin) == []
@@ -68,7 +70,7 @@ def test_timeout(context: Context, channel: CompletionChannel, spin: float) -> N
         assert cq.wait(timeout=0, spin=spin) == []
 
 
-def test_without_a_channel_it_can_only_look(context: Context) -> None:
+def test_wait_without_channel_can_only_spin(context: Context) -> None:
     with context.create_cq(16) as cq:
         with pytest.raises(ValueError, match="no completion channel to wait on"):
             cq.wait(timeout=1)
@@ -77,7 +79,7 @@ def test_without_a_channel_it_can_only_look(context: Context) -> None:
         assert cq.wait(timeout=0.01, spin=math.inf) == []
 
 
-def test_events_of_other_queues_are_kept_for_them(
+def test_wait_keeps_events_of_other_queues(
     connected_pair: ConnectedPair, channel: CompletionChannel
 ) -> None:
     one, two = connected_pair(channel=channel)
@@ -93,7 +95,7 @@ def test_events_of_other_queues_are_kept_for_them(
     assert len(four.cq.wait(timeout=30)) == 1
 
 
-def test_two_threads_wait_for_queues_of_one_channel(
+def test_threads_wait_for_two_queues_of_one_channel(
     connected_pair: ConnectedPair, channel: CompletionChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one does not take the event for which the first one is about to sleep."""
@@ -153,6 +155,8 @@ def alarm_soon() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("spin", [0.0, math.inf], ids=["events", "busy"])
-def test_signals_are_seen(context: Context, channel: CompletionChannel, spin: float) -> None:
+def test_wait_is_interrupted_by_signals(
+    context: Context, channel: CompletionChannel, spin: float
+) -> None:
     with context.create_cq(16, channel) as cq, pytest.raises(Alarm), alarm_soon():
         cq.wait(spin=spin)

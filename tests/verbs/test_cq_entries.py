@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conftest import ConnectedPair
 
 
-def test_a_queue_pair_has_room_for_all_that_can_be_posted(
+def test_queue_pair_reserves_completion_entries_until_closed(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     with context.create_cq(200) as sends, context.create_cq(200) as receives:
@@ -31,7 +31,7 @@ def test_a_queue_pair_has_room_for_all_that_can_be_posted(
         assert sends.reserved == receives.reserved == 0
 
 
-def test_a_queue_grows_with_its_queue_pairs(
+def test_completion_queue_grows_with_its_queue_pairs(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     with context.create_cq(16) as cq:
@@ -42,7 +42,7 @@ def test_a_queue_grows_with_its_queue_pairs(
         assert cq.pointer.cqe == cq.cqe
 
 
-def test_a_queue_that_cannot_grow(
+def test_create_qp_raises_busy_error_when_the_cq_cannot_grow(
     context: verbs.Context, pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot(pointer: h.ibv_cq, cqe: int) -> None:
@@ -63,7 +63,7 @@ def test_a_queue_that_cannot_grow(
         qp.close()
 
 
-def test_a_dropped_queue_pair_still_counts(
+def test_dropped_queue_pair_keeps_its_reservation_until_pd_closes(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     """The device still has it; closing the protection domain closes it."""
@@ -77,7 +77,7 @@ def test_a_dropped_queue_pair_still_counts(
         assert cq.reserved == 0
 
 
-def test_room_is_free_when_the_last_completion_has_been_polled(
+def test_reservation_is_released_after_the_last_completion(
     context: verbs.Context, connected_pair: ConnectedPair
 ) -> None:
     one, two = connected_pair(QPCapabilities(max_send_wr=4, max_recv_wr=4))
@@ -97,7 +97,7 @@ def test_room_is_free_when_the_last_completion_has_been_polled(
     assert one.cq.available == one.cq.cqe
 
 
-def test_draining_a_channel_frees_the_room_of_all_its_queues(
+def test_draining_a_channel_releases_reservations_of_all_its_queues(
     context: verbs.Context, connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     one, two = connected_pair(channel=channel)
@@ -112,7 +112,7 @@ def test_draining_a_channel_frees_the_room_of_all_its_queues(
     assert one.cq.reserved == two.cq.reserved == 0
 
 
-def test_a_channel_that_is_never_drained_keeps_nothing_of_each_queue_pair(
+def test_undrained_channel_does_not_accumulate_closed_queue_pairs(
     context: verbs.Context, pd: verbs.ProtectionDomain, channel: verbs.CompletionChannel
 ) -> None:
     with context.create_cq(64, channel) as cq:

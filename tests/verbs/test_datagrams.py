@@ -98,7 +98,7 @@ def way(peers: tuple[Peer, Peer]) -> Iterator[Destination]:
         yield destination
 
 
-def test_started_with_what_the_endpoint_says(peers: tuple[Peer, Peer]) -> None:
+def test_start_uses_qkey_and_psn_of_the_endpoint(peers: tuple[Peer, Peer]) -> None:
     one, two = peers
     there = one.qp.query()
     assert there.qp_state is QPState.RTS
@@ -111,7 +111,7 @@ def test_started_with_what_the_endpoint_says(peers: tuple[Peer, Peer]) -> None:
     assert one.qp.endpoint(qkey=0x1234).qkey == 0x1234
 
 
-def test_a_message_has_a_header_in_front(peers: tuple[Peer, Peer], way: Destination) -> None:
+def test_received_datagram_starts_with_a_grh(peers: tuple[Peer, Peer], way: Destination) -> None:
     one, two = peers
     one.mr.buf[:5] = b"hello"
     two.receive(7)
@@ -130,7 +130,9 @@ def test_a_message_has_a_header_in_front(peers: tuple[Peer, Peer], way: Destinat
     assert header.hop_limit > 1
 
 
-def test_immediate_inline_and_pieces(peers: tuple[Peer, Peer], way: Destination) -> None:
+def test_datagram_carries_immediate_inline_data_from_several_elements(
+    peers: tuple[Peer, Peer], way: Destination
+) -> None:
     one, two = peers
     one.mr.buf[:8] = b"abcdefgh"
     two.receive(1)
@@ -143,7 +145,7 @@ def test_immediate_inline_and_pieces(peers: tuple[Peer, Peer], way: Destination)
     assert one.completion().ok
 
 
-def test_the_way_back_from_a_completion(
+def test_create_ah_from_wc_reaches_the_sender(
     peers: tuple[Peer, Peer], way: Destination, pd: verbs.ProtectionDomain
 ) -> None:
     one, two = peers
@@ -163,7 +165,7 @@ def test_the_way_back_from_a_completion(
         assert two.completion().ok
 
 
-def test_an_address_handle_with_every_knob(pd: verbs.ProtectionDomain) -> None:
+def test_address_handle_keeps_its_vector_and_validates_it(pd: verbs.ProtectionDomain) -> None:
     gid = pd.context.choose_gid()
     vector = AddressVector(
         dgid=gid.gid,
@@ -181,7 +183,9 @@ def test_an_address_handle_with_every_knob(pd: verbs.ProtectionDomain) -> None:
         pd.create_ah(vector._replace(hop_limit=256))
 
 
-def test_a_closed_handle_is_not_posted(peers: tuple[Peer, Peer], way: Destination) -> None:
+def test_post_send_rejects_closed_address_handle(
+    peers: tuple[Peer, Peer], way: Destination
+) -> None:
     one, _ = peers
     way.ah.close()
     with pytest.raises(BufferStateError, match="AddressHandle is closed"):
@@ -189,7 +193,7 @@ def test_a_closed_handle_is_not_posted(peers: tuple[Peer, Peer], way: Destinatio
     assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
 
 
-def test_what_is_not_of_datagrams(
+def test_datagram_calls_reject_wrong_types_and_endpoints(
     peers: tuple[Peer, Peer], pd: verbs.ProtectionDomain, connected_pair: ConnectedPair
 ) -> None:
     one, two = peers

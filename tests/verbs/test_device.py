@@ -20,14 +20,14 @@ from aiordma.errors import (
 from aiordma.verbs._device import device as device_module
 
 
-def test_the_device_asked_for_is_listed(device: verbs.Device) -> None:
+def test_devices_lists_the_requested_device_once(device: verbs.Device) -> None:
     assert device in verbs.devices()
     assert [found.name for found in verbs.devices()].count(device.name) == 1
     assert device.name in repr(device)
     assert device.library in verbs.libraries()
 
 
-def test_the_embedded_device_is_always_there() -> None:
+def test_embedded_device_is_always_available() -> None:
     assert verbs.devices()[-1].name == "embedded0"
     assert verbs.find_device("embedded0").library.name == "embedded"
     assert verbs.libraries()[-1].name == "embedded"
@@ -35,7 +35,7 @@ def test_the_embedded_device_is_always_there() -> None:
         assert context.query_port().state is verbs.PortState.ACTIVE
 
 
-def test_unknown_name_lists_the_names(device: verbs.Device) -> None:
+def test_open_device_lists_known_names_when_name_is_unknown(device: verbs.Device) -> None:
     with pytest.raises(DeviceNotFoundError, match="'rdma9'") as caught:
         verbs.open_device("rdma9")
     assert device.name in caught.value.known
@@ -46,7 +46,9 @@ def test_unknown_name_lists_the_names(device: verbs.Device) -> None:
         gone.open()
 
 
-def test_by_address(device: verbs.Device, context: verbs.Context) -> None:
+def test_find_device_by_ip_returns_the_device_with_that_address(
+    device: verbs.Device, context: verbs.Context
+) -> None:
     for entry in context.query_gid_table():
         found = verbs.find_device(device.name, ip=entry.gid.ip)
         assert found == device
@@ -54,7 +56,7 @@ def test_by_address(device: verbs.Device, context: verbs.Context) -> None:
         assert opened.choose_gid().gid == context.choose_gid().gid
 
 
-def test_an_address_that_no_device_has(
+def test_find_device_by_unknown_ip_lists_addresses_and_open_errors(
     device: verbs.Device, context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each device is named: with what it has, or why it cannot be opened."""
@@ -74,7 +76,7 @@ def test_an_address_that_no_device_has(
         verbs.find_device(ip="192.0.2.77")
 
 
-def test_by_guid(device: verbs.Device) -> None:
+def test_find_device_by_guid_matches_and_lists_guids(device: verbs.Device) -> None:
     assert verbs.find_device(guid=device.guid) == device
     assert verbs.find_device(device.name, guid=device.guid) == device
     with pytest.raises(DeviceNotFoundError) as caught:
@@ -85,7 +87,7 @@ def test_by_guid(device: verbs.Device) -> None:
         verbs.find_device("rdma9", guid=device.guid)
 
 
-def test_numa_node(device: verbs.Device, tmp_path: Path) -> None:
+def test_numa_node_is_read_from_sysfs(device: verbs.Device, tmp_path: Path) -> None:
     assert device.numa_node is None  # software is near to no memory in particular
     if device.library.name == "system":
         assert Path(device.sysfs_path).name == device.name
@@ -97,7 +99,7 @@ def test_numa_node(device: verbs.Device, tmp_path: Path) -> None:
         assert card.numa_node == node
 
 
-def test_closed_context_says_so(device: verbs.Device) -> None:
+def test_closed_context_raises_buffer_state_error(device: verbs.Device) -> None:
     context = device.open()
     context.close()
     context.close()
@@ -109,7 +111,7 @@ def test_closed_context_says_so(device: verbs.Device) -> None:
         pass
 
 
-def test_a_missing_library_leaves_the_embedded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_leaves_only_the_embedded_device(monkeypatch: pytest.MonkeyPatch) -> None:
     error = LibraryNotFoundError("libibverbs.so.1", detail="no such file")
 
     def missing() -> Never:
@@ -121,7 +123,9 @@ def test_a_missing_library_leaves_the_embedded_one(monkeypatch: pytest.MonkeyPat
     assert [device.name for device in verbs.devices()] == ["embedded0"]
 
 
-def test_fork_status(device: verbs.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_status_is_unneeded_or_none_when_unsupported(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The embedded device reaches memory as any thread does; Linux copies at fork since 5.12."""
     assert verbs.fork_status(device.library) is verbs.ForkStatus.UNNEEDED
 

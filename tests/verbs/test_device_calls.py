@@ -40,7 +40,9 @@ def device() -> Iterator[verbs.Device]:
     del kept
 
 
-def test_nothing_is_offered(device: verbs.Device, pd: verbs.ProtectionDomain) -> None:
+def test_device_without_optional_calls_offers_no_extensions(
+    device: verbs.Device, pd: verbs.ProtectionDomain
+) -> None:
     library = device.library
     assert not any(
         library.offers(name) for name, _ in F.typeof("struct aiordma_device_calls").fields
@@ -56,7 +58,7 @@ def test_nothing_is_offered(device: verbs.Device, pd: verbs.ProtectionDomain) ->
     pool.close()
 
 
-def test_a_channel_is_drained(
+def test_channel_is_drained_without_optional_calls(
     connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     before = channel._peer_wakeups()
@@ -74,7 +76,7 @@ def test_a_channel_is_drained(
     one.completion()
 
 
-async def test_an_event_loop_drives_it(device: verbs.Device) -> None:
+async def test_event_loop_drives_device_without_optional_calls(device: verbs.Device) -> None:
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send(1)
         second.send(2)

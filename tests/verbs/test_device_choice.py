@@ -60,7 +60,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     ],
 )
 @pytest.mark.parametrize("name", [None, "system"])
-def test_a_card_with_an_active_port(
+def test_find_device_prefers_a_card_with_an_active_port(
     machine: Machine,
     cards: Machine,
     chosen: str,
@@ -83,7 +83,7 @@ def test_a_card_with_an_active_port(
         ),
     ],
 )
-async def test_software_with_a_warning(
+async def test_software_device_is_chosen_with_one_warning_when_no_card_is_usable(
     machine: Machine,
     cards: Machine,
     why: str,
@@ -111,7 +111,9 @@ async def test_software_with_a_warning(
     assert "run `aiordma doctor` for details" in str(caught.value)
 
 
-def test_the_variable(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aiordma_device_selects_the_default_device(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `connect`, the verbs take its device, unless they are asked for a certain one."""
     machine |= {"mlx5_0": {1: ACTIVE}, "mlx5_1": {1: DOWN}}
     monkeypatch.setenv("AIORDMA_DEVICE", "embedded0")
@@ -132,7 +134,7 @@ def test_the_variable(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None
     ("symbol", "why"),
     [(None, "libibverbs.so.1 is not installed"), ("ibv_x", "libibverbs.so.1 is too old")],
 )
-async def test_a_missing_library_is_a_reason(
+async def test_missing_library_is_the_reason_for_choosing_software(
     machine: Machine,
     symbol: str | None,
     why: str,
@@ -151,7 +153,7 @@ async def test_a_missing_library_is_a_reason(
         verbs.find_device("system")
 
 
-async def test_connections_in_production(
+async def test_listen_raises_or_warns_when_no_card_is_usable(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine["mlx5_0"] = {1: DOWN}
@@ -170,7 +172,7 @@ async def test_connections_in_production(
     assert "mlx5_0: port 1 is DOWN" in record.getMessage()
 
 
-async def test_the_name_is_not_that_of_a_device(
+async def test_listen_accepts_kind_system_as_device(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection manager chooses by the route, as without a name."""
@@ -182,7 +184,7 @@ async def test_the_name_is_not_that_of_a_device(
 # ---- several devices -----------------------------------------------------------------------------
 
 
-async def test_a_list_of_names(machine: Machine) -> None:
+async def test_choose_devices_keeps_the_order_of_the_list(machine: Machine) -> None:
     machine |= {"mlx5_0": {1: ACTIVE}, "mlx5_1": {1: DOWN}}
     devices, only = choose_devices(["mlx5_1", "mlx5_0"])
     assert tuple(device.name for device in devices) == only == ("mlx5_1", "mlx5_0")
@@ -210,7 +212,7 @@ async def test_a_list_of_names(machine: Machine) -> None:
         ("mlx5_0,mlx5_9", DeviceNotFoundError, "mlx5_9"),
     ],
 )
-async def test_names_that_are_no_list(
+async def test_connect_rejects_invalid_device_lists(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, named: Any, error: type[Exception], text: str
 ) -> None:
     machine |= {"mlx5_0": {1: ACTIVE}}
@@ -229,7 +231,7 @@ async def test_names_that_are_no_list(
     ("nodes", "order"),
     [({0}, ["mlx5_1", "mlx5_3"]), ({1}, ["mlx5_3", "mlx5_1"]), (set(), ["mlx5_1", "mlx5_3"])],
 )
-async def test_all_that_are_active_the_near_ones_first(
+async def test_choose_devices_all_sorts_active_cards_by_numa_distance(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, nodes: set[int], order: list[str]
 ) -> None:
     machine |= {
@@ -247,7 +249,7 @@ async def test_all_that_are_active_the_near_ones_first(
     assert only == tuple(order)
 
 
-async def test_all_is_of_the_kind_that_was_chosen(
+async def test_choose_devices_all_stays_with_the_chosen_kind(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Software only where that is asked for, or with a warning."""
@@ -263,7 +265,7 @@ async def test_all_is_of_the_kind_that_was_chosen(
     assert "software" in record.getMessage()
 
 
-def test_the_numa_nodes_of_this_process() -> None:
+def test_numa_nodes_are_those_of_the_process_affinity() -> None:
     nodes = Path("/sys/devices/system/node")
     assert module._numa_nodes() == {
         int(node.name.removeprefix("node"))

@@ -34,7 +34,9 @@ LEFT_OUT = {"IBV_QPT_DRIVER", "IBV_QPS_UNKNOWN"}
 
 
 @pytest.mark.parametrize(("ours", "theirs", "prefix"), ENUMS, ids=str)
-def test_values(ours: type[IntEnum | IntFlag], theirs: str | None, prefix: str) -> None:
+def test_enumerations_match_the_c_constants(
+    ours: type[IntEnum | IntFlag], theirs: str | None, prefix: str
+) -> None:
     for name, member in ours.__members__.items():
         if name != "NONE" or issubclass(ours, IntEnum):  # a flag without bits has no C name
             assert getattr(lib, prefix + name) == member.value, name
@@ -44,16 +46,16 @@ def test_values(ours: type[IntEnum | IntFlag], theirs: str | None, prefix: str) 
         assert names <= {prefix + name for name in ours.__members__} | LEFT_OUT
 
 
-def test_every_failing_status_has_its_class() -> None:
+def test_every_failing_status_has_an_error_class() -> None:
     named = {cls.status_name: status for status, cls in WORK_COMPLETION_ERRORS.items()}
     assert {"SUCCESS": 0, **named} == {it.name: it.value for it in verbs.WCStatus}
 
 
-def test_mtu_in_bytes() -> None:
+def test_mtu_bytes_converts_every_value() -> None:
     assert [mtu.bytes for mtu in verbs.MTU] == [256, 512, 1024, 2048, 4096]
 
 
-def test_an_unknown_value_of_a_report_is_kept() -> None:
+def test_open_enum_keeps_unknown_values() -> None:
     assert issubclass(verbs.WCStatus, OpenEnum)
     status = verbs.WCStatus(77)
     assert status == 77

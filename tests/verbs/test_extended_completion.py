@@ -29,7 +29,7 @@ def write(one: End, two: End, imm: int | None = None, *, rkey: int | None = None
     one.post(opcode, two, wr_id=5, rkey=rkey, imm_data=imm or 0)
 
 
-def test_the_device_chooses(context: verbs.Context) -> None:
+def test_create_cq_uses_the_fields_of_the_device_by_default(context: verbs.Context) -> None:
     with context.create_cq(16) as cq:
         assert cq.fields == context.cq_fields
     with context.create_cq(16, extended=False) as cq:
@@ -37,7 +37,7 @@ def test_the_device_chooses(context: verbs.Context) -> None:
 
 
 @EXTENDED
-def test_chosen_fields(context: verbs.Context) -> None:
+def test_create_cq_uses_requested_fields_and_flags(context: verbs.Context) -> None:
     with context.create_cq(16, extended=True) as cq:
         assert cq.fields is not None
         assert cq.fields & TIMES == TIMES
@@ -48,20 +48,18 @@ def test_chosen_fields(context: verbs.Context) -> None:
 
 
 @pytest.mark.parametrize("fields", [WCFields.WITH_TM_INFO, WCFields.WITH_CVLAN])
-def test_a_field_that_the_device_cannot_tell_is_named(
-    context: verbs.Context, fields: WCFields
-) -> None:
+def test_create_cq_names_the_unsupported_field(context: verbs.Context, fields: WCFields) -> None:
     with pytest.raises(UnsupportedError, match=f"{context.name}.*extended.*{fields.name}"):
         context.create_cq(16, fields=fields)
 
 
-def test_classic_queues_have_no_options(context: verbs.Context) -> None:
+def test_classic_completion_queue_rejects_extended_options(context: verbs.Context) -> None:
     for option in ({"fields": WCFields.WITH_QP_NUM}, {"flags": CQFlags.IGNORE_OVERRUN}):
         with pytest.raises(ValueError, match="require an extended completion queue"):
             context.create_cq(16, extended=False, **option)
 
 
-def test_a_vector_that_is_not_there(context: verbs.Context) -> None:
+def test_create_cq_rejects_comp_vector_out_of_range(context: verbs.Context) -> None:
     beyond = context.num_comp_vectors
     for vector in (-1, beyond):
         with pytest.raises(ValueError, match=f"between 0 and {beyond - 1} on {context.name}"):
@@ -70,7 +68,7 @@ def test_a_vector_that_is_not_there(context: verbs.Context) -> None:
         assert cq.poll() == []
 
 
-def test_a_device_without_timestamps_has_extended_queues_all_the_same(
+def test_cq_fields_omit_timestamps_that_the_device_lacks(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a device tells is found by asking for less until it agrees."""
@@ -98,7 +96,9 @@ def test_a_device_without_timestamps_has_extended_queues_all_the_same(
 
 
 @EXTENDED
-def test_timestamps(context: verbs.Context, connected_pair: ConnectedPair) -> None:
+def test_completion_timestamps_increase_with_the_device_clock(
+    context: verbs.Context, connected_pair: ConnectedPair
+) -> None:
     before, wall_before = context.query_rt_values_ex(), time.time_ns()
     one, two = connected_pair()
     stamps = []
@@ -118,7 +118,7 @@ def test_timestamps(context: verbs.Context, connected_pair: ConnectedPair) -> No
     assert context.query_device_ex().seconds(after - before) < 60
 
 
-def test_every_field_of_a_completion(pair: Pair) -> None:
+def test_completion_has_every_field_of_a_write_with_immediate(pair: Pair) -> None:
     one, two = pair
     write(one, two, imm=0xABCD1234)
     sent, received = one.completion(), two.completion()
@@ -138,7 +138,7 @@ def test_every_field_of_a_completion(pair: Pair) -> None:
     assert received.cvlan is received.flow_tag is received.tm_tag is received.tm_priv is None
 
 
-def test_a_failed_one_tells_no_more_than_is_defined(pair: Pair) -> None:
+def test_failed_completion_has_only_defined_fields(pair: Pair) -> None:
     one, two = pair
     write(one, two, rkey=two.mr.rkey ^ 0x55)
     wc = one.completion()
@@ -164,7 +164,7 @@ def steps(end: End, count: int) -> list[tuple[object, ...]]:
     return found
 
 
-def test_a_cursor(pair: Pair) -> None:
+def test_start_poll_iterates_over_completions(pair: Pair) -> None:
     one, two = pair
     for imm in (1, None, 3):
         write(one, two, imm)
@@ -174,7 +174,7 @@ def test_a_cursor(pair: Pair) -> None:
     assert two.cq.poll() == []
 
 
-def test_a_cursor_tells_more_as_well(pair: Pair) -> None:
+def test_cursor_reads_optional_fields_and_names_missing_ones(pair: Pair) -> None:
     one, two = pair
     write(one, two, 4)
     one.completion()
@@ -201,7 +201,7 @@ def test_a_cursor_tells_more_as_well(pair: Pair) -> None:
             assert str(caught.value).count(name) == 1
 
 
-def test_a_cursor_may_stop_half_way(pair: Pair) -> None:
+def test_cursor_leaves_completions_unread_after_break(pair: Pair) -> None:
     one, two = pair
     for imm in range(3):
         write(one, two, imm)
@@ -213,7 +213,7 @@ def test_a_cursor_may_stop_half_way(pair: Pair) -> None:
     assert [wc.imm_data for wc in two.completions(2)] == [1, 2]
 
 
-def test_a_cursor_of_nothing(cq: verbs.CompletionQueue) -> None:
+def test_cursor_raises_runtime_error_when_queue_is_empty(cq: verbs.CompletionQueue) -> None:
     with cq.start_poll() as cursor:
         assert list(cursor) == []
         with pytest.raises(RuntimeError, match="not at a completion"):
@@ -222,7 +222,7 @@ def test_a_cursor_of_nothing(cq: verbs.CompletionQueue) -> None:
             cursor.byte_len  # noqa: B018
 
 
-def test_a_cursor_settles_the_account(pair: Pair) -> None:
+def test_cursor_settles_work_and_names_the_failure(pair: Pair) -> None:
     """As polling does: what it has come to is no longer under way, a failure has its name."""
     one, two = pair
     write(one, two, rkey=two.mr.rkey ^ 0x55)
@@ -242,7 +242,9 @@ def test_a_cursor_settles_the_account(pair: Pair) -> None:
 
 
 @pytest.mark.needs("moderation")
-def test_moderation(connected_pair: ConnectedPair, channel: verbs.CompletionChannel) -> None:
+def test_moderation_delays_the_event_until_count_or_period(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
     """No event before the second completion, or the end of the period, whichever is first."""
     one, two = connected_pair(channel=channel)
     period, too_early = 0.06, None
@@ -261,7 +263,7 @@ def test_moderation(connected_pair: ConnectedPair, channel: verbs.CompletionChan
 
 
 @pytest.mark.needs("moderation")
-def test_moderation_beyond_the_device(
+def test_moderation_rejects_values_beyond_the_device_limits(
     context: verbs.Context, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for count, period in ((1 << 16, 0.0), (0, 1.0), (-1, 0.0)):
@@ -271,7 +273,7 @@ def test_moderation_beyond_the_device(
         cq.modify(cq_count=0, cq_period=-0.5)
 
 
-def test_moderation_on_a_device_without(
+def test_moderation_raises_unsupported_error_when_device_lacks_it(
     context: verbs.Context, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = verbs.ExtendedDeviceAttributes.read(ffi.new("struct ibv_device_attr_ex *"))
@@ -281,7 +283,7 @@ def test_moderation_on_a_device_without(
 
 
 @EXTENDED
-def test_work_settles_whatever_fields_were_asked_for(
+def test_work_settles_whatever_fields_were_requested(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     """It is found by the queue pair's number, which the queue then tells as well, and no more."""

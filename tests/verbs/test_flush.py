@@ -51,7 +51,7 @@ def flushed(connected_pair: ConnectedPair, pd: verbs.ProtectionDomain) -> Iterat
 
 @pytest.mark.needs("FLUSH")
 @pytest.mark.parametrize("level", SelectivityLevel, ids=lambda level: level.name)
-def test_after_a_write(flushed: Flushed, level: SelectivityLevel) -> None:
+def test_flush_completes_after_a_write(flushed: Flushed, level: SelectivityLevel) -> None:
     one, _, mr = flushed()
     one.mr.buf[:5] = b"there"
     with one.qp.batch() as batch:
@@ -64,7 +64,7 @@ def test_after_a_write(flushed: Flushed, level: SelectivityLevel) -> None:
 
 
 @pytest.mark.needs("FLUSH")
-def test_what_is_no_flush(flushed: Flushed) -> None:
+def test_flush_rejects_invalid_requests(flushed: Flushed) -> None:
     one, _, mr = flushed()
     sge = ScatterGatherElement(one.mr.addr, 5, one.mr.lkey)
     for wrong in (
@@ -86,7 +86,7 @@ def test_what_is_no_flush(flushed: Flushed) -> None:
         batch.flush(FlushInfo(5, PlacementType.NONE), mr.addr, mr.rkey)
 
 
-def test_only_what_the_builders_were_asked_for(connected_pair: ConnectedPair) -> None:
+def test_flush_requires_rc_queue_pair_with_send_ops_flush(connected_pair: ConnectedPair) -> None:
     one, _ = connected_pair()
     with pytest.raises(UnsupportedError, match="FLUSH on a queue pair created without"):
         one.qp.post_send([SendWorkRequest(1, WROpcode.FLUSH, flush=FlushInfo(5))])
@@ -96,7 +96,7 @@ def test_only_what_the_builders_were_asked_for(connected_pair: ConnectedPair) ->
 
 
 @pytest.mark.needs("FLUSH")
-def test_devices_that_flush_nothing_refuse_by_name(
+def test_create_qp_raises_unsupported_error_when_device_lacks_flush(
     context: verbs.Context,
     pd: verbs.ProtectionDomain,
     cq: verbs.CompletionQueue,
@@ -111,7 +111,7 @@ def test_devices_that_flush_nothing_refuse_by_name(
     pd.create_qp(cq, send_ops=SendOps.FLUSH).close()
 
 
-def test_no_promise_of_persistence(pd: verbs.ProtectionDomain) -> None:
+def test_reg_mr_rejects_flush_persistent(pd: verbs.ProtectionDomain) -> None:
     """UnsupportedError from the embedded device; the kernel says EINVAL for rights it has not."""
     with pytest.raises(VerbsError):
         pd.reg_mr(4096, AccessFlags.LOCAL_WRITE | AccessFlags.FLUSH_PERSISTENT)

@@ -44,7 +44,7 @@ USES: dict[str, Callable[[verbs.QueuePair, verbs.MemoryRegion, Any], object]] = 
 
 
 @pytest.mark.parametrize("name", USES)
-def test_what_is_no_number(
+def test_verbs_numbers_reject_other_types(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, name: str
 ) -> None:
     with pd.create_qp(cq) as qp, pd.reg_mr(64) as mr:

@@ -28,7 +28,7 @@ def with_sum(header: bytes) -> bytes:
     return header[:10] + (total ^ 0xFFFF).to_bytes(2, "big") + header[12:]
 
 
-def test_version_6() -> None:
+def test_grh_parses_ipv6_header() -> None:
     header = GRH.parse(V6 + b"payload")
     assert header == GRH(
         version=6,
@@ -43,7 +43,7 @@ def test_version_6() -> None:
 
 
 @pytest.mark.parametrize("before", [bytes(20), b"\x60" + bytes(19), b"\xff" * 20])
-def test_version_4(before: bytes) -> None:
+def test_grh_parses_ipv4_header_in_the_last_20_bytes(before: bytes) -> None:
     """Annex A17.4.5.2: in the last 20 bytes; what is before is not defined."""
     header = GRH.parse(bytearray(before + with_sum(V4)))
     assert header.version == 4
@@ -54,7 +54,7 @@ def test_version_4(before: bytes) -> None:
     assert str(header.sgid) == "::ffff:10.9.9.1"
 
 
-def test_which_version_it_is() -> None:
+def test_grh_parse_detects_the_ip_version() -> None:
     # Without a sum, as a device makes it that sends to itself: what is in front says nothing then.
     assert GRH.parse(bytes(20) + V4).version == 4
     # An address may contain what an IPv4 header begins with: the sum decides.
@@ -66,6 +66,6 @@ def test_which_version_it_is() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, GRH_SIZE - 1])
-def test_too_short(size: int) -> None:
+def test_grh_parse_rejects_short_input(size: int) -> None:
     with pytest.raises(ValueError, match=f"a GRH must have 40 bytes, not {size}"):
         GRH.parse(bytes(size))

@@ -59,7 +59,7 @@ def lacking(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> Callable
 
 
 @pytest.mark.parametrize(("call", "use", "capability"), USES)
-def test_it_is_named(
+def test_missing_call_is_reported_with_device_and_capability(
     context: verbs.Context,
     pd: verbs.ProtectionDomain,
     lacking: Callable[[str], None],
@@ -75,7 +75,7 @@ def test_it_is_named(
     assert f"device '{context.name}' does not support" in str(caught.value)
 
 
-def test_resizing_on_a_device_that_cannot(
+def test_cq_resize_raises_unsupported_error_when_device_lacks_it(
     cq: verbs.CompletionQueue, lacking: Callable[[str], None]
 ) -> None:
     lacking("ibv_resize_cq")

@@ -37,7 +37,7 @@ with verbs.open_device(sys.argv[2]) as context, context.alloc_pd() as pd:
 """
 
 
-def test_a_small_limit(device: verbs.Device) -> None:
+def test_memlock_limit_is_named_when_registration_fails(device: verbs.Device) -> None:
     """rdma_rxe pins pages as a card does; the embedded device pins none, and no limit binds it."""
     done = run_python("-c", CHILD, "drop", device.name, check=True)
     if device.library.name == "embedded":
@@ -65,7 +65,7 @@ def test_a_small_limit(device: verbs.Device) -> None:
         (-1, 0, "is unlimited; the machine is out of memory"),
     ],
 )
-def test_reasons(
+def test_memlock_shortage_explains_the_limit(
     monkeypatch: pytest.MonkeyPatch, soft: int, capabilities: int, reason: str
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, soft))

@@ -59,7 +59,7 @@ def is_made_sure_of(memory: AnyMemory) -> bool:
         return is_in_memory(middle)
 
 
-def test_an_allocators_memory_is_not_checked_page_by_page() -> None:
+def test_allocator_memory_is_not_checked_page_by_page() -> None:
     """Its pages come with their bytes; other memory is tried (softdev/abi/device_calls.h)."""
     length = 64 << 20  # beyond what malloc ever takes from its heap (mallopt(3)): fresh pages
     numbers = np.zeros(length // 8)
@@ -76,8 +76,7 @@ def test_an_allocators_memory_is_not_checked_page_by_page() -> None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def test_users_memory(pd: verbs.ProtectionDomain) -> None:
-    """Of any kind: test_buffers.py."""
+def test_region_shares_and_holds_the_memory_of_an_array(pd: verbs.ProtectionDomain) -> None:
     array = np.zeros((8, 64), dtype=np.uint64)
     with pd.reg_mr(array, ALL) as mr:
         view = array.data.cast("B")
@@ -92,7 +91,7 @@ def test_users_memory(pd: verbs.ProtectionDomain) -> None:
     assert reference() is None
 
 
-def test_users_memory_is_pinned_until_close(pd: verbs.ProtectionDomain) -> None:
+def test_registered_memory_is_pinned_until_close(pd: verbs.ProtectionDomain) -> None:
     data = bytearray(64)
     mapping = mmap.mmap(-1, 4096)
     with pd.reg_mr(data), pd.reg_mr(mapping):
@@ -104,7 +103,7 @@ def test_users_memory_is_pinned_until_close(pd: verbs.ProtectionDomain) -> None:
     mapping.close()
 
 
-def test_read_only_objects_can_only_be_read(pd: verbs.ProtectionDomain) -> None:
+def test_read_only_memory_rejects_write_access(pd: verbs.ProtectionDomain) -> None:
     with pd.reg_mr(b"some bytes") as mr:
         assert mr.access is AccessFlags.NONE
         assert mr.buf.readonly
@@ -116,7 +115,9 @@ def test_read_only_objects_can_only_be_read(pd: verbs.ProtectionDomain) -> None:
             pd.reg_mr(b"some bytes", access)
 
 
-def test_mapped_files(pd: verbs.ProtectionDomain, device_name: str, tmp_path: Path) -> None:
+def test_mapped_files_can_be_registered_for_remote_read(
+    pd: verbs.ProtectionDomain, device_name: str, tmp_path: Path
+) -> None:
     """Kernels that cannot pin a shared mapping that is read-only say so, and what to do."""
     file = tmp_path / "file"
     file.write_bytes(bytes(mmap.PAGESIZE))
@@ -135,7 +136,9 @@ def test_mapped_files(pd: verbs.ProtectionDomain, device_name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("access", [AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC])
-def test_remote_changes_need_local_write(pd: verbs.ProtectionDomain, access: AccessFlags) -> None:
+def test_remote_write_and_atomic_require_local_write(
+    pd: verbs.ProtectionDomain, access: AccessFlags
+) -> None:
     data = bytearray(64)
     for memory in (4096, data):
         with pytest.raises(ValueError, match="also requires AccessFlags"):
@@ -144,7 +147,7 @@ def test_remote_changes_need_local_write(pd: verbs.ProtectionDomain, access: Acc
 
 
 @pytest.mark.parametrize("memory", [0, -1, b"", bytearray()])
-def test_nothing_cannot_be_registered(
+def test_reg_mr_rejects_empty_memory(
     pd: verbs.ProtectionDomain, memory: int | bytes | bytearray
 ) -> None:
     with pytest.raises(ValueError, match=r"at least 1 byte, not -?[01]$"):
@@ -152,14 +155,16 @@ def test_nothing_cannot_be_registered(
 
 
 @pytest.mark.parametrize("huge_pages", [False, True], ids=["ordinary", "huge"])
-def test_more_memory_than_there_can_be(pd: verbs.ProtectionDomain, huge_pages: bool) -> None:
+def test_reg_mr_raises_enomem_for_impossible_lengths(
+    pd: verbs.ProtectionDomain, huge_pages: bool
+) -> None:
     for length in (1 << 50, 1 << 70):
         with pytest.raises(VerbsError, match=f"allocate {length} bytes of .*request less") as no:
             pd.reg_mr(length, huge_pages=huge_pages)
         assert no.value.errno == errno.ENOMEM
 
 
-def test_one_memory_can_be_registered_often(pd: verbs.ProtectionDomain) -> None:
+def test_same_memory_can_be_registered_repeatedly(pd: verbs.ProtectionDomain) -> None:
     data = bytearray(64)
     # A right that a device may ignore changes nothing.
     regions = [pd.reg_mr(data, ALL | AccessFlags.RELAXED_ORDERING) for _ in range(32)]
@@ -169,7 +174,7 @@ def test_one_memory_can_be_registered_often(pd: verbs.ProtectionDomain) -> None:
         mr.close()
 
 
-def test_closed_region_says_so(pd: verbs.ProtectionDomain) -> None:
+def test_closed_region_raises_buffer_state_error(pd: verbs.ProtectionDomain) -> None:
     mr = pd.reg_mr(64)
     view = mr.buf
     mr.close()
@@ -179,7 +184,7 @@ def test_closed_region_says_so(pd: verbs.ProtectionDomain) -> None:
     view[0] = 1  # the view keeps the memory, without the device
 
 
-def test_where_a_buffer_is() -> None:
+def test_address_of_returns_the_start_of_a_buffer() -> None:
     memory = bytearray(100)
     assert verbs.address_of(memoryview(memory)[10:]) == verbs.address_of(memory) + 10
     memory.append(1)  # nothing holds it
@@ -206,13 +211,13 @@ print(len(memory))
 """
 
 
-def test_views_in_a_cycle_are_collected(device: verbs.Device) -> None:
+def test_region_views_in_a_cycle_are_collected(device: verbs.Device) -> None:
     """In a process of its own, which a mistake here would be the end of."""
     done = run_python("-W", "error", "-c", FORGOTTEN, device.name)
     assert (done.returncode, done.stdout, done.stderr) == (0, "103\n", "")
 
 
-def test_a_range_for_a_work_request(pd: verbs.ProtectionDomain) -> None:
+def test_region_sge_returns_ranges_inside_the_region(pd: verbs.ProtectionDomain) -> None:
     mr = pd.reg_mr(64)
     assert mr.sge() == (mr.addr, 64, mr.lkey)
     assert mr.sge(60) == (mr.addr + 60, 4, mr.lkey)

@@ -87,7 +87,7 @@ def scene(pd: verbs.ProtectionDomain, pair: tuple[End, End], mw_type: MWType) ->
 # --- the object --------------------------------------------------------------------------------
 
 
-def test_life(pd: verbs.ProtectionDomain, mw_type: MWType) -> None:
+def test_window_has_rkey_until_closed(pd: verbs.ProtectionDomain, mw_type: MWType) -> None:
     window = pd.alloc_mw(mw_type)
     assert (window.pd, window.context, window.mw_type) == (pd, pd.context, mw_type)
     assert window.rkey
@@ -98,12 +98,12 @@ def test_life(pd: verbs.ProtectionDomain, mw_type: MWType) -> None:
         window.rkey  # noqa: B018
 
 
-def test_inc_rkey() -> None:
+def test_inc_rkey_wraps_within_the_lowest_byte() -> None:
     assert inc_rkey(0x12345600) == 0x12345601
     assert inc_rkey(0x123456FF) == 0x12345600
 
 
-def test_a_domain_is_closed_in_the_right_order(
+def test_pd_closes_bound_window_before_its_region(
     context: verbs.Context, connected_pair: ConnectedPair
 ) -> None:
     """The window was made first, and must be closed before the region that it is bound to."""
@@ -130,7 +130,7 @@ def beyond(deviations: frozenset[str]) -> WCStatus:
 # --- access ------------------------------------------------------------------------------------
 
 
-def test_read_write_and_atomic(scene: Scene) -> None:
+def test_window_allows_read_write_and_atomic(scene: Scene) -> None:
     key = scene.bind(READ | WRITE | ATOMIC, 1024, 64)
     assert key == scene.window.rkey
     scene.peer.mr.buf[:8] = b"written!"
@@ -146,13 +146,13 @@ def test_read_write_and_atomic(scene: Scene) -> None:
     assert bytes(scene.region.buf[1080:1088]) == (42).to_bytes(8, "little")
 
 
-def test_the_whole_region_unless_told(scene: Scene) -> None:
+def test_bind_covers_the_whole_region_by_default(scene: Scene) -> None:
     key = scene.window.bind(scene.owner.qp, scene.region, WRITE)
     assert scene.owner.completion().ok
     assert scene.access(WROpcode.RDMA_WRITE, key, 0, 8192) is WCStatus.SUCCESS
 
 
-def test_zero_based(scene: Scene, deviations: frozenset[str]) -> None:
+def test_zero_based_window_is_addressed_from_zero(scene: Scene, deviations: frozenset[str]) -> None:
     if scene.window.mw_type is MWType.TYPE_1 and "no zero based windows of type 1" in deviations:
         with pytest.raises(VerbsError, match="ibv_bind_mw"):
             scene.window.bind(scene.owner.qp, scene.region, WRITE | AccessFlags.ZERO_BASED)
@@ -165,7 +165,9 @@ def test_zero_based(scene: Scene, deviations: frozenset[str]) -> None:
 
 
 @pytest.mark.parametrize("offset", [1023, 1081])
-def test_beyond_the_window(scene: Scene, offset: int, deviations: frozenset[str]) -> None:
+def test_access_beyond_the_window_fails(
+    scene: Scene, offset: int, deviations: frozenset[str]
+) -> None:
     key = scene.bind(WRITE, 1024, 64)
     assert scene.access(WROpcode.RDMA_WRITE, key, offset) is beyond(deviations)
 
@@ -178,17 +180,21 @@ def test_beyond_the_window(scene: Scene, offset: int, deviations: frozenset[str]
         (READ | WRITE, WROpcode.ATOMIC_FETCH_AND_ADD),
     ],
 )
-def test_without_the_right(scene: Scene, access: AccessFlags, opcode: WROpcode) -> None:
+def test_access_without_the_right_of_the_window_fails(
+    scene: Scene, access: AccessFlags, opcode: WROpcode
+) -> None:
     assert scene.access(opcode, scene.bind(access)) is WCStatus.REM_ACCESS_ERR
 
 
-def test_not_bound(scene: Scene) -> None:
+def test_unbound_window_rejects_access_and_unbind(scene: Scene) -> None:
     with pytest.raises(ValueError, match="has not been bound"):
         scene.window.unbind(scene.owner.qp)
     assert scene.access(WROpcode.RDMA_WRITE, scene.window.rkey) is WCStatus.REM_ACCESS_ERR
 
 
-def test_another_queue_pair(scene: Scene, connected_pair: ConnectedPair) -> None:
+def test_type_2_window_rejects_other_queue_pairs(
+    scene: Scene, connected_pair: ConnectedPair
+) -> None:
     """Type 1 is good for the protection domain, type 2 for the queue pair of the bind."""
     key = scene.bind(WRITE)
     _, other = connected_pair()
@@ -203,7 +209,7 @@ def test_another_queue_pair(scene: Scene, connected_pair: ConnectedPair) -> None
 # --- the end of a bind -------------------------------------------------------------------------
 
 
-def test_unbind(scene: Scene) -> None:
+def test_unbound_window_rejects_the_old_key(scene: Scene) -> None:
     key = scene.bind(WRITE)
     assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.SUCCESS
     scene.window.unbind(scene.owner.qp, wr_id=5)
@@ -215,7 +221,7 @@ def test_unbind(scene: Scene) -> None:
     assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.REM_ACCESS_ERR
 
 
-def test_bind_again(scene: Scene) -> None:
+def test_rebound_window_has_a_new_key_and_range(scene: Scene) -> None:
     first = scene.bind(WRITE, 0, 64)
     if scene.window.mw_type is MWType.TYPE_2:
         scene.window.unbind(scene.owner.qp)
@@ -226,7 +232,7 @@ def test_bind_again(scene: Scene) -> None:
     assert scene.access(WROpcode.RDMA_WRITE, first) is WCStatus.REM_ACCESS_ERR
 
 
-def test_a_region_with_a_window_stays(scene: Scene) -> None:
+def test_region_cannot_be_closed_while_a_window_is_bound(scene: Scene) -> None:
     key = scene.bind(WRITE)
     with pytest.raises(VerbsError, match="ibv_dereg_mr"):
         scene.region.close()
@@ -238,7 +244,7 @@ def test_a_region_with_a_window_stays(scene: Scene) -> None:
 
 
 @TYPE_2
-def test_bound_twice(scene: Scene) -> None:
+def test_binding_a_bound_type_2_window_fails(scene: Scene) -> None:
     """A window of type 2 is bound only while it is not: IBTA o10-37.2.30."""
     scene.bind(READ)
     scene.window.bind(scene.owner.qp, scene.region, READ)
@@ -248,7 +254,7 @@ def test_bound_twice(scene: Scene) -> None:
 
 
 @TYPE_2
-def test_keys_of_ones_choice(scene: Scene) -> None:
+def test_bind_accepts_rkey_that_differs_in_the_lowest_byte_only(scene: Scene) -> None:
     chosen = scene.window.rkey ^ 0x55
     assert (
         scene.window.bind(scene.owner.qp, scene.region, WRITE, rkey=chosen)
@@ -262,7 +268,7 @@ def test_keys_of_ones_choice(scene: Scene) -> None:
 
 
 @TYPE_2
-def test_invalidated_by_the_peer(scene: Scene, deviations: frozenset[str]) -> None:
+def test_send_with_invalidate_ends_the_window(scene: Scene, deviations: frozenset[str]) -> None:
     key = scene.bind(WRITE)
     scene.owner.qp.post_recv_one(1, scene.owner.mr.addr, 64, scene.owner.mr.lkey)
     scene.peer.mr.buf[:4] = b"done"
@@ -288,7 +294,7 @@ def test_invalidated_by_the_peer(scene: Scene, deviations: frozenset[str]) -> No
 # --- order and batches -------------------------------------------------------------------------
 
 
-def test_a_full_send_queue(
+def test_bind_raises_queue_full_and_keeps_the_key(
     pd: verbs.ProtectionDomain, connected_pair: ConnectedPair, mw_type: MWType
 ) -> None:
     owner, _ = connected_pair(QPCapabilities(max_send_wr=4))
@@ -309,7 +315,7 @@ def test_a_full_send_queue(
 # --- what is refused before anything is posted -------------------------------------------------
 
 
-def test_ranges_and_rights(pd: verbs.ProtectionDomain, scene: Scene) -> None:
+def test_bind_rejects_invalid_ranges_and_rights(pd: verbs.ProtectionDomain, scene: Scene) -> None:
     bind, qp, region = scene.window.bind, scene.owner.qp, scene.region
     for offset, length in ((-1, 8), (8185, 8), (0, 0)):
         with pytest.raises(ValueError, match="are not within"):
@@ -327,7 +333,7 @@ def test_ranges_and_rights(pd: verbs.ProtectionDomain, scene: Scene) -> None:
     assert qp.first_failure is None
 
 
-def test_a_queue_pair_that_sends_nothing_yet(
+def test_bind_on_unconnected_queue_pair_raises_post_error(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, mw_type: MWType
 ) -> None:
     with pd.reg_mr(64, BINDABLE) as region, pd.alloc_mw(mw_type) as window, pd.create_qp(cq) as qp:

@@ -71,7 +71,7 @@ def to_host(context: verbs.Context) -> AddressVector:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=str)
-def test_every_member_gets_every_message(
+def test_multicast_message_reaches_every_member(
     members: list[Member], context: verbs.Context, deviations: frozenset[str], group: GID
 ) -> None:
     sender, one, two = members
@@ -95,7 +95,7 @@ def test_every_member_gets_every_message(
             assert GRH.parse(member.mr.buf[:GRH_SIZE]).dgid == group
 
 
-def test_closing_detaches(
+def test_closed_membership_receives_no_multicast(
     members: list[Member], context: verbs.Context, deviations: frozenset[str]
 ) -> None:
     sender, one, two = members
@@ -116,7 +116,7 @@ def test_closing_detaches(
         pass
 
 
-def test_closing_the_queue_pair_leaves_its_groups(members: list[Member]) -> None:
+def test_closing_queue_pair_closes_its_memberships(members: list[Member]) -> None:
     _, one, _ = members
     groups = [one.qp.attach_mcast(GID.from_ip(f"239.17.5.{n}")) for n in range(10, 13)]
     assert not any(attached.closed for attached in groups)
@@ -124,7 +124,9 @@ def test_closing_the_queue_pair_leaves_its_groups(members: list[Member]) -> None
     assert all(attached.closed for attached in groups)
 
 
-def test_what_is_no_group(members: list[Member], pd: verbs.ProtectionDomain) -> None:
+def test_attach_mcast_rejects_invalid_groups(
+    members: list[Member], pd: verbs.ProtectionDomain
+) -> None:
     one = members[0].qp
     for wrong in ("10.9.9.1", "fd00::1"):
         with pytest.raises(ValueError, match="is not a multicast address"):
@@ -135,7 +137,7 @@ def test_what_is_no_group(members: list[Member], pd: verbs.ProtectionDomain) -> 
         rc.attach_mcast(GROUP)
 
 
-def test_more_members_than_the_device_allows(
+def test_attach_mcast_names_the_limit_of_members(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     most = context.query_device().max_mcast_qp_attach

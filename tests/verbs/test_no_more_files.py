@@ -37,7 +37,9 @@ with verbs.open_device(device) as context, context.alloc_pd() as pd, context.cre
 """
 
 
-def test_the_error_says_so(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+def test_retry_exceeded_error_names_the_open_files_limit(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
     device = pd.context.name
     rights = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
     with pd.reg_mr(8, rights) as mr, pd.create_qp(cq) as qp:

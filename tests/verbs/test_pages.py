@@ -28,7 +28,7 @@ def free_huge_pages() -> Iterator[int]:
     POOL.write_text(before)
 
 
-def test_huge_pages_where_there_are_any(
+def test_huge_pages_are_used_when_available(
     pd: verbs.ProtectionDomain, free_huge_pages: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     size = pages._meminfo().get("Hugepagesize", 0)
@@ -50,7 +50,7 @@ def test_huge_pages_where_there_are_any(
     assert pages._meminfo().get("HugePages_Free", 0) == free_huge_pages
 
 
-def test_a_kernel_without_huge_pages(
+def test_huge_pages_fall_back_to_ordinary_pages_with_a_warning(
     pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pd.reg_mr(10000) as mr, pd.reg_mr(bytearray(64)) as own:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     pass
 
 
-def test_port_attributes(context: verbs.Context) -> None:
+def test_query_port_returns_valid_attributes(context: verbs.Context) -> None:
     port = context.query_port(1)
     assert port.port_num == 1
     assert port.state is verbs.PortState.ACTIVE
@@ -28,14 +28,14 @@ def test_port_attributes(context: verbs.Context) -> None:
 
 
 @pytest.mark.parametrize("port_num", [0, 9])
-def test_a_port_that_is_not_there(context: verbs.Context, port_num: int) -> None:
+def test_query_port_rejects_unknown_port(context: verbs.Context, port_num: int) -> None:
     with pytest.raises(VerbsError, match=f"port {port_num} of {context.name}") as caught:
         context.query_port(port_num)
     assert caught.value.verb == "ibv_query_port"
     assert caught.value.errno == errno.EINVAL
 
 
-def test_gid_table(context: verbs.Context) -> None:
+def test_gid_table_entries_match_query_gid(context: verbs.Context) -> None:
     table = context.query_gid_table()
     assert table
     for entry in table:
@@ -47,7 +47,7 @@ def test_gid_table(context: verbs.Context) -> None:
     assert len({entry.gid_index for entry in table}) == len(table)
 
 
-def test_a_gid_that_is_not_there(context: verbs.Context) -> None:
+def test_unknown_gid_raises_error(context: verbs.Context) -> None:
     with pytest.raises(ValueError, match=r"192\.0\.2\.77"):
         context.find_gid("192.0.2.77")
     with pytest.raises(ValueError, match="port 7"):
@@ -57,7 +57,7 @@ def test_a_gid_that_is_not_there(context: verbs.Context) -> None:
         context.query_gid(beyond)
 
 
-def test_an_older_library_knows_a_port_as_well(
+def test_query_port_falls_back_to_the_exported_call(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call in the context is younger than the exported one, which then has to do."""
@@ -95,7 +95,9 @@ def with_table(
     return context
 
 
-def test_routable_before_all_else(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_gid_prefers_routable_addresses(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_table(context, monkeypatch, LINK_LOCAL, ROCE_V1, LOOPBACK, IPV4, IPV6)
     assert context.choose_gid() == IPV4
     assert context.choose_gid(to=GID.from_ip("10.9.9.2")) == IPV4
@@ -122,7 +124,7 @@ def test_routable_before_all_else(context: verbs.Context, monkeypatch: pytest.Mo
         (entry(6, "fe80::1", GIDType.IB), None, ""),
     ],
 )
-def test_a_bad_choice_is_explained(
+def test_explain_gid_describes_the_problem_and_the_better_gid(
     context: verbs.Context,
     monkeypatch: pytest.MonkeyPatch,
     chosen: GIDEntry,
@@ -143,7 +145,7 @@ def test_a_bad_choice_is_explained(
 # --- P_Keys ------------------------------------------------------------------------------------
 
 
-def test_pkey_table(context: verbs.Context) -> None:
+def test_pkey_table_contains_the_default_pkey(context: verbs.Context) -> None:
     table = context.query_pkey_table()
     assert table[0] == 0xFFFF
     assert context.find_pkey(0xFFFF) == 0
@@ -152,7 +154,9 @@ def test_pkey_table(context: verbs.Context) -> None:
         context.query_pkey(1 << 15)
 
 
-def test_finding_a_pkey(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_pkey_returns_the_index_and_lists_pkeys_when_not_found(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = {0: 0x7FFF, 3: 0x8001, 5: 0x0001}
     monkeypatch.setattr(context, "query_pkey_table", lambda port_num=1: table)
     assert context.find_pkey(0x8001) == 3
@@ -161,7 +165,7 @@ def test_finding_a_pkey(context: verbs.Context, monkeypatch: pytest.MonkeyPatch)
         context.find_pkey(0x0002)
 
 
-def test_entries_are_made_anew_when_the_table_changes(
+def test_gid_entries_are_reused_until_the_table_changes(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = context.query_gid_table()
@@ -182,7 +186,7 @@ def test_entries_are_made_anew_when_the_table_changes(
     assert context.query_gid_table() == table
 
 
-def test_there_is_room_for_a_table_that_has_grown(
+def test_query_gid_table_allocates_for_the_current_size(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The embedded device's does, with the addresses of its host."""

@@ -65,7 +65,7 @@ class Meanwhile(int):
     __hash__ = int.__hash__
 
 
-def test_one_thread_posts_while_another_polls() -> None:
+def test_settle_counts_correctly_while_another_thread_posts() -> None:
     work = PostedWork(64)
     for wr_id, signaled in enumerate([False, False, True, False]):
         work.send(wr_id, WROpcode.SEND, signaled)
@@ -79,7 +79,7 @@ def test_one_thread_posts_while_another_polls() -> None:
     assert work.unsignaled == left
 
 
-def test_one_thread_polls_while_another_posts() -> None:
+def test_send_counts_correctly_while_another_thread_polls() -> None:
     work = PostedWork(8)
 
     def poll() -> None:
@@ -93,7 +93,7 @@ def test_one_thread_polls_while_another_posts() -> None:
     assert work.free == 6
 
 
-def test_an_unknown_completion_frees_nothing() -> None:
+def test_settle_ignores_unknown_completions() -> None:
     work = PostedWork(4)
     work.send(1, WROpcode.SEND, True)
     work.settle(record(2))
@@ -111,7 +111,7 @@ def test_an_unknown_completion_frees_nothing() -> None:
         (WROpcode.BIND_MW, "bind window"),
     ],
 )
-def test_the_failed_operation_is_named(opcode: WROpcode, text: str) -> None:
+def test_settle_names_the_failed_operation(opcode: WROpcode, text: str) -> None:
     work = PostedWork(4)
     work.receive(7)  # the same number: the status says that it is none
     work.send(7, opcode, False)
@@ -122,7 +122,7 @@ def test_the_failed_operation_is_named(opcode: WROpcode, text: str) -> None:
     assert work.first_failure is error
 
 
-def test_receives_that_have_completed_are_forgotten() -> None:
+def test_settle_forgets_completed_receives() -> None:
     """In order and whether they failed or not: the work of a send is not taken for theirs."""
     for status in WCStatus.SUCCESS, WCStatus.LOC_LEN_ERR:
         work = PostedWork(4)
@@ -137,7 +137,7 @@ def test_receives_that_have_completed_are_forgotten() -> None:
             assert error.operation == operation
 
 
-def test_after_a_failure() -> None:
+def test_failure_leaves_slot_count_and_causes_to_the_device() -> None:
     """The device decides about room, and a later failure is its own cause."""
     work = PostedWork(1)
     work.send(1, WROpcode.SEND, True)
@@ -153,7 +153,7 @@ def test_after_a_failure() -> None:
 # --- on the device -----------------------------------------------------------------------------
 
 
-def test_every_send_signaled_by_the_queue_pair(connected_pair: ConnectedPair) -> None:
+def test_sq_sig_all_leaves_no_unsignaled_tail(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(max_send_wr=2), sq_sig_all=True)
     size = one.qp.capabilities.max_send_wr
     for _ in range(3 * size):
@@ -163,7 +163,7 @@ def test_every_send_signaled_by_the_queue_pair(connected_pair: ConnectedPair) ->
     assert one.qp.free_send_slots == size
 
 
-def test_a_post_that_fails_takes_no_slot(pair: Pair) -> None:
+def test_failed_post_takes_no_slot(pair: Pair) -> None:
     one, _ = pair
     size = one.qp.free_send_slots
     with pytest.raises(TypeError):
@@ -179,7 +179,7 @@ def test_a_post_that_fails_takes_no_slot(pair: Pair) -> None:
     assert one.qp.free_send_slots == size
 
 
-def test_the_first_failure_is_the_cause_of_the_rest(pair: Pair) -> None:
+def test_flushed_completions_have_the_first_failure_as_cause(pair: Pair) -> None:
     one, two = pair
     one.post_recv(5, 64)
     with one.qp.batch() as batch:
@@ -211,7 +211,7 @@ def requests(ends: Pair, flags: SendFlags, count: int = 1) -> list[SendWorkReque
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
-def test_the_last_free_entry_is_for_a_signaled_request(
+def test_last_free_slot_requires_a_signaled_request(
     connected_pair: ConnectedPair, together: bool
 ) -> None:
     """Else nothing could ever free the others."""
@@ -234,7 +234,9 @@ def test_the_last_free_entry_is_for_a_signaled_request(
     assert ends[0].completion().ok
 
 
-def test_one_thread_posts_and_another_polls(connected_pair: ConnectedPair) -> None:
+def test_completions_are_returned_once_when_one_thread_posts_and_another_polls(
+    connected_pair: ConnectedPair,
+) -> None:
     """Each completion is returned once, in order."""
     ends = connected_pair(QPCapabilities(max_send_wr=64))
     qp, many = ends[0].qp, 2000
@@ -262,7 +264,7 @@ def test_one_thread_posts_and_another_polls(connected_pair: ConnectedPair) -> No
     assert found == list(range(3, many, 4))
 
 
-def test_going_on_after_a_failed_datagram(
+def test_datagram_queue_pair_does_not_overrun_after_return_from_sqe(
     context: verbs.Context, pd: verbs.ProtectionDomain, deviations: frozenset[str]
 ) -> None:
     """From SQE back to RTS, free entries count again: the queue does not overrun."""

@@ -35,7 +35,7 @@ SIGNALED = int(SendFlags.SIGNALED)
         (WROpcode.ATOMIC_FETCH_AND_ADD, AccessFlags.REMOTE_ATOMIC),
     ],
 )
-def test_the_region_must_give_the_right(
+def test_remote_access_fails_without_the_right_of_the_region(
     pair: Pair, pd: verbs.ProtectionDomain, opcode: WROpcode, right: AccessFlags
 ) -> None:
     one, two = pair
@@ -47,7 +47,9 @@ def test_the_region_must_give_the_right(
         assert not any(mr.buf)
 
 
-def test_a_message_longer_than_the_receive(pair: Pair, deviations: frozenset[str]) -> None:
+def test_message_longer_than_the_receive_fails_on_both_sides(
+    pair: Pair, deviations: frozenset[str]
+) -> None:
     """IBTA volume 1, clause 9.9.3, table 61: invalid request there, length error here."""
     one, two = pair
     two.post_recv(7, 8)
@@ -78,7 +80,9 @@ def test_receive_longer_than_its_region_takes_messages_that_fit(
         assert not two.completion().ok
 
 
-def test_a_full_queue_refuses_before_the_device(connected_pair: ConnectedPair) -> None:
+def test_post_send_raises_queue_full_before_asking_the_device(
+    connected_pair: ConnectedPair,
+) -> None:
     one, _ = connected_pair(rnr_retry=7, min_rnr_timer=0.4)  # no receives: nothing completes
     size = one.qp.capabilities.max_send_wr
     requests = [SendWorkRequest(i, WROpcode.SEND, [one.sge()], SendFlags.NONE) for i in range(size)]
@@ -95,7 +99,7 @@ def test_a_full_queue_refuses_before_the_device(connected_pair: ConnectedPair) -
         one.post(WROpcode.SEND, flags=0)
 
 
-def test_a_full_queue_of_a_device_tells_the_first_that_was_not_posted(
+def test_queue_full_error_has_the_index_of_the_first_unposted_request(
     connected_pair: ConnectedPair,
 ) -> None:
     one, _ = connected_pair(rnr_retry=7, min_rnr_timer=0.4)  # no receives: nothing completes
@@ -118,7 +122,7 @@ def test_a_full_queue_of_a_device_tells_the_first_that_was_not_posted(
         _ = one.qp.free_send_slots
 
 
-def test_a_full_receive_queue(pair: Pair) -> None:
+def test_post_recv_raises_queue_full_beyond_max_wr(pair: Pair) -> None:
     one, _ = pair
     granted = one.qp.query().cap.max_recv_wr
     with pytest.raises(PostError) as caught:
@@ -130,7 +134,7 @@ def test_a_full_receive_queue(pair: Pair) -> None:
         one.post_recv(1, 8)
 
 
-def test_too_many_pieces(pair: Pair) -> None:
+def test_post_rejects_more_elements_than_max_sge(pair: Pair) -> None:
     one, _ = pair
     pieces = [one.sge()] * 40
     caps = one.qp.capabilities
@@ -149,7 +153,7 @@ def test_too_many_pieces(pair: Pair) -> None:
         one.qp.post_recv([ReceiveWorkRequest(1, pieces)])
 
 
-def test_too_much_inline(pair: Pair) -> None:
+def test_post_send_rejects_more_than_max_inline_data(pair: Pair) -> None:
     one, _ = pair
     most = one.qp.capabilities.max_inline_data
     length, flags = most + 1, SIGNALED | SendFlags.INLINE
@@ -159,7 +163,7 @@ def test_too_much_inline(pair: Pair) -> None:
     assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
 
 
-def test_pieces_of_another_shape(pair: Pair) -> None:
+def test_post_rejects_malformed_elements(pair: Pair) -> None:
     """A tuple of three numbers is a piece; anything else is said, before anything is posted."""
     one, two = pair
     two.post_recv(1, 8)
@@ -195,7 +199,7 @@ def test_pieces_of_another_shape(pair: Pair) -> None:
         (QPType.RC, WROpcode.TSO),
     ],
 )
-def test_what_a_transport_cannot_do_is_not_posted(
+def test_post_send_rejects_operations_the_transport_lacks(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType, opcode: WROpcode
 ) -> None:
     with pd.create_qp(cq, qp_type=qp_type) as qp:
@@ -205,7 +209,7 @@ def test_what_a_transport_cannot_do_is_not_posted(
         assert caught.value.device == pd.context.name
 
 
-def test_a_number_that_does_not_fit(pair: Pair) -> None:
+def test_post_rejects_numbers_out_of_range(pair: Pair) -> None:
     one, _ = pair
     posts: list[Callable[[], None]] = [
         lambda: one.qp.post_send_one(1 << 64, WROpcode.SEND, 0, 0, 0, 0),
@@ -217,7 +221,9 @@ def test_a_number_that_does_not_fit(pair: Pair) -> None:
             post()
 
 
-def test_posting_in_the_wrong_state(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+def test_post_raises_post_error_in_the_wrong_state(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
     """ibv_post_recv(3): receives from INIT on; sends in RTS."""
     with pd.create_qp(cq) as qp, pd.reg_mr(64) as mr:
         with pytest.raises(

@@ -133,7 +133,7 @@ ENDINGS |= {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_program_ends_with_work_under_way(device: verbs.Device, ending: str) -> None:
+def test_program_exits_normally_with_work_in_flight(device: verbs.Device, ending: str) -> None:
     """It ends as it says, by no signal, in whatever order Python frees what it had."""
     done = run_python("-c", BEGIN + ENDINGS[ending], device.name, AIORDMA_DEVICE=device.name)
     expected = int("meant" in ENDINGS[ending])

@@ -11,7 +11,7 @@ from aiordma.errors import UnsupportedError, VerbsError
 from aiordma.verbs import AccessFlags
 
 
-def test_rights_that_the_device_does_not_know(pd: verbs.ProtectionDomain) -> None:
+def test_reg_mr_raises_verbs_error_for_unknown_rights(pd: verbs.ProtectionDomain) -> None:
     with pytest.raises(VerbsError, match="ibv_reg_mr") as caught:
         pd.reg_mr(4096, AccessFlags.LOCAL_WRITE | AccessFlags(1 << 19))
     assert caught.value.errno
@@ -25,7 +25,7 @@ def test_rights_that_the_device_does_not_know(pd: verbs.ProtectionDomain) -> Non
         lambda qp: qp.modify_rate_limit(verbs.RateLimit(1)),
     ],
 )
-def test_what_no_software_device_has(
+def test_ece_and_rate_limit_raise_unsupported_error(
     qp: verbs.QueuePair, use: Callable[[verbs.QueuePair], object]
 ) -> None:
     with pytest.raises(UnsupportedError, match=qp.context.name):

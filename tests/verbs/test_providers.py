@@ -35,7 +35,7 @@ DC_KEY = 0xFEDCBA9876543210
         ("libmlx5.so.1", lambda pd, cq, srq: mlx5.create_dc_target(pd, cq, srq, DC_KEY)),
     ],
 )
-def test_other_devices_do_not_have_them(
+def test_provider_queue_pairs_raise_unsupported_error_on_other_devices(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, library: str, make: Callable[..., object]
 ) -> None:
     """On the kernel's device the library itself is asked, and says so."""
@@ -131,7 +131,7 @@ def received(cq: verbs.CompletionQueue) -> dict[int, verbs.WorkCompletion]:
     return done
 
 
-def test_what_efa_devices_say(here: Here, stand_in: StandIn) -> None:
+def test_efa_query_device_returns_provider_attributes(here: Here, stand_in: StandIn) -> None:
     assert efa.query_device(here[0].context) == efa.EFADeviceAttributes(
         max_sq_wr=1,
         max_rq_wr=2,
@@ -143,7 +143,7 @@ def test_what_efa_devices_say(here: Here, stand_in: StandIn) -> None:
     )
 
 
-def test_srd(here: Here, stand_in: StandIn) -> None:
+def test_srd_queue_pair_sends_datagrams(here: Here, stand_in: StandIn) -> None:
     pd, cq = here
     with efa.create_srd_qp(pd, cq, send_ops=SendOps.SEND_WITH_IMM) as qp, pd.reg_mr(128) as mr:
         assert stand_in.asked == {
@@ -167,7 +167,9 @@ def test_srd(here: Here, stand_in: StandIn) -> None:
         assert bytes(mr.buf[40:45]) == b"hello"
 
 
-def test_dc_initiator_and_target(here: Here, stand_in: StandIn) -> None:
+def test_dc_initiator_and_target_pass_type_and_key_to_the_provider(
+    here: Here, stand_in: StandIn
+) -> None:
     pd, cq = here
     with mlx5.create_dc_initiator(pd, cq, QPCapabilities()) as qp, pd.reg_mr(128) as mr:
         asked = stand_in.asked
@@ -184,7 +186,7 @@ def test_dc_initiator_and_target(here: Here, stand_in: StandIn) -> None:
 
 
 @pytest.mark.parametrize("make", [efa.create_srd_qp, mlx5.create_dc_initiator])
-def test_what_is_refused(
+def test_provider_queue_pairs_reject_invalid_requests(
     here: Here, stand_in: StandIn, make: Callable[..., efa.SRDQueuePair | mlx5.DCInitiator]
 ) -> None:
     pd, cq = here

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     ids=lambda qp_type: qp_type.name,
 )
 @pytest.mark.parametrize("built", [False, True], ids=["classic", "builders"])
-def test_every_capability(
+def test_create_qp_grants_at_least_the_requested_capabilities(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType, built: bool
 ) -> None:
     asked = QPCapabilities(20, 30, 3, 2, 64)
@@ -51,7 +51,7 @@ def test_every_capability(
 
 
 @pytest.mark.parametrize("name", ["max_send_sge", "max_recv_sge", "max_send_wr", "max_recv_wr"])
-def test_the_limit_that_is_passed_is_named(
+def test_create_qp_names_the_exceeded_limit(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, name: str
 ) -> None:
     attributes = pd.context.query_device()
@@ -72,7 +72,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids="".join)
-def test_options_that_no_software_device_has(
+def test_create_qp_names_the_unsupported_option(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, options: dict[str, Any]
 ) -> None:
     (name,) = options
@@ -82,7 +82,7 @@ def test_options_that_no_software_device_has(
     assert caught.value.verb == "ibv_create_qp_ex"
 
 
-def test_options_reach_the_structure() -> None:
+def test_qp_options_fill_the_init_attributes() -> None:
     attr = ffi.new("struct ibv_qp_init_attr_ex *")
     QPOptions(
         send_ops=SendOps.SEND,
@@ -97,7 +97,9 @@ def test_options_reach_the_structure() -> None:
     assert QPOptions(source_qpn=0)
 
 
-def test_numbers_that_do_not_fit(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+def test_create_qp_rejects_numbers_out_of_range(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
     with pytest.raises(
         ValueError, match=r"capabilities.max_send_wr must be an int from 0 to \d+, not -1"
     ):
@@ -107,7 +109,9 @@ def test_numbers_that_do_not_fit(pd: verbs.ProtectionDomain, cq: verbs.Completio
 
 
 @pytest.mark.needs("RAW_PACKET")
-def test_raw_packets(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+def test_raw_packet_queue_pair_reaches_rts(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
     """No device of the test machines has them: refused, by name."""
     with pd.create_qp(cq, qp_type=QPType.RAW_PACKET) as qp:
         qp.to_init()
@@ -115,6 +119,6 @@ def test_raw_packets(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> N
         qp.to_rts()
 
 
-def test_rate_limits_out_of_range(qp: verbs.QueuePair) -> None:
+def test_modify_rate_limit_rejects_negative_rates(qp: verbs.QueuePair) -> None:
     with pytest.raises(ValueError, match=r"RateLimit\.rate_limit must be"):
         qp.modify_rate_limit(RateLimit(-1))

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from conftest import ConnectedPair, Pair
 
 
-def test_connect(pair: Pair, context: verbs.Context) -> None:
+def test_connect_brings_both_sides_to_rts_with_default_attributes(
+    pair: Pair, context: verbs.Context
+) -> None:
     one, two = pair
     for qp, peer in ((one.qp, two.qp), (two.qp, one.qp)):
         assert qp.state is QPState.RTS
@@ -36,7 +38,7 @@ def test_connect(pair: Pair, context: verbs.Context) -> None:
     assert one.qp.query().sq_psn == two.qp.query().rq_psn
 
 
-def test_connect_with_everything_said(connected_pair: ConnectedPair) -> None:
+def test_connect_applies_every_option(connected_pair: ConnectedPair) -> None:
     one, _ = connected_pair(
         access=AccessFlags.REMOTE_WRITE,
         timeout=math.inf,
@@ -59,7 +61,7 @@ def test_connect_with_everything_said(connected_pair: ConnectedPair) -> None:
     assert not there.qp_access_flags & AccessFlags.REMOTE_READ
 
 
-def test_endpoint(qp: verbs.QueuePair) -> None:
+def test_endpoint_describes_the_queue_pair(qp: verbs.QueuePair) -> None:
     first, second = qp.endpoint(), qp.endpoint()
     assert first.qp_num == qp.qp_num
     assert first.gid == qp.context.choose_gid().gid.raw
@@ -74,7 +76,9 @@ def test_endpoint(qp: verbs.QueuePair) -> None:
     assert verbs.Endpoint.unpack(first.pack()) == first
 
 
-def test_endpoints_that_do_not_fit(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+def test_connect_rejects_endpoints_of_others(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
     with pd.create_qp(cq) as qp, pd.create_qp(cq) as other:
         mine, theirs = qp.endpoint(), other.endpoint()
         with pytest.raises(ValueError, match="local must be the endpoint of"):
@@ -87,7 +91,7 @@ def test_endpoints_that_do_not_fit(pd: verbs.ProtectionDomain, cq: verbs.Complet
         assert qp.state is QPState.RESET
 
 
-def test_not_a_transition(qp: verbs.QueuePair) -> None:
+def test_illegal_transition_raises_transition_error(qp: verbs.QueuePair) -> None:
     with pytest.raises(QPTransitionError, match=r"RESET -> RTS is not a transition; .* INIT"):
         qp.modify(qp_state=QPState.RTS)
     with pytest.raises(QPTransitionError, match="RESET -> ERR is not"):
@@ -96,7 +100,7 @@ def test_not_a_transition(qp: verbs.QueuePair) -> None:
 
 
 @pytest.mark.parametrize("qp_type", ["AH", "RC", "UC"])
-def test_a_lid_is_no_address(
+def test_lid_without_grh_is_rejected(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: str
 ) -> None:
     """RoCE sends nothing without a GRH; the embedded device takes its own LID alone."""
@@ -112,7 +116,9 @@ def test_a_lid_is_no_address(
             qp.to_rtr(vector, dest_qp_num=5, rq_psn=7, path_mtu=MTU.MTU_512)
 
 
-def test_step_by_step(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+def test_state_and_attributes_follow_each_transition(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
     gid = pd.context.choose_gid()
     lid = pd.context.query_port().lid
     with pd.create_qp(cq) as qp, pd.create_qp(cq) as peer:
@@ -134,7 +140,7 @@ def test_step_by_step(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> 
         qp.to_init()
 
 
-def test_refused_by_the_device_names_the_transition(qp: verbs.QueuePair) -> None:
+def test_refused_modify_names_the_transition(qp: verbs.QueuePair) -> None:
     with pytest.raises(VerbsError, match=r"\(RC\) from RESET to INIT") as caught:
         qp.to_init(port_num=77)
     assert caught.value.verb == "ibv_modify_qp"
@@ -149,12 +155,16 @@ def test_refused_by_the_device_names_the_transition(qp: verbs.QueuePair) -> None
         (QPChanges(sq_psn=-1), "sq_psn"),
     ],
 )
-def test_values_out_of_range(qp: verbs.QueuePair, changes: QPChanges, named: str) -> None:
+def test_modify_rejects_values_out_of_range(
+    qp: verbs.QueuePair, changes: QPChanges, named: str
+) -> None:
     with pytest.raises(ValueError, match=named):
         qp.modify(**changes)
 
 
-def test_unknown_attribute(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+def test_modify_rejects_unknown_attribute(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
     changes: Any = {"speed": 1}
     with (
         pd.create_qp(cq) as qp,
@@ -163,7 +173,9 @@ def test_unknown_attribute(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
         qp.modify(**changes)
 
 
-def test_closed_says_so(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+def test_closed_queue_pair_raises_buffer_state_error(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
     qp = pd.create_qp(cq)
     number = qp.qp_num
     qp.close()
@@ -181,7 +193,9 @@ def test_closed_says_so(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -
             use()
 
 
-def test_queue_pairs_in_several_threads(context: verbs.Context, pd: verbs.ProtectionDomain) -> None:
+def test_queue_pairs_are_created_in_several_threads(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
     """One context and protection domain, children made and closed in four threads at once."""
 
     def work(_: int) -> None:

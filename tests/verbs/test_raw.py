@@ -23,7 +23,7 @@ def piece(end: End, length: int) -> h.ibv_sge:
     return ffi.new("struct ibv_sge *", fields)
 
 
-def test_a_message(pair: tuple[End, End]) -> None:
+def test_raw_calls_transfer_a_message(pair: tuple[End, End]) -> None:
     a, b = pair
     for end in pair:
         end.qp.untrack()
@@ -45,7 +45,7 @@ def test_a_message(pair: tuple[End, End]) -> None:
     assert bytes(b.mr.buf[:5]) == b"hello"
 
 
-def test_calls_that_are_members(connected_pair: ConnectedPair) -> None:
+def test_raw_queue_pair_members_post_a_send(connected_pair: ConnectedPair) -> None:
     a, b = connected_pair(send_ops=verbs.SendOps.SEND)
     a.qp.untrack()
     b.post_recv()
@@ -58,7 +58,7 @@ def test_calls_that_are_members(connected_pair: ConnectedPair) -> None:
     assert (a.completion().wr_id, b.completion().byte_len) == (3, 5)
 
 
-def test_receives_of_a_shared_queue(pd: verbs.ProtectionDomain) -> None:
+def test_raw_srq_post_reports_the_bad_request(pd: verbs.ProtectionDomain) -> None:
     with pd.create_srq(1) as srq:
         first = ffi.new("struct ibv_recv_wr *")
         bad = ffi.new("struct ibv_recv_wr **")
@@ -70,7 +70,7 @@ def test_receives_of_a_shared_queue(pd: verbs.ProtectionDomain) -> None:
         assert bad[0] == first
 
 
-def test_errors(qp: verbs.QueuePair) -> None:
+def test_raw_calls_raise_errno_and_report_the_bad_request(qp: verbs.QueuePair) -> None:
     """The errno of the device, and the request that it did not take."""
     with pytest.raises(VerbsError, match="ibv_post_send") as caught:
         raw.ibv_post_send(qp.pointer, ffi.new("struct ibv_send_wr *"))  # in RESET
@@ -86,7 +86,7 @@ def test_errors(qp: verbs.QueuePair) -> None:
         _ = qp.pointer
 
 
-def test_calls_of_the_library(qp: verbs.QueuePair) -> None:
+def test_library_calls_accept_raw_structures(qp: verbs.QueuePair) -> None:
     attr, init = ffi.new("struct ibv_qp_attr *"), ffi.new("struct ibv_qp_init_attr *")
     calls = qp.context.library.calls
     calls.ibv_query_qp(qp.pointer, attr, raw.IBV_QP_STATE, init)
@@ -97,7 +97,7 @@ def test_calls_of_the_library(qp: verbs.QueuePair) -> None:
     assert caught.value.errno == errno.EINVAL
 
 
-def test_constants() -> None:
+def test_raw_constants_match_and_unknown_names_raise() -> None:
     assert raw.IBV_WR_RDMA_READ == WROpcode.RDMA_READ
     assert raw.IBV_SEND_FENCE == SendFlags.FENCE
     assert raw.IBV_EVENT_SRQ_LIMIT_REACHED == EventType.SRQ_LIMIT_REACHED

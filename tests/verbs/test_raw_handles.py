@@ -31,7 +31,7 @@ class CMId(ctypes.Structure):
     )  # fmt: skip
 
 
-def test_structures(pair: tuple[End, End]) -> None:
+def test_raw_handles_point_to_the_c_structures(pair: tuple[End, End]) -> None:
     qp, mr = pair[0].qp, pair[0].mr
     there = QP.from_address(qp.raw_handle)
     assert there.context == qp.context.raw_handle
@@ -46,7 +46,7 @@ def test_structures(pair: tuple[End, End]) -> None:
         _ = own.raw_handle
 
 
-async def test_of_the_connection_manager_and_a_connection(device_name: str, host: str) -> None:
+async def test_connection_and_cm_id_have_raw_handles(device_name: str, host: str) -> None:
     library = verbs.find_device(device_name).library
     with cm.EventChannel(library) as channel, channel.create_id() as id:
         assert CMId.from_address(id.raw_handle).channel == channel.raw_handle

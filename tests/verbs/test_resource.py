@@ -40,7 +40,7 @@ def test_closing_the_context_closes_everything(device: verbs.Device) -> None:
         thing.close()
 
 
-def test_a_closed_child_is_forgotten_by_all_parents(
+def test_closed_child_is_forgotten_by_all_parents(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     """Here by the channel of one of its queues, before which they go."""
@@ -56,7 +56,7 @@ def test_a_closed_child_is_forgotten_by_all_parents(
     recv_cq.close()
 
 
-def test_no_reference_cycles(device: verbs.Device) -> None:
+def test_resources_form_no_reference_cycles(device: verbs.Device) -> None:
     gc.collect()
     gc.disable()
     try:
@@ -77,7 +77,7 @@ def test_no_reference_cycles(device: verbs.Device) -> None:
         gc.enable()
 
 
-def test_a_dropped_child_warns_and_is_closed_with_its_parent(context: verbs.Context) -> None:
+def test_dropped_child_warns_and_is_closed_with_its_parent(context: verbs.Context) -> None:
     before = verbs.live()
     pd = context.alloc_pd()
     data = bytearray(64)
@@ -91,7 +91,7 @@ def test_a_dropped_child_warns_and_is_closed_with_its_parent(context: verbs.Cont
     assert verbs.live() == before
 
 
-def test_the_warning_says_where_it_was_made(context: verbs.Context) -> None:
+def test_resource_warning_names_the_place_of_creation(context: verbs.Context) -> None:
     pd = context.alloc_pd()
     verbs.remember_places(True)
     try:
@@ -102,7 +102,7 @@ def test_the_warning_says_where_it_was_made(context: verbs.Context) -> None:
     pd.close()
 
 
-def test_a_dropped_root_is_leaked_with_what_is_under_it(device: verbs.Device) -> None:
+def test_dropped_context_is_leaked_with_its_children(device: verbs.Device) -> None:
     abandoned = len(resource._abandoned)
     with pytest.warns(ResourceWarning, match=f"unclosed <Context {device.name}"):
         device.open()
@@ -122,7 +122,7 @@ class Broken(Resource[str]):
     pass
 
 
-def test_what_the_device_does_not_destroy_stays_open() -> None:
+def test_resource_stays_open_when_the_device_refuses_to_destroy_it() -> None:
     refusals = [VerbsError(16, "ibv_destroy_test")]
 
     def destroy(pointer: str) -> None:
@@ -140,7 +140,7 @@ def test_what_the_device_does_not_destroy_stays_open() -> None:
     assert "Broken" not in verbs.live()
 
 
-def test_what_a_device_that_has_gone_does_not_destroy_is_gone() -> None:
+def test_resource_is_closed_when_destroy_fails_with_eio() -> None:
     def destroy(pointer: str) -> None:
         raise VerbsError(errno.EIO, "ibv_destroy_test")
 
@@ -150,7 +150,7 @@ def test_what_a_device_that_has_gone_does_not_destroy_is_gone() -> None:
     assert "Broken" not in verbs.live()
 
 
-def test_a_forked_child_cannot_use_what_the_parent_made(
+def test_forked_child_cannot_use_resources_of_the_parent(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     mr = pd.reg_mr(64)
@@ -181,7 +181,7 @@ def test_a_forked_child_cannot_use_what_the_parent_made(
     mr.close()
 
 
-def test_threads_that_borrow_together_get_one(
+def test_borrow_returns_one_context_when_called_reentrantly(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a destructor that borrows in the middle of it."""
@@ -215,14 +215,16 @@ mr = pd.reg_mr(bytearray(64))
 
 
 @pytest.mark.parametrize("flags", [["-W", "ignore"], ["-X", "dev"]])
-def test_interpreter_exit_with_everything_open(device: verbs.Device, flags: list[str]) -> None:
+def test_interpreter_exits_cleanly_with_everything_open(
+    device: verbs.Device, flags: list[str]
+) -> None:
     done = run_python(*flags, "-c", _EXIT, device.name, check=True)
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
 
 
 @pytest.mark.any_device
-def test_a_collection_while_objects_are_counted(pd: verbs.ProtectionDomain) -> None:
+def test_live_counts_correctly_when_a_finalizer_closes_objects(pd: verbs.ProtectionDomain) -> None:
     """A finalizer of the application may close an object at any point of `live`."""
 
     class Owner:

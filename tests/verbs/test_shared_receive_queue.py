@@ -94,7 +94,7 @@ def send(end: End, data: bytes, wr_id: int = 1) -> None:
 # --- the object --------------------------------------------------------------------------------
 
 
-def test_attributes(context: Context, pd: ProtectionDomain) -> None:
+def test_srq_query_returns_the_granted_attributes(context: Context, pd: ProtectionDomain) -> None:
     with pd.create_srq(100, 3) as srq:
         assert (srq.pd, srq.context) == (pd, context)
         granted = srq.query()
@@ -110,7 +110,7 @@ def test_attributes(context: Context, pd: ProtectionDomain) -> None:
         srq.post_recv_one(1, 0, 0, 0)
 
 
-def test_sizes_that_the_device_does_not_have(context: Context, pd: ProtectionDomain) -> None:
+def test_create_srq_rejects_sizes_out_of_range(context: Context, pd: ProtectionDomain) -> None:
     device = context.query_device()
     for max_wr in (0, -1, device.max_srq_wr + 1):
         with pytest.raises(ValueError, match=f"between 1 and {device.max_srq_wr}"):
@@ -123,12 +123,12 @@ def test_sizes_that_the_device_does_not_have(context: Context, pd: ProtectionDom
 
 
 @pytest.mark.needs("SRQ numbers")
-def test_number(pd: ProtectionDomain) -> None:
+def test_srq_numbers_are_distinct(pd: ProtectionDomain) -> None:
     with pd.create_srq(1) as one, pd.create_srq(1) as two:
         assert one.srq_num != two.srq_num
 
 
-def test_resize(pd: ProtectionDomain) -> None:
+def test_srq_resize_grants_the_size_and_rejects_too_small(pd: ProtectionDomain) -> None:
     with pd.create_srq(4) as srq:
         srq.modify(max_wr=1000)
         assert srq.max_wr == srq.query().max_wr >= 1000
@@ -141,7 +141,7 @@ def test_resize(pd: ProtectionDomain) -> None:
             srq.modify(max_wr=-1)
 
 
-def test_limit_above_the_size(pd: ProtectionDomain) -> None:
+def test_srq_limit_above_the_size_is_rejected(pd: ProtectionDomain) -> None:
     with pd.create_srq(4) as srq:
         with pytest.raises(VerbsError, match="srq_limit") as caught:
             srq.modify(srq_limit=srq.max_wr + 1)
@@ -152,7 +152,7 @@ def test_limit_above_the_size(pd: ProtectionDomain) -> None:
 # --- posting -----------------------------------------------------------------------------------
 
 
-def test_no_room(pd: ProtectionDomain) -> None:
+def test_srq_post_recv_raises_queue_full_beyond_max_wr(pd: ProtectionDomain) -> None:
     with pd.create_srq(4) as srq:
         requests = [ReceiveWorkRequest(wr_id) for wr_id in range(srq.max_wr + 2)]
         with pytest.raises(QueueFullError) as caught:
@@ -161,7 +161,7 @@ def test_no_room(pd: ProtectionDomain) -> None:
         assert caught.value.verb == "ibv_post_srq_recv"
 
 
-def test_too_many_pieces(pd: ProtectionDomain) -> None:
+def test_srq_post_recv_rejects_more_elements_than_max_sge(pd: ProtectionDomain) -> None:
     with pd.create_srq(4) as srq:
         pieces = [ScatterGatherElement(0, 0, 0)] * (srq.max_sge + 1)
         with pytest.raises(PostError) as caught:
@@ -171,13 +171,13 @@ def test_too_many_pieces(pd: ProtectionDomain) -> None:
             srq.post_recv_one(1 << 64, 0, 0, 0)
 
 
-def test_the_queue_pair_has_no_receive_queue(star: Star) -> None:
+def test_post_recv_is_rejected_for_queue_pair_with_srq(star: Star) -> None:
     hub, _ = star(1)
     with pytest.raises(ValueError, match="post receives to <SharedReceiveQueue"):
         hub.qps[0].post_recv([ReceiveWorkRequest(1)])
 
 
-def test_lists_and_batches(star: Star) -> None:
+def test_srq_receives_are_posted_as_list_and_batch(star: Star) -> None:
     hub, (end,) = star(1)
     half = [ScatterGatherElement(hub.mr.addr + offset, 8, hub.mr.lkey) for offset in (0, SLOT)]
     hub.srq.post_recv([ReceiveWorkRequest(1, half)])
@@ -198,7 +198,7 @@ def test_lists_and_batches(star: Star) -> None:
 # --- receiving ---------------------------------------------------------------------------------
 
 
-def test_the_next_waiter_takes_the_first(star: Star) -> None:
+def test_srq_receives_are_taken_in_order_by_all_queue_pairs(star: Star) -> None:
     hub, ends = star(3)
     hub.fill(*range(8))
     for turn in range(40):
@@ -214,7 +214,7 @@ def test_the_next_waiter_takes_the_first(star: Star) -> None:
         hub.fill(turn % 8)
 
 
-def test_write_with_immediate_takes_one(star: Star) -> None:
+def test_write_with_immediate_consumes_one_srq_receive(star: Star) -> None:
     hub, (end,) = star(1)
     hub.srq.post_recv_one(5, 0, 0, 0)
     end.mr.buf[:4] = b"abcd"
@@ -226,7 +226,7 @@ def test_write_with_immediate_takes_one(star: Star) -> None:
     assert end.completion().ok
 
 
-def test_limit(context: Context, star: Star) -> None:
+def test_srq_limit_reports_one_event_until_rearmed(context: Context, star: Star) -> None:
     hub, (end,) = star(1)
     hub.fill(*range(6))
     hub.srq.modify(srq_limit=5)
@@ -254,7 +254,7 @@ def test_limit(context: Context, star: Star) -> None:
 
 
 @pytest.mark.needs("UC")
-def test_an_unreliable_queue_pair(context: Context, pd: ProtectionDomain) -> None:
+def test_uc_queue_pair_receives_from_srq(context: Context, pd: ProtectionDomain) -> None:
     """It sends to itself.  Of datagrams: softdev/tests/soft/test_ud.c."""
     with (
         context.create_cq(16) as cq,
@@ -276,7 +276,7 @@ def test_an_unreliable_queue_pair(context: Context, pd: ProtectionDomain) -> Non
 # --- failures ----------------------------------------------------------------------------------
 
 
-def test_receives_survive_a_queue_pair(
+def test_srq_receives_survive_a_failed_queue_pair(
     context: Context, star: Star, deviations: frozenset[str]
 ) -> None:
     """IBTA volume 1, clause 10.2.9: what no message has taken is not flushed."""
@@ -302,7 +302,7 @@ def test_receives_survive_a_queue_pair(
 # --- room for completions ----------------------------------------------------------------------
 
 
-def test_completion_queues_have_room_for_all(context: Context, pd: ProtectionDomain) -> None:
+def test_cq_reserves_entries_for_the_srq_once(context: Context, pd: ProtectionDomain) -> None:
     """A completion queue is never too small for what is posted: entries are set aside once."""
     sends = verbs.QPCapabilities(max_send_wr=4, max_recv_wr=0, max_recv_sge=0)
     with context.create_cq(8) as cq:
@@ -320,7 +320,9 @@ def test_completion_queues_have_room_for_all(context: Context, pd: ProtectionDom
         assert cq.in_use == 0
 
 
-def test_a_completion_queue_that_cannot_grow(context: Context, pd: ProtectionDomain) -> None:
+def test_srq_resize_raises_busy_error_when_the_cq_cannot_grow(
+    context: Context, pd: ProtectionDomain
+) -> None:
     with context.create_cq(8) as cq, pd.create_srq(8) as srq, pd.create_qp(cq, srq=srq):
         cq.make_room(context.query_device().max_cqe - cq.reserved)
         before = srq.query()

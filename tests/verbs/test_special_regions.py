@@ -53,7 +53,7 @@ def reaches(one: End, mr: verbs.MemoryRegion, *, at: int = 0) -> None:
 @pytest.mark.parametrize(
     ("access", "iova"), [(RIGHTS, 0), (RIGHTS, 1 << 40), (RIGHTS | AccessFlags.ZERO_BASED, None)]
 )
-def test_another_address(
+def test_region_is_addressed_by_iova(
     pd: verbs.ProtectionDomain, pair: tuple[End, End], access: AccessFlags, iova: int | None
 ) -> None:
     with pd.reg_mr(2 * PAGE, access, iova=iova) as mr:
@@ -64,7 +64,9 @@ def test_another_address(
         pd.reg_mr(64, AccessFlags.ZERO_BASED, iova=64)
 
 
-def test_a_pointer(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+def test_reg_pointer_registers_raw_memory(
+    pd: verbs.ProtectionDomain, pair: tuple[End, End]
+) -> None:
     memory = (ctypes.c_char * 256)()
     with pd.reg_pointer(ctypes.addressof(memory), 256, RIGHTS) as mr:
         assert (mr.addr, mr.length) == (ctypes.addressof(memory), 256)
@@ -79,7 +81,7 @@ def test_a_pointer(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
         assert memory.raw[16:32] == b"12345678" * 2
 
 
-def test_a_pointer_to_nothing(pd: verbs.ProtectionDomain) -> None:
+def test_reg_pointer_rejects_invalid_memory_and_rights(pd: verbs.ProtectionDomain) -> None:
     addr = PAGE  # the kernel places nothing there; what is unmapped now may be mapped again
     with pytest.raises(
         VerbsError, match=r"ibv_reg_mr: .*cannot register 4096 bytes; no memory"
@@ -96,7 +98,9 @@ def test_a_pointer_to_nothing(pd: verbs.ProtectionDomain) -> None:
 
 
 @pytest.mark.needs("on-demand paging")
-def test_on_demand(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+def test_on_demand_region_is_accessible_and_prefetched(
+    pd: verbs.ProtectionDomain, pair: tuple[End, End]
+) -> None:
     with pd.reg_mr(64 * PAGE, RIGHTS | AccessFlags.ON_DEMAND) as mr:
         mr.prefetch(0, PAGE, write=True)
         mr.prefetch(wait=False)
@@ -105,7 +109,9 @@ def test_on_demand(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
 
 
 @pytest.mark.needs("on-demand paging")
-def test_the_whole_address_space(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+def test_reg_implicit_covers_the_whole_address_space(
+    pd: verbs.ProtectionDomain, pair: tuple[End, End]
+) -> None:
     memory = (ctypes.c_char * 64)()
     with pd.reg_implicit(RIGHTS) as mr:
         assert mr.access & AccessFlags.ON_DEMAND
@@ -113,7 +119,9 @@ def test_the_whole_address_space(pd: verbs.ProtectionDomain, pair: tuple[End, En
     assert memory.raw[:16] == b"12345678" * 2
 
 
-def test_all_that_can_be_sent_from(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+def test_reg_local_dma_sends_from_any_memory(
+    pd: verbs.ProtectionDomain, pair: tuple[End, End]
+) -> None:
     """What is mapped later, too; not where pages are pinned."""
     mr = reg_local_dma(pd)
     assert (mr is None) == (pd.context.library.reg_local_dma is None)
@@ -127,14 +135,14 @@ def test_all_that_can_be_sent_from(pd: verbs.ProtectionDomain, pair: tuple[End, 
 
 
 @pytest.mark.needs("on-demand paging")
-def test_prefetching_a_range_that_is_not_inside(pd: verbs.ProtectionDomain) -> None:
+def test_prefetch_rejects_ranges_outside_the_region(pd: verbs.ProtectionDomain) -> None:
     with pd.reg_mr(PAGE, RIGHTS | AccessFlags.ON_DEMAND) as mr:
         for offset, length in ((-1, 5), (0, PAGE + 1), (PAGE, 1), (5, 0)):
             with pytest.raises(LocalRangeError):
                 mr.prefetch(offset, length)
 
 
-def test_advice_about_a_region_that_is_pinned(pd: verbs.ProtectionDomain) -> None:
+def test_prefetch_of_a_pinned_region_checks_rights_only(pd: verbs.ProtectionDomain) -> None:
     """Of no use: its pages are there. Refused only by a device that takes no advice at all."""
     with pd.reg_mr(PAGE, AccessFlags.REMOTE_READ) as mr, suppress(UnsupportedError):
         sge = ScatterGatherElement(mr.addr, 64, mr.lkey)
@@ -146,7 +154,7 @@ def test_advice_about_a_region_that_is_pinned(pd: verbs.ProtectionDomain) -> Non
             mr.prefetch(write=True)
 
 
-def test_rights_that_the_device_lacks_are_named(
+def test_reg_mr_names_missing_on_demand_paging(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     if context.query_device_ex().odp_caps.general:
@@ -163,7 +171,7 @@ def test_rights_that_the_device_lacks_are_named(
 
 
 @pytest.mark.needs("rereg")
-def test_other_memory_other_rights_other_domain(
+def test_rereg_changes_memory_rights_and_domain(
     context: verbs.Context, pd: verbs.ProtectionDomain, pair: tuple[End, End]
 ) -> None:
     old, new = bytearray(256), bytearray(512)
@@ -185,7 +193,7 @@ def test_other_memory_other_rights_other_domain(
     new.extend(b"x")
 
 
-def test_a_refused_change_leaves_the_region_as_it_was(
+def test_rereg_leaves_the_region_unchanged_when_refused(
     pd: verbs.ProtectionDomain, pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mr = pd.reg_mr(256, RIGHTS)
@@ -214,7 +222,7 @@ def test_a_refused_change_leaves_the_region_as_it_was(
     assert mr.closed
 
 
-def test_a_device_that_cannot_change_regions(
+def test_rereg_raises_unsupported_error_when_device_lacks_it(
     pd: verbs.ProtectionDomain, pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As rdma_rxe 6.1, whose library does not even ask the kernel."""
@@ -247,7 +255,9 @@ def file() -> Iterator[int]:
 
 
 @pytest.mark.needs("dma-buf")
-def test_a_file(pd: verbs.ProtectionDomain, pair: tuple[End, End], file: int) -> None:
+def test_reg_dmabuf_mr_registers_a_file_range(
+    pd: verbs.ProtectionDomain, pair: tuple[End, End], file: int
+) -> None:
     """A memfd for the dma-buf that a machine without another device does not have."""
     with pd.reg_dmabuf_mr(file, 2 * PAGE, RIGHTS, offset=PAGE) as mr:
         assert (mr.addr, mr.length) == (PAGE, 2 * PAGE)
@@ -261,7 +271,9 @@ def test_a_file(pd: verbs.ProtectionDomain, pair: tuple[End, End], file: int) ->
 
 
 @pytest.mark.needs("dma-buf")
-def test_ranges_that_a_file_does_not_have(pd: verbs.ProtectionDomain, file: int) -> None:
+def test_reg_dmabuf_mr_rejects_ranges_outside_the_file(
+    pd: verbs.ProtectionDomain, file: int
+) -> None:
     pd.reg_dmabuf_mr(file, PAGE).close()
     for offset, length, iova in ((0, 5 * PAGE, 0), (PAGE, PAGE, PAGE + 1), (5 * PAGE, 1, 0)):
         text = f"cannot register {length} bytes at offset {offset} of dma-buf {file} as {iova:#x}"
@@ -274,7 +286,7 @@ def test_ranges_that_a_file_does_not_have(pd: verbs.ProtectionDomain, file: int)
 
 
 @pytest.mark.needs("device memory")
-def test_memory_of_the_device(
+def test_device_memory_is_read_written_and_registered(
     context: verbs.Context, pd: verbs.ProtectionDomain, pair: tuple[End, End]
 ) -> None:
     with context.alloc_dm(256, log_align_req=6) as dm:
@@ -308,7 +320,7 @@ def test_memory_of_the_device(
 
 
 @pytest.mark.needs("device memory")
-def test_more_than_the_device_has(context: verbs.Context) -> None:
+def test_alloc_dm_rejects_sizes_out_of_range(context: verbs.Context) -> None:
     most = context.query_device_ex().max_dm_size or 1
     for length in (0, most + 1):
         with pytest.raises(ValueError, match=f"between 1 and {most} bytes on {context.name}"):
@@ -316,7 +328,9 @@ def test_more_than_the_device_has(context: verbs.Context) -> None:
 
 
 @pytest.mark.needs("null memory regions")
-def test_nothing(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+def test_null_region_discards_part_of_a_read(
+    pd: verbs.ProtectionDomain, pair: tuple[End, End]
+) -> None:
     """Part of what is read goes nowhere."""
     one, two = pair
     two.mr.buf[:16] = b"skip-me!keep-me!"
@@ -337,7 +351,9 @@ def test_nothing(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
 
 
 @pytest.mark.needs("parent domains")
-def test_a_parent_domain(context: verbs.Context, pd: verbs.ProtectionDomain) -> None:
+def test_parent_domain_queue_pair_works_and_closes_with_its_thread_domain(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
     td = context.alloc_td()
     both = context.alloc_parent_domain(pd, td)
     with context.create_cq(64) as cq:

@@ -9,7 +9,9 @@ from conftest import End
 from tests.transport.connection_factory import ends
 
 
-def test_a_device(pair: tuple[End, End], context: verbs.Context) -> None:
+def test_device_statistics_count_open_objects_and_failures(
+    pair: tuple[End, End], context: verbs.Context
+) -> None:
     a, b = pair
     before = context.statistics()
     assert before.device == context.name
@@ -26,7 +28,7 @@ def test_a_device(pair: tuple[End, End], context: verbs.Context) -> None:
     assert failures["REM_ACCESS_ERR"] == before.failures.get("REM_ACCESS_ERR", 0) + 1
 
 
-def test_a_completion_queue(pair: tuple[End, End]) -> None:
+def test_cq_statistics_count_completions_polls_and_arms(pair: tuple[End, End]) -> None:
     a, b = pair
     before = a.cq.statistics()
     assert before.entries == a.cq.cqe
@@ -44,7 +46,9 @@ def test_a_completion_queue(pair: tuple[End, End]) -> None:
     assert after.arms == before.arms + 1
 
 
-async def test_a_connection(device_name: str) -> None:
+async def test_channel_and_device_statistics_count_traffic_of_a_connection(
+    device_name: str,
+) -> None:
     """Its queue pair leads to the device, and to the channel that the event loop drains."""
     async with testing.connected_pair(device=device_name) as (client, server):
         channel = client.queue_pair.send_cq.channel

@@ -27,7 +27,9 @@ from aiordma._core.timers import (
         *((encode_rnr_timer, *it) for it in ((0.49152, 31), (0.5, 0), (0.65536, 0))),
     ],
 )
-def test_codes(encode: Callable[[float], int], seconds: float, code: int) -> None:
+def test_timer_encoding_returns_expected_codes(
+    encode: Callable[[float], int], seconds: float, code: int
+) -> None:
     assert encode(seconds) == code
 
 
@@ -38,14 +40,16 @@ def test_codes(encode: Callable[[float], int], seconds: float, code: int) -> Non
         (encode_rnr_timer, "RNR timer", (-0.1, 0.7, math.inf)),
     ],
 )
-def test_out_of_range(encode: Callable[[float], int], named: str, wrong: tuple[float, ...]) -> None:
+def test_timer_encoding_rejects_values_out_of_range(
+    encode: Callable[[float], int], named: str, wrong: tuple[float, ...]
+) -> None:
     for seconds in wrong:
         with pytest.raises(ValueError, match=named):
             encode(seconds)
 
 
 @pytest.mark.parametrize("given", [14, np.int64(14)])
-def test_an_encoded_number_is_taken_for_no_time(given: int) -> None:
+def test_timer_encoding_rejects_already_encoded_integers(given: int) -> None:
     said = r"write verbs.decode_{}\(14\), which is {} s; if you mean seconds, write 14\.0"
     with pytest.raises(ValueError, match=said.format("ack_timeout", r"0\.0671")):
         encode_ack_timeout(given)
@@ -65,6 +69,6 @@ def test_ack_timeout_is_never_shorter_and_less_than_twice_as_long(seconds: float
 
 
 @pytest.mark.parametrize("code", range(32))
-def test_there_and_back(code: int) -> None:
+def test_timer_codes_round_trip(code: int) -> None:
     assert encode_ack_timeout(decode_ack_timeout(code)) == code
     assert encode_rnr_timer(decode_rnr_timer(code)) == code

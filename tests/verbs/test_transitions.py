@@ -324,7 +324,7 @@ class Claimed(Tried):
     "current", [pytest.param(state, id=state.name) for state in QPState if state is not QPState.SQE]
 )
 @pytest.mark.parametrize("qp_type", TYPES)
-def test_every_transition(
+def test_device_accepts_exactly_the_legal_transitions(
     pd: verbs.ProtectionDomain,
     cq: verbs.CompletionQueue,
     device_name: str,
@@ -352,7 +352,7 @@ def test_every_transition(
         for kind in (QPType.UC, QPType.UD)
     ],
 )
-def test_every_transition_out_of_sqe(
+def test_device_accepts_exactly_the_legal_transitions_out_of_sqe(
     pd: verbs.ProtectionDomain,
     cq: verbs.CompletionQueue,
     deviations: frozenset[str],

@@ -42,19 +42,18 @@ TABLE = {
 
 
 @pytest.mark.parametrize("opcode", TABLE, ids=lambda opcode: opcode.name)
-def test_the_table_of_the_manual_page(opcode: WROpcode) -> None:
+def test_operations_match_the_manual_page(opcode: WROpcode) -> None:
     row = "".join("X" if has(qp_type, opcode) else " " for qp_type in COLUMNS)
     assert row == TABLE[opcode]
     assert not has(QPType.XRC_RECV, opcode)
 
 
-def test_every_operation_is_in_the_table() -> None:
+def test_operation_tables_cover_every_opcode() -> None:
     assert set(OPERATIONS) == set(WROpcode) - {WROpcode.DRIVER1}
     assert set(TABLE) == set(OPERATIONS) - {WROpcode.FLUSH, WROpcode.ATOMIC_WRITE}
 
 
-def test_flags() -> None:
-    """ibv_post_send(3), the list of flags."""
+def test_send_flags_match_the_manual_page() -> None:
     for opcode in OPERATIONS:
         for qp_type in COLUMNS:
             flags = flags_of(qp_type, opcode)
@@ -65,7 +64,7 @@ def test_flags() -> None:
     assert flags_of(QPType.RC, WROpcode.RDMA_WRITE_WITH_IMM) & SendFlags.SOLICITED
 
 
-def test_what_is_needs_check_closely() -> None:
+def test_simple_opcodes_skip_the_slow_check() -> None:
     fast = {
         opcode
         for opcode in WROpcode
@@ -82,7 +81,7 @@ def test_what_is_needs_check_closely() -> None:
     }
 
 
-def test_operations_for_the_builders() -> None:
+def test_send_ops_of_returns_operations_of_each_transport() -> None:
     assert send_ops_of(QPType.UD) == SendOps.SEND | SendOps.SEND_WITH_IMM
     assert send_ops_of(QPType.UC) == (
         SendOps.SEND | SendOps.SEND_WITH_IMM | SendOps.RDMA_WRITE | SendOps.RDMA_WRITE_WITH_IMM
@@ -105,7 +104,7 @@ def test_operations_for_the_builders() -> None:
         (WROpcode.RDMA_WRITE, SendFlags.IP_CSUM),
     ],
 )
-def test_flags_that_an_operation_cannot_have(
+def test_post_send_rejects_flags_the_operation_lacks(
     pair: Pair, opcode: WROpcode, flags: SendFlags
 ) -> None:
     one, two = pair
@@ -113,7 +112,7 @@ def test_flags_that_an_operation_cannot_have(
         one.post(opcode, two, flags=flags)
 
 
-def test_checksums_are_a_capability(pair: Pair) -> None:
+def test_ip_checksums_raise_unsupported_error(pair: Pair) -> None:
     with pytest.raises(UnsupportedError, match="IP checksums on a RC queue pair"):
         pair[0].qp.post_send_one(1, WROpcode.SEND, SendFlags.IP_CSUM, 0, 0, 0)
 
@@ -128,7 +127,7 @@ def test_checksums_are_a_capability(pair: Pair) -> None:
         (0, 0, "must have 8 bytes"),
     ],
 )
-def test_atomics_are_eight_aligned_bytes(
+def test_atomics_require_eight_aligned_bytes(
     pair: Pair, opcode: WROpcode, offset: int, length: int, message: str
 ) -> None:
     one, two = pair
@@ -141,20 +140,20 @@ def test_atomics_are_eight_aligned_bytes(
 
 
 @pytest.mark.parametrize("opcode", [16, 1000])
-def test_there_is_no_such_operation(pair: Pair, opcode: int) -> None:
+def test_post_send_rejects_unknown_opcode(pair: Pair, opcode: int) -> None:
     one, _ = pair
     with pytest.raises(ValueError, match=f"unknown opcode {opcode}"):
         one.qp.post_send_one(1, opcode, 0, 0, 0, 0)
 
 
-def test_atomic_writes_need_the_builders(pair: Pair) -> None:
+def test_atomic_write_requires_send_ops(pair: Pair) -> None:
     one, two = pair
     with pytest.raises(UnsupportedError, match="ATOMIC_WRITE on a queue pair created without"):
         one.qp.post_send_one(1, WROpcode.ATOMIC_WRITE, 0, one.mr.addr, 8, 0, two.mr.addr)
 
 
 @pytest.mark.needs("ATOMIC_WRITE")
-def test_an_atomic_write(connected_pair: ConnectedPair) -> None:
+def test_atomic_write_changes_the_remote_memory(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(), send_ops=SendOps.ATOMIC_WRITE)
     one.mr.buf[:8] = b"at once!"
     one.post(WROpcode.ATOMIC_WRITE, two)
@@ -162,7 +161,7 @@ def test_an_atomic_write(connected_pair: ConnectedPair) -> None:
     assert bytes(two.mr.buf[:8]) == b"at once!"
 
 
-def test_only_what_the_builders_were_asked_for(connected_pair: ConnectedPair) -> None:
+def test_post_send_rejects_operations_missing_in_send_ops(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(), send_ops=SendOps.RDMA_WRITE)
     with pytest.raises(ValueError, match=r"cannot post SEND to .* created without SendOps\.SEND"):
         one.qp.post_send_one(1, WROpcode.SEND, SIGNALED, 0, 0, 0)
@@ -170,13 +169,13 @@ def test_only_what_the_builders_were_asked_for(connected_pair: ConnectedPair) ->
     assert one.completion().wr_id == 2
 
 
-def test_a_window_to_bind_must_be_said(pair: Pair) -> None:
+def test_bind_mw_request_requires_bind_info(pair: Pair) -> None:
     with pytest.raises(ValueError, match="BIND_MW requires bind=BindInfo"):
         pair[0].qp.post_send([SendWorkRequest(1, WROpcode.BIND_MW)])
 
 
 @pytest.mark.needs("UD")
-def test_a_datagram_needs_a_destination(
+def test_datagram_requires_a_destination(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     with pd.create_qp(cq, qp_type=QPType.UD) as qp:

@@ -55,7 +55,7 @@ def connect(
         yield make
 
 
-def test_a_message_goes_to_the_queue_that_it_names(connect: Connect) -> None:
+def test_xrc_message_arrives_at_the_named_srq(connect: Connect) -> None:
     ends = connect()
     source, target = ends.source, ends.target
     source.mr.buf[:5] = b"hello"
@@ -74,7 +74,7 @@ def test_a_message_goes_to_the_queue_that_it_names(connect: Connect) -> None:
     assert bytes(target.mr.buf[:5]) == b"hello"
 
 
-def test_neither_side_has_all(connect: Connect) -> None:
+def test_xrc_sides_reject_calls_of_the_other_side(connect: Connect) -> None:
     ends = connect()
     target = ends.target.qp
     assert (target.capabilities.max_send_wr, target.capabilities.max_recv_wr) == (0, 0)
@@ -85,7 +85,7 @@ def test_neither_side_has_all(connect: Connect) -> None:
         ends.source.qp.post_recv_one(1, 0, 0, 0)
 
 
-def test_entries_are_set_aside_for_the_receives(
+def test_xrc_srq_reserves_completion_entries(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     with (
@@ -96,7 +96,7 @@ def test_entries_are_set_aside_for_the_receives(
         assert cq.cqe >= 100
 
 
-def test_one_file_is_one_domain(context: verbs.Context, device: verbs.Device) -> None:
+def test_xrc_domain_is_shared_by_file(context: verbs.Context, device: verbs.Device) -> None:
     with TemporaryFile() as file, device.open() as other:
         with context.open_xrcd(file.fileno(), exclusive=True), other.open_xrcd(file.fileno()):
             with pytest.raises(VerbsError) as caught:
@@ -105,7 +105,7 @@ def test_one_file_is_one_domain(context: verbs.Context, device: verbs.Device) ->
         context.open_xrcd(file.fileno(), exclusive=True).close()
 
 
-def test_what_is_in_a_domain_closes_with_it(
+def test_closing_xrc_domain_closes_its_objects(
     context: verbs.Context, pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     xrcd = context.open_xrcd()
@@ -115,7 +115,7 @@ def test_what_is_in_a_domain_closes_with_it(
     assert srq.closed
 
 
-def test_protection_domains_make_no_receiving_side(
+def test_pd_create_qp_rejects_xrc_recv(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     with pytest.raises(ValueError, match=r"use XRCDomain\.create_qp"):
@@ -124,7 +124,7 @@ def test_protection_domains_make_no_receiving_side(
         pass
 
 
-def test_a_device_without_refuses_by_name(
+def test_xrc_raises_unsupported_error_when_device_lacks_it(
     context: verbs.Context,
     pd: verbs.ProtectionDomain,
     cq: verbs.CompletionQueue,
