@@ -341,7 +341,7 @@ def test_keys_do_not_change(
     it.tell()
     it.tell(*again)
     (error,) = rails.bare.owner.errors
-    assert "the keys of 2 are known" in str(error)
+    assert "the keys of 2 pieces are known" in str(error)
 
 
 def test_keys_of_a_rail_that_is_gone_are_not_kept(

@@ -142,7 +142,7 @@ def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int
     request_id, count = _ENTRY.unpack_from(content)
     if not 0 < count <= MAX_PIECES or len(content) != _ENTRY.size + count * _PIECE.size:
         raise ProtocolError(
-            f"the peer sent a rendezvous request of {size} bytes for {count} pieces"
+            f"the peer sent a rendezvous request of invalid size: {size} bytes for {count} pieces"
         )
     pieces = []
     total = 0
