@@ -19,13 +19,15 @@ from aiordma.verbs import QPState, SendFlags, WROpcode
 from tests.cm.conftest import Connected, address_of, expect, next_event, refused, resolved, with_qp
 
 
-def test_channel_does_not_block(events: cm.EventChannel) -> None:
+def test_event_channel_does_not_block(events: cm.EventChannel) -> None:
     assert not os.get_blocking(events.fd)
     assert events.get_event() is None
     assert f"fd {events.fd}" in repr(events)
 
 
-def test_connection(connected: Connected, listener: ConnectionId) -> None:
+def test_connection_establishes_both_ids_with_private_data(
+    connected: Connected, listener: ConnectionId
+) -> None:
     request = connected.request
     assert request.listen_id is listener
     assert request.private_data[:8] == b"question"
@@ -48,7 +50,9 @@ def test_connection(connected: Connected, listener: ConnectionId) -> None:
     assert connected.passive.peer_address == connected.active.local_address
 
 
-def test_the_end_of_a_connection(events: cm.EventChannel, connected: Connected) -> None:
+def test_disconnect_delivers_disconnected_then_timewait_exit(
+    events: cm.EventChannel, connected: Connected
+) -> None:
     """DISCONNECTED, then TIMEWAIT_EXIT: from then on the queue pair may be used again."""
     connected.active.disconnect()
     seen: dict[ConnectionId, list[EventType]] = {connected.active: [], connected.passive: []}
@@ -64,7 +68,7 @@ def test_the_end_of_a_connection(events: cm.EventChannel, connected: Connected) 
         assert id.qp.query().qp_state is QPState.ERR
 
 
-def test_destroy_qp(connected: Connected) -> None:
+def test_destroy_qp_and_close_close_the_queue_pair(connected: Connected) -> None:
     qp = connected.active.qp
     assert qp is not None
     connected.active.destroy_qp()
@@ -79,7 +83,7 @@ def test_destroy_qp(connected: Connected) -> None:
     assert connected.passive.peer_address is not None
 
 
-def test_queue_pair_needs_a_domain_of_the_same_context(
+def test_create_qp_requires_pd_of_the_same_context(
     events: cm.EventChannel, listener: ConnectionId, context: verbs.Context
 ) -> None:
     with context.alloc_pd() as pd, context.create_cq(16) as cq:
@@ -92,7 +96,7 @@ def test_queue_pair_needs_a_domain_of_the_same_context(
 # --- addresses ---------------------------------------------------------------------------------
 
 
-def test_port_0_picks_one(events: cm.EventChannel, host: str) -> None:
+def test_bind_to_port_0_picks_a_free_port(events: cm.EventChannel, host: str) -> None:
     with events.create_id() as one, events.create_id() as two:
         for id in (one, two):
             assert id.local_address is None
@@ -105,7 +109,9 @@ def test_port_0_picks_one(events: cm.EventChannel, host: str) -> None:
         assert host_port(one.local_address) in repr(one)
 
 
-def test_address_in_use(events: cm.EventChannel, listener: ConnectionId) -> None:
+def test_listen_raises_eaddrinuse_when_address_is_in_use(
+    events: cm.EventChannel, listener: ConnectionId
+) -> None:
     address = address_of(listener)
     with events.create_id() as id:
 
@@ -119,7 +125,7 @@ def test_address_in_use(events: cm.EventChannel, listener: ConnectionId) -> None
         assert isinstance(caught.value, OSError)
 
 
-def test_two_may_be_bound_but_one_may_listen(
+def test_only_one_of_two_ids_bound_to_an_address_can_listen(
     events: cm.EventChannel, host: str, deviations: frozenset[str]
 ) -> None:
     with events.create_id() as one, events.create_id() as two:
@@ -136,14 +142,16 @@ def test_two_may_be_bound_but_one_may_listen(
         assert caught.value.errno == errno.EADDRINUSE
 
 
-def test_an_address_of_another_machine(events: cm.EventChannel) -> None:
+def test_bind_to_a_foreign_address_raises_address_error(events: cm.EventChannel) -> None:
     with events.create_id() as id:
         with pytest.raises(AddressError, match=r"bind to 198\.51\.100\.7:0") as caught:
             id.bind_addr(("198.51.100.7", 0))
         assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)
 
 
-def test_several_listeners_on_one_channel(events: cm.EventChannel, context: verbs.Context) -> None:
+def test_request_names_its_listener_when_several_share_a_channel(
+    events: cm.EventChannel, context: verbs.Context
+) -> None:
     """Each request names the listener that it reached, for both address families."""
     hosts = {str(entry.gid.ip) for entry in context.query_gid_table()}
     hosts = {host for host in hosts if not host.startswith("fe80")}
@@ -161,7 +169,7 @@ def test_several_listeners_on_one_channel(events: cm.EventChannel, context: verb
         id.close()
 
 
-def test_afonly_leaves_the_other_family(events: cm.EventChannel) -> None:
+def test_afonly_leaves_the_port_to_the_other_family(events: cm.EventChannel) -> None:
     for last in [False] * 20 + [True]:  # another process may have the port
         with events.create_id() as six, events.create_id() as four:
             six.set_afonly(True)
@@ -177,7 +185,9 @@ def test_afonly_leaves_the_other_family(events: cm.EventChannel) -> None:
             return
 
 
-def test_options(events: cm.EventChannel, host: str) -> None:
+def test_id_options_are_validated_and_rejected_after_bind(
+    events: cm.EventChannel, host: str
+) -> None:
     with events.create_id() as id:
         id.set_tos(0x20)
         id.set_reuseaddr(True)
@@ -198,7 +208,7 @@ def test_options(events: cm.EventChannel, host: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", [4.096e-6 * 2**14, math.inf])
-def test_ack_timeout_of_the_queue_pair(
+def test_ack_timeout_is_applied_to_the_queue_pair(
     events: cm.EventChannel, listener: ConnectionId, seconds: float
 ) -> None:
     connected = Connected(events, address_of(listener), ack_timeout=seconds)
@@ -210,7 +220,7 @@ def test_ack_timeout_of_the_queue_pair(
 # --- order of calls ---------------------------------------------------------------------------
 
 
-def test_steps_out_of_order(events: cm.EventChannel, host: str) -> None:
+def test_calls_out_of_order_name_the_rule(events: cm.EventChannel, host: str) -> None:
     with events.create_id() as id:
         for step, rule in (
             (id.connect, r"connect\(\) must be called once, after ROUTE_RESOLVED"),
@@ -226,7 +236,7 @@ def test_steps_out_of_order(events: cm.EventChannel, host: str) -> None:
             assert caught.value.errno in (errno.EINVAL, errno.ENOTCONN)
 
 
-def test_steps_out_of_order_of_a_bound_id(
+def test_calls_out_of_order_on_a_bound_id_name_the_calls_so_far(
     events: cm.EventChannel, listener: ConnectionId, host: str
 ) -> None:
     """The error has the rule, and what was done so far."""
@@ -266,7 +276,9 @@ def test_steps_out_of_order_of_a_bound_id(
         listener.listen()
 
 
-def test_migrate(device: verbs.Device, events: cm.EventChannel, connected: Connected) -> None:
+def test_migrated_id_delivers_events_to_the_new_channel(
+    device: verbs.Device, events: cm.EventChannel, connected: Connected
+) -> None:
     with cm.EventChannel(device.library) as other:
         connected.passive.migrate(other)
         assert connected.passive.channel is other
@@ -297,7 +309,7 @@ def test_closing_the_channel_closes_its_ids(device: verbs.Device, host: str) -> 
     assert verbs.live() == before
 
 
-def test_events_of_a_dropped_id_are_passed_over(
+def test_get_event_skips_events_of_a_dropped_id(
     events: cm.EventChannel, listener: ConnectionId
 ) -> None:
     address = address_of(listener)
@@ -310,7 +322,9 @@ def test_events_of_a_dropped_id_are_passed_over(
         assert expect(events, EventType.ADDR_RESOLVED).id is other
 
 
-def test_closed_says_so(events: cm.EventChannel, device: verbs.Device) -> None:
+def test_closed_id_and_channel_raise_buffer_state_error(
+    events: cm.EventChannel, device: verbs.Device
+) -> None:
     id = events.create_id()
     id.close()
     for use in (id.connect, id.listen, lambda: id.local_address, lambda: id.context):
@@ -324,7 +338,7 @@ def test_closed_says_so(events: cm.EventChannel, device: verbs.Device) -> None:
         channel.create_id()
 
 
-def test_a_tcp_port_of_another_program(events: cm.EventChannel, host: str) -> None:
+def test_connect_to_a_plain_tcp_port_is_rejected(events: cm.EventChannel, host: str) -> None:
     """A card has a port space of its own; the embedded device rejects a peer that is not one."""
     with (
         socket.create_server((host, 0)) as server,
@@ -337,7 +351,7 @@ def test_a_tcp_port_of_another_program(events: cm.EventChannel, host: str) -> No
         assert event.error() is not None
 
 
-def test_receives_from_a_shared_queue(
+def test_accepted_queue_pair_receives_from_srq(
     events: cm.EventChannel, listener: ConnectionId, connected: Connected
 ) -> None:
     with ExitStack() as stack:

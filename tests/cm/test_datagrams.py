@@ -23,7 +23,7 @@ def listening(events: cm.EventChannel, address: cm.Address) -> Iterator[Connecti
         yield id
 
 
-def test_a_service_is_found(events: cm.EventChannel, host: str) -> None:
+def test_datagram_service_is_resolved_with_private_data(events: cm.EventChannel, host: str) -> None:
     question, answer = bytes(range(180)), bytes(range(60, 196))
     with (
         listening(events, (host, 0)) as listener,
@@ -57,7 +57,7 @@ def test_a_service_is_found(events: cm.EventChannel, host: str) -> None:
             assert events.get_event() is None
 
 
-def test_a_queue_pair_of_its_own(events: cm.EventChannel, host: str) -> None:
+def test_datagram_accept_can_name_another_queue_pair(events: cm.EventChannel, host: str) -> None:
     """One queue pair may serve every request: rdma_accept(3), qp_num."""
     with (
         listening(events, (host, 0)) as listener,
@@ -71,7 +71,9 @@ def test_a_queue_pair_of_its_own(events: cm.EventChannel, host: str) -> None:
             assert there.qp_num == 0x1234
 
 
-def test_reject(events: cm.EventChannel, host: str) -> None:
+def test_rejected_datagram_request_raises_service_rejected_error(
+    events: cm.EventChannel, host: str
+) -> None:
     with (
         listening(events, (host, 0)) as listener,
         with_qp(events, address_of(listener), PortSpace.UDP) as (id, _pd, _cq),
@@ -87,7 +89,9 @@ def test_reject(events: cm.EventChannel, host: str) -> None:
         assert "the peer's application rejected the connection" in str(error)
 
 
-def test_no_listener(events: cm.EventChannel, host: str) -> None:
+def test_datagram_connect_without_listener_is_unreachable(
+    events: cm.EventChannel, host: str
+) -> None:
     with listening(events, (host, 0)) as listener:
         address = address_of(listener)
     with with_qp(events, address, PortSpace.UDP) as (id, _pd, _cq):
@@ -124,7 +128,7 @@ def test_port_spaces_do_not_collide(
             assert caught.value.errno == errno.EADDRINUSE
 
 
-def test_no_disconnect(events: cm.EventChannel, host: str) -> None:
+def test_disconnect_of_a_datagram_id_is_refused(events: cm.EventChannel, host: str) -> None:
     with (
         listening(events, (host, 0)) as listener,
         with_qp(events, address_of(listener), PortSpace.UDP) as (id, _pd, _cq),
@@ -135,7 +139,7 @@ def test_no_disconnect(events: cm.EventChannel, host: str) -> None:
         expect(events, EventType.UNREACHABLE)
 
 
-def test_port_spaces(events: cm.EventChannel) -> None:
+def test_unsupported_port_space_is_named(events: cm.EventChannel) -> None:
     """A port space exists, or the error says that it does not."""
     lacks = {PortSpace.IPOIB} if events.library.name == "embedded" else set()
     for space in PortSpace:

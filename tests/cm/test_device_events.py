@@ -42,7 +42,7 @@ def tell(place: tuple[str, str], what: str, timeout: float) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_removal(place: tuple[str, str]) -> None:
+def test_device_removal_event_names_the_id_and_the_remedy(place: tuple[str, str]) -> None:
     """The event names the id, and its error says what to do."""
     assert tell(place, "removal", 30) == [
         "DEVICE_REMOVAL of the listener",
@@ -50,7 +50,9 @@ def test_removal(place: tuple[str, str]) -> None:
     ]
 
 
-def test_another_address(place: tuple[str, str], deviations: frozenset[str]) -> None:
+def test_address_change_event_names_the_id(
+    place: tuple[str, str], deviations: frozenset[str]
+) -> None:
     if "only bonding tells of another address" in deviations:
         assert tell(place, "address", 1) == ["nothing"]
     else:

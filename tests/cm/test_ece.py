@@ -12,7 +12,9 @@ from tests.cm.conftest import address_of, expect, refused, resolved, with_qp
 OFFER, CHOICE = ECE(0x2C9, 0x33), ECE(0x2C9, 0x11)
 
 
-def test_offer_and_choice(events: cm.EventChannel, listener: ConnectionId) -> None:
+def test_ece_offer_and_choice_are_exchanged(
+    events: cm.EventChannel, listener: ConnectionId
+) -> None:
     with resolved(events, address_of(listener)) as id:
         id.set_local_ece(OFFER)
         id.connect(ConnectionParameters(qp_num=0x4321))
@@ -24,7 +26,9 @@ def test_offer_and_choice(events: cm.EventChannel, listener: ConnectionId) -> No
             assert id.get_remote_ece() == CHOICE
 
 
-def test_reject(events: cm.EventChannel, listener: ConnectionId) -> None:
+def test_ece_rejection_names_ece_as_the_reason(
+    events: cm.EventChannel, listener: ConnectionId
+) -> None:
     with resolved(events, address_of(listener)) as id:
         id.set_local_ece(OFFER)
         id.connect(ConnectionParameters(qp_num=0x4321))
@@ -37,7 +41,7 @@ def test_reject(events: cm.EventChannel, listener: ConnectionId) -> None:
         assert "ECE" in str(error)
 
 
-def test_refused(events: cm.EventChannel, listener: ConnectionId) -> None:
+def test_invalid_ece_calls_are_refused(events: cm.EventChannel, listener: ConnectionId) -> None:
     with resolved(events, address_of(listener)) as id:
         refused(errno.EINVAL, lambda: id.set_local_ece(ECE(0)))
     with with_qp(events, address_of(listener)) as (id, _pd, _cq):

@@ -12,7 +12,9 @@ from aiordma.errors import AddressError
 from aiordma.verbs import QPType
 
 
-def test_devices(device: verbs.Device, events: cm.EventChannel, host: str) -> None:
+def test_get_devices_returns_the_context_of_the_id(
+    device: verbs.Device, events: cm.EventChannel, host: str
+) -> None:
     found = cm.get_devices(device.library)
     assert device.name in [context.name for context in found]
     with events.create_id() as id:
@@ -21,7 +23,7 @@ def test_devices(device: verbs.Device, events: cm.EventChannel, host: str) -> No
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_numeric_hosts(device: verbs.Device, host: str) -> None:
+def test_getaddrinfo_resolves_numeric_hosts(device: verbs.Device, host: str) -> None:
     flags = AddressFlags.NUMERICHOST | AddressFlags.NOROUTE
     for service in (7471, "7471"):
         found = cm.getaddrinfo(device.library, host, service, flags=flags)
@@ -30,14 +32,14 @@ def test_numeric_hosts(device: verbs.Device, host: str) -> None:
         assert found[0].qp_type is QPType.RC
 
 
-def test_names(device: verbs.Device) -> None:
+def test_getaddrinfo_resolves_host_names(device: verbs.Device) -> None:
     wanted = {(entry[4][0], 0) for entry in socket.getaddrinfo("localhost", 1)}
     found = cm.getaddrinfo(device.library, "localhost", flags=AddressFlags.NOROUTE)
     assert found
     assert {info.destination for info in found} <= wanted
 
 
-def test_passive(device: verbs.Device, host: str) -> None:
+def test_getaddrinfo_passive_returns_source_addresses(device: verbs.Device, host: str) -> None:
     flags = AddressFlags.PASSIVE
     (info, *_) = cm.getaddrinfo(device.library, host, 7471, flags=flags, port_space=PortSpace.UDP)
     assert (info.source, info.destination) == ((host, 7471), None)
@@ -46,7 +48,7 @@ def test_passive(device: verbs.Device, host: str) -> None:
     assert info.source in {("0.0.0.0", 7471), ("::", 7471)}
 
 
-def test_no_such_name(device: verbs.Device) -> None:
+def test_getaddrinfo_raises_address_error_for_unknown_names(device: verbs.Device) -> None:
     with pytest.raises(AddressError, match=r"cannot resolve 'no\.such\.host\.invalid service 7'"):
         cm.getaddrinfo(device.library, "no.such.host.invalid", 7)
     with pytest.raises(AddressError):

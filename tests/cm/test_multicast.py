@@ -21,7 +21,9 @@ def bound(events: cm.EventChannel, host: str) -> ConnectionId:
 
 
 @pytest.mark.parametrize("send_only", [False, True])
-def test_join_and_leave(events: cm.EventChannel, host: str, send_only: bool) -> None:
+def test_join_and_leave_multicast_reports_the_group(
+    events: cm.EventChannel, host: str, send_only: bool
+) -> None:
     with bound(events, host) as id:
         id.join_multicast(GROUP, send_only=send_only)
         event = expect(events, EventType.MULTICAST_JOIN)
@@ -38,7 +40,7 @@ def test_join_and_leave(events: cm.EventChannel, host: str, send_only: bool) -> 
         id.leave_multicast(GROUP)
 
 
-def test_two_groups_of_a_queue_pair(events: cm.EventChannel, host: str) -> None:
+def test_one_queue_pair_joins_two_multicast_groups(events: cm.EventChannel, host: str) -> None:
     with bound(events, host) as id:
         assert id.context is not None
         with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:
@@ -54,7 +56,9 @@ def test_two_groups_of_a_queue_pair(events: cm.EventChannel, host: str) -> None:
 
 
 @pytest.mark.needs("IPv6 multicast")
-def test_ipv6(events: cm.EventChannel, context: verbs.Context) -> None:
+def test_join_multicast_accepts_ipv6_groups(
+    events: cm.EventChannel, context: verbs.Context
+) -> None:
     table = [entry.gid.ip for entry in context.query_gid_table()]
     host = next(ip for ip in table if ip.version == 6 and not ip.is_link_local)
     with bound(events, str(host)) as id:
@@ -66,14 +70,14 @@ def test_ipv6(events: cm.EventChannel, context: verbs.Context) -> None:
         assert event.datagrams.vector.dgid == verbs.GID.from_ip(GROUP6[0])
 
 
-def test_closing_leaves_the_groups(events: cm.EventChannel, host: str) -> None:
+def test_closing_the_id_leaves_its_multicast_groups(events: cm.EventChannel, host: str) -> None:
     for _ in range(2):
         with bound(events, host) as id:
             id.join_multicast(GROUP)
             expect(events, EventType.MULTICAST_JOIN)
 
 
-def test_only_for_datagrams(events: cm.EventChannel, host: str) -> None:
+def test_join_multicast_requires_a_bound_udp_id(events: cm.EventChannel, host: str) -> None:
     with events.create_id(PortSpace.UDP) as id:  # and bound to a device
         refused(errno.EINVAL, lambda: id.join_multicast(GROUP))
     with events.create_id() as id:

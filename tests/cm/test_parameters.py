@@ -27,7 +27,7 @@ from aiordma.errors import LimitError
         ),
     ],
 )
-def test_there_and_back(parameters: ConnectionParameters) -> None:
+def test_connection_parameters_round_trip(parameters: ConnectionParameters) -> None:
     param, _keep = parameters.packed()
     assert ConnectionParameters.read(param) == parameters
 
@@ -43,7 +43,9 @@ def test_there_and_back(parameters: ConnectionParameters) -> None:
         (PortSpace.UDP, "reject", 136),
     ],
 )
-def test_limits_of_private_data(space: PortSpace, call: str, limit: int) -> None:
+def test_private_data_beyond_the_limit_raises_limit_error(
+    space: PortSpace, call: str, limit: int
+) -> None:
     check_private_data(space, call, bytes(limit))
     with pytest.raises(LimitError, match=rf"maximum {limit} for {call}\(\)") as caught:
         check_private_data(space, call, bytes(limit + 1))

@@ -77,7 +77,7 @@ def bound(events: cm.EventChannel, host: str) -> Iterator[Side]:
         yield Side(id, stack)
 
 
-def test_a_datagram_to_a_service(events: cm.EventChannel, host: str) -> None:
+def test_datagram_reaches_the_resolved_service(events: cm.EventChannel, host: str) -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(events.create_id(PortSpace.UDP))
         listener.bind_addr((host, 0))
@@ -94,7 +94,7 @@ def test_a_datagram_to_a_service(events: cm.EventChannel, host: str) -> None:
         assert serving.received() == b"to the service"
 
 
-def test_a_datagram_to_a_group(events: cm.EventChannel, host: str) -> None:
+def test_datagram_reaches_the_multicast_group(events: cm.EventChannel, host: str) -> None:
     with bound(events, host) as member, bound(events, host) as sender:
         member.id.join_multicast(GROUP)
         assert expect(events, EventType.MULTICAST_JOIN).id is member.id
@@ -119,7 +119,7 @@ def ready(events: cm.EventChannel, listener: ConnectionId) -> Iterator[Ready]:
             id.destroy_qp()
 
 
-def test_capabilities_are_granted(ready: Ready) -> None:
+def test_id_queue_pair_gets_the_requested_capabilities(ready: Ready) -> None:
     wanted = QPCapabilities(20, 30, 3, 4, 48)
     id, pd, cq = ready
     with pd.context.create_cq(64) as other:
@@ -131,7 +131,9 @@ def test_capabilities_are_granted(ready: Ready) -> None:
         assert qp.capabilities.max_inline_data >= 48
 
 
-def test_builders(events: cm.EventChannel, listener: ConnectionId) -> None:
+def test_id_queue_pair_with_send_ops_transfers_a_message(
+    events: cm.EventChannel, listener: ConnectionId
+) -> None:
     """rdma_create_qp_ex(3): posting by ibv_wr_post(3)."""
     connected = Connected(events, address_of(listener), send_ops=SendOps.SEND)
     assert connected.active.qp is not None
@@ -146,7 +148,7 @@ def test_builders(events: cm.EventChannel, listener: ConnectionId) -> None:
     connected.close()
 
 
-def test_what_the_id_cannot_have(ready: Ready) -> None:
+def test_id_create_qp_rejects_wrong_type_and_too_large_queues(ready: Ready) -> None:
     """A type that the port space does not have; more than the device has."""
     id, pd, cq = ready
     with pytest.raises(VerbsError, match="UD queue pair"):

@@ -20,7 +20,9 @@ def asking(events: cm.EventChannel, listener: ConnectionId) -> Iterator[Connecti
         yield id
 
 
-def test_reject(events: cm.EventChannel, asking: ConnectionId) -> None:
+def test_rejected_connect_returns_private_data_of_the_peer(
+    events: cm.EventChannel, asking: ConnectionId
+) -> None:
     """All of the private data goes there and comes back."""
     question, answer = bytes(range(56)), bytes(range(100, 248))
     asking.connect(ConnectionParameters(question))
@@ -45,7 +47,9 @@ def test_closing_a_request_rejects_it(events: cm.EventChannel, asking: Connectio
     assert event.id is asking
 
 
-def test_no_listener(events: cm.EventChannel, asking: ConnectionId, listener: ConnectionId) -> None:
+def test_connect_without_listener_is_rejected(
+    events: cm.EventChannel, asking: ConnectionId, listener: ConnectionId
+) -> None:
     listener.close()
     asking.connect()
     event = expect(events, EventType.REJECTED)
@@ -55,7 +59,9 @@ def test_no_listener(events: cm.EventChannel, asking: ConnectionId, listener: Co
     assert "no listener on that port" in str(error)
 
 
-def test_too_much_private_data(asking: ConnectionId, listener: ConnectionId) -> None:
+def test_private_data_limits_apply_to_connect_accept_and_reject(
+    asking: ConnectionId, listener: ConnectionId
+) -> None:
     with pytest.raises(LimitError, match=r"maximum 56 for connect\(\)"):
         asking.connect(ConnectionParameters(bytes(57)))
     with pytest.raises(LimitError, match=r"maximum 196 for accept\(\)"):
@@ -64,7 +70,7 @@ def test_too_much_private_data(asking: ConnectionId, listener: ConnectionId) -> 
         asking.reject(bytes(149))
 
 
-def test_no_way_to_the_address(events: cm.EventChannel, host: str) -> None:
+def test_resolve_addr_rejects_a_foreign_source_address(events: cm.EventChannel, host: str) -> None:
     """A source address that this host does not have (RFC 5737: documentation only) is refused."""
     with events.create_id() as id:
         with pytest.raises(AddressError, match=re.escape(host_port((host, 7471)))) as caught:
