@@ -40,7 +40,9 @@ MAKE: dict[str, Callable[[int], Any]] = {
 
 @one_loop
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-async def test_any_call(factory: ConnectionFactory, make: Callable[[int], Any]) -> None:
+async def test_every_call_accepts_memory_of_any_kind(
+    factory: ConnectionFactory, make: Callable[[int], Any]
+) -> None:
     async with factory.pair(Config()) as (client, server):
         for size in SIZES:
             data = pattern(size)
@@ -70,7 +72,7 @@ async def test_any_call(factory: ConnectionFactory, make: Callable[[int], Any]) 
                 assert region.view == bytes_of(empty) == data
 
 
-async def test_a_tensor_is_held_until_it_has_been_sent(factory: ConnectionFactory) -> None:
+async def test_tensor_is_held_until_it_has_been_sent(factory: ConnectionFactory) -> None:
     async with factory.pair(Config(fetch_ahead=0)) as (client, server):
         tensor = OwnTensor(bytearray(pattern(LONG)), (LONG,))
         sending = asyncio.create_task(client.send(tensor))
@@ -86,7 +88,9 @@ async def test_a_tensor_is_held_until_it_has_been_sent(factory: ConnectionFactor
         assert tensor.out == 0
 
 
-async def test_an_array_stays_in_its_place(factory: ConnectionFactory) -> None:
+async def test_array_cannot_be_resized_during_send_and_recv_into(
+    factory: ConnectionFactory,
+) -> None:
     """Although numpy is told not to look for references."""
 
     def stays(array: np.ndarray[Any, Any]) -> None:
@@ -114,7 +118,7 @@ async def test_an_array_stays_in_its_place(factory: ConnectionFactory) -> None:
             empty.resize(4 * LONG, refcheck=False)
 
 
-async def test_a_tensor_is_held_while_it_is_read_into(factory: ConnectionFactory) -> None:
+async def test_tensor_is_held_while_it_is_read_into(factory: ConnectionFactory) -> None:
     async with factory.sharing(LONG, config=Config()) as (client, _, buffer, remote):
         buffer.view[:] = pattern(LONG)
         for count in factory.cancel_points:
@@ -131,7 +135,7 @@ async def test_a_tensor_is_held_while_it_is_read_into(factory: ConnectionFactory
 
 
 @one_loop
-async def test_what_cannot_be_used(factory: ConnectionFactory) -> None:
+async def test_unusable_memory_is_rejected_without_side_effects(factory: ConnectionFactory) -> None:
     """It is told before anything happens, and changes nothing."""
     async with factory.sharing(64, config=Config()) as (client, server, _, remote):
         objects: Any = np.zeros(8, object)
@@ -179,7 +183,9 @@ def file() -> Iterator[int]:
 
 
 @pytest.mark.needs("dma-buf")
-async def test_memory_of_another_device(factory: ConnectionFactory, file: int) -> None:
+async def test_dmabuf_regions_are_read_written_and_shared(
+    factory: ConnectionFactory, file: int
+) -> None:
     async with factory.pair(Config()) as (client, server):
         data = pattern(LONG)
         os.pwrite(file, data, LONG)
@@ -203,7 +209,9 @@ async def test_memory_of_another_device(factory: ConnectionFactory, file: int) -
 @one_loop
 @pytest.mark.needs("dma-buf")
 @pytest.mark.parametrize("end", ["the owner's", "the user's"])
-async def test_a_file_that_is_truncated(factory: ConnectionFactory, file: int, end: str) -> None:
+async def test_truncated_dmabuf_file_fails_the_operation_only(
+    factory: ConnectionFactory, file: int, end: str
+) -> None:
     """A file that is registered itself: an error on both sides, and no process dies."""
     async with factory.pair(Config()) as (client, server):
         with server.register_dmabuf(file, LONG) as region, client.alloc(LONG) as buffer:
@@ -223,7 +231,9 @@ async def test_a_file_that_is_truncated(factory: ConnectionFactory, file: int, e
 
 @one_loop
 @pytest.mark.needs("dma-buf")
-async def test_what_another_devices_memory_cannot_do(factory: ConnectionFactory, file: int) -> None:
+async def test_dmabuf_region_rejects_unsupported_uses(
+    factory: ConnectionFactory, file: int
+) -> None:
     async with factory.sharing(64, config=Config()) as (client, _, _, remote):
         region = client.register_dmabuf(file, 64, writable=False)
         for use in (client.send, client.recv_into):
@@ -248,7 +258,7 @@ def forget(conn: Connection, file: int) -> None:
 
 
 @one_loop
-async def test_a_device_that_cannot(
+async def test_register_dmabuf_raises_unsupported_error_when_device_lacks_it(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with factory.pair(Config()) as (client, server):

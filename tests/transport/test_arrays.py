@@ -48,7 +48,7 @@ def check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert np.array_equal(found[name], array)
 
 
-async def test_a_message_of_arrays(factory: ConnectionFactory) -> None:
+async def test_arrays_round_trip_in_a_message(factory: ConnectionFactory) -> None:
     long = {f"{i}": np.full(3000 + i, i) for i in range(300)}
     async with factory.pair() as (client, server):
         for sent, metadata in (
@@ -67,7 +67,7 @@ async def test_a_message_of_arrays(factory: ConnectionFactory) -> None:
                 assert array.flags.writeable
 
 
-async def test_files_of_safetensors(factory: ConnectionFactory) -> None:
+async def test_arrays_are_compatible_with_safetensors_files(factory: ConnectionFactory) -> None:
     """The contents of a file are a message, and a message is one of a file."""
     contents = safetensors.numpy.save({n: a.copy(order="C") for n, a in SAMPLES.items()})
     check(safetensors.numpy.load(b"".join(arrays.pack(SAMPLES, {"a": "b"}))), SAMPLES)
@@ -82,7 +82,7 @@ async def test_files_of_safetensors(factory: ConnectionFactory) -> None:
             assert np.array_equal(await remote["matrix"][1:, ::2], SAMPLES["matrix"][1:, ::2])
 
 
-def test_types_that_have_no_place() -> None:
+def test_pack_names_arrays_of_unsupported_types() -> None:
     """The error names the array, and what it advises works."""
     array: Any
     for array, why in (
@@ -112,14 +112,14 @@ def test_types_that_have_no_place() -> None:
         arrays.pack({"x": [[1, 2], [3]]})
 
 
-def test_an_error_of_ml_dtypes_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpack_advises_ml_dtypes_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = b"".join(arrays.pack(OF_ML_DTYPES))
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(TypeError, match="install or update ml_dtypes"):
         arrays.unpack(packed)
 
 
-def test_names_that_cannot_be() -> None:
+def test_pack_rejects_invalid_names_and_metadata() -> None:
     array: Any = np.zeros(1)
     with pytest.raises(ValueError, match="__metadata__"):
         arrays.pack({"__metadata__": array})
@@ -182,7 +182,9 @@ NO_FILES = {
 
 
 @pytest.mark.parametrize("what", NO_FILES)
-async def test_what_is_no_message_of_arrays(factory: ConnectionFactory, what: str) -> None:
+async def test_unpack_rejects_invalid_safetensors_data(
+    factory: ConnectionFactory, what: str
+) -> None:
     with pytest.raises(ValueError, match="invalid safetensors data"):
         arrays.unpack(NO_FILES[what])
     async with factory.pair() as (client, server):
@@ -211,7 +213,7 @@ def some_key(chance: random.Random, shape: tuple[int, ...]) -> Any:
     return keys[0] if len(keys) == 1 else tuple(keys)
 
 
-async def test_parts_of_a_remote_array(factory: ConnectionFactory) -> None:
+async def test_remote_array_parts_match_numpy(factory: ConnectionFactory) -> None:
     """Reading and writing any part does what numpy does, also of an array with strides."""
     chance = random.Random(5)
     rights = Rights.READ | Rights.WRITE
@@ -246,7 +248,7 @@ async def test_parts_of_a_remote_array(factory: ConnectionFactory) -> None:
                     assert np.array_equal(array, wanted), other
 
 
-async def test_parts_of_many_pieces(
+async def test_remote_array_moves_many_pieces_with_bounded_memory(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are moved some at a time, with memory for no more; those of no bytes are not moved."""
@@ -293,7 +295,7 @@ TAKES_ELEMENTS: list[Callable[[Any], object]] = [
 ]
 
 
-async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
+async def test_remote_array_rejects_invalid_keys_and_buffers(factory: ConnectionFactory) -> None:
     array = np.zeros((3, 4), np.float32)
     async with factory.pair() as (client, server):
         with arrays.share(server, array) as shared:
@@ -338,7 +340,9 @@ async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
         await ends(remote[0].read(), Exception)
 
 
-async def test_what_is_shared(factory: ConnectionFactory) -> None:
+async def test_share_accepts_arrays_of_any_order_without_overlap(
+    factory: ConnectionFactory,
+) -> None:
     """Memory of its own, of any order, and no element twice; it is registered as long as that."""
     async with factory.pair() as (client, server):
         refused: list[tuple[Any, type[Exception]]] = [
@@ -387,7 +391,9 @@ async def test_what_is_shared(factory: ConnectionFactory) -> None:
         b'["F32", [3], [4], 0' + b" " * 4096 + b"]",
     ],
 )
-async def test_what_is_no_token(factory: ConnectionFactory, description: bytes) -> None:
+async def test_open_array_rejects_malformed_tokens(
+    factory: ConnectionFactory, description: bytes
+) -> None:
     """A peer's description reaches no byte outside of what it shares."""
     async with factory.pair() as (client, server):
         with arrays.share(server, np.zeros(3, np.float32)) as shared:
@@ -398,7 +404,7 @@ async def test_what_is_no_token(factory: ConnectionFactory, description: bytes) 
             assert len(await arrays.open_array(client, shared.token)) == 3
 
 
-async def test_tensors_of_torch(factory: ConnectionFactory) -> None:
+async def test_torch_tensors_are_sent_and_shared(factory: ConnectionFactory) -> None:
     """Runs where torch is installed, as in `make ray`."""
     torch: Any = pytest.importorskip("torch")
     whole = torch.arange(12.0).reshape(3, 4)

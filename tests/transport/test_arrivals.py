@@ -13,7 +13,7 @@ from .marks import on_pair
 pytestmark = on_pair
 
 
-async def test_a_step_that_is_not_awaited_has_taken_nothing(factory: ConnectionFactory) -> None:
+async def test_unawaited_step_takes_no_message(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         messages = aiter(server)
         await client.send(b"kept")
@@ -33,7 +33,7 @@ async def test_a_step_that_is_not_awaited_has_taken_nothing(factory: ConnectionF
             assert message == b"kept"
 
 
-async def test_a_step_is_one_message_by_whatever_it_is_driven(factory: ConnectionFactory) -> None:
+async def test_step_takes_one_message_whoever_drives_it(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         messages = aiter(server)
         assert aiter(messages) is messages
@@ -53,7 +53,7 @@ async def test_a_step_is_one_message_by_whatever_it_is_driven(factory: Connectio
             step.close()
 
 
-async def test_the_end_comes_again_and_again(factory: ConnectionFactory) -> None:
+async def test_iteration_ends_repeatedly_after_close(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         messages = aiter(server)
         await client.send(b"last")

@@ -87,7 +87,7 @@ async def dial(factory: ConnectionFactory, port: int, auth: bytes | None) -> Con
     [(KEY, OTHER), (None, KEY), (KEY, None), (KEY[:-1], KEY)],
     ids=["another", "none", "too many", "shorter"],
 )
-async def test_without_the_same_key_there_is_no_connection(
+async def test_connect_requires_the_same_key(
     factory: ConnectionFactory, ours: bytes | None, theirs: bytes | None
 ) -> None:
     async with await listening(factory, theirs) as listener:
@@ -98,7 +98,7 @@ async def test_without_the_same_key_there_is_no_connection(
 
 
 @one_loop
-async def test_a_key_is_checked_first(factory: ConnectionFactory) -> None:
+async def test_auth_key_must_have_16_bytes(factory: ConnectionFactory) -> None:
     for make in (listening(factory, b"short"), dial(factory, 1, b"short")):
         error = await ends(make, ValueError)
         assert "16" in str(error)
@@ -147,7 +147,7 @@ LIES = {
 @one_loop
 @by_cm
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_peer_without_the_key_gets_nowhere(
+async def test_peer_without_the_key_is_never_accepted(
     factory: ConnectionFactory, lie: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not even with a ticket."""
@@ -169,7 +169,7 @@ async def test_a_peer_without_the_key_gets_nowhere(
 @one_loop
 @pytest.mark.parametrize("via", ["cm", "tcp"])
 @pytest.mark.parametrize("said", ["a guess", "what another said"])
-async def test_an_answer_is_good_for_its_own_connection_only(
+async def test_auth_answer_is_valid_for_its_own_connection_only(
     factory: ConnectionFactory, via: Via, said: str
 ) -> None:
     """What a client has said to one connection proves nothing on another."""
@@ -204,7 +204,7 @@ async def test_an_answer_is_good_for_its_own_connection_only(
 
 @one_loop
 @by_cm
-async def test_a_peer_may_speak_at_once_after_its_proof(factory: ConnectionFactory) -> None:
+async def test_data_sent_directly_after_the_proof_is_received(factory: ConnectionFactory) -> None:
     """What comes with the proof finds the door open, however quick the peer is."""
     nonce = bytes(32)
     async with await listening(factory, KEY) as listener, admitted(factory, listener) as peer:
@@ -221,7 +221,7 @@ async def test_a_peer_may_speak_at_once_after_its_proof(factory: ConnectionFacto
 
 
 @one_loop
-async def test_a_peer_that_never_answers_is_given_up(factory: ConnectionFactory) -> None:
+async def test_silent_handshake_times_out_and_blocks_no_other(factory: ConnectionFactory) -> None:
     """It keeps no other peer out, and nothing when its time is over."""
     ask = RawPeer.connect if factory.via == "cm" else Stranger.connect
     async with (
@@ -261,7 +261,7 @@ async def asks(factory: ConnectionFactory, listener: Listener, ticket: bytes) ->
 
 
 @one_loop
-async def test_nothing_is_made_without_a_ticket(factory: ConnectionFactory) -> None:
+async def test_listener_creates_nothing_without_a_ticket(factory: ConnectionFactory) -> None:
     async with await listening(factory, KEY) as listener:
         with nothing_is_made(listener):
             told = await asks(factory, listener, bytes(TICKET_SIZE))
@@ -278,7 +278,7 @@ async def test_nothing_is_made_without_a_ticket(factory: ConnectionFactory) -> N
 
 @one_loop
 @by_cm
-async def test_a_ticket_of_another_key_is_told(factory: ConnectionFactory) -> None:
+async def test_ticket_of_another_key_is_refused_as_such(factory: ConnectionFactory) -> None:
     async with await listening(factory, KEY) as listener:
         challenge = (await asks(factory, listener, b""))[:CHALLENGE_SIZE]
         with nothing_is_made(listener):
@@ -288,7 +288,7 @@ async def test_a_ticket_of_another_key_is_told(factory: ConnectionFactory) -> No
 
 @one_loop
 @by_cm
-async def test_a_ticket_is_good_once(factory: ConnectionFactory) -> None:
+async def test_ticket_is_valid_once(factory: ConnectionFactory) -> None:
     async with await listening(factory, KEY) as listener:
         challenge = await asks(factory, listener, b"")
         ticket = new_ticket(KEY, challenge[:CHALLENGE_SIZE], AUTHENTICATES)
@@ -301,7 +301,7 @@ async def test_a_ticket_is_good_once(factory: ConnectionFactory) -> None:
 
 @one_loop
 @by_cm
-async def test_a_client_whose_ticket_comes_too_late_makes_another(
+async def test_client_requests_a_new_ticket_when_its_own_is_late(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tickets = iter([bytes(TICKET_SIZE)])
@@ -318,7 +318,7 @@ async def test_a_client_whose_ticket_comes_too_late_makes_another(
 
 @one_loop
 @by_cm
-async def test_a_listener_that_lies_about_its_key(factory: ConnectionFactory) -> None:
+async def test_client_rejects_listener_that_lies_about_its_key(factory: ConnectionFactory) -> None:
     """A challenge of one that says that it has none, and an answer of one that asks for none."""
     plain = hello(SMALL).pack()
     with closing(RawListener(factory)) as raw:
@@ -348,7 +348,7 @@ EARLY_LIES = {
 @one_loop
 @by_tcp
 @pytest.mark.parametrize("lie", EARLY_LIES)
-async def test_a_lie_in_place_of_a_ticket(factory: ConnectionFactory, lie: str) -> None:
+async def test_invalid_ticket_is_refused(factory: ConnectionFactory, lie: str) -> None:
     async with await listening(factory, KEY) as listener:
         with nothing_is_made(listener):
             async with Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer:
@@ -372,7 +372,9 @@ SOCKET_LIES = {
 @one_loop
 @by_tcp
 @pytest.mark.parametrize("lie", SOCKET_LIES)
-async def test_a_lie_on_the_socket_is_hung_up_on(factory: ConnectionFactory, lie: str) -> None:
+async def test_lie_on_the_bootstrap_socket_ends_the_handshake(
+    factory: ConnectionFactory, lie: str
+) -> None:
     async with (
         factory.witness(),
         await listening(factory, KEY) as listener,
@@ -386,7 +388,7 @@ async def test_a_lie_on_the_socket_is_hung_up_on(factory: ConnectionFactory, lie
 
 @one_loop
 @by_tcp
-async def test_the_first_frame_is_sealed_where_the_socket_had_the_proof(
+async def test_first_frame_is_sealed_when_the_proof_used_the_socket(
     factory: ConnectionFactory,
 ) -> None:
     encrypted = replace(factory, auth=KEY, encrypt=True)
@@ -405,7 +407,7 @@ async def test_the_first_frame_is_sealed_where_the_socket_had_the_proof(
 @one_loop
 @by_tcp
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
-async def test_nothing_is_dialled_before_the_proof(
+async def test_listener_dials_no_endpoint_before_the_proof(
     factory: ConnectionFactory, key: bytes | None
 ) -> None:
     """The device connects to the address of an endpoint when its queue pair is connected."""
@@ -440,7 +442,9 @@ def authority() -> trustme.CA:
 
 
 @by_tcp
-async def test_tls_on_the_exchange(factory: ConnectionFactory, authority: trustme.CA) -> None:
+async def test_bootstrap_over_tls_requires_a_trusted_certificate(
+    factory: ConnectionFactory, authority: trustme.CA
+) -> None:
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert(factory.host).configure_cert(serving)
     trusting = ssl.create_default_context()
@@ -515,7 +519,7 @@ async def test_client_without_ssl_names_it_when_another_tls_server_answers(
 
 @one_loop
 @by_tcp
-async def test_tls_is_for_the_exchange_by_tcp(factory: ConnectionFactory) -> None:
+async def test_ssl_is_rejected_for_other_bootstraps(factory: ConnectionFactory) -> None:
     context = ssl.create_default_context()
     wrong: Any = "a certificate"
     for make, kind, text in (

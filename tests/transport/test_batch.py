@@ -32,7 +32,7 @@ TRANSFER_SIZE = 8 << 20  # the longest single work request
 # ---- batches -------------------------------------------------------------------------------------
 
 
-async def test_a_batch_is_done_when_its_scope_ends(factory: ConnectionFactory) -> None:
+async def test_batch_completes_at_the_end_of_its_scope(factory: ConnectionFactory) -> None:
     async with factory.sharing(4096) as (client, _, there, remote):
         there.view[:8] = (7).to_bytes(8, "little")
         target = bytearray(100)
@@ -57,7 +57,7 @@ async def test_a_batch_is_done_when_its_scope_ends(factory: ConnectionFactory) -
 
 @one_loop
 @by_cm
-async def test_a_batch_is_one_doorbell(factory: ConnectionFactory) -> None:
+async def test_batch_uses_one_doorbell_and_one_completion(factory: ConnectionFactory) -> None:
     """It is one chain of requests in the send queue, with one completion."""
     async with factory.sharing(64) as (client, server, _, remote):
         queue = client._queue
@@ -83,7 +83,7 @@ async def test_a_batch_is_one_doorbell(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_a_read_that_is_refused_leaves_its_target(factory: ConnectionFactory) -> None:
+async def test_rejected_batch_read_leaves_its_target_unchanged(factory: ConnectionFactory) -> None:
     async with factory.sharing(64) as (client, _, _, remote):
         with client.alloc(64) as earlier:  # the pool gives its memory again
             earlier.view[:] = b"x" * 64
@@ -96,7 +96,7 @@ async def test_a_read_that_is_refused_leaves_its_target(factory: ConnectionFacto
 
 @one_loop
 @by_cm
-async def test_what_is_collected_is_counted_by_its_references(factory: ConnectionFactory) -> None:
+async def test_batch_holds_its_buffers_until_the_end_of_scope(factory: ConnectionFactory) -> None:
     """By name and by place, registered and not: held until the end of the scope, and no longer."""
     async with factory.sharing(64) as (client, _, there, remote):
         with client.alloc(8) as pooled:
@@ -118,7 +118,7 @@ async def test_what_is_collected_is_counted_by_its_references(factory: Connectio
 
 @pytest.mark.parametrize("how", ["released", "handed over"])
 @one_loop
-async def test_a_region_that_is_given_up_before_the_end(
+async def test_batch_fails_when_its_region_is_given_up_inside(
     factory: ConnectionFactory, how: str
 ) -> None:
     async with factory.pair() as (client, server):
@@ -134,9 +134,7 @@ async def test_a_region_that_is_given_up_before_the_end(
 
 
 @one_loop
-async def test_a_region_that_is_given_up_before_a_write_among_messages(
-    factory: ConnectionFactory,
-) -> None:
+async def test_queued_write_fails_when_its_region_is_released(factory: ConnectionFactory) -> None:
     """The write waits for the peer's room, for which the news of the end does not wait."""
     async with factory.pair() as (client, server):
         lent = await client.request_region(8)
@@ -154,7 +152,7 @@ async def test_a_region_that_is_given_up_before_a_write_among_messages(
 
 
 @one_loop
-async def test_an_exception_drops_the_batch(factory: ConnectionFactory) -> None:
+async def test_exception_discards_the_batch(factory: ConnectionFactory) -> None:
     async with factory.sharing(64) as (client, server, there, remote):
         before = await leases(client, server)
         old = []
@@ -173,7 +171,7 @@ async def test_an_exception_drops_the_batch(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_what_is_not_allowed_raises_from_its_own_call(factory: ConnectionFactory) -> None:
+async def test_batch_call_raises_for_disallowed_operations(factory: ConnectionFactory) -> None:
     async with factory.sharing(64, Rights.WRITE) as (client, _, there, remote):
         async with client.batch() as batch:
             with pytest.raises(RemoteRangeError):
@@ -187,7 +185,7 @@ async def test_what_is_not_allowed_raises_from_its_own_call(factory: ConnectionF
 
 
 @one_loop
-async def test_a_lease_that_ends_while_it_collects(factory: ConnectionFactory) -> None:
+async def test_batch_posts_nothing_after_its_lease_ended(factory: ConnectionFactory) -> None:
     """Nothing is posted, which the peer's device would refuse."""
     async with factory.pair() as (client, server):
         region = await client.request_region(64, access=ALL)
@@ -196,7 +194,7 @@ async def test_a_lease_that_ends_while_it_collects(factory: ConnectionFactory) -
 
 
 @one_loop
-async def test_a_batch_collects_in_its_scope_only(factory: ConnectionFactory) -> None:
+async def test_batch_rejects_operations_outside_its_scope(factory: ConnectionFactory) -> None:
     async with factory.sharing(64) as (client, _, _, remote):
         batch = client.batch()
         with pytest.raises(BufferStateError):
@@ -208,7 +206,7 @@ async def test_a_batch_collects_in_its_scope_only(factory: ConnectionFactory) ->
 
 
 @one_loop
-async def test_a_batch_on_a_connection_that_ended(factory: ConnectionFactory) -> None:
+async def test_batch_raises_connection_closed_error(factory: ConnectionFactory) -> None:
     async with factory.sharing(64) as (client, _, _, remote):
 
         async def close_inside() -> None:
@@ -223,7 +221,9 @@ async def test_a_batch_on_a_connection_that_ended(factory: ConnectionFactory) ->
 
 
 @one_loop
-async def test_a_failure_in_the_middle_of_a_batch(factory: ConnectionFactory) -> None:
+async def test_batch_executes_operations_before_the_failing_one_only(
+    factory: ConnectionFactory,
+) -> None:
     """The device tells of it by a request that is not signaled; what was before is done."""
     async with factory.pair() as (client, server):
         with server.alloc(64) as buffer, server.alloc(8) as other, client.alloc(8) as source:
@@ -259,7 +259,7 @@ async def test_a_failure_in_the_middle_of_a_batch(factory: ConnectionFactory) ->
 
 @one_loop
 @by_tcp
-async def test_progress_of_long_transfers(factory: ConnectionFactory) -> None:
+async def test_long_transfers_report_progress(factory: ConnectionFactory) -> None:
     """For a write with immediate data see test_order.py."""
     size = 2 * TRANSFER_SIZE + 5
     async with factory.sharing(size, config=Config()) as (client, _, there, remote):

@@ -55,7 +55,9 @@ def look_until_it_completes(conn: Connection) -> None:
     wakeups.brief_spin = patient
 
 
-async def test_writes_that_are_awaited_one_by_one(factory: ConnectionFactory) -> None:
+async def test_most_awaited_writes_complete_without_a_loop_iteration(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.sharing(4096, config=Config(polling=1.0)) as (client, _, there, remote):
         with client.alloc(4096) as buffer:
             buffer.view[:] = pattern(4096)
@@ -73,9 +75,7 @@ async def test_writes_that_are_awaited_one_by_one(factory: ConnectionFactory) ->
 
 @one_loop
 @pytest.mark.usefixtures("patient")
-async def test_a_task_that_never_leaves_the_device_blocks_no_other(
-    factory: ConnectionFactory,
-) -> None:
+async def test_writing_task_does_not_starve_other_tasks(factory: ConnectionFactory) -> None:
     async with factory.sharing(64, config=Config(polling=1.0)) as (client, _, _, remote):
         with client.alloc(64) as buffer:
             over = False
@@ -92,7 +92,7 @@ async def test_a_task_that_never_leaves_the_device_blocks_no_other(
 
 
 @one_loop
-async def test_without_polling_every_one_goes_round(factory: ConnectionFactory) -> None:
+async def test_writes_wait_for_the_loop_when_polling_is_off(factory: ConnectionFactory) -> None:
     async with factory.sharing(64, config=Config(polling=0)) as (client, _, _, remote):
         with client.alloc(64) as buffer:
             turns = Turns()
@@ -102,7 +102,9 @@ async def test_without_polling_every_one_goes_round(factory: ConnectionFactory) 
 
 
 @pytest.mark.usefixtures("patient")
-async def test_those_whom_the_look_of_another_finds(factory: ConnectionFactory) -> None:
+async def test_messages_found_by_polling_of_another_task_keep_order(
+    factory: ConnectionFactory,
+) -> None:
     """The look of a task that a drain has just called back finds what others wait for.
 
     They go on each with its own message, and in the order of these.
@@ -127,7 +129,7 @@ async def test_those_whom_the_look_of_another_finds(factory: ConnectionFactory) 
 
 @one_loop
 @pytest.mark.usefixtures("patient")
-async def test_none_outside_of_the_loop(factory: ConnectionFactory) -> None:
+async def test_waiters_do_not_poll_outside_their_loop(factory: ConnectionFactory) -> None:
     """Where no loop runs, or another one does, a step of what waits polls no device."""
     async with factory.pair(Config(polling=1.0)) as (client, server):
         sending = client.send_nowait(b"x")

@@ -21,7 +21,7 @@ async def frames(peer: RawPeer, count: int) -> list[tuple[FrameKind, bytes]]:
     return [await peer.frames.get() for _ in range(count)]
 
 
-async def test_what_is_sent_in_one_turn_shares_a_frame(factory: ConnectionFactory) -> None:
+async def test_messages_sent_in_one_iteration_share_a_frame(factory: ConnectionFactory) -> None:
     """But for the first, which has no other to wait for."""
     async with victim(factory) as (conn, peer):
         contents = [pattern(n, n) for n in range(0, 50, 7)]
@@ -33,7 +33,9 @@ async def test_what_is_sent_in_one_turn_shares_a_frame(factory: ConnectionFactor
         await asyncio.gather(*sends)
 
 
-async def test_one_after_another_each_has_its_own_frame(factory: ConnectionFactory) -> None:
+async def test_messages_awaited_one_by_one_have_their_own_frames(
+    factory: ConnectionFactory,
+) -> None:
     async with victim(factory) as (conn, peer):
         for n in range(SMALL.data_receives):
             await conn.send(pattern(n))
@@ -41,7 +43,7 @@ async def test_one_after_another_each_has_its_own_frame(factory: ConnectionFacto
         assert await frames(peer, SMALL.data_receives) == expected
 
 
-async def test_a_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -> None:
+async def test_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -> None:
     """And what does not fit beside others goes alone, or is offered, in its turn."""
     async with victim(factory) as (conn, peer):
         sizes = [0, ALONE, ALONE, 40, SMALL.eager_size - HEADER_SIZE]
@@ -54,7 +56,7 @@ async def test_a_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -
         await asyncio.gather(*sends)
 
 
-async def test_no_more_in_one_bundle_than_is_allowed(factory: ConnectionFactory) -> None:
+async def test_more_messages_than_max_bundle_are_all_received(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         sends = [client.send_nowait(b"") for _ in range(3 * MAX_BUNDLE)]
         for _ in sends:
@@ -67,7 +69,9 @@ async def taken(conn: Connection, count: int) -> None:
         (await conn.recv()).release()
 
 
-async def test_a_receive_is_free_when_its_last_message_is_taken(factory: ConnectionFactory) -> None:
+async def test_receive_of_a_bundle_is_freed_with_its_last_message(
+    factory: ConnectionFactory,
+) -> None:
     """A peer cannot use up more memory than its credits are for by sending many in a frame."""
     async with victim(factory) as (conn, peer):
         full = SMALL.data_receives

@@ -35,7 +35,9 @@ pytestmark = on_pair
 
 
 @on_device
-async def test_connect_cancelled_at_any_time(factory: ConnectionFactory) -> None:
+async def test_connect_cancelled_at_any_time_leaves_the_listener_working(
+    factory: ConnectionFactory,
+) -> None:
     """The listener goes on, also when the other side of the cancelled connection was made."""
     async with await factory.listen() as listener:
         made: list[Connection] = []
@@ -100,7 +102,7 @@ async def test_close_cancelled_at_any_time_ends_the_connection(factory: Connecti
 # ---- operations that no task goes on with --------------------------------------------------------
 
 
-async def test_left_in_the_middle_it_is_as_if_cancelled(factory: ConnectionFactory) -> None:
+async def test_dropped_operation_behaves_as_if_cancelled(factory: ConnectionFactory) -> None:
     """Dropped with its last reference, as a coroutine that a program drives itself."""
     async with factory.pair() as (client, server):
         for told in (False, True):
@@ -125,7 +127,9 @@ async def test_left_in_the_middle_it_is_as_if_cancelled(factory: ConnectionFacto
         await asyncio.gather(*sends, last)
 
 
-async def test_each_is_awaited_once(factory: ConnectionFactory) -> None:
+async def test_operation_can_be_awaited_once_and_is_named_in_repr(
+    factory: ConnectionFactory,
+) -> None:
     """And shows what it is where asyncio shows a task."""
     async with factory.sharing(1) as (client, server, _, remote):
         with client.alloc(1) as here:

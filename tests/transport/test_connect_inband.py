@@ -89,7 +89,7 @@ async def next_of(factory: ConnectionFactory, listener: Listener) -> tuple[Conne
 
 
 @one_loop
-async def test_each_has_limits_of_its_own(factory: ConnectionFactory) -> None:
+async def test_inband_connection_has_its_own_limits(factory: ConnectionFactory) -> None:
     async with await factory.listen(replace(SMALL, max_message=70_000)) as listener:
         client, server = await factory.both(listener)
         other, its_server = await factory.both(listener, replace(SMALL, max_message=50_000))
@@ -100,7 +100,9 @@ async def test_each_has_limits_of_its_own(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["client", "server"])
-async def test_who_goes_first_leaves_the_others(factory: ConnectionFactory, side: int) -> None:
+async def test_closing_one_inband_connection_keeps_the_others(
+    factory: ConnectionFactory, side: int
+) -> None:
     """In order and without a word, and the other side hears of each; the next one is asked for."""
     async with await factory.listen() as listener:
         pairs = [await factory.both(listener) for _ in range(4)]
@@ -119,7 +121,7 @@ async def test_who_goes_first_leaves_the_others(factory: ConnectionFactory, side
 
 
 @one_loop
-async def test_all_close_in_one_turn(factory: ConnectionFactory) -> None:
+async def test_shared_socket_closes_with_its_last_connection(factory: ConnectionFactory) -> None:
     """None is left to share the socket, so it is closed on both sides."""
     async with await factory.listen() as listener:
         pairs = [await factory.both(listener) for _ in range(3)]
@@ -140,7 +142,9 @@ async def test_all_close_in_one_turn(factory: ConnectionFactory) -> None:
         await until(lambda: not any(one is None or list(one) for one in known))
 
 
-async def test_many_at_once(factory: ConnectionFactory) -> None:
+async def test_inband_connects_fall_back_to_sockets_without_credit(
+    factory: ConnectionFactory,
+) -> None:
     """Requests for which there is no credit use a socket of their own."""
     async with first(factory) as (listener, client, server):
         clients = await asyncio.gather(*(factory.connect(listener.port) for _ in range(20)))
@@ -156,9 +160,7 @@ async def test_many_at_once(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_no_request_over_a_connection_before_the_key_proof(
-    factory: ConnectionFactory,
-) -> None:
+async def test_inband_request_waits_for_the_key_proof(factory: ConnectionFactory) -> None:
     factory = replace(factory, auth=KEY)
     async with first(factory) as (listener, client, _):
         known = group(client)
@@ -178,7 +180,7 @@ async def test_no_request_over_a_connection_before_the_key_proof(
 
 
 @one_loop
-async def test_in_band_turned_off(factory: ConnectionFactory) -> None:
+async def test_inband_can_be_turned_off_by_either_side(factory: ConnectionFactory) -> None:
     """On either side, and from another address."""
     alone = replace(SMALL, in_band=False)
     async with first(factory) as (listener, client, _):
@@ -199,7 +201,7 @@ async def test_in_band_turned_off(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_with_a_key(factory: ConnectionFactory) -> None:
+async def test_inband_connection_proves_the_key_itself(factory: ConnectionFactory) -> None:
     """Each proves it anew, and another key is refused also over a connection with the right one."""
 
     factory = replace(factory, auth=KEY)
@@ -216,7 +218,9 @@ async def test_with_a_key(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_a_listener_that_was_closed(factory: ConnectionFactory) -> None:
+async def test_inband_connect_is_rejected_after_the_listener_closed(
+    factory: ConnectionFactory,
+) -> None:
     """As without a connection to it; and the next listener there is found."""
     async with first(factory) as (listener, client, server):
         port = listener.port
@@ -241,7 +245,7 @@ async def never_arrives(channel: ControlChannel, member: GroupMember) -> None:
 
 
 @one_loop
-async def test_too_many_handshakes(
+async def test_inband_connect_falls_back_when_handshakes_are_exhausted(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is not ready counts for as long as on a socket, and keeps no peer out that comes on
@@ -264,7 +268,7 @@ async def test_too_many_handshakes(
 
 
 @one_loop
-async def test_a_listener_that_does_not_answer(
+async def test_inband_connect_falls_back_when_the_listener_is_silent(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of the time is left for a socket, and is not lost twice; a late answer is heard."""
@@ -310,7 +314,7 @@ ENDS: dict[str, Callable[[Connection, Connection], Coroutine[Any, Any, None] | N
 
 
 @pytest.mark.parametrize("how", ENDS)
-async def test_the_connection_of_the_request_ends_meanwhile(
+async def test_inband_connect_succeeds_when_the_carrying_connection_ends(
     factory: ConnectionFactory, how: str
 ) -> None:
     """At whatever step: the client gets a connection all the same."""
@@ -329,7 +333,7 @@ async def test_the_connection_of_the_request_ends_meanwhile(
         await until(lambda: connections_counted(listener) == 0)
 
 
-async def test_a_connect_that_is_cancelled(factory: ConnectionFactory) -> None:
+async def test_cancelled_inband_connect_leaves_nothing_behind(factory: ConnectionFactory) -> None:
     """At whatever step: nothing is left of it on either side, and the others go on."""
     async with first(factory) as (listener, client, server):
         accepting = asyncio.create_task(abandon(listener))
@@ -353,7 +357,7 @@ async def abandon(listener: Listener) -> None:
 
 
 @one_loop
-async def test_the_listener_is_closed_meanwhile(factory: ConnectionFactory) -> None:
+async def test_inband_connect_ends_when_the_listener_is_closed(factory: ConnectionFactory) -> None:
     """At whatever step: the client is told at once."""
     patient = replace(SMALL, connect_timeout=1000)
     for count in factory.cancel_points:
@@ -370,7 +374,9 @@ async def test_the_listener_is_closed_meanwhile(factory: ConnectionFactory) -> N
 
 
 @one_loop
-async def test_a_death_is_noticed_after_the_first_has_gone(factory: ConnectionFactory) -> None:
+async def test_peer_death_is_noticed_after_the_socket_opener_closed(
+    factory: ConnectionFactory,
+) -> None:
     """At once, by those that share a socket that they have not opened."""
     async with Child.connected(factory, "stay") as child:
         assert child.conn.peer_address is not None
@@ -411,7 +417,9 @@ LIES: dict[str, Callable[[RawPeer], list[bytes]]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 @one_loop
-async def test_lies_to_a_listener(factory: ConnectionFactory, lie: str) -> None:
+async def test_inband_lie_to_a_listener_ends_its_connection(
+    factory: ConnectionFactory, lie: str
+) -> None:
     async with first(factory) as (listener, client, server):
         async with RawPeer.connect(factory, listener.port) as peer, await listener.accept() as conn:
             peer.send(*LIES[lie](peer))
@@ -424,7 +432,7 @@ async def test_lies_to_a_listener(factory: ConnectionFactory, lie: str) -> None:
     "message", [REQUEST, protocol.ConnectReply(1, *REQUEST[2:]), protocol.ReadyToUse(0)]
 )
 @one_loop
-async def test_lies_to_the_connecting_side(
+async def test_inband_lie_to_the_client_ends_its_connection(
     factory: ConnectionFactory, message: protocol.Message
 ) -> None:
     async with first(factory) as (_, client, server):
@@ -433,7 +441,9 @@ async def test_lies_to_the_connecting_side(
 
 
 @one_loop
-async def test_a_flood_of_requests_is_bounded(factory: ConnectionFactory) -> None:
+async def test_inband_requests_beyond_max_handshakes_are_refused(
+    factory: ConnectionFactory,
+) -> None:
     """By the same number as handshakes on sockets, and each is answered."""
     async with await factory.listen(replace(SMALL, max_handshakes=3)) as listener:
         async with RawPeer.connect(factory, listener.port) as peer, await listener.accept():
@@ -458,7 +468,7 @@ ANSWERS: dict[str, Callable[[protocol.ConnectRequest], protocol.Message]] = {
 
 @pytest.mark.parametrize("answer", ANSWERS)
 @one_loop
-async def test_nonsense_for_an_answer(
+async def test_invalid_inband_answer_ends_one_connection(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     """Costs the connection that it was for, and no other."""
@@ -473,7 +483,7 @@ async def test_nonsense_for_an_answer(
 
 
 @one_loop
-async def test_what_a_refusal_says_is_shown_safely(
+async def test_inband_refusal_text_is_escaped(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: connect_inband.Responder, ask: protocol.ConnectRequest) -> None:
@@ -487,7 +497,9 @@ async def test_what_a_refusal_says_is_shown_safely(
 
 
 @one_loop
-async def test_a_peer_that_does_not_read_its_socket(factory: ConnectionFactory) -> None:
+async def test_connection_breaks_when_peer_does_not_read_its_socket(
+    factory: ConnectionFactory,
+) -> None:
     """Numbers of connections that have ended do not pile up for a peer that does not read."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
@@ -504,7 +516,9 @@ async def test_a_peer_that_does_not_read_its_socket(factory: ConnectionFactory) 
 
 
 @one_loop
-async def test_numbers_of_others(factory: ConnectionFactory) -> None:
+async def test_ended_message_affects_only_connections_of_its_socket(
+    factory: ConnectionFactory,
+) -> None:
     """What a peer says on its socket is about those that share it."""
     async with first(factory) as (listener, client, server):
         pairs = [await factory.both(listener, replace(SMALL, in_band=False)) for _ in range(2)]

@@ -91,7 +91,7 @@ async def dial(
 @pytest.mark.parametrize("kind", ["nothing", "a part", "all of the first message"])
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
 @one_loop
-async def test_an_honest_client_beside_thousands(
+async def test_honest_client_connects_beside_thousands_of_strangers(
     factory: ConnectionFactory, kind: str, key: bytes | None
 ) -> None:
     """Handshakes have no time limit here: nothing but the rule makes room.
@@ -200,7 +200,7 @@ ELSEWHERE = "127.0.0.9"
 
 
 @one_loop
-async def test_failing_handshakes_of_a_host_are_limited(
+async def test_failed_handshakes_are_limited_per_host(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a word of other hosts, and until time has passed, which it does not here."""
@@ -233,7 +233,7 @@ async def elsewhere_is_let_in(factory: ConnectionFactory, listener: Listener) ->
 
 
 @one_loop
-async def test_a_proof_forgives_its_host(
+async def test_successful_proof_resets_the_failures_of_its_host(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host of many programs is not shut out by one of them that has the wrong key."""
@@ -249,7 +249,7 @@ async def test_a_proof_forgives_its_host(
 
 
 @one_loop
-async def test_silence_is_no_failure(
+async def test_silent_peers_do_not_count_as_failures(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Silent peers try no key, so they do not keep out others of their host."""

@@ -61,7 +61,9 @@ def waits(conn: Connection) -> list[asyncio.Task[object]]:
 
 
 @pytest.mark.parametrize("kind", [EventType.QP_FATAL, EventType.CQ_ERR, EventType.DEVICE_FATAL])
-async def test_every_wait_ends_with_the_report(factory: ConnectionFactory, kind: EventType) -> None:
+async def test_every_wait_ends_with_the_device_event(
+    factory: ConnectionFactory, kind: EventType
+) -> None:
     async with factory.pair() as (client, server):
         waiting = waits(client)
         await asyncio.sleep(0)
@@ -85,7 +87,7 @@ async def test_every_wait_ends_with_the_report(factory: ConnectionFactory, kind:
 
 @one_loop
 @by_tcp
-async def test_the_device_really_fails(factory: ConnectionFactory) -> None:
+async def test_device_fatal_event_is_the_cause_of_every_failure(factory: ConnectionFactory) -> None:
     """The embedded device can be made to. What it flushes comes with the reason, not before it."""
     if factory.device != "embedded0":
         assert lib.aiordma_embedded_raise(EventType.QP_FATAL) == errno.EINVAL  # not to be made
@@ -108,7 +110,7 @@ async def test_the_device_really_fails(factory: ConnectionFactory) -> None:
 FAILURE = ConnectionBrokenError("the first failure")
 
 
-async def test_a_failure_within_a_post_ends_the_connection_after_it(
+async def test_failure_during_a_post_ends_the_connection_afterwards(
     factory: ConnectionFactory,
 ) -> None:
     """In the loop's next iteration; its user sees it closed at once."""
@@ -138,7 +140,7 @@ EVENTS: dict[str, Callable[[Connection], object]] = {
 
 @pytest.mark.parametrize("event", EVENTS)
 @one_loop
-async def test_what_comes_between_is_too_late(factory: ConnectionFactory, event: str) -> None:
+async def test_first_failure_stays_the_cause(factory: ConnectionFactory, event: str) -> None:
     async with factory.pair() as (client, _):
         if event == "close":  # which begins in the next iteration, before the end comes
             EVENTS[event](client)
@@ -151,7 +153,7 @@ async def test_what_comes_between_is_too_late(factory: ConnectionFactory, event:
 @one_loop
 @by_cm
 @pytest.mark.parametrize("when", ["start", "proof"])
-async def test_a_failure_in_the_handshake(
+async def test_failure_during_the_handshake_is_raised_by_connect(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """The caller of `connect` hears of it, in place of a connection."""
@@ -175,7 +177,7 @@ async def test_a_failure_in_the_handshake(
 
 
 @pytest.mark.any_device
-def test_a_failure_after_the_end_of_the_loop() -> None:
+def test_failure_after_the_loop_closed_calls_nothing() -> None:
     """It calls nothing there: the end of a loop gives everything back."""
     loop = asyncio.new_event_loop()
     loop.close()
@@ -206,7 +208,7 @@ async def iterate(listener: Listener) -> object:
 
 @pytest.mark.parametrize("wait", [accept, iterate])
 @pytest.mark.parametrize("anywhere", [False, True])
-async def test_a_listener_ends_with_its_device(
+async def test_listener_ends_with_its_device(
     factory: ConnectionFactory,
     wait: Callable[[Listener], Coroutine[Any, Any, object]],
     anywhere: bool,
@@ -237,7 +239,9 @@ async def test_a_listener_ends_with_its_device(
     await listener.close()
 
 
-async def test_a_server_ends_with_its_device(factory: ConnectionFactory, fails: bool) -> None:
+async def test_server_can_be_restarted_after_its_device_failed(
+    factory: ConnectionFactory, fails: bool
+) -> None:
     """The loop of docs/connecting.md serves again."""
     if not fails:
         return
@@ -268,9 +272,7 @@ async def test_a_server_ends_with_its_device(factory: ConnectionFactory, fails: 
     await ends(serving, asyncio.CancelledError)
 
 
-async def test_a_stream_server_ends_with_its_device(
-    factory: ConnectionFactory, fails: bool
-) -> None:
+async def test_stream_server_ends_with_its_device(factory: ConnectionFactory, fails: bool) -> None:
     if not fails:
         return
     server = await start_stream_server(
@@ -287,7 +289,7 @@ async def test_a_stream_server_ends_with_its_device(
 
 @one_loop
 @by_tcp
-async def test_a_device_that_cannot_be_opened_any_more_ends_its_listener(
+async def test_listener_ends_when_its_device_cannot_be_opened(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that was removed while nothing was connected: the next peer finds out."""
@@ -305,9 +307,7 @@ async def test_a_device_that_cannot_be_opened_any_more_ends_its_listener(
 @pytest.mark.any_device
 @by_tcp
 @one_loop
-async def test_a_completion_queue_that_overran_gets_no_connection_any_more(
-    factory: ConnectionFactory,
-) -> None:
+async def test_connections_avoid_an_overrun_completion_queue(factory: ConnectionFactory) -> None:
     """The listener keeps the driver, and with it that queue."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)

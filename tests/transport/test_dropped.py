@@ -51,7 +51,7 @@ def drop(kept: list[Any]) -> None:
     gc.collect()
 
 
-async def test_a_dropped_connection(factory: ConnectionFactory) -> None:
+async def test_dropped_connection_warns_and_is_closed(factory: ConnectionFactory) -> None:
     """It goes with its last reference; the peer sees the end; nothing stays registered."""
     before = live()
     async with await factory.listen() as listener:
@@ -73,7 +73,7 @@ async def test_a_dropped_connection(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_dropped_in_the_middle_of_everything(factory: ConnectionFactory) -> None:
+async def test_connection_dropped_with_work_in_flight_is_freed(factory: ConnectionFactory) -> None:
     """With work under way in both directions, shares, a batch, and memory that is still held."""
     before = live()
     async with await factory.listen() as listener:
@@ -96,7 +96,9 @@ async def test_dropped_in_the_middle_of_everything(factory: ConnectionFactory) -
 
 
 @one_loop
-async def test_dropped_in_another_thread(factory: ConnectionFactory) -> None:
+async def test_connection_dropped_in_another_thread_ends_in_its_loop(
+    factory: ConnectionFactory,
+) -> None:
     """As when the collector runs there: it ends in its own loop all the same."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
@@ -108,7 +110,9 @@ async def test_dropped_in_another_thread(factory: ConnectionFactory) -> None:
         await server.close()
 
 
-async def test_a_dropped_listener(factory: ConnectionFactory) -> None:
+async def test_dropped_listener_frees_its_port_and_ends_pending_peers(
+    factory: ConnectionFactory,
+) -> None:
     """Its port is free, and peers that waited to be accepted are told."""
     before = live()
     listener = await factory.listen()
@@ -134,7 +138,9 @@ OF_VERBS: dict[str, Callable[[ProtectionDomain], object]] = {
 
 @one_loop
 @pytest.mark.parametrize("what", OF_VERBS)
-async def test_a_dropped_object_of_the_verbs(factory: ConnectionFactory, what: str) -> None:
+async def test_dropped_verbs_object_warns_and_is_freed(
+    factory: ConnectionFactory, what: str
+) -> None:
     with open_device(factory.device) as context, context.alloc_pd() as pd:
         before = live()
         kept = [OF_VERBS[what](pd)]
@@ -145,7 +151,7 @@ async def test_a_dropped_object_of_the_verbs(factory: ConnectionFactory, what: s
 
 
 @one_loop
-async def test_an_id_whose_queue_pair_is_kept(factory: ConnectionFactory) -> None:
+async def test_dropped_id_lives_as_long_as_its_queue_pair(factory: ConnectionFactory) -> None:
     """The connection goes on, until that is dropped as well."""
     async with AsyncConnectionId(factory.device) as listener:
         listener.id.bind_addr((factory.host, 0))
@@ -169,7 +175,7 @@ async def test_an_id_whose_queue_pair_is_kept(factory: ConnectionFactory) -> Non
 
 
 @one_loop
-async def test_a_server_without_a_reference_goes_on(factory: ConnectionFactory) -> None:
+async def test_server_without_reference_keeps_serving(factory: ConnectionFactory) -> None:
     """As asyncio's: until its loop ends. `test_loops.py` looks at that."""
 
     server = await start_server(echo, factory.host, **factory.where)

@@ -175,7 +175,7 @@ async def test_only_the_first_frame_is_in_clear(factory: ConnectionFactory) -> N
 
 @by_cm
 @one_loop
-async def test_what_a_peer_offers_is_opened(factory: ConnectionFactory) -> None:
+async def test_encrypted_message_offered_by_a_peer_is_decrypted(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         offered, seal = seal_payload(LONG, bytes(range(32)))
         with peer.raw.qp.pd.reg_mr(bytearray(offered), REMOTE_READ) as memory:
@@ -207,7 +207,7 @@ async def broken(conn: Connection, peer: SealedPeer) -> str:
     return str(error)
 
 
-def test_every_bit_counts() -> None:
+def test_change_of_any_bit_raises_integrity_error() -> None:
     """Of a frame with a header, a text and a tag: no change of one bit goes unnoticed."""
     plain = frame(FrameKind.DATA, LETTER)
 
@@ -243,7 +243,9 @@ LIES: dict[str, Callable[[SealedPeer], list[bytes]]] = {
 @by_cm
 @one_loop
 @pytest.mark.parametrize("lie", LIES)
-async def test_frames_that_were_not_sent_like_this(factory: ConnectionFactory, lie: str) -> None:
+async def test_forged_frame_ends_the_encrypted_connection(
+    factory: ConnectionFactory, lie: str
+) -> None:
     async with factory.witness(), victim(factory) as (conn, peer):
         peer.raw.send(*LIES[lie](peer))
         if lie == "replayed":
@@ -256,10 +258,9 @@ async def test_frames_that_were_not_sent_like_this(factory: ConnectionFactory, l
 @one_loop
 @pytest.mark.parametrize("into", [False, True], ids=["recv", "recv_into"])
 @pytest.mark.parametrize("change", ["the memory", "the key", "the tag"])
-async def test_a_long_message_that_was_changed(
+async def test_changed_long_message_is_not_delivered(
     factory: ConnectionFactory, change: str, into: bool
 ) -> None:
-    """It is not received, and nothing of it is seen."""
     async with factory.witness(), victim(factory) as (conn, peer):
         offered, seal = map(bytearray, seal_payload(LONG, bytes(range(32))))
         (offered if change == "the memory" else seal)[{"the tag": -1}.get(change, 5)] ^= 4
@@ -274,7 +275,7 @@ async def test_a_long_message_that_was_changed(
 
 @by_cm
 @one_loop
-async def test_a_request_without_its_seal(factory: ConnectionFactory) -> None:
+async def test_rendezvous_without_seal_raises_protocol_error(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(rendezvous(1, Piece(4096, 1 << 20, 1)))
         await ends(conn.recv(), ProtocolError)
@@ -294,7 +295,7 @@ def rekey_after(conn: Connection, *, sent: int, received: int, by_bytes: bool) -
 
 
 @pytest.mark.parametrize("by_bytes", [False, True], ids=["frames", "bytes"])
-async def test_keys_are_changed(
+async def test_traffic_keys_are_renewed_by_frames_and_bytes(
     factory: ConnectionFactory, by_bytes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each side takes the next key of each direction at the same frame."""
@@ -319,7 +320,7 @@ async def test_keys_are_changed(
 
 @by_cm
 @one_loop
-async def test_the_model_changes_its_keys_as_well(factory: ConnectionFactory) -> None:
+async def test_model_peer_renews_keys_in_step(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         sealing = conn._messages.outbox.sealing
         assert sealing
@@ -334,7 +335,7 @@ async def test_the_model_changes_its_keys_as_well(factory: ConnectionFactory) ->
 
 @one_loop
 @by_tcp
-async def test_each_connection_has_keys_of_its_own(factory: ConnectionFactory) -> None:
+async def test_each_connection_has_its_own_keys(factory: ConnectionFactory) -> None:
     """Also one that is opened over another."""
     async with await factory.listen() as listener:
         pairs = [await factory.both(listener) for _ in range(3)]
@@ -368,7 +369,7 @@ def halves(heard: Callable[[protocol.Message], protocol.Message]) -> tuple[KeyPr
 
 
 @one_loop
-async def test_public_keys_cannot_be_replaced() -> None:
+async def test_replaced_public_key_fails_authentication() -> None:
     """By one in the middle that would have a secret with each side: the proofs vouch for them."""
     client, server = halves(lambda message: message)
     client.begin()
@@ -388,7 +389,7 @@ async def test_public_keys_cannot_be_replaced() -> None:
 
 
 @one_loop
-async def test_a_public_key_that_is_none() -> None:
+async def test_invalid_public_key_fails_authentication() -> None:
     def zeros(message: protocol.Message) -> protocol.Message:
         if isinstance(message, protocol.AuthHello):
             return message._replace(nonce=bytes(32))
@@ -403,7 +404,7 @@ async def test_a_public_key_that_is_none() -> None:
 
 
 @one_loop
-async def test_operations_on_memory_are_refused(factory: ConnectionFactory) -> None:
+async def test_memory_operations_raise_unencrypted_error(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with client.alloc(64) as buffer:
             for refused in (
@@ -428,7 +429,7 @@ async def test_operations_on_memory_are_refused(factory: ConnectionFactory) -> N
     [protocol.RegionRequest(1, 4096, Rights.READ, 0), protocol.RegionRelease(0, 1)],
     ids=lambda message: type(message).__name__,
 )
-async def test_a_peer_that_asks_for_memory(
+async def test_memory_request_of_the_peer_ends_the_encrypted_connection(
     factory: ConnectionFactory, message: protocol.Message
 ) -> None:
     async with victim(factory) as (conn, peer):
@@ -439,7 +440,9 @@ async def test_a_peer_that_asks_for_memory(
 
 @by_cm
 @one_loop
-async def test_a_peer_that_writes_with_immediate_data(factory: ConnectionFactory) -> None:
+async def test_write_with_immediate_ends_the_encrypted_connection(
+    factory: ConnectionFactory,
+) -> None:
     async with victim(factory) as (conn, peer):
         peer.raw.qp.post_send_one(0, WRITE_WITH_IMM, 0, 0, 0, 0, 0, 0, 5)
         error = await ends(conn.recv(), ProtocolError)
@@ -451,7 +454,7 @@ async def test_a_peer_that_writes_with_immediate_data(factory: ConnectionFactory
 
 @pytest.mark.parametrize("theirs", [False, True, "messages"])
 @pytest.mark.parametrize("ours", [False, True, "messages"])
-async def test_both_sides_ask_for_the_same(
+async def test_both_sides_must_choose_the_same_encryption(
     factory: ConnectionFactory, ours: Encrypt, theirs: Encrypt, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -475,7 +478,7 @@ async def test_both_sides_ask_for_the_same(
 
 
 @one_loop
-async def test_it_needs_a_key(factory: ConnectionFactory) -> None:
+async def test_encrypt_requires_an_auth_key(factory: ConnectionFactory) -> None:
     error = await ends(connect("127.0.0.1", 1, encrypt=True), ValueError)
     assert "auth=" in str(error)
     error = await ends(listen(auth=KEY, encrypt="no"), ValueError)  # type: ignore[arg-type]
@@ -483,7 +486,7 @@ async def test_it_needs_a_key(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_it_needs_a_package(
+async def test_encrypt_advises_the_extra_when_cryptography_is_missing(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which is looked for when it is needed, and not before."""
@@ -502,7 +505,7 @@ async def test_it_needs_a_package(
 
 @one_loop
 @by_tcp
-async def test_on_a_channel_of_ones_own(factory: ConnectionFactory) -> None:
+async def test_prepared_connections_are_encrypted(factory: ConnectionFactory) -> None:
     where: dict[str, Any] = {"device": factory.device, "auth": KEY, "encrypt": True}
     first, second = [
         await prepare_connection(address=factory.host, config=SMALL, **where) for _ in range(2)
@@ -517,7 +520,7 @@ async def test_on_a_channel_of_ones_own(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_streams_servers_and_reconnect(factory: ConnectionFactory) -> None:
+async def test_streams_servers_and_reconnect_are_encrypted(factory: ConnectionFactory) -> None:
     async def echo_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read())
         writer.close()
@@ -547,7 +550,9 @@ async def test_streams_servers_and_reconnect(factory: ConnectionFactory) -> None
 
 
 @one_loop
-async def test_memory_that_the_pool_has_not(factory: ConnectionFactory) -> None:
+async def test_sealed_messages_larger_than_the_pool_do_not_deadlock(
+    factory: ConnectionFactory,
+) -> None:
     """A sealed copy is made elsewhere: two sides cannot keep each other waiting for memory."""
     config = replace(SMALL, pool_limit=8 << 20)
     async with factory.pair(config) as (client, server):

@@ -39,7 +39,9 @@ async def withdrawn(owner: Connection, user: Connection, memory: Buffer) -> Remo
     return region
 
 
-async def test_a_write_and_what_is_flushed_behind_it(factory: ConnectionFactory) -> None:
+async def test_failed_write_and_flushed_operations_name_the_cause(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.sharing(8192) as (client, server, _, remote):
         with client.alloc(4096) as local, server.alloc(64) as gone:
             revoked = await withdrawn(server, client, gone)
@@ -92,7 +94,9 @@ OPERATIONS: dict[str, Callable[[Connection, Buffer, RemoteRegion], Awaitable[obj
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_each_operation(factory: ConnectionFactory, operation: str) -> None:
+async def test_failed_operation_names_peer_and_region(
+    factory: ConnectionFactory, operation: str
+) -> None:
     async with factory.pair() as (client, server):
         with client.alloc(64) as local, server.alloc(64) as gone:
             revoked = await withdrawn(server, client, gone)
@@ -103,7 +107,7 @@ async def test_each_operation(factory: ConnectionFactory, operation: str) -> Non
             assert str(error).startswith(region), error
 
 
-async def test_what_is_under_way_when_the_connection_is_aborted(factory: ConnectionFactory) -> None:
+async def test_pending_send_names_itself_when_aborted(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, _):
         sends = [asyncio.ensure_future(client.send(pattern(600))) for _ in range(20)]
         await yield_loop(2)
@@ -113,7 +117,7 @@ async def test_what_is_under_way_when_the_connection_is_aborted(factory: Connect
         await asyncio.gather(*sends, return_exceptions=True)
 
 
-async def test_a_refused_request_names_the_peer(
+async def test_refused_request_names_the_peer(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with factory.pair() as (client, server):
@@ -125,7 +129,7 @@ async def test_a_refused_request_names_the_peer(
         await check_alive(client, server)
 
 
-async def test_a_range_names_its_region(factory: ConnectionFactory) -> None:
+async def test_range_error_names_its_region(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(64) as memory, client.alloc(64) as local:
             _, remote = await give(server, client, memory, Rights.READ)

@@ -45,12 +45,12 @@ MANY = apart(LIMIT)
 FLOOD = "192.0.2.1"
 
 
-def test_any_goes_where_no_network_is_full() -> None:
+def test_any_peer_is_evicted_when_no_network_is_over_its_share() -> None:
     for draw, expected in ((first, 0), (last, LIMIT - 1)):
         assert comes(filled(*MANY, draw=draw), FLOOD) == expected
 
 
-def test_all_of_a_network_are_drawn_from() -> None:
+def test_eviction_draws_from_all_hosts_of_the_full_network() -> None:
     drawn = []
 
     def draw(count: int) -> int:
@@ -61,14 +61,14 @@ def test_all_of_a_network_are_drawn_from() -> None:
     assert drawn == [6]
 
 
-def test_a_host_beyond_its_share_loses_its_own() -> None:
+def test_host_over_its_share_evicts_its_own_peers() -> None:
     share = filled(*MANY[:10], *[FLOOD] * 6)
     assert comes(share, "10.99.0.1") == 10
     assert comes(share, FLOOD, 101) == 11
     assert comes(share, MANY[0], 102) == 12
 
 
-def test_within_its_share_a_host_is_as_others() -> None:
+def test_host_within_its_share_evicts_any_peer() -> None:
     assert comes(filled(*MANY[:14], FLOOD, FLOOD), "10.99.0.1") == 0
     assert comes(filled(*MANY[:14], FLOOD, FLOOD), FLOOD) == 14  # it would be its third
 
@@ -82,7 +82,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("network", FLOODS)
-def test_a_network_of_many_hosts_has_one_share(network: str) -> None:
+def test_network_of_many_hosts_has_one_share(network: str) -> None:
     """Else an attacker would have as many as there are addresses that it can choose from."""
     share = filled("10.1.0.1", "2001:db8:2::1", *FLOODS[network])
     for number in range(100, 200):
@@ -91,14 +91,14 @@ def test_a_network_of_many_hosts_has_one_share(network: str) -> None:
         share.remove(1000 + number)
 
 
-def test_the_full_host_of_a_full_network_loses_first() -> None:
+def test_full_host_of_a_full_network_is_evicted_first() -> None:
     """An honest host beside it in the network keeps its own."""
     share = filled("192.0.2.9", *["192.0.2.1"] * 8, *MANY[:7])
     for number in range(100, 120):
         assert comes(share, "192.0.2.1", number) != 0
 
 
-def test_those_that_have_proved_themselves_stay() -> None:
+def test_proved_peers_are_not_evicted_by_unproved_ones() -> None:
     share = filled(*MANY, proved=True)
     for host in ("10.99.0.1", MANY[0]):
         with pytest.raises(NoRoomError):
@@ -106,14 +106,14 @@ def test_those_that_have_proved_themselves_stay() -> None:
     assert len(share) == LIMIT
 
 
-def test_those_that_have_proved_themselves_have_a_share_too() -> None:
+def test_proved_peers_keep_to_a_share() -> None:
     share = filled(*[FLOOD] * LIMIT, proved=True)
     with pytest.raises(NoRoomError):
         share.make_room(networks_of(FLOOD))
     assert comes(share, "192.0.2.2") == 0
 
 
-def test_what_has_gone_may_go_again() -> None:
+def test_removed_peer_can_be_removed_again() -> None:
     share = filled("10.0.0.1", "10.0.0.1", "10.0.0.2")
     for _ in range(2):
         share.remove(1)
@@ -139,11 +139,13 @@ def test_what_has_gone_may_go_again() -> None:
         ("", ("",)),
     ],
 )
-def test_the_networks_of_an_address(host: str, networks: tuple[str, ...]) -> None:
+def test_networks_of_returns_the_networks_of_an_address(
+    host: str, networks: tuple[str, ...]
+) -> None:
     assert networks_of(host) == networks
 
 
-def test_failures_are_forgotten_in_time() -> None:
+def test_failure_limit_forgets_failures_over_time() -> None:
     limit = FailureLimit(0.0)
     for _ in range(admission_control.HOST_BURST):
         assert limit.wait("a", 0.0) == 0
@@ -154,7 +156,7 @@ def test_failures_are_forgotten_in_time() -> None:
     assert limit.wait("b", 1.0) == 0
 
 
-def test_failures_that_were_under_way_count() -> None:
+def test_failures_in_flight_count_up_to_another_burst() -> None:
     """Many at a time are not more tries than one after the other, but for another burst."""
     limit = FailureLimit(0.0)
     for _ in range(1000):
@@ -162,7 +164,7 @@ def test_failures_that_were_under_way_count() -> None:
     assert limit.wait("a", 0.0) == (1 + admission_control.HOST_BURST) / admission_control.HOST_RATE
 
 
-def test_failures_are_limited_in_all() -> None:
+def test_failures_are_limited_in_total() -> None:
     """Then one of a host is enough, but none is needed of a host that has not failed."""
     limit = FailureLimit(0.0)
     for number in range(admission_control.TOTAL_BURST):
@@ -172,14 +174,14 @@ def test_failures_are_limited_in_all() -> None:
     assert limit.wait("b", 0.0) == 0
 
 
-def test_no_more_hosts_are_remembered_than_are_allowed() -> None:
+def test_failure_limit_remembers_at_most_max_hosts() -> None:
     limit = FailureLimit(0.0)
     for number in range(2 * admission_control.MAX_HOSTS):
         limit.failed(str(number), 0.0)
     assert len(limit._hosts) == admission_control.MAX_HOSTS
 
 
-def test_a_host_is_reported_once_until_it_is_forgotten() -> None:
+def test_host_is_reported_once_until_it_is_forgotten() -> None:
     limit = FailureLimit(0.0)
     assert not limit.first_report("a")
     limit.failed("a", 0.0)

@@ -42,7 +42,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-async def test_answers_that_are_never_let_out(factory: ConnectionFactory, question: str) -> None:
+async def test_peer_that_returns_no_credits_for_answers_is_ended(
+    factory: ConnectionFactory, question: str
+) -> None:
     """The peer gives back just the credits that bring it new ones, and none for the answers."""
     async with victim(factory) as (conn, peer):
         ask = QUESTIONS[question]
@@ -71,7 +73,9 @@ async def frame_or_end(peer: RawPeer, ended: asyncio.Task[None]) -> FrameKind | 
     return None
 
 
-async def test_messages_whose_end_is_never_let_out(factory: ConnectionFactory) -> None:
+async def test_peer_that_returns_no_credits_for_acknowledgements_is_ended(
+    factory: ConnectionFactory,
+) -> None:
     """The same with offers, which the user takes as they come."""
     async with victim(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(4096, REMOTE_READ)
@@ -91,7 +95,7 @@ async def test_messages_whose_end_is_never_let_out(factory: ConnectionFactory) -
         memory.close()
 
 
-async def test_who_keeps_to_the_limits_never_meets_them(factory: ConnectionFactory) -> None:
+async def test_honest_side_stays_below_the_flood_limits(factory: ConnectionFactory) -> None:
     """Many requests and large messages at once: they wait for their turn here."""
     many = 6 * FEW
     config = replace(SMALL, max_regions=2 * many, data_receives=2 * many)
@@ -118,7 +122,9 @@ async def test_who_keeps_to_the_limits_never_meets_them(factory: ConnectionFacto
 
 @on_device
 @by_tcp
-async def test_half_closed_socket_of_the_exchange(factory: ConnectionFactory) -> None:
+async def test_half_closed_bootstrap_socket_breaks_the_connection(
+    factory: ConnectionFactory,
+) -> None:
     """It is the peer's end: its socket says so, whatever its queue pair could still do."""
     async with victim(factory) as (conn, peer):
         assert peer.socket is not None
@@ -126,7 +132,9 @@ async def test_half_closed_socket_of_the_exchange(factory: ConnectionFactory) ->
         await ends_with(conn, ConnectionBrokenError, "without a goodbye")
 
 
-async def test_the_end_while_a_message_is_offered(factory: ConnectionFactory) -> None:
+async def test_recv_fails_after_an_unfetched_offer_when_the_connection_ends(
+    factory: ConnectionFactory,
+) -> None:
     """What stands behind one that was never fetched cannot be had, and no task waits for it."""
     config = replace(SMALL, fetch_ahead=0)
     async with victim(factory, config) as (conn, peer):

@@ -18,7 +18,7 @@ pytestmark = [one_loop, by_cm]
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint16, np.array], ids=lambda kind: kind.__name__)
-async def test_numbers_of_numpy(factory: ConnectionFactory, kind: Any) -> None:
+async def test_numpy_numbers_are_accepted(factory: ConnectionFactory, kind: Any) -> None:
     async with factory.pair() as (client, server):
         memory = bytearray(64)
         with server.register(memory) as region, client.alloc(kind(16)) as local:
@@ -70,7 +70,7 @@ async def awaited(use: Use, conn: Connection, remote: RemoteRegion, value: Any) 
 
 
 @pytest.mark.parametrize("name", USES)
-async def test_what_is_no_number(factory: ConnectionFactory, name: str) -> None:
+async def test_other_types_are_rejected_as_numbers(factory: ConnectionFactory, name: str) -> None:
     async with factory.pair() as (client, server):
         with server.register(bytearray(8)) as region:
             await server.send_region(region, access=Rights.WRITE | Rights.ATOMIC)

@@ -62,13 +62,13 @@ FORK = ["uses_what_it_inherited", "has_its_own"]
 
 
 @by_tcp
-def test_fork(factory: ConnectionFactory) -> None:
+def test_forked_child_is_refused_and_opens_its_own(factory: ConnectionFactory) -> None:
     """The parent's connections go on, the child's use of them is refused, it has its own."""
     assert report(factory, "fork", "asyncio") == FORK
 
 
 @by_cm
-def test_fork_by_the_connection_manager(factory: ConnectionFactory) -> None:
+def test_forked_child_is_refused_after_librdmacm_was_used(factory: ConnectionFactory) -> None:
     """The child of a process that has used librdmacm is told that it cannot, and what it can do."""
     if factory.device == EMBEDDED:
         assert report(factory, "fork", "asyncio") == FORK
@@ -85,18 +85,20 @@ def here(connection_method: Via) -> ConnectionFactory:
     return ConnectionFactory(EMBEDDED, "127.0.0.1", connection_method, 1.0)
 
 
-def test_fork_by_every_way(here: ConnectionFactory, wire: str, loop_name: str) -> None:
+def test_fork_works_by_every_bootstrap_and_loop(
+    here: ConnectionFactory, wire: str, loop_name: str
+) -> None:
     assert report(here, "fork", loop_name) == FORK
 
 
 # With libuv's threads in the parent, libuv itself crashes at the child's exit.
-def test_children_that_end(here: ConnectionFactory) -> None:
+def test_child_exit_does_not_disturb_the_parent(here: ConnectionFactory) -> None:
     """What runs at the end of an interpreter neither hangs nor disturbs the parent."""
     assert report(here, "exits", "asyncio") == ["exits"]
 
 
 @by_cm
-def test_grandchildren(here: ConnectionFactory, wire: str) -> None:
+def test_grandchildren_open_their_own_connections(here: ConnectionFactory, wire: str) -> None:
     assert report(here, "grandchildren", "asyncio") == ["grandchildren"]
 
 
@@ -113,7 +115,7 @@ async def port_is_free(here: ConnectionFactory, port: int) -> None:
 
 
 @one_loop
-async def test_a_child_that_outlives_its_parent(here: ConnectionFactory) -> None:
+async def test_peers_notice_when_a_child_outlives_its_parent(here: ConnectionFactory) -> None:
     """The parent's peers notice the parent's death, and its port is free."""
     process = start(here, "outlived")
     assert process.stdin is not None
@@ -136,9 +138,9 @@ async def test_a_child_that_outlives_its_parent(here: ConnectionFactory) -> None
 
 
 @by_cm
-def test_start_methods_of_multiprocessing(here: ConnectionFactory, wire: str) -> None:
+def test_multiprocessing_start_methods_open_connections(here: ConnectionFactory, wire: str) -> None:
     assert report(here, "processes", "asyncio") == PROCESSES
 
 
-def test_other_programs(here: ConnectionFactory) -> None:
+def test_other_programs_inherit_no_descriptor(here: ConnectionFactory) -> None:
     assert report(here, "programs", "asyncio") == ["no descriptor"]

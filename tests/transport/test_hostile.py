@@ -178,14 +178,14 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_lie(factory: ConnectionFactory, lie: str) -> None:
+async def test_lie_ends_the_connection(factory: ConnectionFactory, lie: str) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(*LIES[lie]())
         await ends_with(conn, ProtocolError)
 
 
 @on_device  # which sends what was posted before its end
-async def test_the_peer_is_told(factory: ConnectionFactory) -> None:
+async def test_lying_peer_gets_a_goodbye(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(frame(0x55))
         await ends_with(conn, ProtocolError)
@@ -195,7 +195,7 @@ async def test_the_peer_is_told(factory: ConnectionFactory) -> None:
         assert "0x55" in message.text
 
 
-async def test_what_arrived_before_the_lie_can_be_received(factory: ConnectionFactory) -> None:
+async def test_messages_before_a_lie_can_be_received(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(frame(DATA, b"first"), frame(DATA, b"second"), frame(0x55))
         await conn.wait_closed()
@@ -204,7 +204,7 @@ async def test_what_arrived_before_the_lie_can_be_received(factory: ConnectionFa
         await ends_with(conn, ProtocolError)
 
 
-async def test_too_many_regions(factory: ConnectionFactory) -> None:
+async def test_regions_beyond_max_regions_end_the_connection(factory: ConnectionFactory) -> None:
     config = Config(max_regions=2, control_receives=16)
     async with victim(factory, config) as (conn, peer):
         peer.send(*(control(protocol.RegionGrant(0, token(n))) for n in range(3)))
@@ -216,7 +216,9 @@ async def test_too_many_regions(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_random_frames(factory: ConnectionFactory, seed: int) -> None:
+async def test_random_frames_are_received_or_end_the_connection(
+    factory: ConnectionFactory, seed: int
+) -> None:
     """Whatever it is, it is received, or the connection ends by ProtocolError or brokenness."""
     generator = random.Random(seed)
     async with victim(factory) as (conn, peer):
@@ -263,7 +265,9 @@ VALID = {
 
 
 @pytest.mark.parametrize("lie", ["a key of nothing", "too long", "the key of one piece"])
-async def test_offer_of_more_than_there_is(factory: ConnectionFactory, lie: str) -> None:
+async def test_offer_with_invalid_keys_fails_with_remote_access_error(
+    factory: ConnectionFactory, lie: str
+) -> None:
     """The read fails at the peer's device, and no part of the message is received."""
     async with victim(factory, Config()) as (conn, peer):
         memory = peer.qp.pd.reg_mr(4096, REMOTE_READ)
@@ -280,7 +284,9 @@ async def test_offer_of_more_than_there_is(factory: ConnectionFactory, lie: str)
         memory.close()
 
 
-async def test_the_same_memory_and_request_again_and_again(factory: ConnectionFactory) -> None:
+async def test_repeated_offers_are_read_and_acknowledged_once_each(
+    factory: ConnectionFactory,
+) -> None:
     """The pieces need not differ, nor the numbers: each message is read and acknowledged once."""
     async with victim(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(bytearray(pattern(4096)), REMOTE_READ)
@@ -299,7 +305,7 @@ async def test_the_same_memory_and_request_again_and_again(factory: ConnectionFa
         memory.close()
 
 
-async def test_region_of_nothing(factory: ConnectionFactory) -> None:
+async def test_read_of_a_granted_region_without_memory_fails(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(control(protocol.RegionGrant(0, token())))
         remote = await conn.recv_region()
@@ -323,7 +329,7 @@ WRONG_ANSWERS: dict[str, tuple[bool, Callable[[int], protocol.Message]]] = {
 
 
 @pytest.mark.parametrize(("renews", "answer"), WRONG_ANSWERS.values(), ids=WRONG_ANSWERS)
-async def test_wrong_answer_to_a_request_for_memory(
+async def test_wrong_answer_to_a_region_request_ends_the_connection(
     factory: ConnectionFactory, renews: bool, answer: Callable[[int], protocol.Message]
 ) -> None:
     """Or to one that a region may be used for longer."""
@@ -365,7 +371,7 @@ async def test_requests_beyond_the_quota_are_refused(factory: ConnectionFactory)
         assert conn._sharing.shared == 0
 
 
-async def test_regions_that_are_not_known(factory: ConnectionFactory) -> None:
+async def test_return_of_unknown_regions_is_ignored(factory: ConnectionFactory) -> None:
     """Given back although it was never given: it may have been taken back in the meantime."""
     async with victim(factory, SLOW_PEER) as (conn, peer):
         with conn.alloc(8) as buffer:
@@ -385,7 +391,7 @@ async def test_regions_that_are_not_known(factory: ConnectionFactory) -> None:
             assert share.revoked
 
 
-async def test_peer_that_never_reads(factory: ConnectionFactory) -> None:
+async def test_send_and_close_end_when_the_peer_never_reads(factory: ConnectionFactory) -> None:
     """`send` waits for the caller's timeout, `close` for its own."""
     async with victim(factory, SLOW_PEER) as (conn, _):
         data = pattern(ALONE)
@@ -404,7 +410,7 @@ async def finish(task: asyncio.Task[None]) -> None:
     await task
 
 
-async def test_nothing_counts_after_the_goodbye(factory: ConnectionFactory) -> None:
+async def test_frames_after_the_goodbye_are_ignored(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(
             frame(DATA, b"last"),
@@ -432,7 +438,9 @@ BAD_HELLOS = {
 @pytest.mark.parametrize("kind", BAD_HELLOS)
 @on_device
 @by_cm
-async def test_wrong_hello_in_a_request(factory: ConnectionFactory, kind: str) -> None:
+async def test_invalid_hello_in_a_request_is_rejected(
+    factory: ConnectionFactory, kind: str
+) -> None:
     async with factory.witness(), await factory.listen() as listener:
         async with raw_request(factory, listener.port, BAD_HELLOS[kind]) as (_, event):
             assert event.type is cm.EventType.REJECTED
@@ -443,7 +451,9 @@ async def test_wrong_hello_in_a_request(factory: ConnectionFactory, kind: str) -
 @pytest.mark.parametrize("kind", BAD_HELLOS)
 @on_device
 @by_cm
-async def test_wrong_hello_in_an_answer(factory: ConnectionFactory, kind: str) -> None:
+async def test_invalid_hello_in_an_answer_raises_protocol_error(
+    factory: ConnectionFactory, kind: str
+) -> None:
     async with factory.witness():
         with closing(RawListener(factory)) as listener:
             connecting = asyncio.create_task(factory.connect(listener.port))
@@ -455,7 +465,7 @@ async def test_wrong_hello_in_an_answer(factory: ConnectionFactory, kind: str) -
 
 @on_device
 @by_cm
-async def test_listener_that_refuses(factory: ConnectionFactory) -> None:
+async def test_rejection_by_a_listener_raises_rejected_error(factory: ConnectionFactory) -> None:
     with closing(RawListener(factory)) as listener:
         connecting = asyncio.create_task(factory.connect(listener.port))
         request = await listener.request()
@@ -468,7 +478,7 @@ async def test_listener_that_refuses(factory: ConnectionFactory) -> None:
 @on_device
 @one_loop
 @by_cm
-async def test_listener_that_never_answers(factory: ConnectionFactory) -> None:
+async def test_silent_listener_raises_unreachable_error(factory: ConnectionFactory) -> None:
     async with factory.witness():
         with closing(RawListener(factory)) as listener:
             connecting = asyncio.create_task(factory.connect(listener.port))
@@ -481,7 +491,7 @@ async def test_listener_that_never_answers(factory: ConnectionFactory) -> None:
 # ---- whole conversations that are nearly right ---------------------------------------------------
 
 
-async def test_what_is_not_read_ahead_costs_no_search(factory: ConnectionFactory) -> None:
+async def test_message_beyond_fetch_ahead_costs_no_search(factory: ConnectionFactory) -> None:
     """A message that waits behind thousands of others is not looked for with each of them."""
     config = replace(SMALL, data_receives=32, eager_size=2048, max_eager_size=2048)
 

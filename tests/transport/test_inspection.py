@@ -78,7 +78,9 @@ def refused(error: BaseException, reason: str) -> None:
 
 @Keys
 @pytest.mark.parametrize("later", [False, True], ids=["function", "coroutine"])
-async def test_what_it_sees(factory: ConnectionFactory, auth: bytes | None, later: bool) -> None:
+async def test_on_request_receives_the_request_data(
+    factory: ConnectionFactory, auth: bytes | None, later: bool
+) -> None:
     guard = Guard()
     decide = guard.decide_later if later else guard.decide
     async with await listening(factory, decide, auth) as listener:
@@ -102,7 +104,9 @@ async def test_what_it_sees(factory: ConnectionFactory, auth: bytes | None, late
 
 
 @Keys
-async def test_a_refusal(factory: ConnectionFactory, auth: bytes | None) -> None:
+async def test_on_request_refusal_is_read_by_the_peer_and_frees_its_place(
+    factory: ConnectionFactory, auth: bytes | None
+) -> None:
     """The peer reads the reason; its place is free again, and nothing is accepted."""
     guard = Guard()
     config = replace(SMALL, max_connections=2)
@@ -119,7 +123,7 @@ async def test_a_refusal(factory: ConnectionFactory, auth: bytes | None) -> None
         assert len(guard.seen) == 6
 
 
-async def test_a_server_inspects_too(factory: ConnectionFactory) -> None:
+async def test_start_server_passes_requests_to_on_request(factory: ConnectionFactory) -> None:
     async def greet(conn: Connection) -> None:
         await conn.send(b"hello " + conn.request_data)
 
@@ -131,7 +135,9 @@ async def test_a_server_inspects_too(factory: ConnectionFactory) -> None:
             assert bytes(await client.recv()) == b"hello Ada"
 
 
-async def test_it_never_sees_strangers(factory: ConnectionFactory) -> None:
+async def test_on_request_is_not_called_for_unauthenticated_peers(
+    factory: ConnectionFactory,
+) -> None:
     guard = Guard()
     async with await listening(factory, guard.decide, KEY) as listener:
         for auth in (None, b"another key of the same length...."):
@@ -139,7 +145,7 @@ async def test_it_never_sees_strangers(factory: ConnectionFactory) -> None:
         assert not guard.seen
 
 
-async def test_how_much_data(factory: ConnectionFactory) -> None:
+async def test_request_data_is_limited_to_64_bytes(factory: ConnectionFactory) -> None:
     guard = Guard()
     async with await listening(factory, guard.decide) as listener:
         for data in (bytes(64), b"trailing zeros stay\0\0"):
@@ -164,7 +170,7 @@ def returns_something(request: ConnectionRequest) -> Any:
 
 @one_loop
 @pytest.mark.parametrize("on_request", [fails, is_no_exception, returns_something])
-async def test_an_application_that_fails(
+async def test_failing_on_request_refuses_and_is_reported(
     factory: ConnectionFactory, on_request: OnRequest, reported: list[dict[str, Any]]
 ) -> None:
     """It refuses, is reported here, and the peer learns nothing of it."""
@@ -183,7 +189,7 @@ async def never(request: ConnectionRequest) -> str | None:
 
 @one_loop
 @pytest.mark.parametrize("ignores", [False, True], ids=["never decides", "ignores the deadline"])
-async def test_an_application_beyond_the_deadline(
+async def test_on_request_beyond_the_deadline_refuses(
     factory: ConnectionFactory, ignores: bool
 ) -> None:
     """The handshake's deadline holds for it too, and the peer is told."""
@@ -212,7 +218,7 @@ async def test_an_application_beyond_the_deadline(
     ],
     ids=["request for memory", "end of a region", "message"],
 )
-async def test_nothing_comes_before_the_decision(
+async def test_frames_before_the_decision_end_the_connection(
     factory: ConnectionFactory, early: bytes, asked: bool
 ) -> None:
     seen = asyncio.Event()
@@ -237,7 +243,9 @@ async def test_nothing_comes_before_the_decision(
 
 
 @one_loop
-async def test_a_peer_that_goes_meanwhile(factory: ConnectionFactory) -> None:
+async def test_request_ends_when_the_peer_or_the_listener_leaves(
+    factory: ConnectionFactory,
+) -> None:
     """Cancelled, or the listener is closed: nothing is delivered, nothing stays."""
     asked: asyncio.Queue[ConnectionRequest] = asyncio.Queue()
 
@@ -260,7 +268,7 @@ async def test_a_peer_that_goes_meanwhile(factory: ConnectionFactory) -> None:
 @pytest.mark.parametrize(
     "wrong", [protocol.ConnectAccepted(0), protocol.ConnectData(0, b"again")], ids=["answer", "two"]
 )
-async def test_messages_that_do_not_belong_there(
+async def test_misplaced_request_message_ends_one_connection(
     factory: ConnectionFactory, wrong: protocol.Message, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They end that connection alone."""
@@ -282,7 +290,7 @@ async def test_messages_that_do_not_belong_there(
             await check_alive(client, server)
 
 
-async def test_reconnect_ends_with_a_refusal(factory: ConnectionFactory) -> None:
+async def test_reconnect_raises_a_refusal(factory: ConnectionFactory) -> None:
     async with await listening(factory, Guard().decide) as listener:
 
         async def once(data: bytes) -> None:

@@ -9,5 +9,7 @@ from .programs import run_seed
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_nothing_is_lost_and_everything_ends(factory: ConnectionFactory, seed: int) -> None:
+async def test_random_operations_lose_nothing_and_end(
+    factory: ConnectionFactory, seed: int
+) -> None:
     await run_seed(factory, seed)

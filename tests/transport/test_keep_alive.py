@@ -26,7 +26,7 @@ from .test_other_processes import Child
 
 
 @one_loop
-async def test_a_stopped_process_is_found(factory: ConnectionFactory) -> None:
+async def test_keep_alive_finds_a_stopped_process(factory: ConnectionFactory) -> None:
     """Nothing is sent and nothing breaks: only asking tells.
 
     The embedded device stops with its process.  One that is not a part of it goes on answering,
@@ -55,7 +55,7 @@ async def test_a_stopped_process_is_found(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_a_stopped_process_is_found_during_operations(factory: ConnectionFactory) -> None:
+async def test_keep_alive_finds_a_stopped_process_during_a_send(factory: ConnectionFactory) -> None:
     """Its machine acknowledges what it is sent, so it is again the question that tells."""
     async with Child.connected(factory, "echo", keep_alive=1000, keep_alive_timeout=1000) as child:
         conn = child.conn
@@ -91,7 +91,7 @@ async def answers(conn: Connection, count: int) -> None:
 
 
 @one_loop
-async def test_a_quiet_peer_is_not_a_silent_one(factory: ConnectionFactory) -> None:
+async def test_keep_alive_accepts_an_idle_peer(factory: ConnectionFactory) -> None:
     """It is asked time and again, its program does nothing, and all is well."""
     config = replace(SMALL, keep_alive=0.01, keep_alive_timeout=1000)
     async with factory.pair(config, server=SMALL) as (client, server):
@@ -101,7 +101,7 @@ async def test_a_quiet_peer_is_not_a_silent_one(factory: ConnectionFactory) -> N
 
 @one_loop
 @by_tcp
-async def test_traffic_needs_no_questions(factory: ConnectionFactory) -> None:
+async def test_keep_alive_sends_no_probe_during_traffic(factory: ConnectionFactory) -> None:
     """How long either takes does not matter: here the test says when it is time to ask."""
     config = replace(SMALL, keep_alive=1000)
     async with factory.pair(config, server=SMALL) as (client, server):
@@ -127,7 +127,7 @@ async def test_traffic_needs_no_questions(factory: ConnectionFactory) -> None:
 
 @one_loop
 @by_cm
-async def test_attempts_are_counted(factory: ConnectionFactory) -> None:
+async def test_reconnect_ends_after_the_given_attempts(factory: ConnectionFactory) -> None:
 
     async def all_of_them(port: int) -> None:
         async for _ in reconnect(

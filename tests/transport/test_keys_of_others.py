@@ -123,7 +123,7 @@ async def failure(peer: RawPeer) -> verbs.WCStatus:
 @auths
 @pytest.mark.parametrize("attack", ATTACKS)
 @one_loop
-async def test_key_of_another_connection(
+async def test_key_of_another_connection_is_refused(
     factory: ConnectionFactory, via: Via, auth: bytes | None, attack: str
 ) -> None:
     """Another client of the same listener, honest until now, learns the token."""
@@ -149,7 +149,7 @@ async def test_key_of_another_connection(
 @pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: opcode.name)
 @pytest.mark.parametrize("scope", ["another connection's", "any queue pair's"])
 @one_loop
-async def test_before_the_proof_of_the_key(
+async def test_unauthenticated_peer_cannot_use_a_token(
     factory: ConnectionFactory, via: Via, opcode: WROpcode, scope: str
 ) -> None:
     """A peer with a ticket proves nothing more, and posts with a token that it has learnt.
@@ -186,7 +186,7 @@ async def test_before_the_proof_of_the_key(
 @one_loop
 @by_tcp
 @pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: opcode.name)
-async def test_before_the_proof_on_a_channel_of_their_own(
+async def test_unauthenticated_prepared_peer_cannot_use_a_key(
     factory: ConnectionFactory, opcode: WROpcode
 ) -> None:
     """With `prepare_connection` the queue pairs are connected first, without rights."""
@@ -217,7 +217,7 @@ async def test_before_the_proof_on_a_channel_of_their_own(
 
 
 @one_loop
-async def test_memory_that_may_only_be_read(factory: ConnectionFactory) -> None:
+async def test_read_only_memory_can_be_shared_for_reading(factory: ConnectionFactory) -> None:
     """bytes, and a mapping missing the right to write: they can be shared for reading."""
     with tempfile.TemporaryFile() as file:
         file.write(pattern(4096))
@@ -236,7 +236,7 @@ async def test_memory_that_may_only_be_read(factory: ConnectionFactory) -> None:
 
 @one_loop
 @by_tcp
-async def test_device_without_windows(
+async def test_device_without_windows_shares_with_one_warning(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Shares work, their keys are the domain's, and the log says so once."""
@@ -289,7 +289,9 @@ def token_of(piece: Piece) -> RegionToken:
 
 @vias
 @one_loop
-async def test_message_for_another_connection(factory: ConnectionFactory, via: Via) -> None:
+async def test_message_key_is_refused_on_another_connection(
+    factory: ConnectionFactory, via: Via
+) -> None:
     """Where the message lies is told to a second client, which reads it: refused."""
     factory = replace(factory, via=via)
     async with raw_pair(factory) as (conn, peer):
@@ -325,7 +327,9 @@ ENDS: dict[str, Callable[[RawPeer, int, list[Piece]], None]] = {
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("pieces", [1, 3])
 @one_loop
-async def test_key_after_the_message(factory: ConnectionFactory, end: str, pieces: int) -> None:
+async def test_message_key_is_invalid_after_the_message(
+    factory: ConnectionFactory, end: str, pieces: int
+) -> None:
     """However its reader says that it is done, its keys work no more; no window piles up."""
     async with raw_pair(factory) as (conn, peer):
         parts = [pattern(LONG, seed) for seed in range(pieces)]
@@ -341,7 +345,9 @@ async def test_key_after_the_message(factory: ConnectionFactory, end: str, piece
 
 
 @one_loop
-async def test_a_region_offered_as_a_window(factory: ConnectionFactory) -> None:
+async def test_region_offered_as_a_window_ends_the_connection_after_the_message(
+    factory: ConnectionFactory,
+) -> None:
     """The message arrives; its acknowledgement cannot end the key, which costs the liar's own
     connection and nothing else."""
     async with factory.witness(), raw_pair(factory) as (conn, peer):
@@ -354,7 +360,9 @@ async def test_a_region_offered_as_a_window(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_windows_are_used_again(factory: ConnectionFactory) -> None:
+async def test_windows_are_reused_and_closed_with_the_connection(
+    factory: ConnectionFactory,
+) -> None:
     """Between two honest ends one window serves message after message; the end of the connection
     leaves none."""
     async with factory.witness():

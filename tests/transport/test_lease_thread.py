@@ -38,7 +38,7 @@ def thread_ends() -> None:
         time.sleep(0.001)
 
 
-def test_actions_come_in_order_and_on_time() -> None:
+def test_deadlines_run_in_order_and_not_early() -> None:
     """Nothing is due before all are there: the thread is kept in an action."""
     came: list[tuple[int, bool]] = []
     go, done = threading.Event(), threading.Event()
@@ -54,7 +54,7 @@ def test_actions_come_in_order_and_on_time() -> None:
     thread_ends()
 
 
-def test_the_thread_ends_with_the_last_one() -> None:
+def test_lease_thread_ends_with_the_last_deadline() -> None:
     many = [lease_thread.at(MACHINE, now() + LONG, pytest.fail) for _ in range(1000)]
     thread = lease_thread._thread
     assert thread is not None
@@ -74,7 +74,7 @@ def test_the_thread_ends_with_the_last_one() -> None:
     thread_ends()
 
 
-def test_after_cancel_it_does_not_run() -> None:
+def test_cancel_waits_for_a_running_action() -> None:
     """It waits for an action that is under way."""
     begun, go, done = threading.Event(), threading.Event(), threading.Event()
 
@@ -91,7 +91,7 @@ def test_after_cancel_it_does_not_run() -> None:
     thread_ends()
 
 
-def test_a_destructor_within_an_action_cancels_it() -> None:
+def test_action_can_cancel_its_own_deadline() -> None:
     """It does not wait for itself."""
     go, done = threading.Event(), threading.Event()
     deadlines: list[Deadline] = []
@@ -108,7 +108,7 @@ def test_a_destructor_within_an_action_cancels_it() -> None:
     thread_ends()
 
 
-def test_threads_that_begin_it_together() -> None:
+def test_threads_that_start_the_lease_thread_together_meet_all_deadlines() -> None:
     """Each of their deadlines is met, while others are cancelled."""
     barrier = threading.Barrier(8)
     met: SimpleQueue[int] = SimpleQueue()
@@ -126,7 +126,7 @@ def test_threads_that_begin_it_together() -> None:
     thread_ends()
 
 
-def test_what_is_cancelled_before_the_thread_has_seen_it() -> None:
+def test_deadline_cancelled_before_the_thread_saw_it_is_dropped() -> None:
     """It is counted, the count begins anew with a search for others, and it keeps no thread."""
     thread = lease_thread._LeaseThread()
     deadline = lease_thread.Deadline(now() + LONG, pytest.fail)
@@ -137,7 +137,7 @@ def test_what_is_cancelled_before_the_thread_has_seen_it() -> None:
     assert not thread._heap
 
 
-def test_the_time_is_over_as_the_thread_begins_to_wait() -> None:
+def test_wait_ends_when_its_time_passed_before_it_began() -> None:
     """It does not wait for ever, also when the system stops it between the two: here a program that
     computes has the same processor."""
     waits = lease_thread._LeaseThread()
@@ -165,7 +165,9 @@ def test_the_time_is_over_as_the_thread_begins_to_wait() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError, SystemExit, asyncio.CancelledError])
-def test_an_action_that_fails(caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
+def test_failing_action_is_logged_and_the_thread_continues(
+    caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
     """The thread says so, and goes on."""
     done = threading.Event()
 
@@ -185,14 +187,14 @@ def test_an_action_that_fails(caplog: pytest.LogCaptureFixture, error: type[Base
     "lease",
     [5, 5.0, Fraction(5), Decimal(5), np.float32(5), np.float64(5), np.int64(5), np.uint8(5)],
 )
-def test_numbers_that_are_a_lease(lease: Any) -> None:
+def test_lease_seconds_accepts_numbers_of_any_type(lease: Any) -> None:
     seconds = lease_seconds(lease)
     assert type(seconds) is float
     assert seconds == 5
 
 
 @pytest.mark.parametrize("lease", [True, "60", 5j, [5], b"5", np.bool_(True)])
-def test_what_is_no_lease(lease: Any) -> None:
+def test_lease_seconds_rejects_other_types(lease: Any) -> None:
     with pytest.raises(TypeError, match="a lease must be a number of seconds"):
         lease_seconds(lease)
 
@@ -200,7 +202,7 @@ def test_what_is_no_lease(lease: Any) -> None:
 @pytest.mark.parametrize(
     "lease", [0, -1, math.nan, math.inf, 10**400, np.float32("nan"), Fraction(-1, 2), 4294968]
 )
-def test_a_lease_that_cannot_be(lease: Any) -> None:
+def test_lease_seconds_rejects_values_out_of_range(lease: Any) -> None:
     with pytest.raises(
         ValueError, match=r"a lease (must be more than 0 and at most 4294967|is out of range)"
     ):

@@ -85,7 +85,7 @@ async def refused(conn: Connection, remote: RemoteRegion) -> None:
 
 
 @on_device
-async def test_a_lease_ends_while_the_owner_computes(factory: ConnectionFactory) -> None:
+async def test_lease_ends_while_the_owner_computes(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             share, remote = await give(server, client, buffer, lease=LONG)
@@ -100,7 +100,7 @@ async def test_a_lease_ends_while_the_owner_computes(factory: ConnectionFactory)
 
 
 @pytest.mark.parametrize("end", ["revoked", "its own clock", "lent"])
-async def test_the_end_reaches_the_user(factory: ConnectionFactory, end: str) -> None:
+async def test_end_of_a_share_reaches_its_user(factory: ConnectionFactory, end: str) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             if end == "lent":
@@ -124,7 +124,7 @@ async def test_the_end_reaches_the_user(factory: ConnectionFactory, end: str) ->
         await check_alive(client, server)
 
 
-async def test_the_end_of_the_connection_ends_its_regions(factory: ConnectionFactory) -> None:
+async def test_regions_end_with_the_connection(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             _, remote = await give(server, client, buffer, lease=LONG)
@@ -137,7 +137,9 @@ async def test_the_end_of_the_connection_ends_its_regions(factory: ConnectionFac
                 pass  # its end has nothing to release
 
 
-async def test_the_user_counts_from_its_request(factory: ConnectionFactory) -> None:
+async def test_renewed_lease_of_the_user_ends_no_later_than_the_owners(
+    factory: ConnectionFactory,
+) -> None:
     async with (
         factory.pair() as (client, server),
         await client.request_region(8, lease=LONG) as remote,
@@ -154,7 +156,7 @@ async def test_the_user_counts_from_its_request(factory: ConnectionFactory) -> N
         assert share._deadline is None
 
 
-async def test_the_owner_renews(factory: ConnectionFactory) -> None:
+async def test_owner_can_renew_a_share_until_it_ends(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             share, remote = await give(server, client, buffer, lease=LONG)
@@ -181,7 +183,7 @@ async def test_the_owner_renews(factory: ConnectionFactory) -> None:
 
 
 @on_device
-async def test_what_no_thread_can_end_is_not_shared(
+async def test_leases_are_refused_when_no_thread_can_start(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither at first, nor when it had no end before; both sides are told."""
@@ -218,7 +220,7 @@ async def test_what_no_thread_can_end_is_not_shared(
         await check_alive(client, server)
 
 
-async def test_a_thread_that_is_gone_when_a_loan_is_renewed(
+async def test_failed_renewal_ends_the_loan(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with factory.pair() as (client, server):
@@ -237,7 +239,7 @@ async def test_a_thread_that_is_gone_when_a_loan_is_renewed(
         await check_alive(client, server)
 
 
-async def test_the_lease_that_no_call_names(factory: ConnectionFactory) -> None:
+async def test_default_lease_is_that_of_the_owner_or_borrower(factory: ConnectionFactory) -> None:
     """Each side's own setting; None in a call is without an end."""
     assert DEFAULT.lease == 60
     ours, theirs = replace(SMALL, lease=LONG), replace(SMALL, lease=2 * LONG)
@@ -254,7 +256,7 @@ async def test_the_lease_that_no_call_names(factory: ConnectionFactory) -> None:
                 assert lengths == [2000 * LONG, 2000 * LONG, 1000 * LONG, 0]
 
 
-async def test_who_may_renew(factory: ConnectionFactory) -> None:
+async def test_only_the_borrower_can_renew_remotely(factory: ConnectionFactory) -> None:
     async with factory.sharing(8) as (client, server, _, remote):
         with pytest.raises(RequestRefusedError, match="only the owner") as caught:
             await remote.renew(1)
@@ -268,7 +270,7 @@ async def test_who_may_renew(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
-async def test_the_lease_of_a_loan_begins_when_it_can_be_used(
+async def test_lease_of_a_loan_begins_when_the_key_works(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long its owner is busy before: a refusal would be the machine's fault."""
@@ -287,7 +289,7 @@ async def test_the_lease_of_a_loan_begins_when_it_can_be_used(
         assert len(remote) == 100
 
 
-async def test_the_limit_on_leases_that_are_asked_for(factory: ConnectionFactory) -> None:
+async def test_max_lease_limits_requested_leases(factory: ConnectionFactory) -> None:
     async with factory.pair(SMALL, server=replace(SMALL, max_lease=LONG)) as (client, server):
         for asked in (None, 2 * LONG, LONG, LONG / 2):
             async with await client.request_region(8, lease=asked) as remote:
@@ -302,7 +304,7 @@ async def test_the_limit_on_leases_that_are_asked_for(factory: ConnectionFactory
             share.revoke()
 
 
-async def test_the_limit_on_rights_that_are_asked_for(factory: ConnectionFactory) -> None:
+async def test_max_rights_limits_requested_rights(factory: ConnectionFactory) -> None:
     config = replace(SMALL, max_rights=Rights.READ | Rights.WRITE)
     async with factory.pair(SMALL, server=config) as (client, server):
         with pytest.raises(RequestRefusedError, match=r"ATOMIC.*max_rights") as caught:
@@ -313,14 +315,14 @@ async def test_the_limit_on_rights_that_are_asked_for(factory: ConnectionFactory
         await check_alive(client, server)
 
 
-async def test_a_loan_returns_with_its_scope(factory: ConnectionFactory) -> None:
+async def test_loan_returns_with_its_scope(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, _):
         for _ in range(3):
             async with await client.request_region(SMALL.lend_quota):
                 pass
 
 
-async def test_a_dropped_loan_returns(factory: ConnectionFactory) -> None:
+async def test_dropped_loan_returns(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         before = await leases(client, server)
         for _ in range(3):
@@ -333,7 +335,9 @@ async def test_a_dropped_loan_returns(factory: ConnectionFactory) -> None:
         assert await leases(client, server) == before
 
 
-async def test_a_loan_that_is_dropped_during_a_write(factory: ConnectionFactory) -> None:
+async def test_loan_dropped_during_a_cancelled_write_outlives_the_write(
+    factory: ConnectionFactory,
+) -> None:
     """A cancelled write is under way: the memory is its until it is done."""
     async with factory.witness(), factory.pair() as (client, _):
         remote = await client.request_region(SMALL.lend_quota)
@@ -352,7 +356,7 @@ async def test_a_loan_that_is_dropped_during_a_write(factory: ConnectionFactory)
 
 
 @pytest.mark.parametrize("imm", [None, 7])
-async def test_what_waits_for_room_when_the_lease_ends(
+async def test_writes_queued_when_the_lease_ends_are_not_posted(
     factory: ConnectionFactory, imm: int | None
 ) -> None:
     """It is not posted afterwards; what was posted before is done."""
@@ -378,7 +382,9 @@ async def test_what_waits_for_room_when_the_lease_ends(
 
 
 @pytest.mark.parametrize("before", range(4))
-async def test_a_message_behind_what_is_refused(factory: ConnectionFactory, before: int) -> None:
+async def test_message_behind_a_refused_write_is_sent(
+    factory: ConnectionFactory, before: int
+) -> None:
     """The write that it waits for has no completion: the message is sent all the same.
 
     Room goes in turns to messages and to operations first, and has gone so for `before` writes.
@@ -413,7 +419,7 @@ async def test_a_message_behind_what_is_refused(factory: ConnectionFactory, befo
             await sending
 
 
-async def test_the_same_token_twice(factory: ConnectionFactory) -> None:
+async def test_opening_a_token_twice_returns_the_same_region(factory: ConnectionFactory) -> None:
     """It is one region: its end is that of both."""
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer, server.share(buffer) as share:
@@ -426,7 +432,9 @@ async def test_the_same_token_twice(factory: ConnectionFactory) -> None:
 
 
 @on_device
-async def test_revoked_as_the_lease_ends(factory: ConnectionFactory) -> None:
+async def test_revoke_concurrent_with_the_lease_end_returns_all_memory(
+    factory: ConnectionFactory,
+) -> None:
     """The thread of leases and the loop at the same time: every key ends, all memory returns."""
     chance = random.Random(18)
     async with factory.pair() as (client, server):
@@ -449,7 +457,9 @@ async def test_revoked_as_the_lease_ends(factory: ConnectionFactory) -> None:
 
 
 @on_device
-async def test_shared_memory_is_the_loops_until_it_knows(factory: ConnectionFactory) -> None:
+async def test_shared_memory_is_not_reused_before_the_loop_saw_the_end(
+    factory: ConnectionFactory,
+) -> None:
     """The thread ends the key; the memory is not handed out before the loop has seen that."""
     async with factory.pair() as (_, server):
         buffer = server.alloc(1000)

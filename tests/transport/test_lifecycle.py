@@ -68,7 +68,7 @@ from .raw_peer import raw_pair
 
 @one_loop
 @pytest.mark.parametrize("in_band", [True, False])
-async def test_a_client_has_sent_and_closed_before_it_is_accepted(
+async def test_messages_of_a_client_that_closed_before_accept_are_received(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, in_band: bool
 ) -> None:
     """As with a kernel's sockets, nothing of that is lost."""
@@ -109,13 +109,15 @@ async def test_a_client_has_sent_and_closed_before_it_is_accepted(
 
 @pytest.mark.parametrize("address", ["", "::", "0.0.0.0"])
 @one_loop
-async def test_listening_on_every_address(factory: ConnectionFactory, address: str) -> None:
+async def test_listener_on_every_address_accepts_connections(
+    factory: ConnectionFactory, address: str
+) -> None:
     async with await factory.listen(host=address) as listener:
         await factory.works(listener)
 
 
 @one_loop
-async def test_host_by_name(factory: ConnectionFactory) -> None:
+async def test_host_names_are_resolved(factory: ConnectionFactory) -> None:
     """The loopback interface is reached by the embedded device; a card has no way there."""
     by_name = replace(factory, host="localhost")
     if factory.device != "embedded0":
@@ -130,7 +132,7 @@ async def test_host_by_name(factory: ConnectionFactory) -> None:
 
 @pytest.mark.parametrize(("lasts", "times"), [(3600.0, 1), (0.0, 3)])
 @one_loop
-async def test_a_choice_of_a_device_lasts_for_a_while(
+async def test_choice_of_the_device_is_cached_for_a_while(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, lasts: float, times: int
 ) -> None:
     asked = []
@@ -150,7 +152,7 @@ async def test_a_choice_of_a_device_lasts_for_a_while(
 
 @one_loop
 @by_cm
-async def test_device_from_the_environment(
+async def test_listen_uses_aiordma_device(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIORDMA_DEVICE", factory.device)
@@ -159,7 +161,9 @@ async def test_device_from_the_environment(
 
 
 @one_loop
-async def test_pool_too_small_for_a_connection(factory: ConnectionFactory) -> None:
+async def test_pool_too_small_for_a_connection_raises_quota_error(
+    factory: ConnectionFactory,
+) -> None:
     """A named error on the connecting side; nothing stays behind (the fixture looks)."""
     async with await factory.listen() as listener:
         # The pool is that of the loop: by "tcp" it is the listener's side that fails first.
@@ -190,7 +194,9 @@ CALLS: dict[str, Callable[[Connection, RemoteRegion], Coroutine[Any, Any, object
 
 
 @pytest.mark.parametrize("end", ["close", "abort", "peer closes", "peer aborts"])
-async def test_used_again_after_the_end(factory: ConnectionFactory, end: str) -> None:
+async def test_calls_after_the_end_raise_the_same_error(
+    factory: ConnectionFactory, end: str
+) -> None:
     """The same answer however often and to whatever call."""
     async with factory.witness(), factory.pair() as (client, server):
         remote = await client.request_region(8)
@@ -218,7 +224,9 @@ async def test_used_again_after_the_end(factory: ConnectionFactory, end: str) ->
 
 
 @one_loop
-async def test_used_again_after_the_end_of_all(factory: ConnectionFactory) -> None:
+async def test_calls_after_the_last_connection_closed_raise_connection_closed_error(
+    factory: ConnectionFactory,
+) -> None:
     """With the last connection its loop's memory pool has gone as well, which is not the reason."""
     async with factory.pair() as (client, server):
         remote = await client.request_region(8)
@@ -230,7 +238,7 @@ async def test_used_again_after_the_end_of_all(factory: ConnectionFactory) -> No
 
 
 @one_loop
-async def test_nothing_new_while_closing(factory: ConnectionFactory) -> None:
+async def test_send_during_close_raises_connection_closed_error(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         sending = asyncio.create_task(client.send(bytes(200_000)))
         await yield_loop(1)
@@ -246,7 +254,7 @@ async def test_nothing_new_while_closing(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
+async def test_peer_disconnecting_before_the_goodbye_is_acknowledged_is_in_order(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers the goodbye so quickly that it looks like a break: it was closed in order."""
@@ -269,7 +277,9 @@ async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
 
 
 @one_loop
-async def test_disconnect_that_overtakes_the_goodbye(factory: ConnectionFactory) -> None:
+async def test_disconnect_that_overtakes_the_goodbye_is_in_order(
+    factory: ConnectionFactory,
+) -> None:
     """The goodbye lies in the completion queue when the link tells of its end."""
     async with raw_pair(factory) as (conn, peer):
         peer.send_control(GOODBYE)
@@ -282,7 +292,9 @@ async def test_disconnect_that_overtakes_the_goodbye(factory: ConnectionFactory)
 
 
 @on_pair
-async def test_behind_a_long_message_that_was_not_read(factory: ConnectionFactory) -> None:
+async def test_messages_behind_an_unread_long_message_are_lost_at_close(
+    factory: ConnectionFactory,
+) -> None:
     """Messages are received in order, so what is behind it is lost with it."""
     config = replace(SMALL, fetch_ahead=0)
     async with factory.pair(SMALL, server=config) as (client, server):
@@ -304,7 +316,7 @@ async def finish(task: asyncio.Task[Any]) -> object:
 
 
 @one_loop
-async def test_messages_that_are_not_taken_go_back(factory: ConnectionFactory) -> None:
+async def test_unreceived_messages_return_their_memory(factory: ConnectionFactory) -> None:
     async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
         async with factory.pair() as (client, server):
@@ -318,7 +330,7 @@ async def test_messages_that_are_not_taken_go_back(factory: ConnectionFactory) -
 
 
 @pytest.mark.any_device
-def test_an_event_that_cannot_be() -> None:
+def test_invalid_lifecycle_event_raises_internal_error() -> None:
     """It is a bug, and said to be one."""
     with pytest.raises(InternalError, match="invalid event DRAINED in connection state CONNECTING"):
         transition(ConnectionState.CONNECTING, LifecycleEvent.DRAINED)
@@ -340,14 +352,14 @@ def test_an_event_that_cannot_be() -> None:
     ],
     ids=lambda root: type(root).__name__,
 )
-def test_an_end_is_told_once(root: RDMAError) -> None:
+def test_root_error_is_told_once(root: RDMAError) -> None:
     error = ConnectionOwner(mock.Mock()).error_for(root, "send of 10 bytes to [::1]:7471")
     assert type(error) in (type(root), ConnectionBrokenError)
     told_once(error)
 
 
 @one_loop
-async def test_async_for_over_a_broken_connection(factory: ConnectionFactory) -> None:
+async def test_async_for_raises_when_the_connection_breaks(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         await client.send(b"one")
         client.abort()
@@ -364,7 +376,9 @@ async def test_async_for_over_a_broken_connection(factory: ConnectionFactory) ->
 # ---- listeners -----------------------------------------------------------------------------------
 
 
-async def test_listener_close(factory: ConnectionFactory) -> None:
+async def test_closed_listener_refuses_and_keeps_its_connections(
+    factory: ConnectionFactory,
+) -> None:
     """It refuses, its waiters end, and what it had accepted goes on."""
     listener = await factory.listen()
     client, server = await factory.both(listener)
@@ -390,9 +404,7 @@ async def test_listener_close(factory: ConnectionFactory) -> None:
 
 @one_loop
 @by_tcp
-async def test_peer_that_sends_more_on_the_socket_of_the_bootstrap(
-    factory: ConnectionFactory,
-) -> None:
+async def test_data_after_the_bootstrap_breaks_the_connection(factory: ConnectionFactory) -> None:
     """After the bootstrap the socket is for its end alone."""
     async with factory.witness(), factory.pair() as (client, server):
         client._link.group._link._transport.write(b"hello?")  # type: ignore[union-attr]
@@ -411,7 +423,7 @@ def wake_ups() -> int:
 
 
 @one_loop
-async def test_idle_connection_costs_nothing(factory: ConnectionFactory) -> None:
+async def test_idle_connection_causes_no_wake_ups(factory: ConnectionFactory) -> None:
     """No timer, no polling: a process that waits for a message does not wake up.
 
     What a burst of work leaves behind settles at some time; what looks again and again never does.
@@ -434,7 +446,7 @@ GOODBYE = protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")
 
 
 @on_pair
-async def test_goodbye_of_a_peer_that_takes_nothing_any_more(factory: ConnectionFactory) -> None:
+async def test_goodbye_of_a_stopped_peer_ends_pending_calls(factory: ConnectionFactory) -> None:
     """It says goodbye and stays: what is under way is lost when a close would have its end."""
     config = replace(SMALL, close_timeout=0.1)
     async with factory.pair(config) as (client, server):
@@ -448,7 +460,7 @@ async def test_goodbye_of_a_peer_that_takes_nothing_any_more(factory: Connection
 
 
 @on_pair
-async def test_the_end_comes_with_the_last_of_what_was_under_way(
+async def test_goodbye_ends_the_connection_after_the_last_request(
     factory: ConnectionFactory,
 ) -> None:
     """After the peer's goodbye, and not only after `close_timeout`."""
@@ -460,7 +472,7 @@ async def test_the_end_comes_with_the_last_of_what_was_under_way(
 
 
 @on_pair
-async def test_one_closes_while_the_other_does(factory: ConnectionFactory) -> None:
+async def test_both_sides_can_close_at_the_same_time(factory: ConnectionFactory) -> None:
     """A `close` that waits for a message to be read ends with the peer's goodbye."""
     async with factory.pair(replace(SMALL, fetch_ahead=0, close_timeout=1000)) as (client, server):
         client.send_nowait(bytes(100_000)).add_done_callback(lambda done: done.exception())
@@ -514,7 +526,7 @@ async def live_and_die(factory: ConnectionFactory, number: int) -> Node[Any] | N
 @pytest.mark.any_device
 @pytest.mark.parametrize("via", ["cm", "tcp"])
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-async def test_what_the_device_does_not_destroy(
+async def test_close_completes_when_the_device_refuses_to_destroy_objects(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, via: Any
 ) -> None:
     """Each object in turn: `close` ends all the same, the error is told, the rest is given back."""

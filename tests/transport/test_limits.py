@@ -38,7 +38,7 @@ async def turned_away(factory: ConnectionFactory, port: int) -> str:
     return str(error)
 
 
-async def test_who_comes_too_many(factory: ConnectionFactory) -> None:
+async def test_connections_beyond_max_connections_are_refused(factory: ConnectionFactory) -> None:
     """The reason is told, other connections go on, and one that has ended counts no more."""
     async with await factory.listen(TWO) as listener:
         first, second = await factory.both(listener), await factory.both(listener)
@@ -58,7 +58,7 @@ async def test_who_comes_too_many(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_a_place_that_is_taken_during_the_proof(
+async def test_connection_is_refused_when_its_place_is_taken_during_the_proof(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a key, a place is taken after the proof: a peer that is too late is told so."""
@@ -116,7 +116,7 @@ async def turned_away_of(config: Config, *hosts: str) -> list[BaseException | No
 
 
 @one_loop
-async def test_an_ipv6_network_is_one_host() -> None:
+async def test_ipv6_network_counts_as_one_host() -> None:
     """Else a host has as many connections as addresses of its network."""
     config = Config(max_connections_per_host=1)
     first, second, other = await turned_away_of(
@@ -153,7 +153,7 @@ BEYOND: dict[str, Callable[[Connection, Connection, int], Awaitable[object]]] = 
 
 @one_loop
 @pytest.mark.parametrize("limit", BEYOND)
-async def test_a_refusal_names_its_setting(factory: ConnectionFactory, limit: str) -> None:
+async def test_refusal_names_its_setting_and_value(factory: ConnectionFactory, limit: str) -> None:
     """And the value, so that a user knows what to change, and on which side."""
     setting = limit.strip()
     config = replace(SMALL, max_message=1 << 16, pool_limit=16 << 20)
@@ -167,7 +167,7 @@ async def test_a_refusal_names_its_setting(factory: ConnectionFactory, limit: st
 
 @one_loop
 @pytest.mark.parametrize("limit", ["lend_quota", "max_regions"])
-async def test_the_owner_logs_the_setting_by_which_it_refuses(
+async def test_owner_logs_the_setting_of_a_refused_request(
     factory: ConnectionFactory, limit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "aiordma.connection")
@@ -182,7 +182,7 @@ async def test_the_owner_logs_the_setting_by_which_it_refuses(
 
 
 @one_loop
-async def test_a_receiver_is_told_the_size_and_its_own_limit(factory: ConnectionFactory) -> None:
+async def test_receiver_reads_the_size_and_its_own_limit(factory: ConnectionFactory) -> None:
     async with factory.pair(replace(SMALL, max_message=10_000)) as (client, server):
         with pytest.raises(
             MessageTooLongError, match=r"10001 .* 10000 \(Config\.max_message of the"
@@ -199,7 +199,7 @@ async def test_a_receiver_is_told_the_size_and_its_own_limit(factory: Connection
 
 @pytest.mark.parametrize("text", ["1 of 100", "101 of 99", "101", "x of 100", "101 of 100 of 1"])
 @pytest.mark.any_device
-def test_a_goodbye_with_other_numbers_names_no_limit(text: str) -> None:
+def test_goodbye_with_implausible_numbers_names_no_limit(text: str) -> None:
     goodbye = protocol.Goodbye(0, protocol.GoodbyeCode.FAILED, f"MessageTooLongError {text}")
     assert protocol.failure(goodbye, 100).endswith("the data that it sent may be incomplete")
 
@@ -208,7 +208,7 @@ def test_a_goodbye_with_other_numbers_names_no_limit(text: str) -> None:
 @pytest.mark.parametrize(
     "setting", ["max_handshakes", "max_connections_per_host", "max_connections"]
 )
-async def test_who_is_turned_away_is_told_the_setting(setting: str) -> None:
+async def test_refused_peer_reads_the_setting(setting: str) -> None:
     config = Config(**{setting: 1})  # type: ignore[arg-type]
     errors = await turned_away_of(config, "10.0.0.1", "10.0.0.1")
     (error,) = [error for error in errors if error is not None]
@@ -219,7 +219,7 @@ async def test_who_is_turned_away_is_told_the_setting(setting: str) -> None:
 
 
 @one_loop
-async def test_handshakes_leave_most_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handshakes_leave_most_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (80, 80))
     errors = await turned_away_of(Config(), *(f"10.0.0.{host}" for host in range(11)))
     (error,) = [error for error in errors if error is not None]
@@ -227,7 +227,7 @@ async def test_handshakes_leave_most_descriptors(monkeypatch: pytest.MonkeyPatch
 
 
 @one_loop
-async def test_who_has_not_been_accepted_counts(factory: ConnectionFactory) -> None:
+async def test_unaccepted_connections_count_towards_the_limit(factory: ConnectionFactory) -> None:
     """A connection that waits for `accept` costs as much as another."""
     async with await factory.listen(TWO) as listener:
         clients = [await factory.connect(listener.port) for _ in range(2)]
@@ -237,7 +237,7 @@ async def test_who_has_not_been_accepted_counts(factory: ConnectionFactory) -> N
 
 
 @one_loop
-async def test_connections_that_end_before_they_are_accepted(factory: ConnectionFactory) -> None:
+async def test_ended_unaccepted_connections_are_dropped(factory: ConnectionFactory) -> None:
     """A slow listener does not keep all of them; those still open are accepted in order."""
     async with await listen(factory.host, 0, backlog=4, config=SMALL, **factory.where) as listener:
         first = await factory.connect(listener.port)
@@ -255,7 +255,7 @@ async def test_connections_that_end_before_they_are_accepted(factory: Connection
                 await check_alive(last, server)
 
 
-async def test_a_failed_handshake_keeps_no_place(factory: ConnectionFactory) -> None:
+async def test_failed_handshake_frees_its_place(factory: ConnectionFactory) -> None:
     key = bytes(range(16))
 
     async def wait(conn: Connection) -> None:

@@ -55,7 +55,7 @@ async def check(factory: ConnectionFactory, listener: Listener, hosts: tuple[str
             await check_alive(client, server)
 
 
-async def test_every_address_of_a_name(
+async def test_listener_on_a_name_listens_on_every_local_address(
     factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
 ) -> None:
     """Those of other machines are left out."""
@@ -68,7 +68,7 @@ async def test_every_address_of_a_name(
         await check(factory, listener, hosts)
 
 
-async def test_stop_frees_the_port_at_once(factory: ConnectionFactory) -> None:
+async def test_stop_frees_the_port_immediately(factory: ConnectionFactory) -> None:
     """Before the loop runs again.  What was accepted goes on; `close` does the rest."""
     listener = await factory.listen()
     where = listener.address
@@ -85,7 +85,7 @@ async def test_stop_frees_the_port_at_once(factory: ConnectionFactory) -> None:
             await check_alive(client, server)
 
 
-async def test_servers_listen_there_too(
+async def test_servers_on_a_name_listen_on_every_local_address(
     factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
 ) -> None:
     accepted: asyncio.Queue[None] = asyncio.Queue()
@@ -109,7 +109,7 @@ async def test_servers_listen_there_too(
 
 
 @one_loop
-async def test_a_port_in_use_at_one_address(
+async def test_listen_on_a_name_fails_when_one_port_is_in_use(
     factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
 ) -> None:
     """None listens when one cannot; the other addresses are free at once."""
@@ -122,7 +122,9 @@ async def test_a_port_in_use_at_one_address(
 
 
 @pytest.mark.parametrize("in_use", [1, 5])
-def test_another_number_if_one_is_in_use(in_use: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_ports_retries_with_another_number_when_one_is_in_use(
+    in_use: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries: list[Address] = []
 
     class Port:
@@ -149,7 +151,7 @@ def test_another_number_if_one_is_in_use(in_use: int, monkeypatch: pytest.Monkey
 
 
 @one_loop
-async def test_the_last_object_of_its_loop_is_closed_meanwhile(
+async def test_listener_is_known_to_its_loop_when_the_last_object_closes_meanwhile(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is known to its loop all the same, which closes it at its end."""
@@ -166,7 +168,7 @@ async def test_the_last_object_of_its_loop_is_closed_meanwhile(
 
 
 @one_loop
-async def test_handshakes_are_not_begun_by_the_task_factory(factory: ConnectionFactory) -> None:
+async def test_handshakes_do_not_use_the_task_factory(factory: ConnectionFactory) -> None:
     """An eager one (Python 3.12) would run them before the listener knows them."""
 
     def no_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -179,7 +181,7 @@ async def test_handshakes_are_not_begun_by_the_task_factory(factory: ConnectionF
             await check_alive(client, server)
 
 
-async def test_a_handshake_goes_on_when_all_tasks_are_cancelled(factory: ConnectionFactory) -> None:
+async def test_handshake_continues_when_all_tasks_are_cancelled(factory: ConnectionFactory) -> None:
     """As `asyncio.run` cancels them at its end: the client may have its connection by then."""
     async with await factory.listen() as listener:
         connecting = asyncio.create_task(factory.connect(listener.port))

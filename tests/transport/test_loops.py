@@ -80,7 +80,7 @@ async def talk(factory: ConnectionFactory, port: int, seed: int) -> None:
             await sending
 
 
-def test_servers_and_clients_in_many_threads(factory: ConnectionFactory) -> None:
+def test_servers_and_clients_work_in_many_threads(factory: ConnectionFactory) -> None:
     """One device, four loops of two kinds; each has a server and talks with all the servers."""
     kinds = ["asyncio", "uvloop", "asyncio", "uvloop"]
 
@@ -128,7 +128,9 @@ USES: dict[str, Use] = {
 
 @by_cm
 @pytest.mark.parametrize("other", LOOPS)
-async def test_a_connection_in_another_loop(factory: ConnectionFactory, other: str) -> None:
+async def test_use_in_another_loop_raises_wrong_loop_error(
+    factory: ConnectionFactory, other: str
+) -> None:
     """Each use is refused, and the connection has not noticed."""
 
     async def use_all(conn: Connection) -> None:
@@ -144,7 +146,9 @@ async def test_a_connection_in_another_loop(factory: ConnectionFactory, other: s
 
 @by_cm
 @one_loop
-async def test_a_connection_in_a_thread_without_a_loop(factory: ConnectionFactory) -> None:
+async def test_use_in_a_thread_without_loop_raises_wrong_loop_error(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair() as (client, server):
         for use in (
             lambda: client.send_nowait(b"x"),
@@ -160,7 +164,7 @@ async def test_a_connection_in_a_thread_without_a_loop(factory: ConnectionFactor
 
 @by_cm
 @one_loop
-async def test_listeners_and_servers_in_another_loop(factory: ConnectionFactory) -> None:
+async def test_listeners_and_servers_raise_wrong_loop_error(factory: ConnectionFactory) -> None:
     async def refused(use: Callable[[], Awaitable[object]]) -> None:
         with pytest.raises(WrongLoopError, match="another event loop"):
             await use()
@@ -193,7 +197,7 @@ async def test_listeners_and_servers_in_another_loop(factory: ConnectionFactory)
 
 @by_cm
 @one_loop
-async def test_a_stream_in_another_thread(factory: ConnectionFactory) -> None:
+async def test_stream_used_in_another_thread_is_unchanged(factory: ConnectionFactory) -> None:
     """What was refused has not become a part of the stream."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -221,7 +225,7 @@ async def test_a_stream_in_another_thread(factory: ConnectionFactory) -> None:
         await writer.wait_closed()
 
 
-def test_between_two_runs_of_a_loop(factory: ConnectionFactory) -> None:
+def test_connection_can_be_used_between_two_runs_of_its_loop(factory: ConnectionFactory) -> None:
     """Its own thread may use it while the loop does not run."""
     loop = asyncio.new_event_loop()
     try:
@@ -244,7 +248,9 @@ def test_between_two_runs_of_a_loop(factory: ConnectionFactory) -> None:
 # ---- one loop after the other --------------------------------------------------------------------
 
 
-def test_loops_that_end_with_everything_open(factory: ConnectionFactory, loop_name: str) -> None:
+def test_asyncio_run_closes_and_warns_of_open_objects(
+    factory: ConnectionFactory, loop_name: str
+) -> None:
     """`asyncio.run` several times: each warns of what was left open, and leaves nothing behind."""
     where: dict[str, Any] = {**factory.where, "config": SMALL}
     left: list[Any] = []
@@ -393,7 +399,7 @@ WITHOUT_TASKS = ("everything", "aborted", "not accepted", "many", "servers")
     ("kind", "name"),
     [("asyncio", name) for name in LEFT] + [("uvloop", name) for name in WITHOUT_TASKS],
 )
-def test_a_loop_that_is_closed_without_a_word(
+def test_closed_loop_releases_everything(
     factory: ConnectionFactory, kind: str, name: str, keep: bool
 ) -> None:
     """What it had is given back as it is closed, and the next loop does not notice."""
@@ -424,7 +430,7 @@ def test_a_loop_that_is_closed_without_a_word(
 
 
 @one_loop
-def test_peers_of_a_loop_that_is_closed_are_told(factory: ConnectionFactory) -> None:
+def test_peers_of_a_closed_loop_get_connection_broken_error(factory: ConnectionFactory) -> None:
     """A program that has a loop for each call, and drops its connections with them."""
 
     async def serve(calls: int) -> None:
@@ -453,7 +459,7 @@ def test_peers_of_a_loop_that_is_closed_are_told(factory: ConnectionFactory) -> 
 
 
 @by_cm
-def test_a_dropped_listener_that_its_warning_keeps(factory: ConnectionFactory) -> None:
+def test_dropped_listener_kept_by_its_warning_is_closed_once(factory: ConnectionFactory) -> None:
     """What records warnings keeps the listener until its loop has ended: it is closed once."""
     before = live()
 

@@ -26,7 +26,7 @@ async def transfer(sender: Connection, receiver: Connection, data: bytes) -> Mes
 
 
 @SIZES
-async def test_what_a_message_shows(factory: ConnectionFactory, size: int) -> None:
+async def test_message_behaves_like_a_view_of_bytes(factory: ConnectionFactory, size: int) -> None:
     async with factory.pair() as (client, server):
         data = pattern(size)
         message = await transfer(client, server, data)
@@ -47,7 +47,7 @@ async def test_what_a_message_shows(factory: ConnectionFactory, size: int) -> No
         message.release()
 
 
-async def test_what_a_message_is_taken_for(factory: ConnectionFactory) -> None:
+async def test_message_errors_advise_bytes(factory: ConnectionFactory) -> None:
     """For bytes by new users: the error says what to write.  Its class is Message all the same."""
     async with factory.pair() as (client, server):
         message = await transfer(client, server, b"[1]")

@@ -26,14 +26,16 @@ LARGE_SIZES = [(1 << 20) + 1, READ_SIZE, READ_SIZE + 1]
 
 @on_device
 @pytest.mark.parametrize("sizes", [SIZES, LARGE_SIZES], ids=["short", "long"])
-async def test_sizes(factory: ConnectionFactory, sizes: list[int]) -> None:
+async def test_messages_of_every_size_arrive(factory: ConnectionFactory, sizes: list[int]) -> None:
     async with factory.pair(Config()) as (client, server):
         for size in sizes:
             await exchange(client, server, pattern(size))
             await exchange(server, client, pattern(size, 1))
 
 
-async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) -> None:
+async def test_message_is_sent_without_copy_unless_it_would_be_pinned(
+    factory: ConnectionFactory,
+) -> None:
     """Unless the device would have to pin it first: then it is copied, as short ones are."""
     async with factory.pair(Config()) as (client, server):
         copies = not client._endpoint.driver.pool.local_dma_lkey
@@ -53,14 +55,14 @@ async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) 
 
 
 @pytest.mark.parametrize("imm", [-1, 1 << 32])
-async def test_immediate_data_that_does_not_fit(factory: ConnectionFactory, imm: int) -> None:
+async def test_send_rejects_imm_out_of_range(factory: ConnectionFactory, imm: int) -> None:
     async with factory.pair() as (client, server):
         with pytest.raises(ValueError, match="imm must be an int from 0 to 4294967295"):
             await client.send(b"x", imm=imm)
         await check_alive(client, server)
 
 
-async def test_longer_than_the_peer_takes(factory: ConnectionFactory) -> None:
+async def test_send_raises_message_too_long_beyond_max_message(factory: ConnectionFactory) -> None:
     limited = Config(max_message=10_000)
     async with factory.pair(SMALL, server=limited) as (client, server):
         assert client.max_message == 10_000
@@ -82,7 +84,7 @@ async def test_longer_than_the_peer_takes(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_who_comes_later_does_not_overtake_who_was_told(
+async def test_later_receiver_does_not_overtake_a_notified_one(
     factory: ConnectionFactory, count: int
 ) -> None:
     """In the moment between a message's arrival and the turn of the task that waits for it."""
@@ -109,7 +111,9 @@ async def recv(conn: Connection) -> bytes:
     return bytes(await conn.recv())
 
 
-async def test_turns_are_kept_when_the_connection_ends(factory: ConnectionFactory) -> None:
+async def test_receivers_keep_their_order_when_the_connection_ends(
+    factory: ConnectionFactory,
+) -> None:
     """Messages that are here go to the waiters in their order; the others get the error."""
     async with factory.pair() as (client, server):
         waiting = [asyncio.create_task(recv(server)) for _ in range(2)]
@@ -136,7 +140,7 @@ async def test_turns_are_kept_when_the_connection_ends(factory: ConnectionFactor
     ],
     ids=["some", "two reads", "all of it", "more than that", "nothing"],
 )
-async def test_what_may_be_read_ahead_is(
+async def test_messages_within_fetch_ahead_are_read_before_recv(
     factory: ConnectionFactory, config: Config, sizes: list[int], ahead: int
 ) -> None:
     """Before a task receives it, and no more than that; of what was read nothing is counted on."""
@@ -157,7 +161,7 @@ async def test_what_may_be_read_ahead_is(
             assert (figures(server)["unread"], figures(server)["read_ahead"]) == (0, 0)
 
 
-async def test_none_is_read_before_those_that_wait(factory: ConnectionFactory) -> None:
+async def test_fetch_ahead_keeps_the_order_of_messages(factory: ConnectionFactory) -> None:
     """Nor one that is short enough to be read ahead: else the long one might wait for ever."""
     sizes = [2 << 20, 2 << 20, 1 << 20]
     async with factory.pair(Config(fetch_ahead=3 << 20)) as (client, server):

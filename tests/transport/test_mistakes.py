@@ -317,7 +317,7 @@ def matches(expected: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-async def test_the_error_says_what_to_do(factory: ConnectionFactory, mistake: str) -> None:
+async def test_mistake_error_says_what_to_do(factory: ConnectionFactory, mistake: str) -> None:
     make, kinds, expected = MISTAKES[mistake]
     async with scene(factory) as here:
         with pytest.raises(kinds) as raised:
@@ -337,7 +337,7 @@ NO_HOSTS = [
 
 
 @pytest.mark.parametrize("host", NO_HOSTS, ids=ascii)
-async def test_what_cannot_be_a_host(factory: ConnectionFactory, host: str) -> None:
+async def test_invalid_host_raises_address_error(factory: ConnectionFactory, host: str) -> None:
     """One kind of error, however the name is used."""
     where: Any = {"device": factory.device, "config": PATIENT}
     handler: Any = noop
@@ -354,7 +354,7 @@ async def test_what_cannot_be_a_host(factory: ConnectionFactory, host: str) -> N
         assert repr(host) in str(error)
 
 
-async def test_a_source_of_the_other_family(factory: ConnectionFactory) -> None:
+async def test_source_of_another_family_raises_address_error(factory: ConnectionFactory) -> None:
     other = "127.0.0.1" if ":" in factory.host else "::1"
     for via in ("cm", "tcp"):
         connecting = aiordma.connect(
@@ -364,7 +364,9 @@ async def test_a_source_of_the_other_family(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("port", ["\u0663", "no-such-service", b"\xff", "\ud800", "1\0"])
-async def test_what_cannot_be_the_port_of_a_stream(factory: ConnectionFactory, port: Any) -> None:
+async def test_invalid_stream_port_raises_address_error(
+    factory: ConnectionFactory, port: Any
+) -> None:
     opening = aiordma.open_connection(factory.host, port, device=factory.device)
     assert f"invalid port {port!r}: expected a number or" in str(await ends(opening, AddressError))
 
@@ -376,7 +378,7 @@ def no_memory(*_: object, **__: object) -> Any:
     raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
 
-async def test_no_memory_for_a_long_message_is_no_fault_of_the_peer(
+async def test_receiver_out_of_memory_keeps_message_and_connection(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receiver is told; message and connection stay."""
@@ -396,7 +398,7 @@ async def test_no_memory_for_a_long_message_is_no_fault_of_the_peer(
 
 
 @pytest.mark.parametrize("via", ["cm", "tcp"])
-async def test_no_memory_at_the_listener_is_its_failure(
+async def test_listener_out_of_memory_is_named_to_the_client(
     factory: ConnectionFactory, via: Via, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client reads what has happened there, and not that the protocol was violated."""
@@ -412,7 +414,7 @@ async def test_no_memory_at_the_listener_is_its_failure(
         assert str(refused).count("[Errno") == 1
 
 
-async def test_no_more_files_is_not_the_way_to_the_peer(
+async def test_connect_names_the_open_files_limit(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aiordma._transport.tcp_link.socket.socket", no_files)
@@ -424,7 +426,7 @@ async def test_no_more_files_is_not_the_way_to_the_peer(
     )
 
 
-async def test_a_timeout_says_that_there_are_no_more_files(
+async def test_connect_timeout_names_exhausted_file_descriptors(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever failed because of that, in the device or the kernel: the timeout alone is seen."""

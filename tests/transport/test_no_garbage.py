@@ -294,7 +294,9 @@ OURS = "aiordma"
 @one_loop
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-async def test_nothing_is_left_to_the_collector(factory: ConnectionFactory, call: Call) -> None:
+async def test_calls_leave_no_garbage_to_the_collector(
+    factory: ConnectionFactory, call: Call
+) -> None:
     """Neither an error, nor an object of the library, nor a frame of its."""
     await call(factory)  # what is made once
     await yield_loop(10)

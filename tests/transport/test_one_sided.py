@@ -34,7 +34,7 @@ TRANSFER_SIZE = 8 << 20  # the longest single work request
 
 
 @one_loop
-async def test_nothing(factory: ConnectionFactory) -> None:
+async def test_operations_of_zero_bytes_succeed(factory: ConnectionFactory) -> None:
     """Zero bytes are a request like any other, done at once."""
     async with factory.sharing(8) as (client, _, _, remote):
         await client.write(b"", remote[3:3])
@@ -44,7 +44,7 @@ async def test_nothing(factory: ConnectionFactory) -> None:
 
 @one_loop
 @by_cm
-async def test_a_full_send_queue_keeps_room_for_credits(factory: ConnectionFactory) -> None:
+async def test_full_send_queue_keeps_entries_for_credits(factory: ConnectionFactory) -> None:
     """What the peer waits for is not kept back by what this side has to do."""
     async with factory.sharing(100 * 64) as (client, _, there, remote):
         there.view[:] = pattern(len(there))
@@ -60,7 +60,7 @@ async def test_a_full_send_queue_keeps_room_for_credits(factory: ConnectionFacto
 
 
 @one_loop
-async def test_slices(factory: ConnectionFactory) -> None:
+async def test_slices_select_parts_of_memory_and_regions(factory: ConnectionFactory) -> None:
     async with factory.sharing(100) as (client, _, there, remote):
         assert len(remote) == len(remote[:]) == 100
         await client.write(b"0123456789", remote[10:50][5:15])
@@ -90,7 +90,7 @@ BAD_SLICES = [
 
 @one_loop
 @by_cm
-async def test_out_of_range(factory: ConnectionFactory) -> None:
+async def test_slices_out_of_range_raise_range_errors(factory: ConnectionFactory) -> None:
     async with factory.sharing(100) as (client, server, there, remote):
         with client.alloc(100) as buffer, client.register(bytearray(100)) as region:
             for key in BAD_SLICES:
@@ -113,7 +113,7 @@ async def test_out_of_range(factory: ConnectionFactory) -> None:
 
 @one_loop
 @by_cm
-async def test_lengths_that_differ(factory: ConnectionFactory) -> None:
+async def test_different_lengths_raise_value_error(factory: ConnectionFactory) -> None:
     async with factory.sharing(100) as (client, server, there, remote):
         with pytest.raises(ValueError, match="local memory has 99 bytes, the peer's memory 100"):
             await client.write(bytes(99), remote)
@@ -131,7 +131,9 @@ async def test_lengths_that_differ(factory: ConnectionFactory) -> None:
     ids=repr,
 )
 @one_loop
-async def test_missing_right(factory: ConnectionFactory, access: Rights) -> None:
+async def test_operation_without_the_right_raises_remote_range_error(
+    factory: ConnectionFactory, access: Rights
+) -> None:
     async with factory.sharing(8, access) as (client, server, there, remote):
         assert remote.rights == access
         attempts: dict[Rights, Callable[[], Awaitable[object]]] = {
@@ -153,7 +155,7 @@ async def test_missing_right(factory: ConnectionFactory, access: Rights) -> None
 
 @one_loop
 @by_cm
-async def test_released_memory(factory: ConnectionFactory) -> None:
+async def test_released_memory_raises_buffer_state_error(factory: ConnectionFactory) -> None:
     async with factory.sharing(100) as (client, server, there, remote):
         buffer = client.alloc(100)
         part = buffer[10:20]
@@ -179,7 +181,7 @@ async def test_released_memory(factory: ConnectionFactory) -> None:
 
 @one_loop
 @by_cm
-async def test_memory_of_another_connection(factory: ConnectionFactory) -> None:
+async def test_region_of_another_connection_raises_value_error(factory: ConnectionFactory) -> None:
     async with (
         factory.pair() as (client, server),
         factory.pair() as (other, its_peer),
@@ -206,7 +208,7 @@ def number(buffer: Buffer, offset: int = 0) -> int:
     return int.from_bytes(buffer.view[offset : offset + 8], sys.byteorder)
 
 
-async def test_fetch_and_add(factory: ConnectionFactory) -> None:
+async def test_fetch_and_add_returns_the_old_value(factory: ConnectionFactory) -> None:
     async with factory.sharing(16) as (client, _, there, remote):
         assert await client.fetch_and_add(remote[8:16], 5) == 0
         assert await client.fetch_and_add(remote[8:16], -5) == 5
@@ -218,7 +220,7 @@ async def test_fetch_and_add(factory: ConnectionFactory) -> None:
         assert client.statistics().atomics == 4
 
 
-async def test_compare_and_swap(factory: ConnectionFactory) -> None:
+async def test_compare_and_swap_returns_the_old_value(factory: ConnectionFactory) -> None:
     largest = (1 << 64) - 1
     async with factory.sharing(8) as (client, _, there, remote):
         assert await client.compare_and_swap(remote, 0, 42) == 0
@@ -232,7 +234,7 @@ async def test_compare_and_swap(factory: ConnectionFactory) -> None:
 
 @one_loop
 @by_cm
-async def test_atomics_that_cannot_be(factory: ConnectionFactory) -> None:
+async def test_atomics_reject_invalid_ranges_and_values(factory: ConnectionFactory) -> None:
     async with factory.sharing(24) as (client, server, there, remote):
         for part in (remote[4:12], remote[:4], remote[:16], remote, remote[1:9], remote[:0]):
             await ends(client.fetch_and_add(part, 1), RemoteRangeError)

@@ -100,7 +100,7 @@ async def test_both_sides_count_one_sided_bytes(
 
 @one_loop
 @pytest.mark.parametrize("make", [bytes, bytearray], ids=["read-only", "writable"])
-async def test_long_messages_are_no_one_sided_bytes(
+async def test_long_messages_are_not_counted_as_one_sided_bytes(
     factory: ConnectionFactory, make: Callable[[int], bytes | bytearray]
 ) -> None:
     """Their reads count as bytes of messages alone, so that no byte is counted twice."""
@@ -119,7 +119,7 @@ async def test_long_messages_are_no_one_sided_bytes(
 
 
 @one_loop
-async def test_a_cancelled_read_counts_when_the_device_completes_it(
+async def test_cancelled_read_is_counted_when_the_device_completes_it(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.sharing(50_000) as (client, _, _, remote):
@@ -136,7 +136,7 @@ async def test_a_cancelled_read_counts_when_the_device_completes_it(
 
 @one_loop
 @by_tcp
-async def test_a_read_that_fails_counts_nothing(factory: ConnectionFactory) -> None:
+async def test_failed_read_is_not_counted(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(1000) as there:
             share = await server.send_region(there, lease=None)

@@ -23,9 +23,7 @@ CELL = 256
 FILLED = b"x" * CELL
 
 
-async def test_borrowed_memory_is_handed_over_after_what_was_written(
-    factory: ConnectionFactory,
-) -> None:
+async def test_hand_over_follows_earlier_writes(factory: ConnectionFactory) -> None:
     """Its key would work no more for what comes later, which would cost the connection."""
     async with factory.pair(SHORT) as (client, server):
         remote = await client.request_region(CELL * 30)
@@ -60,7 +58,7 @@ async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFacto
 
 
 @pytest.mark.parametrize("operation", ["write", "imm", "progress", "atomic", "batch"])
-async def test_cancelled_before_it_was_posted_is_not_done(
+async def test_operation_cancelled_before_it_was_posted_is_not_executed(
     factory: ConnectionFactory, operation: str
 ) -> None:
     """Nor does it keep the memory, or anything of the pool, or those behind it."""
@@ -107,7 +105,7 @@ async def test_cancelled_before_it_was_posted_is_not_done(
         await check_alive(client, server)
 
 
-async def test_region_whose_sharing_was_cancelled_in_time_is_not_heard_of(
+async def test_region_whose_sharing_was_cancelled_is_not_received(
     factory: ConnectionFactory,
 ) -> None:
     """Its key works no more, so the peer must not come by it."""

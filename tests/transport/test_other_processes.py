@@ -91,7 +91,9 @@ async def region(child: Child) -> RemoteRegion:
 
 
 @one_loop
-async def test_peer_that_is_busy_in_python(factory: ConnectionFactory) -> None:
+async def test_operations_complete_while_the_peer_is_busy_in_python(
+    factory: ConnectionFactory,
+) -> None:
     """Its memory is served by its device: it computes until that has seen to all of this."""
     async with Child.connected(factory, "busy") as child:
         conn = child.conn
@@ -202,7 +204,7 @@ async def use_its_memory(conn: Connection) -> list[asyncio.Task[Any]]:
     ],
     ids=lambda it: getattr(it, "__name__", it),
 )
-async def test_killed_during(
+async def test_killed_peer_breaks_the_connection_and_frees_memory(
     factory: ConnectionFactory,
     role: str,
     begin: Callable[[Connection], Awaitable[list[asyncio.Task[Any]]]],
@@ -225,7 +227,9 @@ async def test_killed_during(
 
 
 @one_loop
-async def test_killed_during_the_handshake(factory: ConnectionFactory) -> None:
+async def test_connect_fails_cleanly_when_the_listener_is_killed(
+    factory: ConnectionFactory,
+) -> None:
     """The listener's process is gone between connecting and the answer, at any moment."""
     async with factory.witness():
         for count in (0, 1, 2, 4, 8, 16):
@@ -247,7 +251,9 @@ async def test_killed_during_the_handshake(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_a_client_killed_during_the_handshake(factory: ConnectionFactory) -> None:
+async def test_listener_survives_a_client_killed_during_the_handshake(
+    factory: ConnectionFactory,
+) -> None:
     """At any moment after the listener has heard of it."""
     async with factory.witness() as witness, await factory.listen() as listener:
         for count in (0, 1, 2, 4, 8, 16):
@@ -268,7 +274,7 @@ async def test_a_client_killed_during_the_handshake(factory: ConnectionFactory) 
 
 
 @one_loop
-async def test_stopped_peer(factory: ConnectionFactory) -> None:
+async def test_stopped_peer_can_continue_later(factory: ConnectionFactory) -> None:
     """It is not dead: waiting for it ends at the caller's timeout, and it can come back."""
     async with factory.witness() as witness, Child.connected(factory, "echo") as child:
         conn = child.conn

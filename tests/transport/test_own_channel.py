@@ -62,7 +62,7 @@ async def joined(
     return one, other
 
 
-async def test_with_a_key(factory: ConnectionFactory) -> None:
+async def test_prepared_connections_require_the_same_key(factory: ConnectionFactory) -> None:
     key = b"a key of sixteen bytes or more"
     one, other = await joined(factory, auth=(key, key))
     async with one, other:
@@ -75,7 +75,7 @@ async def test_with_a_key(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_the_steps_in_another_order(factory: ConnectionFactory) -> None:
+async def test_prepared_connection_rejects_steps_out_of_order(factory: ConnectionFactory) -> None:
     first, second = await half(factory), await half(factory)
     async with first, second:
         assert "new" in repr(first)
@@ -93,7 +93,7 @@ async def test_the_steps_in_another_order(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_what_was_given_up_accepts_nothing(factory: ConnectionFactory) -> None:
+async def test_closed_prepared_connection_accepts_nothing(factory: ConnectionFactory) -> None:
     """And leaves nothing (the fixture looks)."""
     first, second = await half(factory), await half(factory)
     async with second:
@@ -105,7 +105,7 @@ async def test_what_was_given_up_accepts_nothing(factory: ConnectionFactory) -> 
 
 
 @one_loop
-async def test_what_is_no_endpoint(factory: ConnectionFactory) -> None:
+async def test_accept_rejects_malformed_endpoints(factory: ConnectionFactory) -> None:
     first, second = await half(factory), await half(factory)
     async with first, second:
         good = second.endpoint
@@ -134,7 +134,9 @@ asyncio.run(main())
 
 
 @one_loop
-async def test_the_end_of_the_other_process_is_noticed(factory: ConnectionFactory) -> None:
+async def test_end_of_the_peer_process_breaks_a_prepared_connection(
+    factory: ConnectionFactory,
+) -> None:
     """By the queue pair, since there is neither a socket nor a keep-alive."""
     config = replace(SMALL, keep_alive=None)
     other = await asyncio.create_subprocess_exec(
@@ -159,7 +161,7 @@ async def test_the_end_of_the_other_process_is_noticed(factory: ConnectionFactor
 # ---- tokens --------------------------------------------------------------------------------------
 
 
-async def test_a_token_by_another_way(factory: ConnectionFactory) -> None:
+async def test_token_sent_by_another_channel_opens_the_region(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(4096) as buffer:
             buffer.view[:] = pattern(4096)
@@ -182,7 +184,7 @@ async def test_a_token_by_another_way(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_a_token_that_is_good_elsewhere(factory: ConnectionFactory) -> None:
+async def test_open_region_rejects_tokens_of_other_connections(factory: ConnectionFactory) -> None:
     """It says whose it is: nothing is posted where it is none, and all connections go on."""
     async with factory.pair() as (client, server), factory.pair() as others:
         with server.alloc(8) as buffer, server.share(buffer, access=ALL) as share:
@@ -201,7 +203,9 @@ async def test_a_token_that_is_good_elsewhere(factory: ConnectionFactory) -> Non
     "how", ["revoked", "released", "lent and released", "handed over", "dropped", "dropped late"]
 )
 @one_loop
-async def test_a_token_that_has_ended(factory: ConnectionFactory, how: str) -> None:
+async def test_open_region_raises_lease_ended_error_for_ended_tokens(
+    factory: ConnectionFactory, how: str
+) -> None:
     """The side that would use it knows, whatever has ended it, and whether it was opened before."""
     async with factory.pair() as (client, server):
         region: RemoteRegion | None
@@ -229,7 +233,7 @@ async def test_a_token_that_has_ended(factory: ConnectionFactory, how: str) -> N
         await check_alive(client, server)
 
 
-def test_the_ends_that_are_kept() -> None:
+def test_ended_region_ids_are_remembered_up_to_a_limit() -> None:
     """Of ids in any order; a peer can have no more kept than that, and the latest are known."""
     regions = Regions(*[cast("Any", None)] * 3)
     regions.begin(1, 2)
@@ -254,7 +258,7 @@ def test_the_ends_that_are_kept() -> None:
 
 
 @one_loop
-async def test_what_is_no_token(factory: ConnectionFactory) -> None:
+async def test_open_region_rejects_malformed_tokens(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(64) as buffer, server.share(buffer) as share:
             good = share.token.pack()

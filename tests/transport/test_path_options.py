@@ -40,7 +40,7 @@ def with_options(options: dict[str, Any]) -> Config:
     return replace(SMALL, **options)
 
 
-async def test_options_of_both_ways(factory: ConnectionFactory) -> None:
+async def test_common_options_reach_the_queue_pair(factory: ConnectionFactory) -> None:
     async with factory.pair(with_options(BOTH_WAYS)) as (client, server):
         await check_alive(client, server)
         for found in map(attributes, (client, server)):
@@ -50,7 +50,7 @@ async def test_options_of_both_ways(factory: ConnectionFactory) -> None:
 
 
 @by_tcp
-async def test_options_of_the_bootstrap(
+async def test_bootstrap_options_reach_the_queue_pair(
     factory: ConnectionFactory, hop_limit: Callable[[int], int], deviations: frozenset[str]
 ) -> None:
     """Each side has its own, but for the path MTU, of which the smaller one applies."""
@@ -67,7 +67,7 @@ async def test_options_of_the_bootstrap(
 
 
 @by_tcp
-async def test_a_gid_by_its_index(factory: ConnectionFactory) -> None:
+async def test_gid_index_selects_the_gid(factory: ConnectionFactory) -> None:
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
         async with client, server:
@@ -87,7 +87,7 @@ async def test_a_gid_by_its_index(factory: ConnectionFactory) -> None:
 
 
 @by_tcp
-async def test_a_gid_that_cannot_reach_the_peer(factory: ConnectionFactory) -> None:
+async def test_unreachable_gid_is_named_on_both_sides(factory: ConnectionFactory) -> None:
     """The error names both GIDs and the index, at the side that finds out and at its peer."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
@@ -111,7 +111,7 @@ async def test_a_gid_that_cannot_reach_the_peer(factory: ConnectionFactory) -> N
 
 
 @by_tcp
-async def test_a_partition_that_the_port_is_not_in(factory: ConnectionFactory) -> None:
+async def test_unknown_pkey_raises_value_error(factory: ConnectionFactory) -> None:
     async with await factory.listen() as listener:
         config = replace(SMALL, pkey=0x1234)
         error = await ends(factory.connect(listener.port, config), ValueError)
@@ -122,7 +122,9 @@ async def test_a_partition_that_the_port_is_not_in(factory: ConnectionFactory) -
 @pytest.mark.any_device
 @one_loop
 @pytest.mark.parametrize("name", NOT_BY_CM)
-async def test_what_the_connection_manager_does_not_take(name: str, device_name: str) -> None:
+async def test_options_the_connection_manager_lacks_are_rejected(
+    name: str, device_name: str
+) -> None:
     """It is refused rather than ignored."""
     config = replace(SMALL, **{name: (BY_TCP | {"gid_index": 0})[name]})
     for call in (connect, listen):
@@ -162,7 +164,7 @@ async def test_what_the_connection_manager_does_not_take(name: str, device_name:
     ],
     ids=str,
 )
-def test_values_that_cannot_be(wrong: dict[str, Any]) -> None:
+def test_config_rejects_values_out_of_range(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(ValueError, match=f"Config.{name}"):
         Config(**wrong)

@@ -29,7 +29,7 @@ OPTION = "allow_other_addresses"
 
 @one_loop
 @by_tcp
-async def test_a_client_with_another_address_is_told(factory: ConnectionFactory) -> None:
+async def test_client_endpoint_at_another_address_is_refused(factory: ConnectionFactory) -> None:
     async with (
         await factory.listen() as listener,
         Stranger.connect(
@@ -45,7 +45,7 @@ async def test_a_client_with_another_address_is_told(factory: ConnectionFactory)
 
 @one_loop
 @by_tcp
-async def test_another_address_can_be_allowed(factory: ConnectionFactory) -> None:
+async def test_allow_other_addresses_accepts_another_address(factory: ConnectionFactory) -> None:
     config = replace(SMALL, allow_other_addresses=True)
     async with (
         await factory.listen(config) as listener,
@@ -58,7 +58,7 @@ async def test_another_address_can_be_allowed(factory: ConnectionFactory) -> Non
 
 @one_loop
 @by_tcp
-async def test_a_server_cannot_misdirect_its_client(factory: ConnectionFactory) -> None:
+async def test_server_endpoint_at_another_address_is_rejected(factory: ConnectionFactory) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(MESSAGE_SIZE)
         writer.write(MAGIC + endpoint_at(FOREIGN) + hello().pack())
@@ -73,7 +73,7 @@ async def test_a_server_cannot_misdirect_its_client(factory: ConnectionFactory) 
 
 @one_loop
 @by_tcp
-async def test_a_request_over_a_connection_has_its_address(factory: ConnectionFactory) -> None:
+async def test_inband_request_from_another_address_is_refused(factory: ConnectionFactory) -> None:
     async with raw_pair(factory) as (server, peer):
         peer.send_control(protocol.ConnectRequest(1, 1, endpoint_at(FOREIGN), hello().pack()))
         refusal = await peer.control()
@@ -99,14 +99,16 @@ def gid(address: str) -> bytes:
         ("127.0.0.1", "127.5.6.7", True),
     ],
 )
-def test_which_addresses_are_a_peers_own(claimed: str, peer: str, allowed: bool) -> None:
+def test_may_be_at_accepts_only_addresses_of_the_peer(
+    claimed: str, peer: str, allowed: bool
+) -> None:
     with verbs.open_device("embedded0"):
         assert embedded().may_be_at(gid(claimed), gid(peer)) is allowed
 
 
 @one_loop
 @by_tcp
-async def test_pauses_between_attempts_grow(factory: ConnectionFactory) -> None:
+async def test_pauses_between_dial_attempts_grow(factory: ConnectionFactory) -> None:
     """So there are few, whatever is at that address: the sixth comes after 1 + 4 + ... + 256 ms."""
     loop = asyncio.get_running_loop()
     with server_for_queue_pairs(factory.host) as target:

@@ -54,7 +54,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
         ),  # it is no type's name
     ],
 )
-async def test_a_goodbye(
+async def test_goodbye_text_is_escaped(
     factory: ConnectionFactory,
     caplog: pytest.LogCaptureFixture,
     code: protocol.GoodbyeCode,
@@ -65,7 +65,7 @@ async def test_a_goodbye(
         check_texts(await ends(conn.recv(), ConnectionBrokenError), caplog, shown)
 
 
-async def test_a_refused_request(
+async def test_refused_request_text_is_escaped(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with raw_pair(factory) as (conn, peer):
@@ -79,7 +79,7 @@ async def test_a_refused_request(
 
 
 @pytest.mark.parametrize("size", [512, 64 << 10])
-async def test_what_is_too_long(
+async def test_too_long_text_is_not_repeated(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture, size: int
 ) -> None:
     """It violates the protocol; nothing of it is repeated."""
@@ -91,7 +91,7 @@ async def test_what_is_too_long(
 
 
 @by_tcp
-async def test_a_refused_bootstrap(
+async def test_refused_bootstrap_text_is_escaped(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,7 +105,7 @@ async def test_a_refused_bootstrap(
 
 
 @by_cm
-async def test_a_rejected_request(
+async def test_rejected_request_text_is_escaped(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = RawListener(factory)

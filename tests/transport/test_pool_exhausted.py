@@ -64,7 +64,7 @@ class Held:
         self._buffers.clear()
 
 
-async def test_memory_of_ones_own_need_not_wait(factory: ConnectionFactory) -> None:
+async def test_recv_into_needs_no_pool_memory(factory: ConnectionFactory) -> None:
     async with factory.pair(CONFIG) as (client, server):
         sending = asyncio.create_task(client.send(pattern(LONG)))
         await yield_loop(1)
@@ -79,7 +79,7 @@ async def test_memory_of_ones_own_need_not_wait(factory: ConnectionFactory) -> N
             await asyncio.sleep(0)
 
 
-async def test_leases_wait(factory: ConnectionFactory) -> None:
+async def test_leases_wait_for_pool_memory(factory: ConnectionFactory) -> None:
     async with exhausted(factory) as (client, server, held):
         leasing = [asyncio.create_task(conn.lease(1 << 20)) for conn in (client, server)]
         await held.until_waiting(2)
@@ -90,7 +90,7 @@ async def test_leases_wait(factory: ConnectionFactory) -> None:
             (await task).release()
 
 
-async def test_a_lease_that_waits_does_not_keep_messages_back(factory: ConnectionFactory) -> None:
+async def test_waiting_lease_does_not_block_messages(factory: ConnectionFactory) -> None:
     """A task that holds what another waits for can send, and then release it."""
     async with factory.pair(CONFIG) as (client, server):
         with client.alloc(1 << 20) as buffer:
@@ -105,7 +105,7 @@ async def test_a_lease_that_waits_does_not_keep_messages_back(factory: Connectio
         await asyncio.wait([leasing])
 
 
-async def test_the_end_of_the_connection_ends_the_waiting(factory: ConnectionFactory) -> None:
+async def test_waiting_for_memory_ends_with_the_connection(factory: ConnectionFactory) -> None:
     async with factory.pair(CONFIG) as (anchor, _), factory.pair(CONFIG) as (client, server):
         async with shared(server, client, 8) as (_, remote):
             held = Held(client)
@@ -130,7 +130,9 @@ async def test_the_end_of_the_connection_ends_the_waiting(factory: ConnectionFac
 
 
 @pytest.mark.parametrize("fetch_ahead", [0, 1 << 30])
-async def test_what_the_pool_can_never_hold(factory: ConnectionFactory, fetch_ahead: int) -> None:
+async def test_message_larger_than_the_pool_raises_quota_error(
+    factory: ConnectionFactory, fetch_ahead: int
+) -> None:
     """It is told at once, and the message stays for `recv_into`."""
     size = LIMIT + 1
     async with factory.pair(replace(CONFIG, fetch_ahead=fetch_ahead)) as (client, server):

@@ -40,7 +40,9 @@ def check(error: BaseException) -> None:
 
 
 @pytest.mark.any_device
-async def test_this_sides_port(factory: ConnectionFactory) -> None:
+async def test_connect_raises_route_error_when_the_local_port_is_down(
+    factory: ConnectionFactory,
+) -> None:
     async with await factory.listen() as listener:
         with port_down(factory.device):
             check(await ends(factory.connect(listener.port), RouteError))
@@ -52,14 +54,16 @@ async def test_this_sides_port(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.any_device
-async def test_a_connection_that_is_prepared(factory: ConnectionFactory) -> None:
+async def test_prepare_connection_raises_route_error_when_the_port_is_down(
+    factory: ConnectionFactory,
+) -> None:
     with port_down(factory.device):
         check(await ends(prepare_connection(device=factory.device), RouteError))
 
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("in_band", [False, True])
-async def test_the_listeners_port(
+async def test_connect_is_rejected_when_the_listener_port_is_down(
     factory: ConnectionFactory, in_band: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The peer is told.  Both ends use one port here, so it is down for handshakes alone."""
@@ -83,7 +87,9 @@ async def test_the_listeners_port(
 
 
 @pytest.mark.any_device
-async def test_a_port_that_goes_down_keeps_its_connections(factory: ConnectionFactory) -> None:
+async def test_connections_survive_a_port_that_goes_down_briefly(
+    factory: ConnectionFactory,
+) -> None:
     """They wait for it, as long as their timeouts allow."""
     async with factory.pair() as (client, server):
         with port_down(factory.device):

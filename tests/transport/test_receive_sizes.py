@@ -43,7 +43,7 @@ async def leased(*conns: Connection) -> int:
     return pool_statistics(conns[0]).leased_bytes
 
 
-async def test_they_grow_and_shrink(factory: ConnectionFactory) -> None:
+async def test_receives_grow_and_shrink_with_messages(factory: ConnectionFactory) -> None:
     """And each message arrives as it was sent, whatever way it took."""
     async with factory.pair(GROWING) as (client, server):
         before = await leased(client, server)
@@ -60,7 +60,9 @@ async def test_they_grow_and_shrink(factory: ConnectionFactory) -> None:
         await several(client, server, 3, MEDIUM + 1)
 
 
-async def test_the_long_do_not_wait_for_each_other(factory: ConnectionFactory) -> None:
+async def test_large_messages_of_one_iteration_are_posted_together(
+    factory: ConnectionFactory,
+) -> None:
     """They would not share a frame.  Of the shorter ones of a turn only the first is posted."""
     async with factory.pair(replace(GROWING, max_eager_size=64 << 10)) as (client, server):
         await several(client, server, GROW_AFTER + 2 * 8, AT_ONCE)
@@ -75,9 +77,7 @@ async def test_the_long_do_not_wait_for_each_other(factory: ConnectionFactory) -
             await asyncio.gather(*sends)
 
 
-async def test_they_grow_while_answers_to_offers_use_up_every_credit(
-    factory: ConnectionFactory,
-) -> None:
+async def test_receives_grow_while_credits_are_used_by_answers(factory: ConnectionFactory) -> None:
     """Each offer is answered, and what tells the peer of the receives is no answer."""
     async with factory.pair(GROWING) as (client, server):
         before = await leased(client, server)
@@ -98,7 +98,7 @@ async def test_they_grow_while_answers_to_offers_use_up_every_credit(
         assert await leased(client, server) >= before + 8 * (15 << 10)
 
 
-async def test_not_where_the_pool_has_no_room(factory: ConnectionFactory) -> None:
+async def test_receives_do_not_grow_when_the_pool_has_no_room(factory: ConnectionFactory) -> None:
     config = replace(GROWING, pool_limit=4 << 20)
     async with factory.pair(config) as (client, server):
         with server.alloc(2 << 20):
@@ -108,7 +108,7 @@ async def test_not_where_the_pool_has_no_room(factory: ConnectionFactory) -> Non
             assert await leased(client, server) <= before + 4 * SMALL.eager_size
 
 
-async def test_frames_are_never_longer_than_this_side_allows(factory: ConnectionFactory) -> None:
+async def test_frames_do_not_exceed_the_own_eager_size(factory: ConnectionFactory) -> None:
     """A peer with huge receives cannot make this side's frames, and so its memory, as large."""
     async with victim(factory, replace(SMALL, close_timeout=0.05)) as (conn, peer):
         peer.send_control(protocol.ReceiveSize(0, 0, 1 << 20))

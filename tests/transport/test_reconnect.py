@@ -61,7 +61,7 @@ def test_errors_that_a_restart_can_cause_are_temporary(error: Exception, tempora
 @by_tcp  # librdmacm brings up its queue pairs itself
 @one_loop
 @pytest.mark.parametrize("dies", ["the peer", "the device"])
-async def test_a_queue_pair_that_ends_while_it_is_brought_up(
+async def test_peer_death_during_bring_up_is_temporary(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
     """A device that is connected to the peer's process sees it die: the next step is refused."""

@@ -35,7 +35,9 @@ SIZES = [0, 1, EAGER, EAGER + 1, STAGED, STAGED + 1, 1 << 20, READ_SIZE + 1]
 
 @pytest.mark.parametrize("early", [False, True], ids=["waiting", "late"])
 @pytest.mark.parametrize("size", SIZES)
-async def test_sizes(factory: ConnectionFactory, size: int, early: bool) -> None:
+async def test_recv_into_receives_messages_of_every_size(
+    factory: ConnectionFactory, size: int, early: bool
+) -> None:
     """Whether it waits for the message or the message for it."""
     data = pattern(size)
     room = 10
@@ -68,7 +70,7 @@ async def test_sizes(factory: ConnectionFactory, size: int, early: bool) -> None
         await check_alive(client, server)
 
 
-async def test_who_was_refused_keeps_no_memory(factory: ConnectionFactory) -> None:
+async def test_refused_receiver_keeps_no_memory(factory: ConnectionFactory) -> None:
     """Neither by the exception that the user keeps, nor by a cycle that only a collector ends."""
     async with factory.pair() as (client, server):
         sending = asyncio.create_task(client.send(bytes(STAGED)))

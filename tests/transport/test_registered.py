@@ -81,7 +81,7 @@ async def receive_into(
     assert memory == data
 
 
-async def test_regions_are_not_registered_again(
+async def test_registered_regions_are_not_registered_again(
     factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
     """By `recv_into`, `read`, `write` and batches.  A long `send` shows the peer its own bytes."""
@@ -110,7 +110,7 @@ async def test_regions_are_not_registered_again(
             assert not registrations
 
 
-async def test_a_view_is_registered_once(
+async def test_memory_of_a_view_is_registered_once(
     factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
     async with factory.sharing(LONG, config=CONFIG) as (client, server, _, remote):
@@ -137,7 +137,7 @@ async def test_a_view_is_registered_once(
         memory.append(1)
 
 
-async def test_what_is_sent_is_never_kept(
+async def test_registration_of_a_sent_message_is_not_cached(
     factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
     """The peer knows the key, and must not read what the memory holds after the message."""
@@ -157,7 +157,7 @@ async def test_what_is_sent_is_never_kept(
 
 
 @one_loop
-async def test_nothing_is_kept_if_told_so(factory: ConnectionFactory) -> None:
+async def test_registrations_are_not_cached_when_disabled(factory: ConnectionFactory) -> None:
     async with factory.pair(replace(CONFIG, cached_registrations=0)) as (client, server):
         view = memoryview(bytearray(LONG))
         for _ in range(2):

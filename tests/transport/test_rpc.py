@@ -92,7 +92,7 @@ async def until(functions: Functions, **counts: int) -> None:
         await yield_loop(1)
 
 
-async def test_calls(factory: ConnectionFactory) -> None:
+async def test_concurrent_calls_get_their_own_results(factory: ConnectionFactory) -> None:
     """Many at a time, each answered with its own result, also while another takes longer."""
     functions = Functions()
     async with calls(factory, functions) as client:
@@ -106,7 +106,7 @@ async def test_calls(factory: ConnectionFactory) -> None:
         await ends(waiting, asyncio.CancelledError)
 
 
-async def test_a_task_that_is_cancelled_at_the_end_still_calls(factory: ConnectionFactory) -> None:
+async def test_client_works_after_all_tasks_were_cancelled(factory: ConnectionFactory) -> None:
     """`asyncio.run` cancels the program's tasks at its end, and what reads answers is none."""
     async with factory.pair() as (conn, server):
         serving = asyncio.create_task(rpc.serve(server, Functions()))
@@ -118,7 +118,7 @@ async def test_a_task_that_is_cancelled_at_the_end_still_calls(factory: Connecti
         await serving
 
 
-async def test_servers(factory: ConnectionFactory) -> None:
+async def test_start_server_and_connect_accept_options_of_calls(factory: ConnectionFactory) -> None:
     """`start_server` and `connect` take the options of a connection and those of calls."""
     coders: Any = {"dumps": pickle.dumps, "loads": pickle.loads}
     options: Any = {"config": SMALL, **factory.where, **coders}
@@ -135,7 +135,7 @@ async def test_servers(factory: ConnectionFactory) -> None:
         await rpc.start_server({"print": print}, factory.host)  # type: ignore[dict-item]
 
 
-async def test_buffers_are_not_copied(factory: ConnectionFactory) -> None:
+async def test_long_values_are_views_of_received_memory(factory: ConnectionFactory) -> None:
     """A long value is a view of the memory that it was received in, for as long as it is used."""
     options: Any = {"dumps": memoryview, "loads": memoryview}
     async with calls(factory, Functions(), **options) as client:
@@ -145,7 +145,9 @@ async def test_buffers_are_not_copied(factory: ConnectionFactory) -> None:
         assert found == data
 
 
-async def test_memory_of_values_is_not_kept(factory: ConnectionFactory) -> None:
+async def test_memory_of_values_is_released_during_and_after_calls(
+    factory: ConnectionFactory,
+) -> None:
     """Neither by a call under way, nor by an idle connection."""
     functions = Functions()
     functions["late"] = lambda _: functions.wait(None)
@@ -165,7 +167,9 @@ async def failing(error: BaseException) -> None:
     raise error
 
 
-async def test_errors(factory: ConnectionFactory, caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_of_functions_raise_call_error(
+    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "aiordma.rpc")
     functions = Functions()
     functions["object"] = lambda _: asyncio.sleep(0, object())
@@ -202,7 +206,7 @@ async def test_errors(factory: ConnectionFactory, caplog: pytest.LogCaptureFixtu
         assert await client.call("add", [1]) == 1
 
 
-def test_an_exit_ends_the_program(factory: ConnectionFactory) -> None:
+def test_keyboard_interrupt_in_a_function_ends_the_program(factory: ConnectionFactory) -> None:
     async def main() -> None:
         functions: dict[str, rpc.Function] = {"exit": lambda _: failing(KeyboardInterrupt())}
         async with factory.pair() as (client, server):
@@ -216,7 +220,7 @@ def test_an_exit_ends_the_program(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("of", ["dumps", "loads"])
-async def test_serializers_that_fail(factory: ConnectionFactory, of: str) -> None:
+async def test_failing_serializer_raises_call_error(factory: ConnectionFactory, of: str) -> None:
     async with factory.pair() as (client, server):
         coders: Any = {of: lambda _: failing(Outcome()).send(None)}
         serving = asyncio.create_task(rpc.serve(server, Functions(), **coders))
@@ -288,7 +292,7 @@ async def made(make: Callable[[], object]) -> object:
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-async def test_mistakes(factory: ConnectionFactory, what: str) -> None:
+async def test_mistake_is_rejected_with_advice(factory: ConnectionFactory, what: str) -> None:
     """They are refused before anything is sent; the text says what to write."""
     make, text = MISTAKES[what]
     async with calls(factory, Functions()) as client, factory.pair() as (other, _):
@@ -313,7 +317,7 @@ READERS: dict[str, Callable[[Connection], object]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-async def test_a_second_reader(factory: ConnectionFactory, reader: str) -> None:
+async def test_second_reader_raises_busy_error(factory: ConnectionFactory, reader: str) -> None:
     """It is refused at once, by the name of the first, which goes on; then reading is free."""
     async with factory.pair() as (client, server):
         begun = aiter(client), client.recv()  # before there was one
@@ -402,7 +406,7 @@ def error_peer(conn: Connection) -> str:
     return host_port(conn.peer_address)
 
 
-async def test_a_first_reader_that_waits(factory: ConnectionFactory) -> None:
+async def test_client_is_refused_while_tasks_wait_in_recv(factory: ConnectionFactory) -> None:
     """What takes all messages is refused beside tasks that wait for one, of which many may."""
     async with factory.pair() as (client, server):
         waiting = [asyncio.create_task(client.recv()) for _ in range(3)]
@@ -418,7 +422,7 @@ async def test_a_first_reader_that_waits(factory: ConnectionFactory) -> None:
             pass
 
 
-async def test_a_dropped_client(factory: ConnectionFactory) -> None:
+async def test_dropped_client_warns_and_ends_its_connection(factory: ConnectionFactory) -> None:
     """Its connection ends at both ends, and the program is told, as of a plain connection."""
     async with factory.pair() as (_, end):
         conn, server = await pair_of(factory)
@@ -434,7 +438,7 @@ async def test_a_dropped_client(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("plain", ["client", "server"])
-async def test_a_peer_without_calls(factory: ConnectionFactory, plain: str) -> None:
+async def test_peer_without_rpc_ends_the_connection(factory: ConnectionFactory, plain: str) -> None:
     """Both sides read what is wrong."""
     async with factory.pair() as (client, server):
         if plain == "server":
@@ -453,7 +457,7 @@ async def test_a_peer_without_calls(factory: ConnectionFactory, plain: str) -> N
             assert "that are not a valid aiordma.rpc message; use rpc.connect with" in str(error)
 
 
-async def test_too_long(factory: ConnectionFactory) -> None:
+async def test_too_long_value_fails_its_call_only(factory: ConnectionFactory) -> None:
     """A result or an argument that is longer than a message may be is that call's error alone."""
     short = replace(SMALL, max_message=10_000)
     async with factory.pair(short) as (client, server):
@@ -468,7 +472,7 @@ async def test_too_long(factory: ConnectionFactory) -> None:
         await serving
 
 
-async def test_an_answer_that_there_is_no_memory_for(factory: ConnectionFactory) -> None:
+async def test_answer_without_memory_ends_the_connection(factory: ConnectionFactory) -> None:
     """It ends the connection, since no later answer is read."""
 
     async def refused() -> AsyncIterator[Message]:
@@ -480,7 +484,7 @@ async def test_an_answer_that_there_is_no_memory_for(factory: ConnectionFactory)
         assert client.closed
 
 
-async def test_timeout_and_cancellation(factory: ConnectionFactory) -> None:
+async def test_timeout_and_cancellation_free_the_server(factory: ConnectionFactory) -> None:
     """The server gives up what its client has given up; then there is room for the next call."""
     functions = Functions()
     async with calls(factory, functions, max_calls=1) as client:
@@ -498,7 +502,7 @@ async def test_timeout_and_cancellation(factory: ConnectionFactory) -> None:
             assert await client.call("add", [turns]) == turns
 
 
-async def test_limits(factory: ConnectionFactory) -> None:
+async def test_calls_beyond_max_calls_are_refused_or_wait(factory: ConnectionFactory) -> None:
     """The server refuses more calls than it takes; a client does not send more than it may."""
     functions = Functions()
     async with calls(factory, functions, max_calls=2) as client:
@@ -527,7 +531,7 @@ def complete_late(conn: Connection, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(conn, "send_nowait", lambda data: asyncio.ensure_future(late(data)))
 
 
-async def test_a_call_that_follows_an_answer_at_once(
+async def test_call_directly_after_an_answer_is_not_refused(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client within the server's limit is not refused: its answer ends a call, no completion."""
@@ -545,7 +549,9 @@ async def test_a_call_that_follows_an_answer_at_once(
 
 
 @pytest.mark.parametrize("how", ["client closes", "server closes", "server aborts"])
-async def test_the_end_of_the_connection(factory: ConnectionFactory, how: str) -> None:
+async def test_end_of_the_connection_ends_calls_on_both_sides(
+    factory: ConnectionFactory, how: str
+) -> None:
     """It ends the calls on both sides; a call whose connection ended has no result."""
     functions = Functions()
     async with factory.pair() as (client, server):
@@ -569,7 +575,9 @@ async def test_the_end_of_the_connection(factory: ConnectionFactory, how: str) -
 
 
 @pytest.mark.parametrize("grace", [0, NEVER])
-async def test_the_end_of_the_server(factory: ConnectionFactory, grace: float) -> None:
+async def test_server_close_cancels_calls_after_the_grace(
+    factory: ConnectionFactory, grace: float
+) -> None:
     """It gives calls under way its grace, and cancels them then."""
     functions = Functions()
     options: Any = {"config": SMALL, **factory.where}
@@ -587,7 +595,9 @@ async def test_the_end_of_the_server(factory: ConnectionFactory, grace: float) -
             assert "CancelledError" in str(error)
 
 
-async def test_a_client_that_does_not_read(factory: ConnectionFactory) -> None:
+async def test_client_that_does_not_read_gets_every_answer_later(
+    factory: ConnectionFactory,
+) -> None:
     """Each of its calls has an answer nevertheless, and it does not hold up the server's end."""
     functions = Functions()
     numbers = range(30)
@@ -616,7 +626,7 @@ async def test_a_client_that_does_not_read(factory: ConnectionFactory) -> None:
         client.abort()
 
 
-async def test_a_call_that_is_cancelled_while_its_connection_closes(
+async def test_call_cancelled_while_its_connection_closes_raises_cancelled_error(
     factory: ConnectionFactory,
 ) -> None:
     async with calls(factory, Functions()) as client:
@@ -629,7 +639,9 @@ async def test_a_call_that_is_cancelled_while_its_connection_closes(
         await closing
 
 
-async def test_a_cancellation_that_comes_with_its_call(factory: ConnectionFactory) -> None:
+async def test_cancellation_that_arrives_with_its_call_is_answered(
+    factory: ConnectionFactory,
+) -> None:
     """The server answers a call that is cancelled before its task has begun, as any other."""
     async with factory.pair() as (client, server):
         await client.send(rpc._pack(rpc._CALL, 7, "wait") + b"\xc0")
@@ -656,7 +668,9 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("what", NONSENSE)
-async def test_a_client_that_breaks_the_rules(factory: ConnectionFactory, what: str) -> None:
+async def test_malformed_message_of_a_client_ends_serve(
+    factory: ConnectionFactory, what: str
+) -> None:
     functions = Functions()
     async with factory.pair() as (client, server):
         serving = asyncio.create_task(rpc.serve(server, functions))
@@ -667,7 +681,9 @@ async def test_a_client_that_breaks_the_rules(factory: ConnectionFactory, what: 
 
 
 @pytest.mark.parametrize("what", ["nothing", "short", "text", "call"])
-async def test_a_server_that_breaks_the_rules(factory: ConnectionFactory, what: str) -> None:
+async def test_malformed_message_of_a_server_ends_the_calls(
+    factory: ConnectionFactory, what: str
+) -> None:
     """Its answers to calls that were not made are ignored, and nonsense ends the connection."""
     async with factory.pair() as (client, server):
         caller = rpc.Client(client)
@@ -699,7 +715,7 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("what", COSTLY)
-def test_values_that_take_long(what: str) -> None:
+def test_unpack_rejects_values_of_excessive_cost(what: str) -> None:
     """They are refused before anything is made of them; a little less is read."""
     with pytest.raises(ValueError, match="too many values"):
         rpc._unpackb(memoryview(COSTLY[what]))
@@ -711,7 +727,7 @@ def test_values_that_take_long(what: str) -> None:
 NO_VALUES = [b"", b"\xc1", b"\xa1\xff", b"\xc0\xc0", b"\xdd" + b"\xff" * 4, b"\x91" * 100_000]
 
 
-async def test_values_that_are_none(factory: ConnectionFactory) -> None:
+async def test_malformed_value_fails_its_call_only(factory: ConnectionFactory) -> None:
     """They are the error of their call alone, on the side that gets them."""
     async with factory.pair() as (client, server):
         serving = asyncio.create_task(rpc.serve(server, Functions()))

@@ -48,7 +48,7 @@ async def serves(server: Server, count: int) -> None:
         await yield_loop(1)
 
 
-async def test_echo(factory: ConnectionFactory) -> None:
+async def test_server_echoes_to_several_clients(factory: ConnectionFactory) -> None:
     async with await serve(factory, echo) as server:
         assert server.host == factory.host
         assert server.device == factory.device
@@ -68,7 +68,7 @@ async def test_echo(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_close_gives_the_handlers_time(factory: ConnectionFactory) -> None:
+async def test_close_cancels_handlers_after_the_grace(factory: ConnectionFactory) -> None:
     """Those that end by themselves meanwhile are not cancelled; no new one is accepted."""
     ended: list[str] = []
     started: asyncio.Queue[None] = asyncio.Queue()
@@ -109,7 +109,9 @@ async def test_close_gives_the_handlers_time(factory: ConnectionFactory) -> None
 
 
 @one_loop
-async def test_close_ends_what_is_idle_and_lets_requests_finish(factory: ConnectionFactory) -> None:
+async def test_close_ends_idle_connections_and_lets_requests_finish(
+    factory: ConnectionFactory,
+) -> None:
     """Without the grace being over; the peers hear that it is the server that goes."""
     go_on = asyncio.Event()
     asked: asyncio.Queue[bytes] = asyncio.Queue()
@@ -145,7 +147,7 @@ async def test_close_ends_what_is_idle_and_lets_requests_finish(factory: Connect
 
 
 @one_loop
-async def test_close_without_grace(factory: ConnectionFactory) -> None:
+async def test_close_without_grace_breaks_busy_connections(factory: ConnectionFactory) -> None:
     """The peer of an idle handler sees the end in order, that of a busy one an error."""
     started = asyncio.Event()
 
@@ -172,7 +174,7 @@ async def test_close_without_grace(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_a_second_close_ends_the_grace(factory: ConnectionFactory) -> None:
+async def test_second_close_ends_the_grace(factory: ConnectionFactory) -> None:
     started = asyncio.Event()
 
     async def stay(conn: Connection) -> None:
@@ -190,7 +192,7 @@ async def test_a_second_close_ends_the_grace(factory: ConnectionFactory) -> None
 
 
 @one_loop
-async def test_an_iteration_ends_behind_another_receiver(factory: ConnectionFactory) -> None:
+async def test_ending_the_iteration_keeps_earlier_receivers(factory: ConnectionFactory) -> None:
     """In its turn; a `recv` goes on, and the order of messages stays."""
     async with factory.pair() as (client, server):
         receiving = [asyncio.create_task(server.recv()) for _ in range(2)]
@@ -208,7 +210,7 @@ async def test_an_iteration_ends_behind_another_receiver(factory: ConnectionFact
 
 
 @one_loop
-async def test_peers_reconnect_elsewhere(
+async def test_reconnect_uses_the_next_address_after_shutdown(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name has two addresses; the server at the first one shuts down between two requests."""
@@ -248,7 +250,7 @@ ERRORS: dict[str, BaseException] = {
 
 @one_loop
 @pytest.mark.parametrize("name", ERRORS)
-async def test_handler_that_fails(
+async def test_failing_handler_is_reported_and_ends_one_connection(
     factory: ConnectionFactory, name: str, reported: list[dict[str, Any]]
 ) -> None:
     """It is reported to the loop, its peer is told which type, the others and the server go on."""
@@ -285,7 +287,7 @@ async def test_handler_that_fails(
         (GeneratorExit(), ConnectionClosedError),  # of a generator, which is not needed any more
     ],
 )
-async def test_a_block_that_an_exception_leaves(
+async def test_exception_in_async_with_is_named_to_the_peer(
     factory: ConnectionFactory, error: BaseException, kind: type[Exception]
 ) -> None:
     async with factory.pair() as (client, server):
@@ -303,7 +305,7 @@ async def test_a_block_that_an_exception_leaves(
 
 
 @one_loop
-async def test_a_handler_that_exits(factory: ConnectionFactory) -> None:
+async def test_exiting_handler_ends_the_process_with_its_status(factory: ConnectionFactory) -> None:
     """The process ends with its status, once the peer has been told."""
     program = f"""
 import asyncio, sys, aiordma
@@ -329,7 +331,9 @@ asyncio.run(main())
 @pytest.mark.parametrize("kind", ["asyncio.SelectorEventLoop", "uvloop.Loop"])
 @pytest.mark.parametrize("leave", ["sys.exit(3)", "async with conn: sys.exit(3)"])
 @one_loop
-async def test_an_exit_is_the_end(factory: ConnectionFactory, leave: str, kind: str) -> None:
+async def test_exit_status_wins_over_errors_of_other_tasks(
+    factory: ConnectionFactory, leave: str, kind: str
+) -> None:
     """No other task that sees the end of the connection ends the program before it does."""
     program = f"""
 import asyncio, sys, uvloop, aiordma
@@ -388,7 +392,9 @@ HANDLERS: dict[str, Any] = {
 
 @one_loop
 @pytest.mark.parametrize("name", HANDLERS)
-async def test_what_is_a_handler(factory: ConnectionFactory, name: str) -> None:
+async def test_start_server_accepts_any_kind_of_handler(
+    factory: ConnectionFactory, name: str
+) -> None:
     async with (
         await serve(factory, HANDLERS[name]) as server,
         await factory.connect(server.port) as client,
@@ -412,14 +418,14 @@ NO_HANDLERS: dict[str, tuple[Any, str]] = {
 
 @one_loop
 @pytest.mark.parametrize("name", NO_HANDLERS)
-async def test_what_is_no_handler(factory: ConnectionFactory, name: str) -> None:
+async def test_start_server_rejects_invalid_handlers(factory: ConnectionFactory, name: str) -> None:
     handler, said = NO_HANDLERS[name]
     with pytest.raises(TypeError, match=said):
         await serve(factory, handler)
 
 
 @one_loop
-async def test_serve_forever(factory: ConnectionFactory) -> None:
+async def test_cancelled_serve_forever_closes_the_server(factory: ConnectionFactory) -> None:
     server = await serve(factory, echo)
     serving = asyncio.create_task(server.serve_forever())
     client = await factory.connect(server.port)

@@ -50,7 +50,9 @@ def name(lengths: tuple[int, ...]) -> str:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=name)
-async def test_they_are_one_message(factory: ConnectionFactory, lengths: tuple[int, ...]) -> None:
+async def test_several_buffers_arrive_as_one_message(
+    factory: ConnectionFactory, lengths: tuple[int, ...]
+) -> None:
     buffers = pieces(lengths)
     data = b"".join(buffers)
     async with factory.pair(Config()) as (client, server):
@@ -70,7 +72,7 @@ async def test_they_are_one_message(factory: ConnectionFactory, lengths: tuple[i
         await check_alive(client, server)
 
 
-async def test_in_any_kind_of_memory(factory: ConnectionFactory) -> None:
+async def test_buffers_of_any_kind_are_joined_in_order(factory: ConnectionFactory) -> None:
     """And in the order of the calls, beside messages of one buffer."""
     async with factory.pair() as (client, server):
         array = np.arange(100_000, dtype=np.int32)
@@ -102,7 +104,7 @@ async def received(conn: Connection, peer: Connection, data: bytes) -> Message:
     return message
 
 
-async def test_what_cannot_be_sent_is_refused_whole(factory: ConnectionFactory) -> None:
+async def test_invalid_buffer_list_is_rejected_as_a_whole(factory: ConnectionFactory) -> None:
     async with factory.pair(replace(SMALL, max_message=100_000)) as (client, server):
         held = bytearray(60_000)
         with pytest.raises(TypeError, match="cannot be used as memory"):
@@ -116,7 +118,7 @@ async def test_what_cannot_be_sent_is_refused_whole(factory: ConnectionFactory) 
         await check_alive(client, server)
 
 
-async def test_very_many_buffers(factory: ConnectionFactory) -> None:
+async def test_very_many_buffers_arrive_as_one_message(factory: ConnectionFactory) -> None:
     """Each knows the next one, and none is the last to let go of all behind it."""
     many = [b"x"] * 300_000
     async with factory.pair(replace(SMALL, max_message=len(many))) as (client, server):
@@ -132,7 +134,9 @@ async def test_very_many_buffers(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="its allocator ends the process")
-async def test_no_memory_to_join_them(factory: ConnectionFactory) -> None:
+async def test_message_fails_alone_when_joining_runs_out_of_memory(
+    factory: ConnectionFactory,
+) -> None:
     """The message that waited for its turn fails; those around it do not."""
     async with factory.pair() as (client, server):
         first = [client.send_nowait(pattern(ALONE, n)) for n in range(SMALL.data_receives)]
@@ -163,7 +167,9 @@ def no_more_memory(margin: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [5, 300 * KIB])
-async def test_what_allocate_raises(factory: ConnectionFactory, size: int) -> None:
+async def test_error_of_allocate_is_raised_and_keeps_the_message(
+    factory: ConnectionFactory, size: int
+) -> None:
     """It is raised in the receiver, and the message stays."""
     async with factory.pair() as (client, server):
         sending = asyncio.create_task(client.send(pattern(size)))
@@ -185,7 +191,7 @@ async def test_what_allocate_raises(factory: ConnectionFactory, size: int) -> No
         await check_alive(client, server)
 
 
-async def test_allocate_may_end_the_connection(factory: ConnectionFactory) -> None:
+async def test_allocate_can_abort_the_connection(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         sending = asyncio.create_task(client.send(pattern(300 * KIB)))
 
@@ -201,7 +207,7 @@ async def test_allocate_may_end_the_connection(factory: ConnectionFactory) -> No
 # ---- never awaited -----------------------------------------------------------------------------
 
 
-async def test_what_is_never_awaited_warns(factory: ConnectionFactory) -> None:
+async def test_unawaited_operation_warns(factory: ConnectionFactory) -> None:
     async with factory.sharing(5) as (client, server, _, remote):
         with client.alloc(5) as here:
             for forget, method in (

@@ -64,7 +64,7 @@ async def stopped(
 
 
 @pytest.mark.any_device
-async def test_the_connection_ends_before_a_key_works(factory: ConnectionFactory) -> None:
+async def test_ready_raises_when_the_connection_ends_first(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, _):
         with client.alloc(8) as memory:
             share = client.share(memory)
@@ -75,7 +75,7 @@ async def test_the_connection_ends_before_a_key_works(factory: ConnectionFactory
 
 
 @pytest.mark.any_device
-async def test_a_window_that_the_device_does_not_destroy(
+async def test_window_the_device_refuses_to_destroy_is_reported(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the connection ends everything else, and tells."""
@@ -107,7 +107,9 @@ async def test_a_window_that_the_device_does_not_destroy(
 @pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])
 @pytest.mark.parametrize("how", ["revoked", "cancelled"])
 @one_loop
-async def test_revoked_before_its_bind(factory: ConnectionFactory, held: str, how: str) -> None:
+async def test_share_revoked_before_its_bind_is_refused(
+    factory: ConnectionFactory, held: str, how: str
+) -> None:
     """The bind of a window waits in the send queue: the share ends, and the connection goes on."""
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
@@ -131,7 +133,9 @@ async def test_revoked_before_its_bind(factory: ConnectionFactory, held: str, ho
 
 
 @one_loop
-async def test_a_lease_ends_before_the_owner_has_seen_its_bind(factory: ConnectionFactory) -> None:
+async def test_lease_that_ends_before_the_owner_saw_its_bind_is_revoked(
+    factory: ConnectionFactory,
+) -> None:
     """For a loop that computes the bind is under way; the token may have gone by another way."""
     async with factory.pair() as (client, server):
         await check_alive(client, server)
@@ -148,7 +152,7 @@ async def test_a_lease_ends_before_the_owner_has_seen_its_bind(factory: Connecti
 
 @pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])
 @one_loop
-async def test_a_lease_ends_before_its_bind(
+async def test_lease_that_ends_before_its_bind_is_revoked(
     factory: ConnectionFactory, held: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection goes on: where a loop runs, and where the bind has not been posted."""
@@ -170,7 +174,7 @@ async def test_a_lease_ends_before_its_bind(
 
 
 @one_loop
-async def test_a_lease_begins_with_its_key(factory: ConnectionFactory) -> None:
+async def test_lease_begins_when_the_key_works(factory: ConnectionFactory) -> None:
     """However long the bind waits: `send_region` does not share what has ended."""
     async with factory.pair() as (client, server):
         qp = server._endpoint.qp

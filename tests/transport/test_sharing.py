@@ -64,7 +64,7 @@ async def refused_by_the_device(
 # ---- shared --------------------------------------------------------------------------------------
 
 
-async def test_default_is_reading(factory: ConnectionFactory) -> None:
+async def test_shares_allow_only_reading_by_default(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.register(bytearray(pattern(100))) as memory:
             share = await server.send_region(memory)
@@ -76,7 +76,7 @@ async def test_default_is_reading(factory: ConnectionFactory) -> None:
             share.revoke()
 
 
-async def test_slice_shares_nothing_but_its_bytes(factory: ConnectionFactory) -> None:
+async def test_slice_shares_only_its_own_bytes(factory: ConnectionFactory) -> None:
     """The key covers the slice, so also a user that ignores the length reaches nothing else."""
     async with factory.pair() as (client, server):
         with server.alloc(300) as buffer:
@@ -96,7 +96,7 @@ async def test_slice_shares_nothing_but_its_bytes(factory: ConnectionFactory) ->
             await check_alive(client, server)
 
 
-async def test_right_is_held_by_the_device(factory: ConnectionFactory) -> None:
+async def test_missing_right_is_refused_by_the_device(factory: ConnectionFactory) -> None:
     """A user that ignores its rights is refused by the owner's device."""
     async with factory.sharing(8, Rights.WRITE) as (client, _, _, remote):
         token = remote.token
@@ -104,7 +104,7 @@ async def test_right_is_held_by_the_device(factory: ConnectionFactory) -> None:
         await refused_by_the_device(factory, client, remote)
 
 
-async def test_several_regions_in_order(factory: ConnectionFactory) -> None:
+async def test_regions_arrive_in_order(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             for size in range(1, 6):
@@ -113,7 +113,7 @@ async def test_several_regions_in_order(factory: ConnectionFactory) -> None:
             assert server._sharing.shared == 5
 
 
-async def test_revoke(factory: ConnectionFactory) -> None:
+async def test_revoked_share_is_refused_by_the_device(factory: ConnectionFactory) -> None:
     async with factory.witness(), factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             share, remote = await give(server, client, buffer)
@@ -126,7 +126,7 @@ async def test_revoke(factory: ConnectionFactory) -> None:
             await refused_by_the_device(factory, client, remote)
 
 
-async def test_end_of_the_lease(factory: ConnectionFactory) -> None:
+async def test_share_is_refused_by_the_device_after_its_lease(factory: ConnectionFactory) -> None:
     async with factory.witness(), factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             share, remote = await give(server, client, buffer, lease=0.3 * factory.slow)
@@ -139,7 +139,7 @@ async def test_end_of_the_lease(factory: ConnectionFactory) -> None:
 # ---- lent ----------------------------------------------------------------------------------------
 
 
-async def test_request_region(factory: ConnectionFactory) -> None:
+async def test_request_region_returns_zeroed_memory(factory: ConnectionFactory) -> None:
     """Zeroed, with exactly what was asked for."""
     async with factory.pair() as (client, server):
         with server.alloc(1000) as dirty:
@@ -157,7 +157,7 @@ async def test_request_region(factory: ConnectionFactory) -> None:
         await remote.release()
 
 
-async def test_quota(factory: ConnectionFactory) -> None:
+async def test_request_region_is_refused_beyond_lend_quota(factory: ConnectionFactory) -> None:
     quota = SMALL.lend_quota
     async with factory.witness(), factory.pair() as (client, server):
         with pytest.raises(RequestRefusedError) as caught:
@@ -179,7 +179,7 @@ async def test_quota(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
-async def test_lease_of_a_loan(factory: ConnectionFactory) -> None:
+async def test_end_of_a_loan_returns_the_quota(factory: ConnectionFactory) -> None:
     """Its end gives the quota back and ends the access."""
     async with factory.pair() as (client, server):
         remote = await client.request_region(SMALL.lend_quota, lease=0.3 * factory.slow)
@@ -193,7 +193,7 @@ async def test_lease_of_a_loan(factory: ConnectionFactory) -> None:
 # ---- handed over ---------------------------------------------------------------------------------
 
 
-async def test_handed_over_is_gone_here(factory: ConnectionFactory) -> None:
+async def test_region_is_unusable_after_hand_over(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         remote = await client.request_region(8)
         part = remote[:8]
@@ -213,7 +213,7 @@ async def test_handed_over_is_gone_here(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
-async def test_handed_over_counts_until_it_is_received(factory: ConnectionFactory) -> None:
+async def test_handed_over_memory_counts_until_it_is_received(factory: ConnectionFactory) -> None:
     """Else a peer could have all memory by borrowing, handing over and borrowing again."""
     half = SMALL.lend_quota // 2
     async with factory.pair() as (client, server):
@@ -235,7 +235,7 @@ async def test_handed_over_counts_until_it_is_received(factory: ConnectionFactor
         assert not server.closed
 
 
-async def test_key_is_dead_after_the_hand_over(factory: ConnectionFactory) -> None:
+async def test_key_is_invalid_after_hand_over(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         remote = await client.request_region(8)
         await client.hand_over(remote)
@@ -246,7 +246,9 @@ async def test_key_is_dead_after_the_hand_over(factory: ConnectionFactory) -> No
         received.release()
 
 
-async def test_only_what_was_borrowed_can_be_handed_over(factory: ConnectionFactory) -> None:
+async def test_hand_over_accepts_only_borrowed_regions_of_the_connection(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.sharing(8) as (client, server, _, remote):
         with pytest.raises(ValueError, match="borrowed"):
             await client.hand_over(remote)
@@ -262,7 +264,9 @@ async def test_only_what_was_borrowed_can_be_handed_over(factory: ConnectionFact
 # ---- waiters at the end --------------------------------------------------------------------------
 
 
-async def test_nothing_of_a_connection_stays_in_the_pool(factory: ConnectionFactory) -> None:
+async def test_closed_connection_returns_lent_and_handed_over_memory(
+    factory: ConnectionFactory,
+) -> None:
     """Lent, handed over and never received: all of it returns when the connection ends."""
     async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
@@ -276,9 +280,7 @@ async def test_nothing_of_a_connection_stays_in_the_pool(factory: ConnectionFact
         assert await leases(anchor, other) == before
 
 
-async def test_regions_that_arrived_can_be_received_after_the_end(
-    factory: ConnectionFactory,
-) -> None:
+async def test_arrived_regions_can_be_received_after_the_end(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             await server.send_region(buffer)

@@ -31,9 +31,7 @@ async def chain(links: int) -> None:
     await done
 
 
-async def test_callbacks_that_schedule_others_do_not_wait_for_the_spin(
-    factory: ConnectionFactory,
-) -> None:
+async def test_chained_callbacks_run_between_spin_slices(factory: ConnectionFactory) -> None:
     async with factory.pair(Config(polling=1.0)) as (client, _):
         poller = client._endpoint.driver._reader._poller
         poller.spin_us = LONG_US
@@ -45,7 +43,7 @@ async def test_callbacks_that_schedule_others_do_not_wait_for_the_spin(
             await yield_loop(1)
 
 
-async def test_a_spin_that_ends_early_lets_peers_wake_this_side(factory: ConnectionFactory) -> None:
+async def test_spin_that_ends_early_lets_peers_wake_this_side(factory: ConnectionFactory) -> None:
     """Slices tell the device that polling goes on, but not the last one, whichever it is."""
     async with factory.pair(Config(polling=1.0)) as (client, _):
         driver = client._endpoint.driver

@@ -35,7 +35,9 @@ CONFIG = replace(SMALL, pool_limit=4 * LENGTH, fetch_ahead=0, keep_alive=None)
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("answers", ["not at all", "at first"])
-async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str) -> None:
+async def test_stalled_peers_do_not_keep_others_from_memory(
+    factory: ConnectionFactory, answers: str
+) -> None:
     """Another one does, and what it sends arrives."""
     async with AsyncExitStack() as stack:
         receiving = []
@@ -100,7 +102,7 @@ class Reader:
         ([2, 4 / SLOWEST, 0.6], [1]),
     ],
 )
-def test_peers_that_answer_slowly(rates: list[float], broken: list[int]) -> None:
+def test_peers_slower_than_the_least_rate_are_broken(rates: list[float], broken: list[int]) -> None:
     """Each makes its part of the least rate, in whatever pieces."""
     now = 0.0
     reads = StalledReads([], Clock(lambda: now))
@@ -115,9 +117,7 @@ def test_peers_that_answer_slowly(rates: list[float], broken: list[int]) -> None
     assert [number for number, reader in enumerate(readers) if reader.broken] == broken
 
 
-async def test_a_message_that_goes_to_other_memory_than_it_waited_for(
-    factory: ConnectionFactory,
-) -> None:
+async def test_reads_into_own_memory_do_not_count_for_the_pool(factory: ConnectionFactory) -> None:
     """Its READs into a receiver's own memory are none of the pool's."""
     async with factory.pair(CONFIG) as (client, server):
         data = pattern(LENGTH)

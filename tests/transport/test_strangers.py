@@ -66,7 +66,7 @@ NOISE = {
 
 @pytest.mark.parametrize("noise", NOISE)
 @one_loop
-async def test_noise(factory: ConnectionFactory, noise: str) -> None:
+async def test_noise_of_a_stranger_is_disconnected(factory: ConnectionFactory, noise: str) -> None:
     """It is hung up on as soon as that is clear; one byte may be the beginning of anything.
 
     A client of another protocol, such as tcp:// of Dask, would take a refusal for its answer.
@@ -85,7 +85,9 @@ async def test_noise(factory: ConnectionFactory, noise: str) -> None:
 
 
 @one_loop
-async def test_crowd_of_silent_strangers(factory: ConnectionFactory) -> None:
+async def test_silent_strangers_beyond_max_handshakes_are_disconnected(
+    factory: ConnectionFactory,
+) -> None:
     """Some of them go when there are too many, and no peer is turned away for them."""
     limits = replace(SMALL, max_handshakes=3)
     async with factory.witness(), await factory.listen(limits) as listener:
@@ -148,7 +150,7 @@ async def half_an_exchange(
 @pytest.mark.parametrize("kind", BAD_OFFERS)
 @one_loop
 @by_tcp
-async def test_wrong_offer(factory: ConnectionFactory, kind: str) -> None:
+async def test_invalid_offer_is_disconnected(factory: ConnectionFactory, kind: str) -> None:
     async with half_an_exchange(factory, BAD_OFFERS[kind]):
         pass
 
@@ -157,7 +159,9 @@ async def test_wrong_offer(factory: ConnectionFactory, kind: str) -> None:
 @pytest.mark.parametrize("end", ["hangs up", "falls silent"])
 @one_loop
 @by_tcp
-async def test_cut_offer(factory: ConnectionFactory, length: int, end: str) -> None:
+async def test_truncated_offer_is_disconnected(
+    factory: ConnectionFactory, length: int, end: str
+) -> None:
     async with half_an_exchange(factory, OFFER[:length]) as (reader, writer):
         if end == "hangs up":
             writer.write_eof()
@@ -168,7 +172,7 @@ async def test_cut_offer(factory: ConnectionFactory, length: int, end: str) -> N
 @pytest.mark.parametrize("end", ["hangs up", "falls silent", "is not ready"])
 @one_loop
 @by_tcp
-async def test_offer_of_a_queue_pair_that_is_not_there(
+async def test_offer_of_an_unknown_queue_pair_ends_the_handshake(
     factory: ConnectionFactory, end: str
 ) -> None:
     """All of it in form; the connection never comes about."""
@@ -241,7 +245,7 @@ async def echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     "server", [hangs_up, hangs_up_rudely, talks_nonsense, greets_and_hangs_up, echoes]
 )
 @one_loop
-async def test_connecting_to_a_stranger(
+async def test_connecting_to_a_stranger_raises_a_named_error(
     factory: ConnectionFactory,
     server: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> None:
@@ -251,13 +255,13 @@ async def test_connecting_to_a_stranger(
 
 
 @one_loop
-async def test_host_that_is_not_known(factory: ConnectionFactory) -> None:
+async def test_unknown_host_raises_address_error(factory: ConnectionFactory) -> None:
     with pytest.raises(AddressError, match="no-such-host"):
         await connect("no-such-host.invalid", 1, **factory.where)
 
 
 @one_loop
-async def test_device_that_is_not_there(factory: ConnectionFactory) -> None:
+async def test_unknown_device_raises_device_not_found_error(factory: ConnectionFactory) -> None:
     async with factory.witness():
         attempts: list[Callable[[], Awaitable[object]]] = [
             lambda: connect(factory.host, 1, device="mlx9_0", via=factory.via),
@@ -272,7 +276,7 @@ async def test_device_that_is_not_there(factory: ConnectionFactory) -> None:
 
 @one_loop
 @by_cm
-async def test_way_of_connecting_that_is_not_there(factory: ConnectionFactory) -> None:
+async def test_unknown_via_raises_value_error(factory: ConnectionFactory) -> None:
     with pytest.raises(ValueError, match="pigeon"):
         await connect(factory.host, 1, via="pigeon")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="pigeon"):
@@ -282,7 +286,7 @@ async def test_way_of_connecting_that_is_not_there(factory: ConnectionFactory) -
 @pytest.mark.parametrize("port", [-1, 1 << 16, 70_000])
 @one_loop
 @by_cm
-async def test_port_that_cannot_be(factory: ConnectionFactory, port: int) -> None:
+async def test_port_out_of_range_raises_value_error(factory: ConnectionFactory, port: int) -> None:
     with pytest.raises(ValueError, match=str(port)):
         await factory.connect(port)
     with pytest.raises(ValueError, match=str(port)):
@@ -291,7 +295,9 @@ async def test_port_that_cannot_be(factory: ConnectionFactory, port: int) -> Non
 
 @one_loop
 @pytest.mark.parametrize("anywhere", [(), (0,), (1,), (0, 1)])
-async def test_port_that_is_taken(factory: ConnectionFactory, anywhere: tuple[int, ...]) -> None:
+async def test_port_in_use_raises_address_error(
+    factory: ConnectionFactory, anywhere: tuple[int, ...]
+) -> None:
     """By a listener on one address or on all of them (`anywhere`); the same for the second one."""
     first, second = ("" if it in anywhere else factory.host for it in range(2))
     async with await listen(first, 0, **factory.where) as listener:

@@ -231,7 +231,7 @@ async def test_streams_echo_what_was_written(factory: ConnectionFactory) -> None
 # ---- transports: order, sizes, buffers -----------------------------------------------------------
 
 
-async def test_many_small_writes_arrive_as_one_stream(factory: ConnectionFactory) -> None:
+async def test_many_small_writes_share_messages(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         pieces = [pattern(size, seed=size) for size in range(1, 400)]
         transport = client.transport
@@ -246,7 +246,7 @@ async def test_many_small_writes_arrive_as_one_stream(factory: ConnectionFactory
 
 
 @one_loop
-async def test_written_memory_may_be_reused_at_once(factory: ConnectionFactory) -> None:
+async def test_written_memory_can_be_reused_immediately(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         transport = client.transport
         memory = bytearray(pattern(PIECE))
@@ -261,7 +261,7 @@ async def test_written_memory_may_be_reused_at_once(factory: ConnectionFactory) 
 
 @one_loop
 @pytest.mark.parametrize("kind", [Recorder, Buffered])
-async def test_a_protocol_needs_methods_and_no_base_class(
+async def test_protocol_needs_no_base_class(
     factory: ConnectionFactory, kind: type[Recorder | Buffered]
 ) -> None:
     methods = {
@@ -280,7 +280,7 @@ async def test_a_protocol_needs_methods_and_no_base_class(
 
 
 @one_loop
-async def test_what_cannot_be_written_is_refused(factory: ConnectionFactory) -> None:
+async def test_write_rejects_invalid_data_and_writes_after_eof(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         transport = client.transport
         objects: Any = np.zeros(9, object)
@@ -302,7 +302,7 @@ async def test_what_cannot_be_written_is_refused(factory: ConnectionFactory) -> 
 # ---- backpressure --------------------------------------------------------------------------------
 
 
-async def test_a_paused_reader_stops_its_writer(factory: ConnectionFactory) -> None:
+async def test_paused_reader_pauses_its_writer(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         there, here = await made(server), client.transport
         for _ in range(2):
@@ -324,9 +324,7 @@ async def test_a_paused_reader_stops_its_writer(factory: ConnectionFactory) -> N
 
 
 @one_loop
-async def test_a_buffered_protocol_pauses_in_the_middle_of_a_message(
-    factory: ConnectionFactory,
-) -> None:
+async def test_buffered_protocol_can_pause_within_a_message(factory: ConnectionFactory) -> None:
     data = pattern(5000)
     async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
         client.transport.write(data)
@@ -342,7 +340,7 @@ async def test_a_buffered_protocol_pauses_in_the_middle_of_a_message(
 
 @one_loop
 @pytest.mark.parametrize("changes", [False, True])
-async def test_a_buffered_protocol_ends_in_the_middle_of_a_message(
+async def test_buffered_protocol_can_close_or_change_within_a_message(
     factory: ConnectionFactory, changes: bool
 ) -> None:
     """It closes the transport, or gives the transport another protocol, which gets the rest."""
@@ -367,7 +365,7 @@ async def test_a_buffered_protocol_ends_in_the_middle_of_a_message(
 
 
 @one_loop
-async def test_reading_is_not_begun_by_the_task_factory(factory: ConnectionFactory) -> None:
+async def test_reading_does_not_use_the_task_factory(factory: ConnectionFactory) -> None:
     """An eager one would run the reading task before the stream knows it."""
 
     def no_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -382,7 +380,7 @@ async def test_reading_is_not_begun_by_the_task_factory(factory: ConnectionFacto
 
 @one_loop
 @pytest.mark.parametrize("end", [StreamTransport.close, StreamTransport.abort])
-async def test_what_is_unread_at_the_end_goes_back(
+async def test_unread_message_is_released_at_the_end(
     factory: ConnectionFactory, end: Callable[[StreamTransport], None]
 ) -> None:
     """At once when paused, and when a reader that was resumed has not yet run."""
@@ -405,7 +403,7 @@ async def test_what_is_unread_at_the_end_goes_back(
 # ---- the end -------------------------------------------------------------------------------------
 
 
-async def test_half_closing_leaves_the_other_direction(factory: ConnectionFactory) -> None:
+async def test_write_eof_keeps_the_other_direction_open(factory: ConnectionFactory) -> None:
     async with pair(factory, server=lambda: Recorder(eof_result=True)) as (client, server):
         here, there = client.transport, await made(server)
         here.write(b"question")
@@ -423,7 +421,7 @@ async def test_half_closing_leaves_the_other_direction(factory: ConnectionFactor
         assert server.events == ["made", "data", "eof", "lost"]
 
 
-async def test_an_abort_that_loses_something_is_a_broken_connection_at_the_peer(
+async def test_abort_with_unsent_data_breaks_the_connection_at_the_peer(
     factory: ConnectionFactory,
 ) -> None:
     async with pair(factory) as (client, server):
@@ -439,7 +437,7 @@ async def test_an_abort_that_loses_something_is_a_broken_connection_at_the_peer(
 
 
 @one_loop
-async def test_a_peer_that_breaks_the_protocol_loses_its_stream(factory: ConnectionFactory) -> None:
+async def test_protocol_violation_ends_the_stream(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         here, there = client.transport, await made(server)
         # The answer to nothing that was asked.
@@ -452,7 +450,9 @@ async def test_a_peer_that_breaks_the_protocol_loses_its_stream(factory: Connect
 
 
 @one_loop
-async def test_a_peer_that_closes_before_it_has_read_resets(factory: ConnectionFactory) -> None:
+async def test_peer_that_closes_with_unread_data_resets_the_stream(
+    factory: ConnectionFactory,
+) -> None:
     async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, server):
         there, here = await made(server), client.transport
         there.pause_reading()
@@ -474,7 +474,7 @@ def hear_the_end(connection: Connection) -> None:
     connection._disconnected("the peer is gone")
 
 
-async def test_all_was_read_though_its_reader_is_the_first_to_run(
+async def test_stream_ends_cleanly_when_all_events_are_found_together(
     factory: ConnectionFactory,
 ) -> None:
     """A message, the end of a write and the goodbye are found at once when the link has ended."""
@@ -492,7 +492,7 @@ async def test_all_was_read_though_its_reader_is_the_first_to_run(
         assert client.error is None
 
 
-async def test_a_write_under_way_that_the_peer_has_not_taken(
+async def test_unacknowledged_write_ends_with_connection_reset_error(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, _):
@@ -527,7 +527,7 @@ async def paused_when_the_peer_goes(
 
 
 @one_loop
-async def test_a_write_while_paused_tells_that_the_peer_is_gone(
+async def test_write_while_paused_reports_that_the_peer_is_gone(
     factory: ConnectionFactory, tmp_path: Path
 ) -> None:
     path = tmp_path / "data"
@@ -545,7 +545,7 @@ async def test_a_write_while_paused_tells_that_the_peer_is_gone(
 
 
 @one_loop
-async def test_a_write_while_paused_after_the_peer_has_closed(factory: ConnectionFactory) -> None:
+async def test_write_while_paused_after_the_peer_closed_resets(factory: ConnectionFactory) -> None:
     async with paused_when_the_peer_goes(factory, StreamTransport.close) as client:
         client.transport.write(b"x")
         await client.lost.wait()
@@ -553,7 +553,7 @@ async def test_a_write_while_paused_after_the_peer_has_closed(factory: Connectio
 
 
 @one_loop
-async def test_before_the_reader_has_told_that_the_peer_is_gone(
+async def test_write_before_the_reader_saw_the_end_is_buffered(
     factory: ConnectionFactory, tmp_path: Path
 ) -> None:
     """What is written then counts for the water marks; sendfile raises."""
@@ -573,7 +573,7 @@ async def test_before_the_reader_has_told_that_the_peer_is_gone(
 
 
 @one_loop
-async def test_paused_before_the_reader_has_told_that_the_peer_is_gone(
+async def test_write_while_paused_before_the_reader_saw_the_end_ends_the_stream(
     factory: ConnectionFactory,
 ) -> None:
     """The end is behind data that stays unread as long as the writer waits for the end."""
@@ -590,7 +590,7 @@ async def test_paused_before_the_reader_has_told_that_the_peer_is_gone(
 
 
 @one_loop
-async def test_a_send_that_this_side_cannot_make_ends_the_stream(
+async def test_failed_send_ends_the_stream_and_is_reported(
     factory: ConnectionFactory, reported: Reported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send_alone(data: memoryview) -> None:
@@ -607,7 +607,7 @@ async def test_a_send_that_this_side_cannot_make_ends_the_stream(
 
 
 @one_loop
-async def test_closing_ends_when_the_peer_is_gone(factory: ConnectionFactory) -> None:
+async def test_close_ends_when_the_peer_is_gone(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         there, here = await made(server), client.transport
         there.pause_reading()
@@ -645,7 +645,7 @@ async def test_writes_after_close_are_dropped(
         (Buffered, "buffer_updated", None),
     ],
 )
-async def test_a_protocol_that_fails_ends_its_stream(
+async def test_failing_protocol_ends_its_stream(
     factory: ConnectionFactory,
     reported: Reported,
     protocol: type[Recorder | Buffered],
@@ -674,7 +674,7 @@ async def test_a_protocol_that_fails_ends_its_stream(
     ("buffer", "text"),
     [(bytearray(), "empty buffer"), (np.zeros(9, object), "addresses in this process")],
 )
-async def test_a_buffered_protocol_answers_for_its_buffer(
+async def test_invalid_buffer_of_a_protocol_ends_its_stream(
     factory: ConnectionFactory, reported: Reported, buffer: Any, text: str
 ) -> None:
     def with_buffer() -> Buffered:
@@ -692,7 +692,9 @@ async def test_a_buffered_protocol_answers_for_its_buffer(
 
 
 @one_loop
-async def test_sendfile(factory: ConnectionFactory, tmp_path: Path) -> None:
+async def test_sendfile_sends_the_requested_range(
+    factory: ConnectionFactory, tmp_path: Path
+) -> None:
     data = pattern(PIECE * 5 + 123)
     path = tmp_path / "data"
     path.write_bytes(data)
@@ -720,7 +722,9 @@ async def test_sendfile(factory: ConnectionFactory, tmp_path: Path) -> None:
 
 
 @one_loop
-async def test_sendfile_to_a_peer_that_goes(factory: ConnectionFactory, tmp_path: Path) -> None:
+async def test_sendfile_raises_when_the_peer_aborts(
+    factory: ConnectionFactory, tmp_path: Path
+) -> None:
     path = tmp_path / "data"
     path.write_bytes(bytes(16 << 20))
     async with pair(factory) as (client, server):
@@ -734,7 +738,7 @@ async def test_sendfile_to_a_peer_that_goes(factory: ConnectionFactory, tmp_path
 
 @one_loop
 @by_tcp
-async def test_a_server_serves_until_it_is_closed(factory: ConnectionFactory) -> None:
+async def test_stream_server_serves_until_closed(factory: ConnectionFactory) -> None:
     server = await streams.create_server(
         Recorder, factory.host, start_serving=False, **factory.there
     )
@@ -765,7 +769,7 @@ async def test_a_server_serves_until_it_is_closed(factory: ConnectionFactory) ->
 
 @one_loop
 @by_tcp
-async def test_serve_forever_ends_with_its_task(factory: ConnectionFactory) -> None:
+async def test_cancelled_serve_forever_closes_the_stream_server(factory: ConnectionFactory) -> None:
     server = await streams.create_server(Recorder, factory.host, **factory.there)
     serving_forever = asyncio.create_task(server.serve_forever())
     await yield_loop(2)
@@ -779,7 +783,7 @@ async def test_serve_forever_ends_with_its_task(factory: ConnectionFactory) -> N
 @one_loop
 @by_tcp
 @pytest.mark.parametrize("kind", [LookupError, asyncio.CancelledError])
-async def test_a_factory_that_fails_costs_one_connection(
+async def test_failing_server_factory_costs_one_connection(
     factory: ConnectionFactory, reported: Reported, kind: type[BaseException]
 ) -> None:
     failing = True
@@ -803,7 +807,7 @@ async def test_a_factory_that_fails_costs_one_connection(
 
 @one_loop
 @by_tcp
-async def test_a_client_factory_that_fails_leaves_nothing(factory: ConnectionFactory) -> None:
+async def test_failing_client_factory_raises_its_error(factory: ConnectionFactory) -> None:
     def make_protocol() -> Recorder:
         raise LookupError("no protocol today")
 
@@ -812,7 +816,9 @@ async def test_a_client_factory_that_fails_leaves_nothing(factory: ConnectionFac
 
 
 @one_loop
-async def test_cancelled_when_it_has_just_connected(factory: ConnectionFactory) -> None:
+async def test_cancelled_dial_loses_its_protocol_after_connection_made(
+    factory: ConnectionFactory,
+) -> None:
     recorder = Recorder()
 
     def make_protocol() -> Recorder:

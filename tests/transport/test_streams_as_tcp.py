@@ -75,7 +75,7 @@ class Collector:
 
 @pytest.mark.parametrize("end", ["close", "abort", "write_eof close abort", "write_eof abort"])
 @pytest.mark.parametrize("size", [0, 5, 40_000])
-async def test_what_was_sent_before_the_end_arrives(wire: Wire, size: int, end: str) -> None:
+async def test_data_written_before_the_end_arrives(wire: Wire, size: int, end: str) -> None:
     collector = Collector()
     async with await wire.serve(collector) as server:
         _, writer = await wire.open(server)
@@ -88,7 +88,7 @@ async def test_what_was_sent_before_the_end_arrives(wire: Wire, size: int, end: 
 
 
 @one_loop
-async def test_drain_after_close(wire: Wire) -> None:
+async def test_drain_after_close_raises_connection_reset_error(wire: Wire) -> None:
     collector = Collector()
     async with await wire.serve(collector) as server:
         _, writer = await wire.open(server)
@@ -100,7 +100,7 @@ async def test_drain_after_close(wire: Wire) -> None:
 
 @one_loop
 @pytest.mark.parametrize("shape", [(2, 0), (0, 2), (2, 3), ()])
-async def test_views_of_several_dimensions(
+async def test_write_accepts_views_of_several_dimensions(
     factory: ConnectionFactory, shape: tuple[int, ...]
 ) -> None:
     """Their length is not the number of their bytes.  asyncio's own transport fails with some."""
@@ -123,7 +123,7 @@ OPTIONS = [
 
 
 @one_loop
-async def test_the_socket_of_a_stream(wire: Wire) -> None:
+async def test_socket_of_a_stream_has_addresses_and_options(wire: Wire) -> None:
     collector = Collector()
     async with await wire.serve(collector) as server:
         assert server.sockets[0].type == socket.SOCK_STREAM
@@ -159,7 +159,9 @@ async def test_the_socket_of_a_stream(wire: Wire) -> None:
 
 
 @one_loop
-async def test_what_a_stream_without_a_socket_cannot(factory: ConnectionFactory) -> None:
+async def test_socket_of_an_rdma_stream_rejects_shutdown_and_dup(
+    factory: ConnectionFactory,
+) -> None:
     wire, collector = Wire("rdma", factory), Collector()
     async with await wire.serve(collector) as server:
         _, writer = await wire.open(server)
@@ -180,9 +182,7 @@ def readable(sock: Any) -> bool:
 
 @one_loop
 @pytest.mark.parametrize("event", ["data", "eof", "close"])
-async def test_the_socket_of_an_idle_stream_is_readable_when_something_has_come(
-    wire: Wire, event: str
-) -> None:
+async def test_socket_of_an_idle_stream_becomes_readable(wire: Wire, event: str) -> None:
     """HTTP clients pause reading meanwhile, and look before they use a connection again."""
     go_on = asyncio.Event()
 
@@ -214,7 +214,7 @@ async def test_the_socket_of_an_idle_stream_is_readable_when_something_has_come(
 
 
 @one_loop
-async def test_start_tls_finds_what_has_come_already(factory: ConnectionFactory) -> None:
+async def test_start_tls_accepts_data_that_has_already_arrived(factory: ConnectionFactory) -> None:
     """A header in clear, and TLS right behind it.  On asyncio's own transport it is lost."""
     if "uvloop" in type(asyncio.get_running_loop()).__module__:
         return  # its start_tls takes only its own transports

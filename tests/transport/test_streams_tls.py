@@ -98,7 +98,7 @@ async def hang_up(writer: asyncio.StreamWriter) -> None:
     await writer.wait_closed()
 
 
-async def test_what_travels_is_encrypted(
+async def test_tls_stream_transfers_encrypted_data(
     factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> None:
     async with server(factory, serving) as port:
@@ -116,7 +116,7 @@ async def test_what_travels_is_encrypted(
         await hang_up(writer)
 
 
-async def test_a_server_that_is_not_trusted(
+async def test_untrusted_server_raises_certificate_error(
     factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> None:
     """The client is told why, and the server goes on."""
@@ -226,7 +226,7 @@ async def test_client_with_ssl_names_it_when_the_server_stays_silent(
 
 
 @one_loop
-async def test_what_is_no_context(factory: ConnectionFactory) -> None:
+async def test_invalid_ssl_context_raises_before_connecting(factory: ConnectionFactory) -> None:
     """Before a connection is made."""
     for wrong in ("yes", 1):
         await ends(dialled(factory, 1, ssl=wrong), TypeError)

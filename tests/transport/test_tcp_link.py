@@ -31,7 +31,7 @@ def fill(sending: socket.socket) -> None:
             sending.send(bytes(1 << 16))
 
 
-async def test_who_says_too_much_is_read_no_further() -> None:
+async def test_link_stops_reading_beyond_its_limit() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.setblocking(False)
@@ -46,7 +46,7 @@ async def test_who_says_too_much_is_read_no_further() -> None:
 
 
 @pytest.mark.parametrize("early", [b"", b"?"], ids=["its end", "more"])
-async def test_what_came_before_the_exchange_was_over_counts(early: bytes) -> None:
+async def test_events_before_established_are_reported(early: bytes) -> None:
     """The peer sent more, or died, between the bootstrap and `established`."""
     ours, theirs = socket.socketpair()
     link = await accepted_link(ours, NO_SECURITY)
@@ -62,7 +62,7 @@ async def test_what_came_before_the_exchange_was_over_counts(early: bytes) -> No
     link.release()
 
 
-async def test_a_connection_that_takes_its_time() -> None:
+async def test_connected_socket_waits_for_a_full_backlog() -> None:
     """Beyond its backlog a listener answers late, so that connecting waits for it."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
         address = ("127.0.0.1", listening.getsockname()[1])
@@ -80,7 +80,7 @@ async def test_a_connection_that_takes_its_time() -> None:
             connected.close()
 
 
-async def test_nothing_is_written_to_a_socket_that_has_ended() -> None:
+async def test_write_to_an_ended_socket_raises_handshake_broken_error() -> None:
     ours, theirs = socket.socketpair()
     link = await accepted_link(ours, NO_SECURITY)
     theirs.close()

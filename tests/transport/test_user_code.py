@@ -62,7 +62,7 @@ async def arrived(conn: Connection, count: int) -> None:
 
 
 @one_loop
-async def test_allocate_receives_the_message_itself(factory: ConnectionFactory) -> None:
+async def test_allocate_can_receive_the_message_itself(factory: ConnectionFactory) -> None:
     """As a task does that begins at once (asyncio.eager_task_factory)."""
     async with factory.pair() as (client, server):
         await client.send(b"first")
@@ -85,7 +85,9 @@ async def test_allocate_receives_the_message_itself(factory: ConnectionFactory) 
 
 @pytest.mark.parametrize("length", [5, LONG])
 @one_loop
-async def test_allocate_ends_its_receiver(factory: ConnectionFactory, length: int) -> None:
+async def test_message_goes_to_the_next_receiver_when_allocate_closes_its_own(
+    factory: ConnectionFactory, length: int
+) -> None:
     """The message is the next receiver's."""
     async with factory.pair() as (client, server):
 
@@ -153,7 +155,9 @@ def send_behind(conn: Connection, sent: list[Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["alone", "in a bundle", "joined"])
 @one_loop
-async def test_a_buffer_that_sends_at_its_end(factory: ConnectionFactory, kind: str) -> None:
+async def test_buffer_that_sends_in_its_finalizer_keeps_order(
+    factory: ConnectionFactory, kind: str
+) -> None:
     """Its message, which has waited for a credit, goes first, and takes that credit."""
     async with factory.pair() as (client, server):
         expected = [pattern(ALONE, n) for n in range(SMALL.data_receives)]
@@ -178,7 +182,7 @@ async def test_a_buffer_that_sends_at_its_end(factory: ConnectionFactory, kind: 
 
 
 @one_loop
-async def test_what_begins_when_its_connection_is_gone(factory: ConnectionFactory) -> None:
+async def test_awaitables_raise_when_their_connection_is_gone(factory: ConnectionFactory) -> None:
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
         late = client.send(b"too late"), client.recv()
@@ -195,7 +199,7 @@ async def test_what_begins_when_its_connection_is_gone(factory: ConnectionFactor
 
 
 @one_loop
-async def test_a_write_and_a_read_keep_their_connection_until_they_end(
+async def test_write_and_read_keep_their_connection_until_they_end(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.sharing(5) as (client, _, _, remote):
@@ -207,7 +211,7 @@ async def test_a_write_and_a_read_keep_their_connection_until_they_end(
 
 
 @by_cm  # asyncio itself complains of sockets that were left open
-def test_what_begins_when_its_loop_is_gone(factory: ConnectionFactory) -> None:
+def test_awaitables_raise_when_their_loop_is_gone(factory: ConnectionFactory) -> None:
     """What has arrived can be had; nothing else happens."""
     loop = asyncio.new_event_loop()
 
@@ -232,7 +236,7 @@ def test_what_begins_when_its_loop_is_gone(factory: ConnectionFactory) -> None:
 
 
 @by_cm  # asyncio itself complains of sockets that were left open
-def test_a_receive_that_goes_with_its_loop(factory: ConnectionFactory) -> None:
+def test_pending_receives_are_collected_with_their_loop(factory: ConnectionFactory) -> None:
     """All of it is one cycle, which the collector takes apart in any order."""
     for _ in range(5):
         loop = asyncio.new_event_loop()
@@ -255,7 +259,7 @@ def test_a_receive_that_goes_with_its_loop(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_awaitables_that_no_connection_has_made(factory: ConnectionFactory) -> None:
+async def test_awaitables_without_connection_raise(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         receiving, sending, future = server.recv(), client.send(b""), client.send_nowait(b"")
         receiving.close()
@@ -297,7 +301,9 @@ def refusing(conn: Connection, method: str, error: Exception) -> Iterator[list[i
 
 @NO_MEMORY
 @one_loop
-async def test_no_memory_for_a_bundle(factory: ConnectionFactory, error: Exception) -> None:
+async def test_bundle_without_memory_fails_its_messages_only(
+    factory: ConnectionFactory, error: Exception
+) -> None:
     """Each of its messages fails, the connection does not."""
     async with factory.pair(Config()) as (client, server):
         first = client.send_nowait(b"alone")
@@ -312,7 +318,7 @@ async def test_no_memory_for_a_bundle(factory: ConnectionFactory, error: Excepti
 
 @NO_MEMORY
 @one_loop
-async def test_no_memory_for_a_control_message(
+async def test_control_messages_need_no_new_memory(
     factory: ConnectionFactory, error: Exception
 ) -> None:
     """There are blocks for these."""
@@ -328,7 +334,9 @@ async def test_no_memory_for_a_control_message(
 
 @NO_MEMORY
 @one_loop
-async def test_no_memory_for_a_receive(factory: ConnectionFactory, error: Exception) -> None:
+async def test_receives_without_memory_are_posted_later(
+    factory: ConnectionFactory, error: Exception
+) -> None:
     """No message is lost, and the receive is posted when there is memory again."""
     async with factory.pair() as (client, server):
         for n in range(SMALL.data_receives):
@@ -350,7 +358,9 @@ async def test_no_memory_for_a_receive(factory: ConnectionFactory, error: Except
         await check_alive(client, server)
 
 
-def test_an_interrupt_in_a_callback(factory: ConnectionFactory) -> None:
+def test_interrupt_in_a_callback_leaves_the_loop_and_calls_the_others(
+    factory: ConnectionFactory,
+) -> None:
     """It leaves the loop, and the other callbacks of the same future are called."""
     loop = asyncio.new_event_loop()
     called: list[str] = []
@@ -382,7 +392,7 @@ class Outcome(BaseException):
 
 
 @pytest.mark.parametrize("kind", [LookupError, asyncio.CancelledError, GeneratorExit, Outcome])
-async def test_a_callback_that_raises(
+async def test_exception_in_a_callback_is_reported_to_the_loop(
     factory: ConnectionFactory, reported: list[dict[str, Any]], kind: type[BaseException]
 ) -> None:
     """The loop is told of each, and no task that waits for something else."""
@@ -404,7 +414,9 @@ async def test_a_callback_that_raises(
 @pytest.mark.parametrize(
     "kind", [LookupError, asyncio.CancelledError, Outcome, GeneratorExit, StopIteration]
 )
-async def test_what_an_await_calls(factory: ConnectionFactory, kind: type[BaseException]) -> None:
+async def test_exception_in_progress_or_allocate_is_raised_by_the_await(
+    factory: ConnectionFactory, kind: type[BaseException]
+) -> None:
     """The await raises its error, whatever it is; tasks that wait for something else go on."""
 
     def fail(_: int) -> Any:
@@ -445,7 +457,7 @@ class Garbage:
 
 
 @one_loop
-async def test_a_message_that_is_offered_when_the_connection_ends(
+async def test_send_raises_when_the_connection_ends_during_the_offer(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the collector can end it there, where memory windows are made."""
@@ -462,7 +474,7 @@ async def test_a_message_that_is_offered_when_the_connection_ends(
 
 
 @one_loop
-async def test_a_message_whose_entries_are_taken_while_it_is_prepared(
+async def test_send_fails_when_its_queue_entries_are_taken_during_the_offer(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a finalizer that writes can take them there: it fails, and nothing is left of it."""
@@ -494,7 +506,9 @@ async def test_a_message_whose_entries_are_taken_while_it_is_prepared(
 
 @pytest.mark.parametrize("before", range(SMALL.data_receives))
 @one_loop
-async def test_the_collector_sends(factory: ConnectionFactory, before: int) -> None:
+async def test_send_by_the_collector_takes_no_credit_of_another(
+    factory: ConnectionFactory, before: int
+) -> None:
     """In the middle of another message, with as many before it: it takes no credit from that one.
 
     From Python 3.12 on the collector runs between two steps of Python code only.
@@ -522,7 +536,7 @@ async def test_the_collector_sends(factory: ConnectionFactory, before: int) -> N
 
 
 @one_loop
-async def test_the_collector_ends_the_connection(factory: ConnectionFactory) -> None:
+async def test_collector_can_end_the_connection_at_any_time(factory: ConnectionFactory) -> None:
     """In the middle of whatever it comes in: nothing that is in use there goes."""
     first = gc.get_threshold()
     async with await factory.listen(replace(SMALL, data_receives=40)) as listener:

@@ -45,7 +45,7 @@ def aged(place: int) -> bytes:
 
 @by_tcp
 @older
-async def test_by_an_exchange_over_tcp(
+async def test_other_version_is_named_to_both_sides_by_tcp(
     factory: ConnectionFactory, place: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -69,7 +69,7 @@ async def test_by_an_exchange_over_tcp(
 
 @by_cm
 @older
-async def test_by_the_connection_manager(
+async def test_other_version_is_named_to_both_sides_by_cm(
     factory: ConnectionFactory, place: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

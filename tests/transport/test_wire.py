@@ -13,7 +13,7 @@ from aiordma.verbs._qp.queue_pair import wire_of_port
 from .connection_factory import ConnectionFactory, check_alive
 
 
-async def test_both_ends_name_it(factory: ConnectionFactory) -> None:
+async def test_both_sides_name_the_wire(factory: ConnectionFactory) -> None:
     if factory.device == "embedded0":
         shared = os.environ.get("AIORDMA_EMBEDDED_LINKS") != "tcp"
         expected = "shared memory" if shared else "tcp"
@@ -28,7 +28,9 @@ async def test_both_ends_name_it(factory: ConnectionFactory) -> None:
     assert client.wire is None
 
 
-def test_a_queue_pair_without_a_peer(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+def test_unconnected_queue_pair_names_no_wire_on_the_embedded_device(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
     with pd.create_qp(cq) as qp:
         embedded = pd.context.name == "embedded0"
         assert qp.wire == (None if embedded else "roce")
@@ -44,5 +46,7 @@ def test_a_queue_pair_without_a_peer(pd: verbs.ProtectionDomain, cq: verbs.Compl
         (LinkLayer.UNSPECIFIED, TransportType.UNKNOWN, None),
     ],
 )
-def test_cards(layer: LinkLayer, transport: TransportType, name: str | None) -> None:
+def test_wire_of_port_names_the_link_of_a_card(
+    layer: LinkLayer, transport: TransportType, name: str | None
+) -> None:
     assert wire_of_port(layer, transport) == name

@@ -153,7 +153,9 @@ async def test_peer_of_a_broken_lead_is_told_the_cause(
 
 
 @one_loop
-async def test_peer_of_another_release_gives_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lead_failure_has_default_cause_when_peer_gives_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rails, "cause_of", lambda error: 0)
     async with joined("tcp") as conns:
         await until_rails(conns)
@@ -211,7 +213,7 @@ async def test_connections_to_one_peer_differ_in_repr_and_log(
 
 @pytest.mark.parametrize("way", WAYS)
 @one_loop
-async def test_messages_go_on(way: str) -> None:
+async def test_messages_continue_after_the_lead_breaks(way: str) -> None:
     async with joined(way) as conns:
         await until_rails(conns)
         await both_ways(conns, [b"before"])
@@ -226,7 +228,7 @@ async def test_messages_go_on(way: str) -> None:
 
 @by_tcp
 @one_loop
-async def test_a_long_message_is_read_behind_a_long_write_by_one_rail() -> None:
+async def test_long_message_behind_a_long_write_survives_failover() -> None:
     """Its READs wait for the end of the write, which the rail that is left goes on with."""
     size = 8 << 20
     async with joined("tcp", config=replace(SMALL, lend_quota=size)) as conns:
@@ -249,7 +251,7 @@ async def test_a_long_message_is_read_behind_a_long_write_by_one_rail() -> None:
 
 
 @one_loop
-async def test_what_is_done_while_there_is_no_lead(
+async def test_operations_started_without_a_lead_complete_on_the_next(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that are here are taken, and leave their receives to the next lead; what is begun is
@@ -303,7 +305,7 @@ async def test_what_is_done_while_there_is_no_lead(
 
 @by_tcp
 @one_loop
-async def test_a_long_message_whose_memory_the_next_lead_cannot_register(
+async def test_third_rail_reads_message_when_the_next_lead_cannot_register(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That one breaks as well, and a third one reads the rest."""
@@ -334,7 +336,9 @@ async def test_a_long_message_whose_memory_the_next_lead_cannot_register(
 
 @by_tcp
 @one_loop
-async def test_the_next_lead_has_a_shorter_send_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_message_fails_when_the_next_send_queue_is_too_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A message of more pieces than it has entries cannot be opened to it."""
     monkeypatch.delattr(OfferingRails, "begin")
     config = replace(SMALL, fetch_ahead=0, eager_size=1024)
@@ -354,7 +358,9 @@ async def test_the_next_lead_has_a_shorter_send_queue(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("fails", ["no windows", "the second piece, before"])
 @by_tcp
 @one_loop
-async def test_messages_that_are_offered(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_offered_messages_are_opened_by_the_next_lead(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next lead opens them, with what keys it can, also where it could not at first."""
     config = replace(SMALL, fetch_ahead=0, max_message=1 << 30)
     pieces = [pattern(200_000), pattern(400_000)]  # which the other rail takes part in
@@ -393,7 +399,7 @@ async def test_messages_that_are_offered(fails: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("ends", [False, True])
 @by_tcp
 @one_loop
-async def test_a_rail_without_memory_for_its_receive(
+async def test_rail_without_memory_for_its_receive_breaks_and_returns(
     ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It breaks at the side that answers, and comes up when there is memory again; unless the
@@ -437,8 +443,7 @@ async def test_a_rail_without_memory_for_its_receive(
 
 @by_tcp
 @one_loop
-async def test_both_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rail 2 came up before rail 1, whose RailReady is lost with the lead."""
+async def test_both_sides_choose_the_same_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     come_up = HeldRails(monkeypatch)
     async with joined("tcp", THREE, THREE) as conns:
         await until_rails(conns, ("lead", "connecting", "up"))
@@ -453,7 +458,7 @@ async def test_both_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.any_device
 @by_tcp
 @one_loop
-async def test_the_device_of_a_further_rail_fails_as_the_connection_ends(
+async def test_failure_of_a_further_device_during_close_releases_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its driver ends at once, and with it the domain, after what a message has there."""
@@ -479,7 +484,7 @@ async def test_the_device_of_a_further_rail_fails_as_the_connection_ends(
 @pytest.mark.any_device
 @pytest.mark.parametrize("card", [False, True])
 @one_loop
-async def test_a_device_that_is_gone_registers_nothing_more(
+async def test_allocation_uses_the_next_lead_when_a_device_is_gone(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, card: bool
 ) -> None:
     """Memory is that of the next lead's device.  What there was before can be used as well."""
@@ -528,7 +533,7 @@ async def test_a_device_that_is_gone_registers_nothing_more(
 
 @by_tcp
 @one_loop
-async def test_who_waits_for_memory_gets_that_of_the_next_lead() -> None:
+async def test_tasks_waiting_for_memory_get_it_from_the_next_lead() -> None:
     config = replace(SMALL, pool_limit=16 << 20)
     async with joined("tcp", config=config) as conns:
         await until_rails(conns)
@@ -551,7 +556,7 @@ async def test_who_waits_for_memory_gets_that_of_the_next_lead() -> None:
 
 @by_tcp
 @one_loop
-async def test_no_memory_for_the_frame_of_a_write_with_immediate_data(
+async def test_write_with_immediate_fails_alone_when_frame_memory_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is refused, and the connection goes on."""
@@ -584,7 +589,7 @@ def take_no_block(size: int) -> Block:
 
 @by_tcp
 @one_loop
-async def test_a_batch_that_is_open() -> None:
+async def test_open_batch_completes_after_failover() -> None:
     """It collects by the keys of one lead, and ends by another one."""
     async with joined("tcp") as conns:
         await until_rails(conns)
@@ -610,7 +615,7 @@ async def test_a_batch_that_is_open() -> None:
 @pytest.mark.parametrize("iterations", range(5))
 @by_tcp
 @one_loop
-async def test_memory_that_is_shared_and_the_next_lead_cannot_register(
+async def test_shared_memory_fails_over_only_to_rails_that_can_register_it(
     iterations: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The peer can use it; a rail by which it could not is no lead."""
@@ -643,7 +648,7 @@ async def test_memory_that_is_shared_and_the_next_lead_cannot_register(
 
 @by_tcp
 @one_loop
-async def test_a_token_that_was_made_by_the_lead_before() -> None:
+async def test_token_of_the_previous_lead_is_rejected_after_failover() -> None:
     """Its key is gone: it is refused, and the one that takes its place is good."""
     async with joined("tcp") as conns:
         await until_rails(conns)
@@ -666,7 +671,7 @@ async def test_a_token_that_was_made_by_the_lead_before() -> None:
 
 @by_tcp
 @one_loop
-async def test_grants_without_end() -> None:
+async def test_repeated_region_grants_raise_protocol_error() -> None:
     """A peer that answers one request with region after region, none with a key for the lead."""
     async with joined("tcp") as conns:
         await until_rails(conns)
@@ -708,7 +713,7 @@ async def begin_rails(conns: Sequence[Connection]) -> None:
 
 
 @one_loop
-async def test_keys_that_come_after_the_lead_has_broken(
+async def test_regions_wait_for_keys_that_arrive_after_failover(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rail has just come up, and the peer has had no time to tell of keys for it."""
@@ -755,7 +760,7 @@ async def test_keys_that_come_after_the_lead_has_broken(
 )
 @by_tcp
 @one_loop
-async def test_memory_that_was_released_since_it_was_shared(
+async def test_shared_memory_released_by_the_owner_survives_failover(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is pinned for the peer, and rails that come up later open it as well."""
@@ -787,7 +792,7 @@ async def test_memory_that_was_released_since_it_was_shared(
 @pytest.mark.parametrize("which", [0, 1], ids=["by this side", "by the peer"])
 @by_cm
 @one_loop
-async def test_the_id_leaves_with_the_first_rail(which: int) -> None:
+async def test_connection_survives_disconnect_of_the_first_rail(which: int) -> None:
     """A disconnect is no end; nor is what its id still tells of."""
     async with joined("cm") as conns:
         await until_rails(conns)
@@ -807,7 +812,7 @@ async def test_the_id_leaves_with_the_first_rail(which: int) -> None:
 
 @by_cm
 @one_loop
-async def test_a_peer_that_aborts() -> None:
+async def test_abort_by_the_peer_breaks_every_rail() -> None:
     """All rails are found broken, and not the first one alone."""
     async with joined("cm", THREE, THREE) as conns:
         await until_rails(conns, ("lead", "up", "up"))
@@ -818,7 +823,9 @@ async def test_a_peer_that_aborts() -> None:
 
 @by_tcp
 @one_loop
-async def test_the_last_rail_breaks_while_it_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_closes_when_the_awaited_last_rail_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing is left to wait for."""
     monkeypatch.setattr(failover, "LEAST_WAIT", 1e6)
     lose(monkeypatch, RailReady)
@@ -835,7 +842,9 @@ async def test_the_last_rail_breaks_while_it_is_awaited(monkeypatch: pytest.Monk
 
 @by_tcp
 @one_loop
-async def test_memory_that_the_next_lead_cannot_register(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_ends_without_leaks_when_the_next_lead_cannot_register(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No message is left out, whichever registration fails: the connection ends."""
     monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
     failing: list[ProtectionDomain] = []

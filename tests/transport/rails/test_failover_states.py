@@ -56,7 +56,9 @@ class Scene:
 
 @pytest.mark.parametrize("event", FailoverEvent)
 @pytest.mark.parametrize("state", FailoverState)
-def test_what_follows(state: FailoverState, event: FailoverEvent) -> None:
+def test_failover_state_follows_the_transition_table(
+    state: FailoverState, event: FailoverEvent
+) -> None:
     scene = Scene(state)
     scene.take(event)
     following = "OVER" if event.name == "ENDED" else STATES[state.name].get(event.name, state.name)
@@ -72,7 +74,7 @@ NAMES = {state.name for state in LIMITED}
 
 
 @pytest.mark.parametrize("state", LIMITED)
-def test_the_limit(state: FailoverState) -> None:
+def test_failover_limit_gives_up_and_is_cancelled_by_stop(state: FailoverState) -> None:
     """It passes, and is none any more behind the state."""
     scene = Scene(FailoverState.BROKEN)
     waits = state is FailoverState.WAITING
@@ -84,7 +86,7 @@ def test_the_limit(state: FailoverState) -> None:
     scene.rails.later.return_value.cancel.assert_called()
 
 
-def test_what_comes_from_the_peer() -> None:
+def test_failover_follows_the_latest_resume_of_a_working_rail() -> None:
     """Its latest Resume counts, by a rail that has not failed."""
     scene = Scene(FailoverState.MOVED)
     other, lead = Mock(failed=False), scene.rails.lead.queue

@@ -77,7 +77,7 @@ LIES: dict[str, tuple[protocol.Message, str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_the_connection_ends(factory: ConnectionFactory, lie: str) -> None:
+async def test_rail_lie_ends_the_connection(factory: ConnectionFactory, lie: str) -> None:
     message, text = LIES[lie]
     async with victim(factory) as (conn, peer):
         peer.send_control(message)
@@ -90,7 +90,7 @@ async def test_the_connection_ends(factory: ConnectionFactory, lie: str) -> None
     ids=lambda message: type(message).__name__,
 )
 @pytest.mark.parametrize("options", [{"rails": False}, {"device": "embedded0"}], ids=str)
-async def test_rails_were_not_agreed_on(
+async def test_rail_messages_end_the_connection_when_rails_are_off(
     factory: ConnectionFactory, message: protocol.Message, options: dict[str, Any]
 ) -> None:
     """The peer has not said that it offers them, or this side has one device."""
@@ -101,7 +101,9 @@ async def test_rails_were_not_agreed_on(
 
 
 @pytest.mark.parametrize("answer", [[], [RailDown(0, 1)]], ids=["ready", "down"])
-async def test_a_second_time(factory: ConnectionFactory, answer: list[protocol.Message]) -> None:
+async def test_repeated_rail_message_ends_the_connection(
+    factory: ConnectionFactory, answer: list[protocol.Message]
+) -> None:
     message = RailDown(0, 1) if answer else RailReady(0, 1)
     async with victim(factory) as (conn, peer):
         assert isinstance(await asked(peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
@@ -112,7 +114,9 @@ async def test_a_second_time(factory: ConnectionFactory, answer: list[protocol.M
         assert "for rail 1, which is" in str(await ends(conn.recv(), ProtocolError))
 
 
-async def test_ready_crosses_the_end(factory: ConnectionFactory) -> None:
+async def test_rail_ready_that_crosses_the_end_of_the_rail_is_ignored(
+    factory: ConnectionFactory,
+) -> None:
     """The peer is honest: it cannot know yet."""
     async with victim(factory) as (conn, peer):
         assert isinstance(await asked(peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
@@ -127,7 +131,7 @@ async def test_ready_crosses_the_end(factory: ConnectionFactory) -> None:
         assert [rail.state for rail in conn.rails] == ["lead", "connecting"]
 
 
-async def test_before_it_was_accepted(factory: ConnectionFactory) -> None:
+async def test_rail_offer_before_accept_is_refused(factory: ConnectionFactory) -> None:
     options: dict[str, Any] = {"device": TWO, "via": factory.via, "on_request": lambda _: None}
     data = replace(hello(), rails=True).pack()
     async with (
@@ -140,7 +144,9 @@ async def test_before_it_was_accepted(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("most", [1, MAX_RAILS - 1])
-async def test_no_more_than_so_many(factory: ConnectionFactory, most: int) -> None:
+async def test_rail_offers_beyond_max_rails_are_refused(
+    factory: ConnectionFactory, most: int
+) -> None:
     """Besides the lead: by default as many as there are devices."""
     config = SMALL if most == 1 else replace(SMALL, max_rails=most + 1)
     async with victim(factory, config=config) as (conn, peer):
@@ -158,7 +164,7 @@ async def test_no_more_than_so_many(factory: ConnectionFactory, most: int) -> No
             conn._owner.control(RailDown(0, most + 1))
 
 
-async def test_no_more_often_than_that(factory: ConnectionFactory) -> None:
+async def test_rail_offers_are_limited_per_second(factory: ConnectionFactory) -> None:
     """And of those that are over, no more is kept than the error of the latest."""
     async with victim(factory) as (conn, peer):
         for number in range(1, MAX_RAILS + 1):
@@ -178,7 +184,7 @@ async def test_no_more_often_than_that(factory: ConnectionFactory) -> None:
         assert isinstance(answer, RailAnswer)
 
 
-async def test_while_it_is_being_closed(factory: ConnectionFactory) -> None:
+async def test_rail_offer_is_refused_while_closing(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         # One more than the peer has receives for, so that `close` waits.
         sends = [conn.send_nowait(bytes(ALONE)) for _ in range(SMALL.data_receives + 1)]
@@ -192,7 +198,9 @@ async def test_while_it_is_being_closed(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-async def test_a_rail_to_another_host(factory: ConnectionFactory, allowed: bool) -> None:
+async def test_rail_to_another_host_requires_allow_other_addresses(
+    factory: ConnectionFactory, allowed: bool
+) -> None:
     config = replace(SMALL, allow_other_addresses=allowed)
     async with victim(factory, config=config) as (conn, peer):
         answer = await asked(peer, RailOffer(1, 1, endpoint_at(FOREIGN)))
@@ -205,7 +213,7 @@ async def test_a_rail_to_another_host(factory: ConnectionFactory, allowed: bool)
         assert not conn.closed
 
 
-async def test_a_message_by_a_rail_that_gives_no_key(factory: ConnectionFactory) -> None:
+async def test_reads_by_a_rail_without_key_time_out(factory: ConnectionFactory) -> None:
     """Its memory is not kept from others for ever."""
     async with victim(factory, config=replace(SMALL, pool_limit=16 << 20)) as (conn, peer):
         pool = conn._memory.pool
@@ -254,7 +262,7 @@ def resume(rail: Rail, number: int, frames: int = 0) -> Iterator[None]:
 
 
 @one_loop
-async def test_it_resumes_by_a_rail_twice(factory: ConnectionFactory) -> None:
+async def test_second_resume_by_one_rail_ends_the_connection(factory: ConnectionFactory) -> None:
     """Each would cost the next lead a receive, until it had none."""
     async with joined(factory.via) as conns, AsyncExitStack() as stack:
         await until_rails(conns)
@@ -273,7 +281,7 @@ async def test_it_resumes_by_a_rail_twice(factory: ConnectionFactory) -> None:
 
 @by_tcp
 @one_loop
-async def test_no_key_for_a_message_that_was_being_read_as_the_lead_broke() -> None:
+async def test_reads_without_key_after_failover_time_out() -> None:
     """Nor is its memory kept from others for ever."""
     config = replace(SMALL, pool_limit=16 << 20)
     async with joined("tcp", config=config) as (peer, conn), joined("tcp", config=config) as others:
@@ -303,7 +311,9 @@ async def test_no_key_for_a_message_that_was_being_read_as_the_lead_broke() -> N
 
 @one_loop
 @by_tcp
-async def test_a_peer_with_the_key_may_name_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_authenticated_peer_may_offer_a_rail_to_another_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with joined("tcp", auth=KEY, config=replace(SMALL, max_rails=3)) as conns:
         await until_rails(conns)
         monkeypatch.setattr(Rails, "_tell", lambda *_: None)
@@ -313,7 +323,7 @@ async def test_a_peer_with_the_key_may_name_another_host(monkeypatch: pytest.Mon
         assert conns[1].rails[2].state == "connecting"
 
 
-async def test_a_listener_that_lies(factory: ConnectionFactory) -> None:
+async def test_rail_lies_of_a_listener_raise_protocol_error(factory: ConnectionFactory) -> None:
     """To the side that offers: each of these ends the connection."""
     async with joined(factory.via) as conns:
         await until_rails(conns)

@@ -50,7 +50,7 @@ WITHOUT = ConnectionBrokenError("its cable")
 @pytest.mark.parametrize(
     "security", [{}, {"auth": KEY}, {"auth": KEY, "encrypt": True}], ids=["open", "key", "sealed"]
 )
-async def test_a_further_device_is_a_rail(way: str, security: dict[str, Any]) -> None:
+async def test_second_device_becomes_a_rail(way: str, security: dict[str, Any]) -> None:
     async with joined(way, **security) as conns:
         await until_rails(conns)
         for conn in conns:
@@ -76,7 +76,7 @@ async def test_a_further_device_is_a_rail(way: str, security: dict[str, Any]) ->
         (TWO, TWO, 1, ["lead"]),
     ],
 )
-async def test_no_more_than_a_side_allows(
+async def test_number_of_rails_is_limited_by_both_sides(
     way: str, here: Devices, there: Devices, most: int | None, states: list[str]
 ) -> None:
     """A listener: as many as it names devices, so that with one device it allows none."""
@@ -90,7 +90,7 @@ async def test_no_more_than_a_side_allows(
 
 
 @pytest.mark.parametrize("way", ["cm", "tcp", "in-band"])
-async def test_a_side_with_fewer_devices_uses_them_again(way: str) -> None:
+async def test_side_with_fewer_devices_uses_them_repeatedly(way: str) -> None:
     config = replace(SMALL, max_rails=3)
     async with joined(way, here="all", there="embedded0", config=config) as conns:
         await until_rails(conns, ["lead", "up", "up"])
@@ -100,7 +100,9 @@ async def test_a_side_with_fewer_devices_uses_them_again(way: str) -> None:
 
 
 @pytest.mark.parametrize("names", ["all", "embedded0,embedded1"])
-async def test_the_environment_names_several(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_aiordma_device_can_name_several_devices(
+    names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So a program needs no change; where one device is wanted, it is the first."""
     monkeypatch.setenv("AIORDMA_DEVICE", names)
     options = Config(max_rails=2)
@@ -114,7 +116,7 @@ async def test_the_environment_names_several(names: str, monkeypatch: pytest.Mon
         assert context.name == "embedded0"
 
 
-async def test_the_listeners_application_comes_first() -> None:
+async def test_on_request_is_called_once_for_all_rails() -> None:
     asked = []
 
     async def take(request: object) -> None:
@@ -127,7 +129,7 @@ async def test_the_listeners_application_comes_first() -> None:
 
 
 @by_cm
-async def test_the_address_leads_to_the_lead() -> None:
+async def test_dialled_address_selects_the_lead_device() -> None:
     async with await listen("0.0.0.0", device="all", config=SMALL) as listener:
         accepting = asyncio.create_task(listener.accept())
         client = await connect("127.0.0.2", listener.port, device=TWO, config=SMALL)
@@ -148,7 +150,7 @@ async def test_the_address_leads_to_the_lead() -> None:
 
 
 @by_tcp
-async def test_the_one_with_the_address_is_the_lead_else_the_first() -> None:
+async def test_device_with_the_address_is_the_lead_or_else_the_first() -> None:
     async with joined("tcp", ["embedded2", "embedded1"], ["embedded1", "embedded0"]) as conns:
         await until_rails(conns)
         assert shown(conns[0]) == [("embedded2", "lead"), ("embedded1", "up")]
@@ -184,7 +186,7 @@ def at_the_offer(
 
 
 @pytest.mark.parametrize("refused", [False, True])
-async def test_a_rail_that_breaks_before_the_answer(
+async def test_rail_that_breaks_before_the_answer_goes_down(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     at_the_offer(monkeypatch, lambda rails, rail: rails._broke(rail, WITHOUT), lost=False)
@@ -200,7 +202,7 @@ async def test_a_rail_that_breaks_before_the_answer(
         await check_alive(*conns)
 
 
-async def test_what_a_listener_may_not_say_yet(
+async def test_early_rail_messages_of_a_listener_raise_protocol_error(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And at last it answers, and takes that back at once."""
@@ -234,7 +236,7 @@ async def test_what_a_listener_may_not_say_yet(
 
 
 @one_loop
-async def test_a_port_that_is_down(factory: ConnectionFactory) -> None:
+async def test_rail_is_down_while_its_port_is_down(factory: ConnectionFactory) -> None:
     """Here the device is not even offered; there it is awaited, and no other one taken."""
     assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.PORT_ERR) == 0
     try:
@@ -251,7 +253,7 @@ async def test_a_port_that_is_down(factory: ConnectionFactory) -> None:
         assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.PORT_ACTIVE) == 0
 
 
-async def test_a_rail_that_is_refused(
+async def test_refused_rail_is_down_with_the_error(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AnsweringRails, "_partner", no_partner)
@@ -265,7 +267,9 @@ async def test_a_rail_that_is_refused(
         await check_alive(*conns)
 
 
-async def test_the_end_in_the_middle(factory: ConnectionFactory) -> None:
+async def test_ending_the_connection_at_any_time_releases_its_rails(
+    factory: ConnectionFactory,
+) -> None:
     """Whatever is under way then, all of it is given back."""
     for turns in range(12):
         for ended in (0, 1):
@@ -283,7 +287,7 @@ async def test_the_end_in_the_middle(factory: ConnectionFactory) -> None:
 # ---- what else takes devices ---------------------------------------------------------------------
 
 
-async def test_servers_and_streams(factory: ConnectionFactory) -> None:
+async def test_servers_and_streams_use_several_devices(factory: ConnectionFactory) -> None:
     where: dict[str, Any] = {"device": TWO, "via": factory.via}
     async with (
         await start_server(echo, HOST, **where) as server,
@@ -304,7 +308,7 @@ async def test_servers_and_streams(factory: ConnectionFactory) -> None:
         writer.close()
 
 
-def test_without_a_loop() -> None:
+def test_blocking_api_uses_several_devices() -> None:
     with (
         blocking.listen(HOST, device=TWO) as listener,
         blocking.connect(HOST, listener.port, device=TWO) as client,

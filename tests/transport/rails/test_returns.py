@@ -86,7 +86,7 @@ async def until_waiting(later: Later) -> None:
 # ---- when ----------------------------------------------------------------------------------------
 
 
-async def test_the_delay_doubles_until_a_rail_has_worked_for_a_while(later: Later) -> None:
+async def test_retry_delay_doubles_until_a_rail_has_lasted(later: Later) -> None:
     offered: list[Berth] = []
     berth = Berth(None, offered.append, later)  # type: ignore[arg-type]
     for delay in (0.25, 0.5, 1, 2, 4, 5, 5):
@@ -101,7 +101,7 @@ async def test_the_delay_doubles_until_a_rail_has_worked_for_a_while(later: Late
         later.fire()
 
 
-async def test_a_port_that_is_back_is_tried_at_once(later: Later) -> None:
+async def test_active_port_event_retries_the_rail_immediately(later: Later) -> None:
     offered: list[Berth] = []
     berth = Berth(None, offered.append, later)  # type: ignore[arg-type]
     berth._event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
@@ -125,10 +125,9 @@ async def test_a_port_that_is_back_is_tried_at_once(later: Later) -> None:
 
 
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["here", "there", "both at once"])
-async def test_a_rail_comes_back(
+async def test_broken_rail_returns_with_its_counters(
     factory: ConnectionFactory, later: Later, which: tuple[int, ...]
 ) -> None:
-    """Its bytes and its last error stay, and long messages use it again."""
     async with joined(factory.via) as conns:
         await until_rails(conns)
         read = 0
@@ -157,7 +156,7 @@ async def test_a_rail_comes_back(
 
 
 @one_loop
-async def test_a_port_goes_and_comes(factory: ConnectionFactory, later: Later) -> None:
+async def test_rail_follows_its_port_down_and_up(factory: ConnectionFactory, later: Later) -> None:
     """The rail does not wait for it, and it needs no timer to come back."""
     async with joined(factory.via) as conns:
         for _ in range(3):
@@ -173,7 +172,7 @@ async def test_a_port_goes_and_comes(factory: ConnectionFactory, later: Later) -
 
 
 @one_loop
-async def test_a_port_goes_before_the_rail_is_up(
+async def test_connecting_rail_goes_down_with_its_port(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose(monkeypatch, RailReady)
@@ -191,7 +190,7 @@ async def test_a_port_goes_before_the_rail_is_up(
 
 
 @one_loop
-async def test_a_port_that_is_down_from_the_beginning(
+async def test_retries_on_a_down_port_are_logged_once_as_warning(
     factory: ConnectionFactory, later: Later, caplog: pytest.LogCaptureFixture
 ) -> None:
     with port_down(), caplog.at_level(logging.INFO, "aiordma.rails"):
@@ -208,7 +207,7 @@ async def test_a_port_that_is_down_from_the_beginning(
 
 
 @one_loop
-async def test_the_leads_port_goes_and_comes(
+async def test_lead_moves_when_its_port_goes_down_and_is_logged(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another rail becomes the lead at once.  The log has the cause first, one line when the lead
@@ -238,7 +237,7 @@ async def test_the_leads_port_goes_and_comes(
 
 
 @one_loop
-async def test_a_device_that_has_failed_is_opened_anew(
+async def test_failed_device_is_reopened_for_its_rail(
     factory: ConnectionFactory, later: Later
 ) -> None:
     async with joined(factory.via) as conns:
@@ -261,7 +260,7 @@ async def test_a_device_that_has_failed_is_opened_anew(
         await until_rails(conns)
 
 
-async def test_a_rail_that_was_refused_is_offered_again(
+async def test_refused_rail_is_offered_again_when_another_ends(
     factory: ConnectionFactory, later: Later
 ) -> None:
     """Where there was no room, once another one is over."""
@@ -281,7 +280,7 @@ async def test_a_rail_that_was_refused_is_offered_again(
             await yield_loop(1)
 
 
-async def test_a_rail_comes_back_on_its_own_device(
+async def test_rail_returns_on_its_own_device_only(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other side's device is not there yet, and the lead's is no substitute."""
@@ -312,9 +311,7 @@ async def test_a_rail_comes_back_on_its_own_device(
         assert [rail.device for rail in conns[1].rails] == TWO
 
 
-async def test_none_is_offered_by_a_connection_that_ends(
-    factory: ConnectionFactory, later: Later
-) -> None:
+async def test_closing_connection_offers_no_rail(factory: ConnectionFactory, later: Later) -> None:
     async with joined(factory.via) as conns:
         await until_rails(conns)
         break_rail(conns[0])
@@ -330,7 +327,9 @@ async def test_none_is_offered_by_a_connection_that_ends(
 # ---- a rail without traffic ----------------------------------------------------------------------
 
 
-async def test_a_path_that_is_dead_is_found(factory: ConnectionFactory, later: Later) -> None:
+async def test_keep_alive_finds_a_dead_rail_and_keeps_the_others(
+    factory: ConnectionFactory, later: Later
+) -> None:
     """By each side that has `Config.keep_alive`, on each of its rails; and the others go on."""
     async with joined(factory.via, config=replace(SMALL, keep_alive=1000.0)) as conns:
         await until_rails(conns)
@@ -363,7 +362,7 @@ async def test_a_path_that_is_dead_is_found(factory: ConnectionFactory, later: L
 
 
 @pytest.mark.parametrize("side", [0, 1])
-async def test_the_peers_reads_end_before_their_windows(
+async def test_queue_pairs_of_a_broken_rail_fail_before_its_windows_close(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch, side: int
 ) -> None:
     """A READ of memory whose window has gone would break the connection."""
@@ -403,7 +402,7 @@ async def test_the_peers_reads_end_before_their_windows(
 
 @one_loop
 @by_tcp
-async def test_a_listener_goes_on_while_it_has_a_device() -> None:
+async def test_listener_serves_while_one_device_works() -> None:
     """One that was opened since it failed counts again.  An open connection goes on, too."""
 
     async def serves() -> None:
@@ -434,7 +433,7 @@ async def test_a_listener_goes_on_while_it_has_a_device() -> None:
 
 @one_loop
 @by_tcp
-async def test_a_device_that_is_gone_leaves_the_lead_to_another() -> None:
+async def test_listener_uses_the_next_device_when_the_first_is_gone() -> None:
     devices = replace(find_device("embedded0"), name="gone0"), find_device("embedded1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transport, "choose_devices", lambda _: (devices, None))
@@ -451,7 +450,7 @@ async def test_a_device_that_is_gone_leaves_the_lead_to_another() -> None:
 
 @one_loop
 @by_tcp
-async def test_snapshots_metrics_and_tables(later: Later) -> None:
+async def test_rails_appear_in_snapshots_metrics_and_tables(later: Later) -> None:
     async with joined("tcp") as conns:
         await until_rails(conns)
         data = pattern(4 << 20)

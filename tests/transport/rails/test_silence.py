@@ -38,7 +38,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Iterator[Later]:
     assert not it.waiting
 
 
-async def test_an_offer_is_not_answered(
+async def test_unanswered_rail_offer_times_out(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue pair goes.  A late answer finds none, and the peer's goes as well."""
@@ -63,7 +63,9 @@ async def test_an_offer_is_not_answered(
         assert there.queue is None
 
 
-async def test_a_rail_is_not_said_to_work(factory: ConnectionFactory, later: Later) -> None:
+async def test_rail_without_ready_times_out_and_late_messages_are_accepted(
+    factory: ConnectionFactory, later: Later
+) -> None:
     """A peer that answers nothing more keeps no queue pair, and a late answer is none too late."""
     async with victim(factory, config=replace(SMALL, max_rails=4)) as (conn, peer):
         for number in range(1, 4):
@@ -87,7 +89,7 @@ async def test_a_rail_is_not_said_to_work(factory: ConnectionFactory, later: Lat
             await yield_loop(1)
 
 
-async def test_what_has_come_while_the_loop_computed_is_not_late(
+async def test_rail_ready_that_arrived_during_a_busy_loop_is_in_time(
     factory: ConnectionFactory, later: Later
 ) -> None:
     async with victim(factory) as (conn, peer):
@@ -105,7 +107,7 @@ async def test_what_has_come_while_the_loop_computed_is_not_late(
         assert not later.waiting
 
 
-async def test_ready_is_lost_with_the_lead(
+async def test_connecting_rail_ends_with_the_lead(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The peer does not know that the rail works, and both end with the lead.  No timer outlives
@@ -121,7 +123,7 @@ async def test_ready_is_lost_with_the_lead(
     assert [rail.state for rail in conns[1].rails] == ["down", "down"]
 
 
-async def test_a_write_whose_order_cannot_be_known_ends_the_connection(
+async def test_write_whose_order_cannot_be_known_ends_the_connection(
     later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And without one the end of a rail has no limit."""

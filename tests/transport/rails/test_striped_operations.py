@@ -76,7 +76,7 @@ async def test_both_rails_carry_long_operations(way: str) -> None:
         assert posted(client) > before
 
 
-async def test_short_ones_and_foreign_tokens_stay_on_the_lead() -> None:
+async def test_short_operations_and_foreign_tokens_stay_on_the_lead() -> None:
     async with sharing(MB) as (client, server, _, remote):
         before = posted(client)
         await client.write(pattern(MB // 2 - 1), remote[: MB // 2 - 1])
@@ -89,7 +89,7 @@ async def test_short_ones_and_foreign_tokens_stay_on_the_lead() -> None:
         assert posted(client) == before
 
 
-async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
+async def test_writes_are_not_repeated_before_the_peer_has_stopped_the_rail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with sharing(8 * MB) as (client, server, there, remote):
@@ -122,7 +122,7 @@ async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
         await asyncio.gather(writing, sending, releasing)
 
 
-async def test_a_lease_ends_in_the_middle() -> None:
+async def test_striped_write_fails_when_its_lease_ends() -> None:
     async with sharing(16 * MB) as (client, _, _, remote):
         writing = asyncio.ensure_future(client.write(bytes(16 * MB), remote))
         behind = asyncio.ensure_future(client.send_nowait(b"goes on"))
@@ -132,7 +132,7 @@ async def test_a_lease_ends_in_the_middle() -> None:
         await behind
 
 
-async def test_keys_that_are_not_needed() -> None:
+async def test_keys_for_unknown_rails_and_regions_are_ignored() -> None:
     """Of a rail that is not up, and of regions that the connection has not brought."""
     async with sharing(MB) as (client, server, _, remote):
         with server.register(bytearray(MB)) as memory, server.share(memory) as share:
@@ -148,7 +148,7 @@ async def test_keys_that_are_not_needed() -> None:
 
 
 @pytest.mark.parametrize("windows", [True, False])
-async def test_memory_that_was_shared_before_there_was_the_rail(
+async def test_memory_shared_before_a_rail_gets_keys_for_it(
     monkeypatch: pytest.MonkeyPatch, windows: bool
 ) -> None:
     """The peer gets keys behind RailReady: before that it does not know the rail."""
@@ -164,7 +164,7 @@ async def test_memory_that_was_shared_before_there_was_the_rail(
         assert list(remote._keys or ()) == [1]
 
 
-async def test_the_first_operation_has_the_keys_of_all_rails(
+async def test_region_is_granted_with_the_keys_of_all_rails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Memory is granted when all of them work."""
@@ -194,7 +194,9 @@ async def test_the_first_operation_has_the_keys_of_all_rails(
                 assert list(remote._keys or ()) == [1]
 
 
-async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pending_key_does_not_outlive_its_lease_when_a_rail_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A key whose bind is under way does not outlive the lease for it: here before the loop, which
     computes, has heard of the end."""
     monkeypatch.setattr(share_keys, "GRACE", 1e6)
@@ -210,7 +212,7 @@ async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> N
         assert not server._sharing.shared
 
 
-async def test_a_key_that_is_made_as_a_lease_ends() -> None:
+async def test_key_made_after_the_lease_ended_is_closed() -> None:
     """The thread of leases has not seen it: it works no longer than the others."""
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing.regions.shares.values()
@@ -220,7 +222,7 @@ async def test_a_key_that_is_made_as_a_lease_ends() -> None:
         assert all(key.closed for key in share._keys.values())
 
 
-async def test_news_of_keys_of_a_rail_that_is_gone() -> None:
+async def test_key_message_is_dropped_when_its_rail_is_removed() -> None:
     """They do not wait for ever for credits that the peer does not give."""
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing.regions.shares.values()
@@ -231,7 +233,7 @@ async def test_news_of_keys_of_a_rail_that_is_gone() -> None:
         del server._sharing.notify
 
 
-async def test_a_key_that_the_device_does_not_end_keeps_no_other() -> None:
+async def test_revoke_closes_other_keys_when_the_device_refuses_one() -> None:
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing.regions.shares.values()
         first, other = share._keys.values()
@@ -243,7 +245,7 @@ async def test_a_key_that_the_device_does_not_end_keeps_no_other() -> None:
         share.revoke()
 
 
-async def test_memory_goes_back_behind_a_long_write_that_moves() -> None:
+async def test_hand_over_follows_a_long_write_during_failover() -> None:
     """Control messages keep their place behind writes, by whatever rail these are done."""
     async with joined("tcp", config=Config()) as conns:
         await until_rails(conns)
@@ -263,7 +265,7 @@ async def test_memory_goes_back_behind_a_long_write_that_moves() -> None:
 
 
 @pytest.mark.parametrize("batched", [False, True])
-async def test_what_is_cancelled_ends_before_what_is_behind_it(batched: bool) -> None:
+async def test_cancelled_operation_ends_before_the_next_one(batched: bool) -> None:
     async with sharing(8 * MB) as (client, _, there, remote):
 
         async def many() -> None:
@@ -287,7 +289,9 @@ async def test_what_is_cancelled_ends_before_what_is_behind_it(batched: bool) ->
 @pytest.mark.parametrize("turns", [None, 0, 1, 3])
 @by_tcp
 @one_loop
-async def test_the_end_in_the_middle(end: str, turns: int | None) -> None:
+async def test_every_striped_operation_ends_with_the_connection(
+    end: str, turns: int | None
+) -> None:
     """Also so many turns after the lead broke.  Every operation ends; the fixtures look for what is
     left over."""
     async with joined("tcp") as (client, server):
