@@ -32,7 +32,7 @@ def show(office: TicketOffice, challenge: Challenge | None = None) -> bool:
     return office.admits(ticket(KEY, challenge or office.challenge, OFFER, salt(SALT_SIZE)), OFFER)
 
 
-def test_a_ticket_is_an_hmac() -> None:
+def test_ticket_matches_an_independent_hmac() -> None:
     """As the module says it, computed apart: both sides of every release must agree on it."""
     derived = HKDF(SHA256(), 32, b"aiordma pre-shared key 2", b"ticket").derive(KEY)
     challenge = Challenge(bytes(range(32)))
@@ -40,13 +40,13 @@ def test_a_ticket_is_an_hmac() -> None:
     assert ticket(KEY, challenge, OFFER, b"salt") == b"\0\1\2\3salt" + mac[:16]
 
 
-def test_its_place() -> None:
+def test_ticket_and_challenge_fit_their_places() -> None:
     """It fits behind a hello in a connection request, and a challenge where an endpoint stands."""
     assert HELLO_SIZE + TICKET_SIZE == 56
     assert len(Challenge(bytes(32)).pack()) == CHALLENGE_SIZE == ENDPOINT_SIZE
 
 
-def test_it_is_good_once() -> None:
+def test_ticket_is_admitted_once() -> None:
     office = TicketOffice(KEY, counted())
     shown = ticket(KEY, office.challenge, OFFER, b"salt")
     assert [office.admits(shown, OFFER) for _ in range(3)] == [True, False, False]
@@ -56,13 +56,15 @@ def test_it_is_good_once() -> None:
 @pytest.mark.parametrize(
     ("key", "offer"), [(KEY + b"!", OFFER), (KEY, OFFER + b"!")], ids=["key", "offer"]
 )
-def test_what_is_of_another(key: bytes, offer: bytes) -> None:
+def test_ticket_of_another_key_or_offer_raises_authentication_error(
+    key: bytes, offer: bytes
+) -> None:
     office = TicketOffice(KEY, counted())
     with pytest.raises(AuthenticationError):
         office.admits(ticket(key, office.challenge, offer, b"salt"), OFFER)
 
 
-def test_another_listeners_challenge() -> None:
+def test_ticket_for_another_challenge_is_not_admitted() -> None:
     """Of the same key, such as one that was there before a restart: the client is asked again."""
     office = TicketOffice(KEY, counted())
     assert not show(office, Challenge(b"\1" * 32))
@@ -70,7 +72,7 @@ def test_another_listeners_challenge() -> None:
         show(office, Challenge(office.challenge.tag.ljust(32, b"\1")))
 
 
-def test_a_challenge_lasts_for_so_many_tickets() -> None:
+def test_challenge_is_valid_for_a_number_of_tickets() -> None:
     """And the one before it for as long, so that a client that is slow is not asked again."""
     office = TicketOffice(KEY, counted())
     first = office.challenge
@@ -89,7 +91,7 @@ def test_a_challenge_lasts_for_so_many_tickets() -> None:
     assert show(office, second)
 
 
-def test_a_bounded_number_is_remembered() -> None:
+def test_ticket_office_remembers_a_bounded_number_of_tickets() -> None:
     """Also where all of them are for the challenge before."""
     office = TicketOffice(KEY, counted())
     for _ in range(TICKETS - 1):
@@ -101,7 +103,7 @@ def test_a_bounded_number_is_remembered() -> None:
         assert len(office._admitted) <= 2
 
 
-def test_strangers_leave_nothing_behind() -> None:
+def test_forged_tickets_leave_no_state() -> None:
     office = TicketOffice(KEY, counted())
     first = office.challenge
     for number in range(3 * TICKETS):

@@ -45,7 +45,9 @@ TAKEN: list[tuple[Callable[[Any], object], list[Any], object]] = [
 
 
 @pytest.mark.parametrize(("convert", "values", "taken"), TAKEN)
-def test_what_is_taken(convert: Callable[[Any], object], values: list[Any], taken: object) -> None:
+def test_conversion_accepts_numbers_of_any_library(
+    convert: Callable[[Any], object], values: list[Any], taken: object
+) -> None:
     for value in values:
         got = convert(value)
         assert type(got) is type(taken)
@@ -124,7 +126,7 @@ REFUSED: list[tuple[Callable[[Any], object], object, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("convert", "value", "error", "text"), REFUSED)
-def test_what_is_refused(
+def test_conversion_rejects_values_with_expected_text(
     convert: Callable[[Any], object], value: object, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -132,6 +134,6 @@ def test_what_is_refused(
     assert str(caught.value) == text
 
 
-def test_a_time_beyond_all_floats() -> None:
+def test_seconds_beyond_all_floats_raises_value_error() -> None:
     with pytest.raises(ValueError, match="t is out of range"):
         seconds("t", 10**400)

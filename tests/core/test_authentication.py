@@ -31,7 +31,7 @@ def hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
     return HKDF(SHA256(), 32, salt, info).derive(secret)
 
 
-def test_a_proof_is_an_hmac() -> None:
+def test_proof_matches_an_independent_hmac() -> None:
     """As the module says it, computed apart: both sides of every release must agree on it."""
     derived = hkdf(b"aiordma pre-shared key 2", KEY, b"proof")
     text = b"server" + NONCES[0] + NONCES[1] + CONNECTION
@@ -40,7 +40,7 @@ def test_a_proof_is_an_hmac() -> None:
     assert auth.proves(expected, expected)
 
 
-def test_everything_that_goes_in_matters() -> None:
+def test_proof_depends_on_every_input() -> None:
     first, second = NONCES
     base = (KEY, "server", first, second, CONNECTION)
     changed = [
@@ -72,7 +72,7 @@ LONG = bytes(range(100))
     [(KEY, KEY + b"\0"), (KEY, KEY.ljust(64, b"\0")), (LONG, hashlib.sha256(LONG).digest())],
     ids=["a zero", "zeros to a block", "its hash"],
 )
-def test_keys_that_are_the_same_for_an_hmac(key: bytes, other: bytes) -> None:
+def test_keys_equal_under_hmac_give_different_proofs(key: bytes, other: bytes) -> None:
     """It fills short keys with zeros and hashes long ones (RFC 2104)."""
     assert hmac.digest(key, b"", "sha256") == hmac.digest(other, b"", "sha256")
     shown = [auth.proof(one, "client", *NONCES, CONNECTION) for one in (key, other)]
@@ -85,7 +85,7 @@ def traffic(**changed: bytes) -> tuple[bytes, bytes]:
     return auth.traffic_secrets(**{**base, "connection": CONNECTION, **changed})
 
 
-def test_traffic_secrets() -> None:
+def test_traffic_secrets_match_an_independent_derivation() -> None:
     """As the module says it, computed apart; all that goes in matters; no two are the same."""
     secret = hmac.digest(hkdf(b"aiordma pre-shared key 2", KEY, b"encryption"), bytes(32), "sha256")
     said = b"".join(NONCES) + CONNECTION
@@ -95,7 +95,7 @@ def test_traffic_secrets() -> None:
     assert len({secret for pair in changed for secret in pair} | {*of}) == 2 * len(changed) + 2
 
 
-def test_keys_follow_each_other() -> None:
+def test_next_key_never_repeats() -> None:
     seen = set()
     secret = KEY
     for _ in range(10):
@@ -104,7 +104,7 @@ def test_keys_follow_each_other() -> None:
     assert len(seen) == 20
 
 
-def test_keys_that_are_none() -> None:
+def test_check_key_rejects_short_and_text_keys() -> None:
     assert auth.check_key(KEY) == KEY
     with pytest.raises(ValueError, match="at least 16"):
         auth.check_key(b"short")

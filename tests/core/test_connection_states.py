@@ -23,11 +23,11 @@ OF_ONE_STATE = {
 }
 
 
-def test_each_pair_is_in_one_table_at_most() -> None:
+def test_transition_and_ignored_tables_are_disjoint() -> None:
     assert not TRANSITIONS.keys() & IGNORED
 
 
-def test_a_connection_ends_once_and_with_a_cause() -> None:
+def test_connection_ends_once_and_with_a_cause() -> None:
     for (state, event), row in TRANSITIONS.items():
         assert (row.next is ConnectionState.ENDED) == (row.cause is not None)
         if state in OVER:
@@ -40,7 +40,7 @@ def test_every_live_state_can_break(state: ConnectionState, event: LifecycleEven
     assert TRANSITIONS[state, event].next is ConnectionState.ENDED
 
 
-def test_the_peers_goodbye_is_the_cause_once_it_has_come() -> None:
+def test_goodbye_of_the_peer_becomes_the_cause() -> None:
     left = {ConnectionState.PEER_CLOSED, ConnectionState.BOTH_CLOSING}
     for (state, event), row in TRANSITIONS.items():
         if row.cause is not None:
@@ -50,7 +50,7 @@ def test_the_peers_goodbye_is_the_cause_once_it_has_come() -> None:
             assert (row.next in left) == comes
 
 
-def test_what_is_closing_stays_so() -> None:
+def test_closing_states_lead_to_closing_states() -> None:
     for (state, event), row in TRANSITIONS.items():
         if row.cause is None and state not in OVER:
             closes = state in CLOSING or event is LifecycleEvent.CLOSE
@@ -66,7 +66,7 @@ def test_only_limited_states_can_finish() -> None:
             assert row.next in LIMITED | {ConnectionState.ENDED}
 
 
-def test_what_could_come_may_come_late() -> None:
+def test_late_events_are_known_in_following_states() -> None:
     """Behind another event: it is no bug then."""
     known = TRANSITIONS.keys() | IGNORED
     for (before, first), row in TRANSITIONS.items():

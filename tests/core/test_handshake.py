@@ -67,7 +67,7 @@ ENDPOINT = Endpoint(
 )
 
 
-def test_hello_layout() -> None:
+def test_hello_layout_is_stable() -> None:
     assert HELLO_SIZE == 32
     assert HELLO.pack().hex(" ") == (
         "41 49 4f 52 02 00 10 11 00 20 00 00 40 00 08 00 "
@@ -75,7 +75,7 @@ def test_hello_layout() -> None:
     )
 
 
-def test_endpoint_layout() -> None:
+def test_endpoint_layout_is_stable() -> None:
     assert ENDPOINT_SIZE == 40
     assert ENDPOINT.pack().hex(" ") == (
         "41 49 4f 45 02 01 02 05 00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f "
@@ -84,12 +84,12 @@ def test_endpoint_layout() -> None:
 
 
 @given(hellos, st.integers(0, 164))
-def test_hello_round_trip_with_padding(hello: Hello, padding: int) -> None:
+def test_hello_round_trips_with_padding(hello: Hello, padding: int) -> None:
     assert Hello.unpack(hello.pack() + bytes(padding)) == hello
 
 
 @given(endpoints)
-def test_endpoint_round_trip(endpoint: Endpoint) -> None:
+def test_endpoint_round_trips(endpoint: Endpoint) -> None:
     again = Endpoint.unpack(memoryview(bytearray(endpoint.pack())))
     assert again == endpoint
     assert isinstance(again.gid, bytes)
@@ -115,7 +115,7 @@ def edited(packed: bytes, position: int, *values: int) -> bytes:
         (edited(HELLO.pack(), 14, 0, 1), "control_receives must be between 4 and 255, not 256"),
     ],
 )
-def test_refused_hellos(data: bytes, text: str) -> None:
+def test_hello_unpack_rejects_malformed_data(data: bytes, text: str) -> None:
     with pytest.raises(ProtocolError, match=re.escape(text)):
         Hello.unpack(data)
 
@@ -134,7 +134,7 @@ def test_refused_hellos(data: bytes, text: str) -> None:
         (ENDPOINT.pack()[:-1], "truncated endpoint"),
     ],
 )
-def test_refused_endpoints(data: bytes, text: str) -> None:
+def test_endpoint_unpack_rejects_malformed_data(data: bytes, text: str) -> None:
     with pytest.raises(ProtocolError, match=re.escape(text)):
         Endpoint.unpack(data)
 
@@ -155,7 +155,9 @@ def test_refused_endpoints(data: bytes, text: str) -> None:
         (ENDPOINT, {"qkey": 1 << 32}),
     ],
 )
-def test_what_cannot_be_said(message: Any, changes: dict[str, object]) -> None:
+def test_hello_and_endpoint_reject_values_out_of_range(
+    message: Any, changes: dict[str, object]
+) -> None:
     replace: Callable[..., object] = dataclasses.replace
     (name,) = changes
     with pytest.raises(ValueError, match=name):

@@ -28,7 +28,7 @@ def exports(package: ModuleType) -> dict[str, str]:
     return {name: module for _, module, _, name, *_ in lines}
 
 
-def test_every_name_is_that_of_its_module(package: ModuleType) -> None:
+def test_every_export_is_that_of_its_module(package: ModuleType) -> None:
     assert sorted(exports(package)) == package.__all__
     for name, module in exports(package).items():
         value = getattr(package, name)
@@ -36,26 +36,26 @@ def test_every_name_is_that_of_its_module(package: ModuleType) -> None:
         assert vars(package)[name] is value, "the next use asks again"
 
 
-def test_no_name_is_hidden_by_a_module(package: ModuleType) -> None:
+def test_no_export_has_the_name_of_a_module(package: ModuleType) -> None:
     """Importing ``package.name`` by itself would put the module in the place of the name."""
     folder = Path(str(package.__file__)).parent
     modules = {entry.name.removesuffix(".py") for entry in folder.iterdir()}
     assert not modules & set(package.__all__)
 
 
-def test_dir_knows_what_has_not_been_loaded(package: ModuleType) -> None:
+def test_dir_lists_exports_that_are_not_loaded(package: ModuleType) -> None:
     assert set(package.__all__) <= set(dir(package))
     assert "__all__" in dir(package)
 
 
-def test_other_names_are_refused(package: ModuleType) -> None:
+def test_unknown_export_raises_attribute_and_import_error(package: ModuleType) -> None:
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no .* 'conect'"):
         package.conect  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'conect'"):
         exec(f"from {package.__name__} import conect")
 
 
-def test_modules_of_the_package_are_reached_by_name() -> None:
+def test_modules_of_the_package_are_attributes() -> None:
     code = (
         "import aiordma\n"
         "print(aiordma.errors.RDMAError is aiordma.RDMAError, aiordma.transport.Rights.__name__)"
@@ -64,7 +64,7 @@ def test_modules_of_the_package_are_reached_by_name() -> None:
     assert done.stdout.split() == ["True", "Rights"]
 
 
-def test_any_name_may_be_the_first(package: ModuleType) -> None:
+def test_every_module_can_be_imported_first(package: ModuleType) -> None:
     """No module counts on another one having been loaded before it."""
     names = {module: name for name, module in exports(package).items()}
     code = f"""

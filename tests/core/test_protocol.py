@@ -80,7 +80,7 @@ def envelope(number: object, body: object, request_id: object = 1) -> bytes:
 
 
 @given(messages)
-def test_round_trip(message: Message) -> None:
+def test_messages_round_trip(message: Message) -> None:
     data = encode(message)
     assert len(data) <= MAX_LENGTH
     assert decode(data) == message
@@ -88,14 +88,14 @@ def test_round_trip(message: Message) -> None:
     assert type(decode(data)) is type(message)
 
 
-def test_layout() -> None:
+def test_message_layout_is_stable() -> None:
     assert encode(Ping(5)) == pack([0xA17D, 1, 7, 5, []])
     assert encode(RegionRequest(9, 1 << 20, Rights.READ, 60_000)) == pack(
         [0xA17D, 1, 5, 9, [1 << 20, 4, 60_000]]
     )
 
 
-def test_numbers_on_the_wire_stay_as_they_are() -> None:
+def test_numbers_on_the_wire_are_stable() -> None:
     assert " ".join(f"{kind.__name__}={number}" for kind, number in protocol.NUMBERS.items()) == (
         "RegionGrant=3 RegionReturn=4 RegionRequest=5 RegionRelease=6 Ping=7 Pong=8 Goodbye=9 "
         "Error=10 AuthHello=11 AuthAnswer=12 AuthProof=13 ReceiveSize=14 ConnectRequest=15 "
@@ -130,7 +130,7 @@ def test_goodbyes_of_a_release_are_understood_by_earlier_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ["Überlauf", "x" * 65, "a\x1b[2J", ""])
-def test_only_a_name_of_a_type_is_repeated(name: str) -> None:
+def test_goodbye_failure_repeats_only_type_names(name: str) -> None:
     goodbye = failed(type("Known", (Exception,), {})("secret"))
     assert goodbye == Goodbye(0, GoodbyeCode.FAILED, "Known")
     begin = "the peer's program ended the connection with "
@@ -138,7 +138,7 @@ def test_only_a_name_of_a_type_is_repeated(name: str) -> None:
     assert failure(goodbye._replace(text=name), 100).startswith(f"{begin}an exception: ")
 
 
-def test_the_longest_messages_fit() -> None:
+def test_longest_messages_fit_max_length() -> None:
     token = RegionToken((1 << 64) - 1, 1 << 63, (1 << 63) - 1, (1 << 32) - 1, Rights.READ)
     for message in (
         Goodbye((1 << 32) - 1, 65535, "x" * 10_000),
@@ -149,7 +149,7 @@ def test_the_longest_messages_fit() -> None:
 
 
 @given(st.text(st.characters()))
-def test_long_and_odd_texts_are_cut_not_refused(text: str) -> None:
+def test_long_and_unprintable_texts_are_cut(text: str) -> None:
     for long in (text, text * 100):
         message = decode(encode(Error(1, 2, long)))
         assert isinstance(message, Error)
@@ -157,7 +157,7 @@ def test_long_and_odd_texts_are_cut_not_refused(text: str) -> None:
         assert message.text == printable(sent, MAX_TEXT)
 
 
-def test_decoded_rights_are_rights() -> None:
+def test_decoded_access_is_a_rights_flag() -> None:
     message = decode(encode(RegionRequest(1, 2, Rights.READ | Rights.ATOMIC, 0)))
     assert isinstance(message, RegionRequest)
     assert isinstance(message.access, Rights)
@@ -217,7 +217,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("data", "text"), REFUSED)
-def test_refused(data: bytes, text: str) -> None:
+def test_decode_rejects_malformed_messages(data: bytes, text: str) -> None:
     with pytest.raises(ProtocolError, match=re.escape(text)) as caught:
         decode(data)
     assert "peer" in str(caught.value) or "the sender" in str(caught.value)
@@ -243,6 +243,6 @@ def test_refused(data: bytes, text: str) -> None:
         (Error(1, 2, b"text"), "Error.text: expected a str"),  # type: ignore[arg-type]
     ],
 )
-def test_encoding_checks_every_field(message: Message, text: str) -> None:
+def test_encode_rejects_fields_out_of_range(message: Message, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         encode(message)

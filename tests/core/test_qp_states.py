@@ -29,7 +29,7 @@ RELIABLE = {QPType.RC, QPType.XRC_SEND, QPType.XRC_RECV}
 
 
 @pytest.mark.parametrize("qp_type", QPType)
-def test_steps_to_reset_and_to_err(qp_type: QPType) -> None:
+def test_every_state_can_reset_and_fail(qp_type: QPType) -> None:
     """From every state of the type, with nothing else, but for RESET -> ERR."""
     state = QPAttrMask.STATE
     for current in QPState:
@@ -49,7 +49,7 @@ masks = st.builds(sum, st.sets(st.sampled_from([1 << n for n in range(27)])))
 
 
 @given(types, states, states, masks)
-def test_check_agrees_with_the_rule(
+def test_check_transition_agrees_with_the_table(
     qp_type: QPType, current: QPState, following: QPState, bits: int
 ) -> None:
     check = check_transition(qp_type, current, following, bits)
@@ -63,7 +63,7 @@ def test_check_agrees_with_the_rule(
     assert check.ok == (check.problem() == "")
 
 
-def test_texts() -> None:
+def test_check_transition_problem_names_attributes_and_states() -> None:
     check = check_transition(
         QPType.RC, QPState.INIT, QPState.RTR, mask("STATE AV PATH_MTU DEST_QPN RQ_PSN QKEY")
     )

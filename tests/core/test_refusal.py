@@ -11,7 +11,7 @@ from aiordma._core.refusal import REFUSAL_SIZE, is_of_key, pack_refusal, printab
 
 @pytest.mark.parametrize("text", ["", "no room", "größer", "x" * 144])
 @pytest.mark.parametrize("of_key", [False, True])
-def test_what_fits_arrives(text: str, *, of_key: bool) -> None:
+def test_refusal_round_trips_texts_that_fit(text: str, *, of_key: bool) -> None:
     packed = pack_refusal(text, of_key=of_key)
     assert len(packed) == REFUSAL_SIZE
     assert unpack_refusal(packed) == text
@@ -19,14 +19,14 @@ def test_what_fits_arrives(text: str, *, of_key: bool) -> None:
 
 
 @given(st.text())
-def test_any_text_has_its_size(text: str) -> None:
+def test_packed_refusal_has_a_fixed_size(text: str) -> None:
     packed = pack_refusal(text)
     assert len(packed) == REFUSAL_SIZE
     assert unpack_refusal(packed) is not None
 
 
 @given(st.binary(max_size=200))
-def test_what_a_peer_says_is_printable(data: bytes) -> None:
+def test_unpacked_refusal_is_printable(data: bytes) -> None:
     text = unpack_refusal(b"AIOX" + data)
     assert text is not None
     assert text.isprintable()
@@ -34,12 +34,12 @@ def test_what_a_peer_says_is_printable(data: bytes) -> None:
 
 
 @given(st.binary(max_size=200).filter(lambda data: data[:4] not in (b"AIOX", b"AIOK")))
-def test_what_is_no_refusal(data: bytes) -> None:
+def test_unpack_refusal_returns_none_for_other_data(data: bytes) -> None:
     assert unpack_refusal(data) is None
 
 
 @given(st.text(st.characters()), st.integers(3, 300))
-def test_printable_is_one_line_of_bounded_length(text: str, longest: int) -> None:
+def test_printable_returns_one_line_of_bounded_length(text: str, longest: int) -> None:
     shown = printable(text, longest)
     assert shown.isprintable()
     assert len(shown) <= longest
@@ -47,6 +47,6 @@ def test_printable_is_one_line_of_bounded_length(text: str, longest: int) -> Non
         assert shown == text
 
 
-def test_long_text_is_cut() -> None:
+def test_printable_cuts_long_text() -> None:
     assert printable("x" * (64 << 10)) == "x" * 253 + "..."
     assert printable("\0" * (64 << 10), 11) == r"\x00\x00..."

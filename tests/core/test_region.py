@@ -30,7 +30,7 @@ TOKEN = RegionToken(7, 0x10000, 100, 0xABCD, Rights.READ | Rights.WRITE, 5000)
 # --- tokens --------------------------------------------------------------------------------------
 
 
-def test_token_layout() -> None:
+def test_token_layout_is_stable() -> None:
     assert TOKEN_SIZE == 44
     assert TOKEN.pack().hex(" ") == (
         "41 49 4f 54 01 00 00 00 07 00 00 00 00 00 00 00 00 00 01 00 00 00 00 00 "
@@ -39,7 +39,7 @@ def test_token_layout() -> None:
 
 
 @given(st.integers(0, TOKEN_SIZE - 1), st.integers(1, 255))
-def test_a_changed_byte_is_noticed_or_another_token(position: int, change: int) -> None:
+def test_changed_token_byte_is_detected(position: int, change: int) -> None:
     data = bytearray(TOKEN.pack())
     data[position] ^= change
     with contextlib.suppress(ProtocolError):
@@ -74,7 +74,7 @@ def edited(position: int, value: int) -> bytes:
         ),
     ],
 )
-def test_refused_tokens(data: bytes, text: str) -> None:
+def test_token_unpack_rejects_malformed_data(data: bytes, text: str) -> None:
     with pytest.raises(ProtocolError, match=re.escape(text)):
         RegionToken.unpack(data)
 
@@ -92,7 +92,7 @@ def test_refused_tokens(data: bytes, text: str) -> None:
         ("access", Rights(1)),
     ],
 )
-def test_tokens_that_cannot_be(name: str, value: int) -> None:
+def test_token_rejects_values_out_of_range(name: str, value: int) -> None:
     fields = {
         "region_id": 7,
         "address": 0x10000,
@@ -105,13 +105,13 @@ def test_tokens_that_cannot_be(name: str, value: int) -> None:
         RegionToken(**fields | {name: value})  # type: ignore[arg-type]
 
 
-def test_a_granter_is_one_side_of_one_connection() -> None:
+def test_granter_identifies_one_side_of_one_connection() -> None:
     """Also where both queue pairs have the same number."""
     sides = itertools.product((17, 18), (17, 18), (False, True))
     assert len({granter(here, there, client=client) for here, there, client in sides}) == 8
 
 
-def test_representation_shows_the_key_in_hex() -> None:
+def test_token_repr_shows_the_key_in_hex() -> None:
     assert repr(TOKEN) == (
         "<RegionToken 0x7: 100 bytes at 0x10000, rkey 0xabcd, WRITE|READ, lease 5000 ms>"
     )
@@ -122,7 +122,7 @@ def test_representation_shows_the_key_in_hex() -> None:
 
 
 @pytest.mark.parametrize("length", range(5))
-def test_slices_are_those_of_python(length: int) -> None:
+def test_slices_match_python_slices(length: int) -> None:
     some = [None, *range(-6, 7)]
     for start, stop, step in itertools.product(some, some, (None, 1)):
         key = slice(start, stop, step)
@@ -139,7 +139,7 @@ def test_slices_are_those_of_python(length: int) -> None:
 bounds = st.one_of(st.none(), st.integers(-20, 20))
 
 
-def test_slice_errors() -> None:
+def test_slice_range_errors_name_the_problem() -> None:
     with pytest.raises(RemoteRangeError) as caught:
         slice_range(slice(10, 200), 100)
     error = caught.value
@@ -161,7 +161,7 @@ def test_slice_errors() -> None:
 
 
 @given(tokens(), st.lists(st.tuples(bounds, bounds), max_size=4))
-def test_a_slice_of_a_slice_stays_inside(
+def test_nested_slices_stay_inside(
     token: RegionToken, keys: list[tuple[int | None, int | None]]
 ) -> None:
     part = RemoteRange.of(token)
@@ -185,13 +185,13 @@ def test_slices_are_relative_to_their_range() -> None:
 
 
 @pytest.mark.parametrize(("offset", "length"), [(50, 51), (101, 0), (-1, 1), (1, -1)])
-def test_a_range_beyond_the_region_cannot_be_made(offset: int, length: int) -> None:
+def test_range_beyond_the_region_is_rejected(offset: int, length: int) -> None:
     RemoteRange(TOKEN, 100, 0)
     with pytest.raises(RemoteRangeError):
         RemoteRange(TOKEN, offset, length)
 
 
-def test_rights() -> None:
+def test_require_names_the_missing_right() -> None:
     part = RemoteRange.of(TOKEN)
     part.require(Rights.READ)
     part.require(Rights.READ | Rights.WRITE)
@@ -203,7 +203,7 @@ def test_rights() -> None:
         none.require(Rights.WRITE | Rights.READ)
 
 
-def test_atomics_need_the_right_and_eight_aligned_bytes() -> None:
+def test_atomics_require_the_right_and_eight_aligned_bytes() -> None:
     part = RemoteRange.of(RegionToken(1, 0x1004, 64, 0, Rights.ATOMIC))
     part[4:12].require_atomic()
     for key in (slice(0, 8), slice(4, 8), slice(4, 20), slice(5, 13)):

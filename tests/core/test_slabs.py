@@ -17,7 +17,7 @@ def allocated(allocator: SlabAllocator, size: int) -> tuple[int, int]:
     return block
 
 
-def test_the_last_freed_block_is_used_first() -> None:
+def test_last_freed_block_is_used_first() -> None:
     allocator = SlabAllocator(4096, 64)
     allocator.add_slab()
     blocks = [allocated(allocator, 200) for _ in range(4)]
@@ -49,7 +49,7 @@ def test_buddies_are_joined_when_a_request_needs_it(joins: list[SlabAllocator]) 
     assert len(joins) == 1
 
 
-def test_joining_is_not_tried_in_vain(joins: list[SlabAllocator]) -> None:
+def test_join_is_not_repeated_without_success(joins: list[SlabAllocator]) -> None:
     allocator = SlabAllocator(4096, 64)
     allocator.add_slab()
     blocks = [allocated(allocator, 64) for _ in range(64)]
@@ -63,7 +63,7 @@ def test_joining_is_not_tried_in_vain(joins: list[SlabAllocator]) -> None:
     assert len(joins) == 1
 
 
-def test_freeing_what_is_not_allocated() -> None:
+def test_free_rejects_unallocated_blocks() -> None:
     """No offset reaches into the next slab."""
     allocator = SlabAllocator(4096, 64)
     allocator.add_slab()
@@ -78,7 +78,7 @@ def test_freeing_what_is_not_allocated() -> None:
         allocator.free(*block)
 
 
-def test_trim_gives_up_whole_slabs_and_their_indexes_return() -> None:
+def test_trim_releases_whole_slabs_and_reuses_their_indexes() -> None:
     allocator = SlabAllocator(4096, 64)
     for _ in range(3):
         allocator.add_slab()

@@ -33,17 +33,17 @@ def records(draw: st.DrawFn) -> Record:
 
 
 @given(records())
-def test_what_is_written_is_read(record: Record) -> None:
+def test_trace_records_round_trip(record: Record) -> None:
     assert parse(line(record)) == record
 
 
 @given(records(), st.dictionaries(st.text().map("new_{}".format), st.integers()))
-def test_what_a_newer_writer_adds_is_passed_over(record: Record, more: dict[str, int]) -> None:
+def test_parse_ignores_additional_fields(record: Record, more: dict[str, int]) -> None:
     assert parse(json.dumps({**json.loads(line(record)), **more})) == record
 
 
 @given(records(), st.data())
-def test_a_line_that_lacks_something_is_refused(record: Record, data: st.DataObject) -> None:
+def test_parse_names_the_missing_field(record: Record, data: st.DataObject) -> None:
     told = json.loads(line(record))
     needed = [each.name for each in fields(record) if each.default is MISSING]
     missing = data.draw(st.sampled_from(needed))
@@ -53,7 +53,7 @@ def test_a_line_that_lacks_something_is_refused(record: Record, data: st.DataObj
 
 
 @given(records(), st.data())
-def test_a_value_of_another_type_is_refused(record: Record, data: st.DataObject) -> None:
+def test_parse_rejects_values_of_another_type(record: Record, data: st.DataObject) -> None:
     told = json.loads(line(record))
     name = data.draw(st.sampled_from([each.name for each in fields(record)]))
     told[name] = data.draw(st.sampled_from([None, -1, 2**64, 1.5, {}, [1], [[]]]))
@@ -62,7 +62,7 @@ def test_a_value_of_another_type_is_refused(record: Record, data: st.DataObject)
 
 
 @given(st.text())
-def test_other_text_is_refused(text: str) -> None:
+def test_parse_rejects_other_text(text: str) -> None:
     with pytest.raises(ValueError, match=r"^(invalid JSON|not a JSON object|unknown record type)"):
         parse(text)
 
@@ -78,12 +78,12 @@ def test_other_text_is_refused(text: str) -> None:
         ("[" * 100_000, "invalid JSON: "),
     ],
 )
-def test_what_is_wrong_is_said(text: str, why: str) -> None:
+def test_parse_error_says_what_is_wrong(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse(text)
 
 
-def test_true_is_no_number_and_lists_become_tuples() -> None:
+def test_parse_rejects_true_as_number_and_converts_lists_to_tuples() -> None:
     with pytest.raises(ValueError, match="pid must be a number of at most 64 bits, not True"):
         parse(line(header()).replace('"pid": 7', '"pid": true'))
     found = parse(

@@ -14,7 +14,7 @@ def found_in(writer: Writer) -> list[Request]:
     return requests(run)
 
 
-def test_receives_may_complete_in_any_order() -> None:
+def test_shared_receives_complete_in_any_order() -> None:
     """Of a shared queue they do: each queue pair completes its own."""
     writer = Writer()
     posts = [
@@ -34,7 +34,7 @@ def test_receives_may_complete_in_any_order() -> None:
     assert [it.outcome for it in found][2] is Outcome.OPEN
 
 
-def test_lost_completions() -> None:
+def test_lost_completion_has_the_outcome_lost() -> None:
     writer = Writer()
     completion = writer.complete(writer.send(), lost=True)
     (found,) = found_in(writer)

@@ -40,14 +40,14 @@ def written(sends: int) -> Writer:
         (text(header()) + text(header(version=9)), 2, "version 9"),
     ],
 )
-def test_the_line_that_is_wrong_is_named(content: bytes, number: int, why: str) -> None:
+def test_trace_format_error_names_the_line(content: bytes, number: int, why: str) -> None:
     with pytest.raises(TraceFormatError, match=why) as caught:
         parse_runs(content, "some/file")
     assert (caught.value.path, caught.value.line) == ("some/file", number)
     assert str(caught.value).startswith(f"some/file, line {number}: ")
 
 
-def test_one_axis_of_time() -> None:
+def test_offsets_put_runs_on_one_time_axis() -> None:
     """In one boot the monotonic clock is common, whatever the wall clock was set to."""
     runs = [
         Run(header(t=1000, realtime_ns=50_000)),
