@@ -44,18 +44,18 @@ def run_block(kinds: list[PairFactory], block: int, most: int, *more: tuple[Any,
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_whatever_is_done_nothing_is_lost_and_everything_ends(block: int) -> None:
+def test_random_programs_lose_nothing_and_end(block: int) -> None:
     run_block([PairFactory("", "", "tcp", 1.0)], block, 500)
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_a_rail_that_breaks_costs_nothing(block: int) -> None:
+def test_random_programs_survive_a_further_rail_that_breaks(block: int) -> None:
     factory = PairFactory("", "", "tcp", 1.0, rails=2, breaking=(1,))
     run_block([factory], block, 120, *STRIPED)
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_another_rail_becomes_the_lead(block: int) -> None:
+def test_random_programs_survive_a_lead_that_breaks(block: int) -> None:
     """The first one breaks; of three also the second, which may be the lead by then."""
     two = PairFactory("", "", "tcp", 1.0, rails=2, breaking=(0,))
     three = replace(two, rails=3, breaking=(0, 1))

@@ -89,7 +89,7 @@ async def writes(
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_they_keep_their_order(seed: int) -> None:
+def test_striped_writes_keep_their_order(seed: int) -> None:
     async def run() -> None:
         factory = PairFactory("", "", "tcp", 1.0, rails=2, breaking=(1,) if seed % 2 else ())
         async with factory.pair(SMALL) as ends:
@@ -100,7 +100,7 @@ def test_they_keep_their_order(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(*LEAD_SEEDS))
-def test_they_keep_their_order_by_the_next_lead(seed: int) -> None:
+def test_striped_writes_keep_their_order_across_failover(seed: int) -> None:
     """All are done, whatever the old lead had of them; of three rails two break."""
 
     async def run() -> None:
@@ -116,7 +116,7 @@ def test_they_keep_their_order_by_the_next_lead(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_write_of_a_batch_is_not_done_again(seed: int) -> None:
+def test_acknowledged_write_of_a_batch_is_not_repeated(seed: int) -> None:
     """The peer gets the message behind the batch as the lead breaks, without acknowledgements."""
 
     async def run() -> None:
@@ -148,7 +148,7 @@ def test_a_write_of_a_batch_is_not_done_again(seed: int) -> None:
         runner.run(run())
 
 
-def test_no_message_tells_of_a_write_that_was_not_done() -> None:
+def test_message_of_an_unexecuted_write_is_not_delivered() -> None:
     """The next lead has no key for the memory, so that the connection ends."""
 
     async def run() -> None:
@@ -174,7 +174,7 @@ def test_no_message_tells_of_a_write_that_was_not_done() -> None:
         runner.run(run())
 
 
-def test_a_write_is_not_over_before_its_message() -> None:
+def test_write_with_immediate_fails_when_its_message_is_lost() -> None:
     """All rails break behind the bytes, which were acknowledged, and before the immediate data."""
 
     async def run() -> None:
