@@ -240,15 +240,6 @@ static bool has_time_for(const union ibv_gid *from, const union ibv_gid *to)
 	return false;
 }
 
-/* Respond to a message for something unknown, unless another process at this address may know
- * it. */
-static void not_here(const union ibv_gid *from, const union ibv_gid *to,
-		     const struct soft_cm_mad *received, uint16_t reason)
-{
-	if (!soft_device.cm->gsi.calls->is_shared(to))
-		answer(from, to, received, reason);
-}
-
 /* ---- receiving ----------------------------------------------------------------------------- */
 
 static struct listener *listener_at(const union ibv_gid *gid, const struct soft_cm_mad *mad)
@@ -276,58 +267,54 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		      const struct soft_cm_mad *mad)
 {
 	const struct soft_cm_message disconnect = {.type = SOFT_CM_DREQ};
-	struct conversation *conversation;
-	struct listener *listener;
+	const bool shared = soft_device.cm->gsi.calls->is_shared(to);
+	struct conversation *known = begun(from, mad), *old = stale(from, mad->message.qpn), *made;
+	struct listener *listener = listener_at(to, mad);
 	int error;
 
 	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
 		return; /* sent in another host's name */
-	if (soft_device.cm->gsi.calls->is_shared(to) && !begun(from, mad) &&
-	    !stale(from, mad->message.qpn) && !listener_at(to, mad))
+	if (shared && !known && !old && !listener)
 		return; /* another process at this address may serve it, and limits its own rate */
 	if (!has_time_for(from, to))
 		return;
-	conversation = begun(from, mad);
-	if (conversation && conversation->transaction == mad->transaction) {
-		(void)soft_cm_link_received(&conversation->link, &mad->message);
+	if (known && known->transaction == mad->transaction) {
+		(void)soft_cm_link_received(&known->link, &mad->message);
 		return;
 	}
-	conversation = stale(from, mad->message.qpn);
-	if (conversation) {
+	if (old) {
 		answer(from, to, mad, SOFT_CM_REASON_STALE);
 		/* The peer may still have the old connection. */
-		if (conversation->link.said.type == SOFT_CM_RTU ||
-		    conversation->link.heard == SOFT_CM_RTU)
-			(void)soft_cm_link_say(&conversation->link, &disconnect);
-		soft_cm_link_failed(&conversation->link, ECONNRESET);
+		if (old->link.said.type == SOFT_CM_RTU || old->link.heard == SOFT_CM_RTU)
+			(void)soft_cm_link_say(&old->link, &disconnect);
+		soft_cm_link_failed(&old->link, ECONNRESET);
 		return;
 	}
-	listener = listener_at(to, mad);
 	if (!listener) {
-		not_here(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
+		if (!shared)
+			answer(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
 		return;
 	}
 	if (!is_sidr(mad) && (!mad->message.path_mtu || mad->message.path_mtu > mtu_of(to))) {
 		answer(from, to, mad, SOFT_CM_REASON_INVALID_MTU);
 		return;
 	}
-	conversation = conversation_new(&(struct conversation){.local = *to,
-							       .peer = *from,
-							       .local_port = mad->service_port,
-							       .peer_port = mad->source_port,
-							       .remote_id = mad->local_id,
-							       .transaction = mad->transaction,
-							       .peer_qpn = mad->message.qpn,
-							       .passive = true,
-							       .datagrams = is_sidr(mad)},
-					&error);
-	if (!conversation)
+	made = conversation_new(&(struct conversation){.local = *to,
+						       .peer = *from,
+						       .local_port = mad->service_port,
+						       .peer_port = mad->source_port,
+						       .remote_id = mad->local_id,
+						       .transaction = mad->transaction,
+						       .peer_qpn = mad->message.qpn,
+						       .passive = true,
+						       .datagrams = is_sidr(mad)},
+				&error);
+	if (!made)
 		return; /* the peer repeats the request */
 	if (is_sidr(mad))
-		(void)soft_cm_service_asked(&listener->listener, &conversation->link,
-					    &mad->message);
+		(void)soft_cm_service_asked(&listener->listener, &made->link, &mad->message);
 	else
-		(void)soft_cm_asked(&listener->listener, &conversation->link, &mad->message);
+		(void)soft_cm_asked(&listener->listener, &made->link, &mad->message);
 }
 
 /* Returns the conversation of a message, or NULL if there is none or the message is invalid. */
