@@ -59,7 +59,7 @@ class Waiting:
             (await task).release()
 
 
-async def test_what_never_fits_is_refused_at_once(pool: MemoryPool) -> None:
+async def test_lease_raises_quota_error_when_it_can_never_fit(pool: MemoryPool) -> None:
     with pool.alloc(1), pytest.raises(QuotaError, match="pool_limit") as caught:
         await pool.lease(LIMIT + 1)
     assert (caught.value.amount, caught.value.limit) == (2 * LIMIT, LIMIT)
@@ -89,7 +89,7 @@ async def internal_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int
         over.set()
 
 
-async def test_users_get_their_turn_however_many_internal_needs_there_are(pool: MemoryPool) -> None:
+async def test_lease_gets_its_turn_among_internal_needs(pool: MemoryPool) -> None:
     """And these go on meanwhile, all of them."""
     async with internal_needs(pool, LIMIT // BRIEF * 3 // 4) as served:
         await yield_loop()
@@ -109,7 +109,7 @@ async def test_users_get_their_turn_however_many_internal_needs_there_are(pool: 
     assert pool.statistics().leases == 0
 
 
-async def test_unused_slabs_make_room(pool: MemoryPool) -> None:
+async def test_unused_slabs_make_room_for_waiting_tasks(pool: MemoryPool) -> None:
     """Kept for the next small need, they must not keep a large one waiting for ever.
 
     Nor does a buffer that was released, once its last view has gone.
@@ -126,7 +126,7 @@ async def test_unused_slabs_make_room(pool: MemoryPool) -> None:
     await waiting.release_all()
 
 
-async def test_the_end_of_the_pool(context: verbs.Context) -> None:
+async def test_closing_the_pool_ends_waiting_tasks(context: verbs.Context) -> None:
     pd = context.alloc_pd()
     pool = MemoryPool(pd, limit=LIMIT)
     held = pool.alloc(LIMIT)
@@ -140,7 +140,9 @@ async def test_the_end_of_the_pool(context: verbs.Context) -> None:
     pd.close()
 
 
-async def test_what_the_device_refuses(pool: MemoryPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_registration_failure_is_raised_to_the_waiter_it_served(
+    pool: MemoryPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is told to the one whose turn it is; the next has its own try."""
     held = pool.alloc(LIMIT)
     waiting = Waiting(pool)
@@ -161,7 +163,7 @@ async def test_what_the_device_refuses(pool: MemoryPool, monkeypatch: pytest.Mon
 # ---- one behind another -----------------------------------------------------------------------
 
 
-async def test_a_supply(pool: MemoryPool) -> None:
+async def test_block_source_hands_out_one_block_at_a_time(pool: MemoryPool) -> None:
     """One block at a time; a block that is too small by now, or not needed, goes back."""
     held = pool.alloc(LIMIT)
     wanted = [300, 5000]
@@ -216,7 +218,7 @@ async def test_a_supply(pool: MemoryPool) -> None:
     assert pool.statistics().leases == 0
 
 
-async def test_a_supply_that_moves(pool: MemoryPool) -> None:
+async def test_block_source_waits_anew_in_another_pool(pool: MemoryPool) -> None:
     """A wait begins anew, and ends with memory of the other pool."""
     other = MemoryPool(pool.pd, limit=LIMIT)
     taken: list[Block | None] = []
@@ -248,7 +250,7 @@ STEP = st.one_of(
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEP, max_size=40))
-async def test_what_is_there_is_not_waited_for(
+async def test_waiters_keep_their_order_and_lose_no_memory(
     context: verbs.Context, steps: list[tuple[str, int]]
 ) -> None:
     """Whatever happens in whatever order: no memory is lost, no waiter forgotten or overtaken."""

@@ -40,7 +40,7 @@ def registered(pd: verbs.ProtectionDomain) -> int:
     return len(pd.node.children)
 
 
-async def test_a_registration_is_found_again(pd: verbs.ProtectionDomain) -> None:
+async def test_registration_is_found_again(pd: verbs.ProtectionDomain) -> None:
     cache = small(pd)
     memory = memoryview(bytearray(SIZE))
     with find(cache, memory) as first:
@@ -71,7 +71,9 @@ async def test_a_registration_is_found_again(pd: verbs.ProtectionDomain) -> None
     ],
     ids=["bytearray", "bytes", "array", "part", "cast", "numpy", "part of numpy"],
 )
-async def test_what_is_kept(pd: verbs.ProtectionDomain, make: Callable[[], memoryview]) -> None:
+async def test_registrations_of_views_are_kept(
+    pd: verbs.ProtectionDomain, make: Callable[[], memoryview]
+) -> None:
     cache, memory = small(pd), make()
     for _ in range(2):
         with find(cache, memory) as found:
@@ -101,14 +103,16 @@ class Elsewhere(bytearray):
         lambda: memoryview(bytearray((1 << 20) + 1)),  # more than the cache may hold
     ],
 )
-async def test_what_is_not_kept(pd: verbs.ProtectionDomain, make: Callable[[], object]) -> None:
+async def test_other_objects_are_not_kept(
+    pd: verbs.ProtectionDomain, make: Callable[[], object]
+) -> None:
     cache = small(pd)
     assert cache.find(make()) is None
     assert cache.statistics() == CacheStatistics(0, 0, found=0, made=0)
     assert small(pd, most=0).find(memoryview(bytearray(SIZE))) is None
 
 
-async def test_the_user_may_do_with_it_what_they_like(pd: verbs.ProtectionDomain) -> None:
+async def test_cache_lets_users_release_and_resize_their_memory(pd: verbs.ProtectionDomain) -> None:
     cache, memory = small(pd), bytearray(SIZE)
     view = memoryview(memory)
     found = find(cache, view)
@@ -133,7 +137,9 @@ async def test_the_user_may_do_with_it_what_they_like(pd: verbs.ProtectionDomain
     del view
 
 
-async def test_another_view_at_the_same_place(pd: verbs.ProtectionDomain) -> None:
+async def test_new_view_at_the_same_address_gets_a_new_registration(
+    pd: verbs.ProtectionDomain,
+) -> None:
     """The same address, and by chance the same object: never the same registration."""
     cache, count = small(pd), 0
     numbers: set[int] = set()
@@ -155,7 +161,7 @@ async def test_another_view_at_the_same_place(pd: verbs.ProtectionDomain) -> Non
     cache.close()
 
 
-async def test_the_end_of_a_view_during_an_operation(pd: verbs.ProtectionDomain) -> None:
+async def test_registration_in_use_outlives_its_view(pd: verbs.ProtectionDomain) -> None:
     cache, memory = small(pd), bytearray(SIZE)
     view = memoryview(memory)
     found = find(cache, view)
@@ -173,7 +179,9 @@ async def test_the_end_of_a_view_during_an_operation(pd: verbs.ProtectionDomain)
     memory.append(1)
 
 
-async def test_the_end_in_another_thread(pd: verbs.ProtectionDomain) -> None:
+async def test_registration_ends_with_its_view_in_another_thread(
+    pd: verbs.ProtectionDomain,
+) -> None:
     cache = small(pd)
     views = [memoryview(bytearray(SIZE))]
     find(cache, views[0]).close()
@@ -184,7 +192,7 @@ async def test_the_end_in_another_thread(pd: verbs.ProtectionDomain) -> None:
     assert registered(pd) == 0
 
 
-async def test_a_view_in_a_cycle(pd: verbs.ProtectionDomain) -> None:
+async def test_registration_ends_when_a_cycle_is_collected(pd: verbs.ProtectionDomain) -> None:
     cache = small(pd)
     cycle: list[object] = [memoryview(bytearray(SIZE))]
     cycle.append(cycle)
@@ -197,7 +205,9 @@ async def test_a_view_in_a_cycle(pd: verbs.ProtectionDomain) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_end_of_a_view_after_that_of_the_loop(pd: verbs.ProtectionDomain, loop: str) -> None:
+def test_view_released_after_the_loop_leaves_no_registration(
+    pd: verbs.ProtectionDomain, loop: str
+) -> None:
     async def main() -> memoryview:
         view = memoryview(bytearray(SIZE))
         cache = small(pd)
@@ -212,7 +222,7 @@ def test_the_end_of_a_view_after_that_of_the_loop(pd: verbs.ProtectionDomain, lo
 
 
 @pytest.mark.parametrize(("most", "most_bytes"), [(2, 1 << 20), (100, 2 * SIZE + 1)])
-async def test_the_longest_unused_goes_first(
+async def test_least_recently_used_registration_is_evicted(
     pd: verbs.ProtectionDomain, most: int, most_bytes: int
 ) -> None:
     cache = small(pd, most, most_bytes)

@@ -55,7 +55,7 @@ def test_blocks_of_a_slab_are_registered_once(pools: tuple[MemoryPool, MemoryPoo
     assert other.statistics().regions == 0  # it is not of that pool
 
 
-def test_it_goes_with_the_memory(pools: tuple[MemoryPool, MemoryPool]) -> None:
+def test_second_registration_ends_with_the_memory(pools: tuple[MemoryPool, MemoryPool]) -> None:
     home, other = pools
     slab, large = home.alloc(100), home.alloc(2 * SLAB_SIZE)
     lkey(other, slab), lkey(other, large)
@@ -68,7 +68,7 @@ def test_it_goes_with_the_memory(pools: tuple[MemoryPool, MemoryPool]) -> None:
     assert registered(other.pd) == 0
 
 
-def test_the_domain_may_go_first_and_come_back(
+def test_second_domain_can_close_first_and_return(
     pools: tuple[MemoryPool, MemoryPool], context: verbs.Context
 ) -> None:
     home, _ = pools
@@ -82,7 +82,7 @@ def test_the_domain_may_go_first_and_come_back(
             assert not buffer._block.region.closed
 
 
-def test_it_goes_with_the_domain_of_the_memory(
+def test_second_registration_ends_with_the_first_domain(
     context: verbs.Context, other: verbs.ProtectionDomain
 ) -> None:
     with context.alloc_pd() as pd:
@@ -92,7 +92,9 @@ def test_it_goes_with_the_domain_of_the_memory(
     assert registered(other) == 0
 
 
-async def test_memory_of_the_user(pools: tuple[MemoryPool, MemoryPool]) -> None:
+async def test_second_registration_has_the_same_rights_and_pins(
+    pools: tuple[MemoryPool, MemoryPool],
+) -> None:
     """Registered by itself, or kept: the rights are the same, and it is pinned as before."""
     home, other = pools
     data, view = bytearray(SIZE), np.zeros(SIZE, np.uint8).data
@@ -114,14 +116,16 @@ async def test_memory_of_the_user(pools: tuple[MemoryPool, MemoryPool]) -> None:
     assert registered(other.pd) == 0
 
 
-def test_memory_of_another_device_has_no_address(pools: tuple[MemoryPool, MemoryPool]) -> None:
+def test_unmapped_memory_has_no_local_key(pools: tuple[MemoryPool, MemoryPool]) -> None:
     home, other = pools
     memory = Registration(home.pd.reg_mr(bytearray(SIZE)), mapped=False)
     assert ReadKeys(other).local_key(memory) == 0
     memory.release()
 
 
-def test_what_cannot_be_registered(pools: tuple[MemoryPool, MemoryPool], device_name: str) -> None:
+def test_failed_second_registration_is_retried(
+    pools: tuple[MemoryPool, MemoryPool], device_name: str
+) -> None:
     from aiordma import testing  # noqa: PLC0415 - for the embedded device alone
 
     home, other = pools
@@ -133,7 +137,7 @@ def test_what_cannot_be_registered(pools: tuple[MemoryPool, MemoryPool], device_
         assert registered(other.pd) == 1
 
 
-def test_a_child_has_none_of_it(pools: tuple[MemoryPool, MemoryPool]) -> None:
+def test_forked_child_has_no_second_registration(pools: tuple[MemoryPool, MemoryPool]) -> None:
     home, other = pools
     with home.alloc(100) as buffer:
         copy = in_domain(buffer._block.region, other.pd)
