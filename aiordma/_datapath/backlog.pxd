@@ -1,4 +1,4 @@
-# What waits for room on a rail, and what one that broke leaves.
+# Work that waits for room on a rail, and work left over from a rail that broke.
 
 from libc.stdint cimport uint64_t
 
@@ -9,10 +9,10 @@ from .work_queue cimport Wait, WorkRequest
 
 @cython.final
 cdef class Backlog:
-    cdef object works                  # in order, with their numbers
-    cdef uint64_t latest               # number
-    cdef readonly bint waits           # it has work, or is held
-    cdef bint held                     # the rail becomes the lead: what is new waits behind what is moved
+    cdef object works                  # work in order, with its numbers
+    cdef uint64_t latest               # number of the latest work
+    cdef readonly bint waits           # it is held or has work
+    cdef bint held                     # nothing is posted until the new lead has taken over
     cdef Wait wait
     cdef int append(self, WorkRequest work) except -1
     cdef WorkRequest first(self)
@@ -25,8 +25,8 @@ cdef class Backlog:
 
 @cython.final
 cdef class Leftovers:
-    cdef list posted, unposted         # work that can go on elsewhere, in its order; None: it is taken
-    cdef list returned, late           # blocks of receives from before the rail broke, and since then
+    cdef list posted, unposted         # work for another rail, in order; None once taken
+    cdef list returned, late           # receive blocks from before and after the rail broke
     cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1
     cdef list take_works(self, list between)
     cdef list take_receives(self)

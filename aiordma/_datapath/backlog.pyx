@@ -1,4 +1,4 @@
-# What waits for room on a rail, and what one that broke leaves.
+# Work that waits for room on a rail, and work left over from a rail that broke.
 
 cimport cython
 
@@ -10,7 +10,7 @@ import collections
 
 @cython.final
 cdef class Backlog:
-    """Work that waits for entries of a send queue, in order, each with a number."""
+    """Work that waits for entries of a send queue, in order. Each item has a number."""
 
     def __cinit__(self, Clock clock not None):
         self.works, self.wait = collections.OrderedDict(), Wait.__new__(Wait, clock)
@@ -36,7 +36,7 @@ cdef class Backlog:
         return works
 
     cdef int take_over(self, Backlog before) except -1:
-        """The work that waits there, with its numbers, waits here, before what does already."""
+        """Move the work of `before`, with its numbers, in front of the work that waits here."""
         before.works.update(self.works)
         self.works, before.works = before.works, collections.OrderedDict()
         self.latest = max(self.latest, before.latest)
@@ -45,19 +45,19 @@ cdef class Backlog:
         return self.note()
 
     cdef int note(self) except -1:
-        """Comes after each change."""
+        """Update the state after a change."""
         self.waits = self.held or bool(self.works)
         self.wait.note(FOR_SEND_QUEUE if self.waits else FOR_NOTHING)
         return 0
 
     cdef bint has_posted(self, uint64_t number) except -1:
-        """Whether all work up to that number has been posted, or withdrawn."""
+        """Return whether all work up to `number` has been posted or withdrawn."""
         return not self.waits or next(iter(self.works.values()), number + 1) > number
 
 
 @cython.final
 cdef class Leftovers:
-    """Work and receives of a rail that has broken, for the one by which its session goes on."""
+    """Work and receives of a broken rail, for the rail on which the session continues."""
 
     def __cinit__(self):
         self.posted, self.unposted, self.returned, self.late = [], [], [], []
@@ -66,14 +66,14 @@ cdef class Leftovers:
         work.kept = True
         if was_posted and is_first:
             self.posted.insert(0, work)
-        elif was_posted or is_first:  # the first that was not follows what was
+        elif was_posted or is_first:  # the first work that was not posted follows all posted work
             self.posted.append(work)
         else:
             self.unposted.append(work)
         return 0
 
     cdef list take_works(self, list between):
-        """The work, in its order, once; `between` it was to post before what waited for room."""
+        """Return all work in order, with `between` behind the posted work, and forget it."""
         works = [*(self.posted or ()), *between, *(self.unposted or ())]
         self.posted = self.unposted = None
         return works

@@ -14,11 +14,11 @@ from .work_queue cimport FrameHandler
 @cython.final
 cdef class Controls:
     cdef Outbox outbox
-    cdef FrameHandler session          # None: it is closed
+    cdef FrameHandler session          # None once it is closed
     cdef Fifo waiting
     cdef list spare_blocks
     cdef uint32_t latest_request
-    cdef uint32_t answers, max_answers  # of those that wait: messages without a waiter
+    cdef uint32_t answers, max_answers  # queued messages without a waiter, and their limit
     cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
     cdef int rail_gone(self) except -1

@@ -1,7 +1,8 @@
-# Control messages on their way out.
+# Outgoing control messages.
 #
-# They have credits of their own, and wait for them here.  They need little memory, and have blocks
-# for when the pool is exhausted: a connection whose users hold all of it must still answer its peer.
+# They have their own credits, and wait here until there are some. They need little memory, and have
+# spare blocks for when the pool is exhausted, because a connection whose users hold the whole pool
+# must still respond to its peer.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcpy
@@ -32,12 +33,12 @@ RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)
 @cython.no_gc_clear
 @cython.final
 cdef class Controls:
-    """Sends the control messages of one connection, in order, as there are credits for them."""
+    """The sender of the control messages of one connection, in order."""
 
     def __init__(self, Outbox outbox not None, FrameHandler session not None):
         self.outbox, self.session = outbox, session
         self.waiting, self.spare_blocks = Fifo(), []
-        self.max_answers = 4 * protocol.MAX_UNANSWERED  # a peer that keeps to the limits causes fewer
+        self.max_answers = 4 * protocol.MAX_UNANSWERED  # a correct peer causes fewer
 
     def take_spare_blocks(self, pool: Pool, count: int = SPARE_BLOCKS):
         for _ in range(count):
@@ -51,11 +52,12 @@ cdef class Controls:
         return self.latest_request
 
     def send(self, message: protocol.Message, future: Waiter | None = None):
-        """Sends a control message as soon as there is a credit for it.
+        """Send a control message as soon as there is a credit for it.
 
-        A message without a waiter is an answer: too many that wait are the peer's fault, since it
-        gives no credits for them.  A message with a waiter goes after the operations that began
-        before it, and answers do not wait for it.  Nothing is sent after the end.
+        A message without a waiter is a response. If too many responses wait, the peer has violated
+        the protocol, because it does not return credits for them. A message with a waiter is sent
+        after the operations that began before it, and responses do not wait for it. Nothing is sent
+        after the end.
         """
         cdef bytes content = protocol.encode(message)
         if self.session is None:
@@ -80,7 +82,7 @@ cdef class Controls:
         return self.session.flush()
 
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1:
-        """Says that a message of the peer has been read, and ends its window of that key, if not 0."""
+        """Acknowledge a message of the peer. This invalidates its window with `window_key`."""
         cdef RendezvousAck ack
         ack.request_id, ack.status = htole32(request_id), 0
         content = PyBytes_FromStringAndSize(<const char *> &ack, sizeof(ack))
@@ -93,7 +95,7 @@ cdef class Controls:
         return self.answer(RNDV_ACK, content, window_key, False)
 
     cdef int rail_gone(self) except -1:
-        """Drops the window keys of messages that wait: on another rail these keys mean nothing."""
+        """Drop the window keys of waiting messages, because they are only valid on the old rail."""
         for kind, content, future, behind, _ in self.waiting.take_all():
             self.waiting.append((kind, content, future, behind, 0))
         return 0
@@ -101,7 +103,7 @@ cdef class Controls:
     cdef int resume(
         self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing
     ) except -1:
-        """Says, as the first frame on a rail, how many have been handled here."""
+        """Report, in the first frame on a rail, how many frames this side has handled."""
         cdef PoolBlock block = self.spare_blocks.pop()
         cdef bytes content = RESUME_HEADER + protocol.encode(
             protocol.Resume(number, rail.number, frames)
@@ -120,13 +122,13 @@ cdef class Controls:
         return rail.post_checked(frame)
 
     def end(self, error: BaseException):
-        """Nothing is sent any more: every waiter gets an error of that cause."""
+        """Fail all waiters with errors that have `error` as their cause. Nothing more is sent."""
         for _, _, future, _, _ in self.waiting.take_all():
             if future is not None:
                 complete_waiter(future, self.outbox.owner.error_for(error))
 
     def withdraw(self, future):
-        """Drops the control message of that future, unless it has been sent."""
+        """Drop the control message of `future` unless it has been sent."""
         for item in self.waiting.all():
             if item[2] is future:
                 self.waiting.remove(item)
@@ -136,7 +138,8 @@ cdef class Controls:
         while self.waiting.size() and can_send(self):
             item = self.waiting.first()
             if item[3] and not self.outbox.lead.backlog.has_posted(item[3]):
-                # A write may wait for an answer of the peer's to one that stands behind this.
+                # A write before this message may wait for a response of the peer to a message
+                # behind it.
                 answers = [it for it in self.waiting.all() if it[2] is None]
                 if not answers:
                     break
@@ -152,9 +155,10 @@ cdef class Controls:
     cdef bint send_frame(
         self, int kind, bytes content, object waiter, uint32_t window_key=0
     ) except -1:
-        """Sends a control frame; False when there is no memory for it now, until a frame completes.
+        """Send a control frame.
 
-        With `window_key` its arrival ends the peer's window of that key.
+        Its arrival invalidates the peer's window with `window_key` if that is not 0. Returns False
+        if there is no memory until a frame completes.
         """
         cdef Outbox outbox = self.outbox
         cdef uint32_t length = HEADER + <uint32_t> len(content)
@@ -182,12 +186,12 @@ cdef class Controls:
         return not self.outbox.flags & (NOT_STARTED | ENDED) and can_send(self)
 
     def send_now(self, message: protocol.Message) -> bool:
-        """Sends a control message if that is possible now; False: it is not sent at all."""
+        """Send a control message if that is possible now. Otherwise return False and drop it."""
         return self.can_send_now and self.send_frame(CONTROL, protocol.encode(message), None)
 
 
 cdef bint can_send(Controls controls) noexcept:
-    """Whether there is a credit for a control message, and an entry of the send queue."""
+    """Return whether there is a control credit and a free entry in the send queue."""
     return (
         controls.outbox.credits.may_send_control()
         and controls.outbox.lead.free > 0

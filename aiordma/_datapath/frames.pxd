@@ -1,4 +1,5 @@
-# The layout of frames (aiordma/_core/frames.py), the credits of both directions, and the peer's receives.
+# The layout of frames (see aiordma/_core/frames.py), the credits of both directions, and the size
+# of the peer's receives.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -34,7 +35,7 @@ cdef struct FrameHeader:
 cdef struct BundleEntry:
     uint32_t length, imm
 
-cdef struct RendezvousRequest:  # and its pieces
+cdef struct RendezvousRequest:  # followed by its pieces
     uint32_t request_id, count
 
 cdef struct RendezvousPiece:
@@ -42,13 +43,13 @@ cdef struct RendezvousPiece:
     uint32_t rkey, flags
 
 cdef enum:
-    RAIL_SHIFT = 8  # of the number of the rail, in flags
-    IS_WINDOW = 1  # the acknowledgement may end the key: IBV_WR_SEND_WITH_INV
+    RAIL_SHIFT = 8  # position of the rail number in `flags`
+    IS_WINDOW = 1  # the acknowledgement may invalidate the key (IBV_WR_SEND_WITH_INV)
 
 cdef struct RendezvousAck:
     uint32_t request_id, status
 
-cdef struct RendezvousKeys:  # and the keys of the pieces from `first` on
+cdef struct RendezvousKeys:  # followed by the keys of the pieces from `first` on
     uint32_t request_id, rail, first, count
 
 cdef struct RendezvousKey:
@@ -72,11 +73,11 @@ cdef class Credits:
 
 @cython.final
 cdef class PeerRoom:
-    cdef uint64_t sent                 # frames
-    cdef uint32_t size, largest        # of the next receive, without the tag; with it
-    cdef uint32_t tag_size             # by which sealing makes a frame longer
+    cdef uint64_t sent                 # number of frames
+    cdef uint32_t size, largest        # next receive without the tag; largest receive with it
+    cdef uint32_t tag_size             # bytes that encryption adds to a frame
     cdef uint64_t max_message          # bytes
-    cdef object changes                # that are announced and not reached: (first, size)
+    cdef object changes                # announced sizes that are not reached yet: (first, size)
     cdef int use(self, object size) except -1
     cdef int change(self) except -1
 
@@ -89,14 +90,14 @@ cdef class PeerRoom:
 
 
 cdef inline uint32_t next_number(uint32_t latest) noexcept:
-    """Of the requests that the peer answers."""
+    """Return the number of the next request, which is never 0."""
     return latest % 0xFFFFFFFF + 1
 
 
 cdef inline void write_header(
     FrameHeader *header, Credits credits, int kind, bint has_imm, uint32_t imm
 ) noexcept:
-    """The header of a frame that is sent now: it takes a credit, and gives back what is owed."""
+    """Write the header of a frame. It uses a credit and returns all credits that are owed."""
     if carries_message(kind):
         credits.data -= 1
     else:

@@ -1,4 +1,4 @@
-# Frames, and what the peer has room for.  aiordma/_core/frames.py has the layout of frames.
+# Frames, and the room that the peer has for them. aiordma/_core/frames.py describes the layout.
 
 cimport cython
 
@@ -17,7 +17,7 @@ cdef str frame_name(int kind):
 
 
 cdef bint carries_message(int kind) noexcept:
-    """True if a frame of this kind needs a data credit."""
+    """Return whether a frame of this kind needs a data credit."""
     return kind == DATA or kind == BUNDLE or kind == RNDV_RTS or kind == WRITTEN
 
 
@@ -26,7 +26,7 @@ cdef uint64_t bundled_size(uint64_t length) noexcept:
 
 
 cdef uint32_t validate_bundle(const unsigned char *bytes, uint32_t length) except 0:
-    """The number of messages; ProtocolError unless the whole frame is as it should be."""
+    """Return the number of messages in a bundle. Raises ProtocolError if any part is invalid."""
     cdef uint32_t offset = HEADER, count = 0, word, size, i
     cdef uint64_t whole
     cdef const BundleEntry *entry
@@ -55,36 +55,42 @@ cdef uint32_t validate_bundle(const unsigned char *bytes, uint32_t length) excep
 
 
 def count_bundled(const unsigned char[:] frame not None: Buffer) -> int:
-    """`validate_bundle`, for tests."""
+    """Call `validate_bundle`, for tests."""
     return validate_bundle(&frame[0], <uint32_t> len(frame))
 
 
-# Flow control by credits.  A side has posted D receives for frames with messages and C for the others,
-# all in one queue.
+# Flow control uses credits. Each side posts D receives for frames with messages and C receives for
+# other frames, all in one queue.
 #
-# 1. A DATA frame needs a data credit, and so do an RNDV_RTS, which stands for a message, a BUNDLE, which
-#    stands for several, and a write with immediate data, which uses up a receive.
-# 2. A CONTROL, RNDV_ACK or RNDV_KEYS frame needs more than two control credits: it leaves two for CREDIT
-#    frames.
-# 3. A CREDIT frame that gives control credits back needs one control credit; one that gives back nothing
-#    but data credits needs two.
-# 4. A CREDIT frame is due when max(1, D // 2) data credits or two control credits are owed; over several
-#    rails, where credits free the sender's journal, D counts as 8 at most.
+#   1. A DATA frame needs a data credit. So does an RNDV_RTS frame, which stands for a message, a
+#      BUNDLE frame, which carries several messages, and a write with immediate data, which
+#      consumes a receive.
+#   2. A CONTROL, RNDV_ACK or RNDV_KEYS frame needs more than two control credits, so that two
+#      remain for CREDIT frames.
+#   3. A CREDIT frame that returns control credits needs one control credit. A CREDIT frame that
+#      returns only data credits needs two.
+#   4. A CREDIT frame is due when max(1, D // 2) data credits or two control credits are owed. With
+#      several rails, credits also free the sender's journal, so D counts as at most 8.
 #
-# No deadlock.  Let nothing be in flight and side A have a CREDIT frame due that it cannot send.  It has at
-# most one control credit, so B owes it at least C - 1 >= 3; B's frame is due as well, and only blocked if B
-# has no credit; then A owes B all C, so A has none either.  Both have spent their last.  By rules 2 and 3
-# only a CREDIT frame that carries control credits spends the last one.  When A's arrived at B, B had a
-# credit; now it has none; so B's last frame was sent after A's last had arrived, and A's likewise after
-# B's: impossible.  (Without the "two" of rule 3 it can happen: both sides use up everything in one flight,
-# the last two for data credits only.)
+# There is no deadlock. Suppose that nothing is in flight and that side A cannot send a CREDIT frame
+# that is due. Then A has at most one control credit, so B owes it at least C - 1 >= 3. B's CREDIT
+# frame is therefore due as well, and can only be blocked if B has no control credit. Then A owes B
+# all C control credits, so A's frame would need only one, and A has none either. Both sides have
+# spent their last control credit. By rules 2 and 3, only a CREDIT frame that returns control
+# credits can spend the last one. When A's last frame arrived at B, B had a credit, and now it has
+# none. So B sent its last frame after A's last frame had arrived. By the same argument, A sent its
+# last frame after B's had arrived, which is a contradiction. Without the "two" in rule 3, a
+# deadlock is possible: both sides use up everything in one flight, and spend the last two credits
+# on data credits only.
 #
-# No starvation.  At rest a side owes at most one control credit, so the other has C - 1 >= 3 (this is why C
-# is at least 4) and may send a CONTROL frame.  And it owes less than max(1, D // 2) data credits plus those
-# of messages that the program has not taken: a side whose program has taken everything can be sent to.
+# There is no starvation. An idle side owes at most one control credit, so the other side has C - 1
+# >= 3 and may send a CONTROL frame. This is why C is at least 4. An idle side also owes less than
+# max(1, D // 2) data credits, apart from those of messages that its program has not taken. A side
+# whose program has taken all messages can therefore always be sent to.
 #
-# No ping-pong.  A CREDIT frame that is not for data answers two frames or more, so without new data each
-# round has at most half the frames of the one before.
+# There is no endless exchange of CREDIT frames. A CREDIT frame that is not for data responds to two
+# or more frames, so without new data each round has at most half as many frames as the previous
+# one.
 
 cdef enum:
     RESERVE = 2  # control credits that only CREDIT frames may use
@@ -134,7 +140,7 @@ cdef class Credits:
         return 0
 
     cdef int reposted_data(self, uint32_t count) except -1:
-        """The user has taken so many frames' messages, and their receives are posted again."""
+        """Count receives that were posted again after their messages were taken."""
         if count > self.held_data:
             raise InternalError(f"{count} data receives were reposted, but only {self.held_data} were used")
         self.held_data -= count
@@ -145,10 +151,10 @@ cdef class Credits:
         self.held_control -= 1
         self.owed_control += 1
 
-    # For tests.
+    # ---- for tests ----
 
     def sent(self, int kind) -> tuple[int, int]:
-        """A frame is sent: the control and data credits in its header."""
+        """Return the control and data credits in the header of a frame that is sent now."""
         cdef FrameHeader header
         write_header(&header, self, kind, False, 0)
         return header.control, le16toh(header.data)
@@ -159,11 +165,11 @@ cdef class Credits:
             self.reposted_control()
 
     def may_send(self) -> tuple[bool, bool, bool]:
-        """For a message, a control frame and a CREDIT frame: True if it may be sent now."""
+        """Return whether a message, a control frame and a CREDIT frame may be sent now."""
         return self.data > 0, self.may_send_control(), self.credit_frame_due()
 
     def account(self) -> tuple[int, int, int, int, int, int]:
-        """Returns the counters that change, as `load` takes them."""
+        """Return the counters that change, in the form that `load` accepts."""
         return (
             self.data, self.control, self.held_data, self.owed_data, self.held_control,
             self.owed_control,
@@ -179,14 +185,15 @@ cdef class Credits:
 # ---- the size of the peer's receives -------------------------------------------------------------
 
 cdef enum:
-    MAX_SIZE_CHANGES = 8  # that have been announced and are not reached yet
+    MAX_SIZE_CHANGES = 8  # announced sizes that are not reached yet
 
 
 @cython.final
 cdef class PeerRoom:
-    """The size of the peer's receives, which frames take in the order of sending.
+    """The size of the peer's receives, which frames consume in the order of sending.
 
-    The peer changes it from one of its receives on, and says so before it gives a credit for that.
+    The peer announces a change, and the first receive of the new size, before it returns a credit
+    for that receive.
     """
 
     def __cinit__(self, size: int, largest: int, tag_size: int, max_message: int):
@@ -205,7 +212,10 @@ cdef class PeerRoom:
 
     @cython.wraparound(True)
     def announced(self, first: int, size: int):
-        """The peer's receives have this size from that one on; ProtocolError if it cannot be."""
+        """Record that the peer's receives have `size` from number `first` on.
+
+        Raises ProtocolError if the announcement is invalid.
+        """
         if first < (self.changes[-1][0] if self.changes else self.sent):
             raise ProtocolError(
                 f"the peer announced the size of its receive {first}, which is already used"
@@ -215,10 +225,10 @@ cdef class PeerRoom:
         self.changes.append((first, size))
         self.change()
 
-    # For tests.
+    # ---- for tests ----
 
     def longest_after(self, count: int) -> int:
-        """Sends so many frames: the bytes that the next one may have."""
+        """Count `count` sent frames and return the maximum size of the next one."""
         for _ in range(count):
             self.count_sent()
         return self.size

@@ -19,13 +19,13 @@ cdef object of_callback(object error)
 cdef class Wakeups:
     cdef readonly object loop  # type: AbstractEventLoop
     cdef list settled                  # futures to call back at the end of this drain
-    cdef readonly uint32_t waiting     # futures with a callback
+    cdef readonly uint32_t waiting     # pending futures with a callback
     cdef bint draining
-    cdef public bint calling_back      # a drain calls the waiting tasks back
-    cdef public bint defers_callbacks  # to the loop, since a task is running
-    cdef unsigned long thread          # of the drain that calls back
+    cdef public bint calling_back      # a drain is calling back waiting tasks
+    cdef public bint defers_callbacks  # callbacks go through the loop while a task is running
+    cdef unsigned long thread          # thread of the drain that calls back
     cdef object finished_future
-    cdef object first_raised           # an exit: it leaves the drain when that is through
+    cdef object first_raised           # first error to raise at the end of the drain
     cdef public object brief_spin  # type: Callable[[int], object] | None
     cdef public uint32_t brief_spin_us
     cdef uint32_t spins_left, misses, short_spins
@@ -39,8 +39,8 @@ cdef class Wakeups:
 
 cdef class OpFuture:
     cdef Wakeups wakeups
-    cdef object reason                 # of a failure or cancellation
-    cdef object callback, context      # the first callback, nearly always the only one
+    cdef object reason                 # error of a failure, or message of a cancellation
+    cdef object callback, context      # the first callback, which is usually the only one
     cdef list more_callbacks
     cdef int state
     cdef public bint _asyncio_future_blocking

@@ -1,8 +1,9 @@
 # Futures of work requests and messages, and how the drain wakes the tasks that await them.
 #
-# An asyncio.Future that is set calls back in the next iteration of the loop: a handle and a system call
-# later.  But the loop calls a drain with no task running, so the drain itself calls back, at its end, for
-# the futures that it has set.  For those that are set at any other time the loop does, as usual.
+# An asyncio.Future calls back in the next iteration of the loop, which costs a handle and a system
+# call. However, the loop calls a drain while no task is running. The drain can therefore call back
+# directly, at its end, for the futures that it has settled. For futures that are settled at any
+# other time, the loop calls back as usual.
 
 cimport cython
 from cpython.object cimport PyObject, PyTypeObject
@@ -28,12 +29,13 @@ cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept
 
 cdef enum:
-    MAX_SPINS = 16         # of tasks that are about to wait, between two iterations of the loop
-    MAX_SHORT_SPINS = 255  # spins of no length, after spins that have found nothing
+    MAX_SPINS = 16         # polls by tasks that are about to wait, per iteration of the loop
+    MAX_SHORT_SPINS = 255  # polls without spinning, after spins that found nothing
 
-# docs/completion.md.  Without it the loop calls back what a drain has settled, too.
+# If AIORDMA_NO_DIRECT_WAKE is set, the loop also calls back for futures that a drain has settled
+# (see docs/completion.md).
 cdef bint direct_wake = not os.environ.get("AIORDMA_NO_DIRECT_WAKE")
-cdef PyCFunction task_wakeup = NULL  # asyncio's own; NULL: none has been seen
+cdef PyCFunction task_wakeup = NULL  # asyncio's own function; NULL until it is first seen
 cdef object copy_context = contextvars.copy_context
 
 
@@ -52,7 +54,7 @@ cdef bint is_task_wakeup(object callback) except -1:
     return function == task_wakeup and function != NULL
 
 
-# Not a global of Python's, which may be None when the interpreter shuts down.
+# This is not a Python global, because globals may be None when the interpreter shuts down.
 cdef object warn = warnings.warn
 
 
@@ -116,7 +118,7 @@ cdef class Wakeups:
         return get_running_loop() is self.loop
 
     cdef int begin_drain(self) except -1:
-        if not self.defers_callbacks:  # the loop has its turn
+        if not self.defers_callbacks:  # the loop has started a new iteration
             self.spins_left = MAX_SPINS
         self.draining = True
         return 0
@@ -167,7 +169,7 @@ cdef int call_back(Wakeups wakeups) except -1:
     cdef list settled = wakeups.settled
     cdef OpFuture future
     cdef Py_ssize_t i = 0
-    if not settled or wakeups.calling_back:  # the outer drain does it
+    if not settled or wakeups.calling_back:  # the outer drain calls back
         return 0
     wakeups.calling_back = not wakeups.defers_callbacks
     wakeups.thread = PyThread_get_thread_ident()
@@ -183,8 +185,8 @@ cdef int call_back(Wakeups wakeups) except -1:
     return 0
 
 
-# The cycle collector breaks a cycle at the task's callback.  It must not clear a future: without
-# its Wakeups, `__dealloc__` could not count it off the futures that tasks wait for.
+# The cycle collector breaks a cycle at the task's callback. It must not clear a future, because
+# `__dealloc__` needs the Wakeups to correct the number of futures that tasks wait for.
 @cython.no_gc_clear
 @cython.freelist(64)
 cdef class OpFuture:
@@ -311,14 +313,14 @@ cdef class OpFuture:
 
     cdef int call_soon(self, object callback, object context) except -1:
         cdef object loop = self.wakeups.loop
-        if loop is None:  # the collector has cleared the Wakeups
+        if loop is None:  # the cycle collector has cleared the Wakeups
             return 0
         try:
             loop.call_soon(callback, self, context=context)
         except RuntimeError:
             if not loop.is_closed():
                 raise
-            # What it would call has ended with the loop.
+            # The tasks to call back have ended with the loop.
         return 0
 
 cdef int run_callbacks(OpFuture future, bint deferred) except -1:
@@ -336,14 +338,14 @@ cdef int run_callbacks(OpFuture future, bint deferred) except -1:
 cdef int run_callback(OpFuture future, object callback, object context) except -1:
     """Run a callback immediately, in the way the loop would."""
     cdef object caller = future
-    # A task asks its caller for the result: an asyncio.Future directly, another class by a call
-    # of the method by name, which takes twenty times as long.
+    # A task asks its caller for the result. It does this directly for an asyncio.Future, but calls
+    # the method by name for any other class, which takes twenty times as long.
     if future.state == DONE and is_task_wakeup(callback):
         caller = future.wakeups.finished()
     PyContext_Enter(context)
     try:
         callback(caller)
-    except (SystemExit, KeyboardInterrupt) as error:  # it leaves the drain when all are called back
+    except (SystemExit, KeyboardInterrupt) as error:  # the drain raises it at its end
         future.wakeups.remember(error)
     except BaseException as error:
         future.wakeups.loop.call_exception_handler(

@@ -20,19 +20,19 @@ cdef PendingRendezvous pending_rendezvous(const unsigned char *frame, uint32_t l
 
 cdef class PendingRendezvous:
     cdef uint32_t request_id, imm
-    cdef uint32_t rail                 # of the keys in `pieces`
+    cdef uint32_t rail                 # rail of the keys in `pieces`
     cdef uint64_t length
-    cdef bytes pieces                  # RendezvousPiece structures, checked
-    cdef dict keys                     # of other rails, by number: RendezvousKey structures; None
-    cdef bytes seal                    # what opens it; None: it is not sealed
+    cdef bytes pieces                  # validated RendezvousPiece structures
+    cdef dict keys                     # RendezvousKey structures by number of other rails, or None
+    cdef bytes seal                    # key and tag for decryption; None if not encrypted
     cdef bint has_imm, started
-    cdef bint answered                 # the peer's device has answered since it was offered
-    cdef bint watched                  # until it has been read (Fetcher.watch)
-    cdef uint64_t unread               # bytes, once it is started
-    cdef StripedRead striped           # None: one rail reads it, or none
-    cdef Message message               # it is read into
-    cdef ReceiveTarget target          # memory of a receiver, that it is read into instead
-    cdef object refused                # why its first receiver cannot have it now
+    cdef bint answered                 # the peer's device has responded since the offer
+    cdef bint watched                  # `Fetcher.watch` checks that it is read quickly enough
+    cdef uint64_t unread               # bytes, once reading has started
+    cdef StripedRead striped           # None if it is not read in chunks
+    cdef Message message               # pool memory that it is read into, or None
+    cdef ReceiveTarget target          # memory of a receiver that it is read into, or None
+    cdef object refused                # error for its first receiver, which cannot have it now
     cdef bint is_complete(self) noexcept
     cdef uint32_t count(self) noexcept
     cdef uint32_t window_key(self) noexcept
@@ -43,33 +43,33 @@ cdef class RendezvousRead(WorkRequest):
     cdef Fetcher fetcher
     cdef PendingRendezvous pending
     cdef Pinned pinned
-    cdef Lane lane                     # None: it is no chunk of a StripedRead, or is over
-    cdef uint64_t start                # of its bytes in the message
+    cdef Lane lane                     # None if not a chunk of a StripedRead, or over
+    cdef uint64_t start                # offset in the message
 
 
 cdef class StripedRead(Striped):
     cdef Fetcher fetcher
     cdef PendingRendezvous pending
-    cdef Pinned pinned                 # None: it is over
+    cdef Pinned pinned                 # None once it is over
     cdef uint64_t address
-    cdef dict lkeys                    # of that memory, by the number of the rail; 0: it can have none
-    cdef object refused                # why, of the latest of these
+    cdef dict lkeys                    # lkeys by rail number; 0 if the rail cannot have one
+    cdef object refused                # error of the latest failed registration
     cdef int use(self, SendQueue rail) except -1
     cdef int let_go(self) except -1
 
 
 cdef class ReceiveTarget(Pinned):
-    cdef object memory                 # of the caller, or of `allocate`; None: not allocated yet
+    cdef object memory                 # memory of the caller; None until it is allocated
     cdef object allocate
-    cdef Local local                   # registered memory, which it is, or lies in
-    cdef Pinned held                   # its holder, as long as it is used here
-    cdef object registration           # made for this message; closed after it
+    cdef Local local                   # registered memory; None if not registered
+    cdef Pinned held                   # holder of `local`, pinned while it is used here
+    cdef object registration           # registration for this message only, or None
     cdef Py_buffer buffer
-    cdef object keeper                 # of what the buffer is of
+    cdef object keeper                 # object that keeps the memory of the buffer in place
     cdef bint has_buffer, closed
     cdef unsigned char *bytes
     cdef uint64_t length
-    cdef object refused                # why it cannot be used
+    cdef object refused                # error if the memory cannot be used
     cdef int open(self, object memory) except -1
     cdef int close(self) except -1
 
@@ -82,7 +82,7 @@ cdef class RecvFuture(OpFuture):
 
 cdef class RecvOperation:
     cdef Inbox inbox
-    cdef object memory, allocate       # of the caller; None: memory of the pool
+    cdef object memory, allocate       # from the caller; both None for memory of the pool
     cdef ReceiveTarget target
     cdef RecvFuture waiter
     cdef bint returns_memory, ends_iteration, of_reader, awaited, begun, over
@@ -99,9 +99,9 @@ cdef class Inbox:
     cdef Wakeups wakeups
     cdef readonly Fetcher fetcher
     cdef Fifo incoming, receivers
-    cdef uint32_t notified             # receivers that have been told and have not taken yet
-    cdef uint32_t allocating           # calls of a receiver's `allocate` that have not returned
-    cdef bint iteration_ends           # of `async for`, where no message is left
+    cdef uint32_t notified             # receivers that have been woken but not yet resumed
+    cdef uint32_t allocating           # running calls of a receiver's `allocate`
+    cdef bint iteration_ends           # `async for` ends when no message remains
     cdef object ended
     cdef int end_iteration(self) except -1
     cdef int arrived(self, object item) except -1
@@ -115,15 +115,15 @@ cdef class Fetcher:
     cdef Inbox inbox
     cdef Outbox outbox
     cdef Controls controls
-    cdef Fifo unread                   # those in `incoming` that are not being read
+    cdef Fifo unread                   # messages in `incoming` that are not being read
     cdef object memory, source, pool
-    cdef set stalling                  # StalledReads of the pools of which messages are `watched`
-    cdef uint64_t bytes_ahead, max_bytes_ahead  # read, or being read, and not taken
-    cdef uint64_t bytes_reading        # of READs under way
-    cdef bint probing                  # whether the peer's device answers
-    cdef uint32_t watched              # messages: `watch` has them
-    cdef readonly uint64_t progress    # bytes of READs that have completed
-    cdef bint reads_ahead              # the last receiver took memory of the pool
+    cdef set stalling                  # StalledReads of the pools that have watched messages
+    cdef uint64_t bytes_ahead, max_bytes_ahead  # read or being read, but not taken; and their limit
+    cdef uint64_t bytes_reading        # bytes of READs in flight
+    cdef bint probing                  # a probe of the peer's device is in flight
+    cdef uint32_t watched              # number of watched messages
+    cdef readonly uint64_t progress    # bytes of completed READs
+    cdef bint reads_ahead              # the latest receiver used memory of the pool
     cpdef int fetch_ahead(self) except -1
     cdef BlockCache move(self, SendQueue rail)
     cdef int watch(self, PendingRendezvous pending) except -1
@@ -139,5 +139,5 @@ cdef class Fetcher:
 
 cdef class MessageIterator:
     cdef Inbox inbox
-    cdef Outbox outbox                 # its own reference: the cycle collector clears that of the inbox
+    cdef Outbox outbox                 # own reference, because the inbox may be cleared first
     cdef bint of_reader

@@ -1,16 +1,23 @@
 # Messages that have arrived, in order, and the receivers that wait for them.
 #
-# - A message that fits a receive is here when it is known.  A longer one is read with RDMA, ahead of its
-#   `recv` only up to `Config.fetch_ahead` bytes, so that a slow reader costs a bounded amount.
-# - `recv` gets memory of the pool; `recv_into` has memory, and a long message is read straight into it.
-#   Such a message is not acknowledged, and can be read once more, until it has been taken.
-# - Memory under a posted read is pinned until the completion.
+# - A message that fits into a receive is complete when it arrives. A longer message is read with
+#   RDMA. At most `Config.fetch_ahead` bytes are read before their `recv`, so that a slow reader
+#   uses a limited amount of memory.
+# - `recv` uses memory of the pool. `recv_into` brings its own memory, and a long message is read
+#   directly into it. This message is only acknowledged when it has been taken, so that it can be
+#   read again.
+# - Memory is pinned until the posted reads that use it complete.
 #
-# Why does a receive wait?  `next_for` asks in this order: another receiver is before it; no message is
-# here; the first is read into another receiver's memory; or the first is long, and `fetch_ahead` has
-# not read all of it.  That begins no READ while a receiver has been told and has not looked, while
-# `allocate` runs, while the pool has no block (`fetch`: `fetch_ahead` is called again), or while memory is scarce
-# and the peer's device has not answered a `probe`.
+# A receive waits for one of the following reasons, which `next_for` checks in this order:
+#
+# - Another receiver is ahead of it.
+# - No message has arrived.
+# - The first message is being read into the memory of another receiver.
+# - The first message is long, and `fetch_ahead` has not read all of it.
+#
+# `fetch_ahead` starts no READ while a receiver has been woken but has not resumed, while `allocate`
+# runs, while the pool has no block, or while memory is scarce and the peer's device has not
+# responded to a `probe`. The pool calls `fetch_ahead` again when it has a block.
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -73,11 +80,12 @@ cdef extern from *:
 
 
 cdef enum:
-    # Bytes of READs under way from which on no further message is read ahead: enough for a fast link to
-    # have no pause, and little enough to stay in the processor's cache until it is taken.
-    MAX_BYTES_READING = 512 << 10  # by each rail
-    # The keys of other rails come behind what the lead is asked for, on the same link: until then it is
-    # asked for little at a time.
+    # If more bytes of READs are in flight per rail, no further message is read ahead. The limit is
+    # high enough to keep a fast link busy, and low enough for the bytes to stay in the processor's
+    # cache until they are taken.
+    MAX_BYTES_READING = 512 << 10
+    # The keys for other rails arrive on the same link, behind the bytes that the lead has
+    # requested. The lead therefore requests little at a time until they have arrived.
     FIRST_BYTES = 256 << 10
     FIRST_CHUNK = 64 << 10
 
@@ -93,7 +101,7 @@ cdef object quota_error(pool, uint64_t size):
 
 # ---- receivers ---------------------------------------------------------------------------------------
 
-# The device may still write to it when its receiver is gone.
+# The device may still write to the memory after the receiver is gone.
 @cython.no_gc_clear
 @cython.final
 cdef class ReceiveTarget(Pinned):
@@ -107,14 +115,14 @@ cdef class ReceiveTarget(Pinned):
             self.held = self.local.holder()
             self.held.pins += 1
             if not isinstance(self.held, PoolBlock):
-                memory.view  # raises where this process cannot write: memory of another device
+                memory.view  # raises for memory of another device
             if not self.local.writable:
                 raise ValueError(f"cannot receive into {memory!r}: it is read-only")
             self.bytes, self.length = <unsigned char *> <uintptr_t> self.local.address, self.local.length
             return 0
         view = bytes_of(memory, True)
         if view.readonly:
-            view = None  # its end may call Python, which an exception on its way would disturb
+            view = None  # its release may run Python code, so it must precede the exception
             raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")
         self.keeper = keeper_of(view)
         PyObject_GetBuffer(view, &self.buffer, PyBUF_WRITABLE)
@@ -155,7 +163,7 @@ cdef object room_for(ReceiveTarget target, uint64_t length):
     if target.refused is None and target.memory is None:
         try:
             target.open(target.allocate(length))
-        except BaseException as error:  # the receiver's, not that of the drain
+        except BaseException as error:  # it belongs to the receiver, not to the drain
             target.refused = of_callback(error)
     if target.refused is None and length > target.length:
         return MessageTooLongError(length, target.length, received=True)
@@ -195,7 +203,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             "write bytes(await conn.recv())"
         )
 
-    def __next__(self) -> RecvFuture:  # `recv_next` stands in its place
+    def __next__(self) -> RecvFuture:  # replaced by `recv_next`
         raise NotImplementedError
 
     def send(self, value: None) -> RecvFuture:
@@ -234,8 +242,8 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         if not self.begun:
             never_awaited(self.name())
         elif self.waiter is not None and inbox is not None:
-            # Left in the middle, as a coroutine that is garbage.  There is no line to leave after
-            # the end, nor where the inbox is garbage as well.
+            # The operation was dropped halfway, like a coroutine that is garbage collected. After
+            # the end, or if the inbox is garbage too, it need not leave the queue.
             if inbox.receivers is not None and inbox.incoming is not None and inbox.ended is None:
                 self.withdraw()
 
@@ -245,10 +253,10 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         cdef Inbox inbox = self.inbox
         self.waiter = None
         if waiter is not None:
-            if not waiter.withdraw() and waiter.state == DONE:  # it was told of a message
+            if not waiter.withdraw() and waiter.state == DONE:  # it was woken for a message
                 inbox.notified -= 1
                 inbox.fetcher.fetch_ahead()
-            wake_if_ready(inbox)  # that message, or the end of this one's iteration, is for the next
+            wake_if_ready(inbox)  # the message, or the end of the iteration, is for the next one
         if not self.over:
             self.over = True
             if self.target is not None:
@@ -260,7 +268,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         cdef RecvFuture waiter = self.waiter
         cdef bint waited = waiter is not None
         if not waited:
-            if self.begun or self.inbox is None:  # None: no connection has made it
+            if self.begun or self.inbox is None:  # None if no connection created it
                 self.begun = True
                 raise RuntimeError("cannot reuse already awaited receive operation")
             self.begun = True
@@ -393,7 +401,7 @@ cdef class PendingRendezvous:
     cdef int end_striping(self) except -1:
         """Request no further chunks. Those in progress hold the memory themselves."""
         cdef StripedRead striped = self.striped
-        self.striped = None  # which refers to this
+        self.striped = None  # it refers to this object
         return 0 if striped is None else striped.let_go()
 
 
@@ -477,7 +485,7 @@ cdef class RendezvousRead(WorkRequest):
         return read_done(fetcher, self.pending, self.length)
 
     cdef int on_error(self, object error) except -1:
-        return 0  # the queue pair has failed, and with it each receiver; or another rail reads it
+        return 0  # the queue pair fails each receiver, or another rail reads the message
 
     cdef str text(self, str peer):
         return f"read of a message of {self.pending.length} bytes from {peer}"
@@ -488,7 +496,7 @@ cdef class RendezvousRead(WorkRequest):
         self.lane = None
         if lane is not None:
             read_failed(self.fetcher, self.pending, lane, self.start, self.length)
-        elif self.fetcher.outbox.journal.keeps:  # else no other rail can
+        elif self.fetcher.outbox.journal.keeps:  # otherwise, no other rail can read it
             read_again(self.fetcher, self)
         pinned, self.pinned = self.pinned, None
         if pinned is not None:
@@ -496,7 +504,7 @@ cdef class RendezvousRead(WorkRequest):
         return 0
 
 
-# Its pin is the device's.
+# The device relies on the pin, so the cycle collector must not clear this.
 @cython.no_gc_clear
 @cython.final
 cdef class StripedRead(Striped):
@@ -526,7 +534,7 @@ cdef class StripedRead(Striped):
         if rail.error is not None:
             return 0
         lkey = self.lkeys.get(rail.number)
-        if lkey == 0 and rail is self.fetcher.outbox.lead:  # no other one need have keys
+        if lkey == 0 and rail is self.fetcher.outbox.lead:  # other rails may have no keys
             (<object> rail).rail_broke(self.refused or RDMAError("the device cannot register the memory of a message"))
         if not lkey:
             return 0
@@ -559,7 +567,7 @@ cdef class StripedRead(Striped):
         return rail.post(read)
 
     cdef int let_go(self) except -1:
-        """Handle that no chunk is in progress or will be."""
+        """Unpin the memory, because no chunk uses it now or later."""
         cdef Pinned pinned = self.pinned
         self.pinned = None
         if pinned is not None:
@@ -664,7 +672,7 @@ cdef class Inbox:
         items = self.incoming.take_all()
         for item in items:
             if not is_complete(item):
-                break  # what stands behind it cannot be had in its turn
+                break  # messages behind it cannot be received in order
             self.incoming.append(item)
         while self.receivers.size():
             wake_first(self)
@@ -714,19 +722,19 @@ cdef object next_for(Inbox inbox, RecvOperation operation, bint waited):
     cdef ReceiveTarget target = operation.target
     cdef bint in_turn = waited or not (inbox.receivers.size() or inbox.notified)
     cdef RecvFuture waiter
-    # What is read into the memory of another receiver is that one's.
+    # A message that is being read into the memory of a receiver belongs to that receiver.
     if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is not None:
         if (<PendingRendezvous> first).target is not target:
             first = None
     if in_turn and first is not None:
         refusal = inbox.refusal(first, target)
-        if inbox.incoming.first() is not first:  # the caller's `allocate` has received it
+        if inbox.incoming.first() is not first:  # `allocate` has received it
             return next_for(inbox, operation, waited)
         if refusal is None and is_complete(first):
             return first
         if refusal is not None:
             inbox.fetcher.fetch_ahead()
-            wake_if_ready(inbox)  # it stays for the next in line
+            wake_if_ready(inbox)  # the message stays for the next receiver
             raise refusal
     if inbox.ended is not None and (in_turn or not inbox.incoming.size()):
         wake_if_ready(inbox)
@@ -788,10 +796,10 @@ cdef class Fetcher:
             wanted = None
             if self.inbox.incoming.first() is pending:
                 if self.inbox.notified:
-                    return 0  # a receiver that has been told looks before others get it
+                    return 0  # the woken receiver has precedence
                 wanted = <RecvFuture> self.inbox.receivers.first()
             if wanted is None:
-                # A receiver that brings memory has it filled directly, not from a copy.
+                # A receiver that brings memory gets the message directly, without a copy.
                 if (
                     not self.reads_ahead
                     or self.bytes_reading
@@ -801,10 +809,10 @@ cdef class Fetcher:
                     return 0
             else:
                 refusal = self.inbox.refusal(pending, wanted.target)
-                if self.inbox.receivers.first() is not wanted:  # the caller's `allocate` has ended it
+                if self.inbox.receivers.first() is not wanted:  # `allocate` has ended it
                     continue
                 if refusal is not None:
-                    return wake_first(self.inbox)  # to be told
+                    return wake_first(self.inbox)  # it raises the error
             if wanted is not None and wanted.target is not None:
                 if not fetch_into(self, pending, wanted.target):
                     return 0
@@ -817,7 +825,7 @@ cdef class Fetcher:
         cdef PendingRendezvous pending
         for pending in to_be_read(self.inbox):
             if pending.unread and pending.message is not None and not pending.watched:
-                self.watch(pending)  # the peer need not give it keys for this rail
+                self.watch(pending)  # the peer may not send keys for this rail
         self.memory.move(rail.driver)
         self.pool = self.memory.pool
         return self.pool
@@ -831,7 +839,7 @@ cdef class Fetcher:
         return 0
 
     def stalled(self, timeout: float):
-        """Handle that the peer has responded too slowly to READs while others wait for memory."""
+        """End the connection because READs took too long while others waited for memory."""
         self.outbox.lead.connection_broke(
             ConnectionBrokenError(
                 f"timed out reading a message from the peer: the peer's device completed too few "
@@ -848,7 +856,7 @@ cdef class Fetcher:
         cdef uint32_t i, count = pending.count()
         cdef RendezvousRead read
         pending.started = True
-        if self.unread.first() is pending:  # it has not ended meanwhile
+        if self.unread.first() is pending:  # the connection has not ended in the meantime
             self.unread.popleft()
         self.bytes_ahead += pending.length
         self.bytes_reading += pending.length
@@ -858,7 +866,7 @@ cdef class Fetcher:
             or pending.rail != self.outbox.lead.number
             or len(order(self.outbox.stripes.lanes, pending.length)) > 1
         ):
-            # By each rail that the peer has given keys for, or gives later.
+            # All rails take part for which the peer has sent keys or will send them.
             return self.outbox.stripes.begin(striped_read(self, pending, pinned, address))
         piece = pieces_of(pending)
         for i in range(count):
@@ -956,10 +964,10 @@ cdef class Fetcher:
         elif pending.message is not None:
             bytes = pending.message.block.bytes()
         try:
-            if bytes != NULL:  # else its receiver is gone
+            if bytes != NULL:  # NULL if the receiver is gone
                 self.outbox.sealing.open_payload(bytes, pending.length, pending.seal)
         except ProtocolError as error:
-            pending.unread = 1  # it is never complete
+            pending.unread = 1  # the message never becomes complete
             self.outbox.owner.violated(error)
             return False
         return True
@@ -1004,7 +1012,8 @@ cdef bint fetch(Fetcher fetcher, PendingRendezvous pending) except -1:
         except QuotaError:
             return False
         except (RDMAError, OSError, MemoryError) as error:
-            # This side's failure: its receiver is told, and the message stays for the next.
+            # The failure is on this side. The receiver gets the error, and the message stays for
+            # the next one.
             if fetcher.inbox.incoming.first() is pending and fetcher.inbox.receivers.size():
                 pending.refused = error
                 wake_first(fetcher.inbox)
@@ -1013,8 +1022,8 @@ cdef bint fetch(Fetcher fetcher, PendingRendezvous pending) except -1:
         return False
     pending.message = new_message(block, 0, pending.length)
     pending.message.number, pending.message.has_imm = pending.imm, pending.has_imm
-    if large or pending.rail != fetcher.outbox.lead.number:  # for which the peer may give no key
-        fetcher.watch(pending)  # not before it has a block: it may be read elsewhere
+    if large or pending.rail != fetcher.outbox.lead.number:  # the peer may not send its keys
+        fetcher.watch(pending)  # not earlier, because it could be read elsewhere without a block
     fetcher.read(pending, block, block.address, block.lkey)
     return True
 
@@ -1044,7 +1053,7 @@ cdef bint fetch_into(Fetcher fetcher, PendingRendezvous pending, ReceiveTarget t
             target.registration = fetcher.memory.register(target.memory, bytes_of(target.memory))
         except (RDMAError, OSError, MemoryError) as error:
             if quota_error(fetcher.pool, pending.length) is None:
-                return fetch(fetcher, pending)  # the pool's memory will do
+                return fetch(fetcher, pending)  # memory of the pool is sufficient
             target.refused = error
             wake_first(fetcher.inbox)
             return False
@@ -1116,7 +1125,7 @@ cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) 
         return 0
     if pending.target is not None:
         return wake_if_ready(fetcher.inbox)
-    if pending.message is None:  # its receiver is gone: once more
+    if pending.message is None:  # the receiver is gone, so it must be read again
         return not_fetched(fetcher, pending)
     fetcher.acknowledge(pending)
     pending.message.fetched = True
@@ -1129,6 +1138,6 @@ cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) 
 cdef int not_fetched(Fetcher fetcher, PendingRendezvous pending) except -1:
     """Put back a message that was not read, in the state in which its request arrived."""
     pending.started = False
-    fetcher.unread.appendleft(pending)  # it is the first: only that is read into a target
+    fetcher.unread.appendleft(pending)  # it was the first, because only the first has a target
     fetcher.bytes_ahead -= pending.length
     return fetcher.fetch_ahead()

@@ -1,4 +1,4 @@
-# Frames that the peer may not have.
+# Frames that the peer may not have received.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -10,11 +10,11 @@ from .sends cimport Frame
 
 @cython.final
 cdef class Journal:
-    cdef public bint keeps             # else no other rail can post them again, and none is here
-    cdef readonly uint64_t sent        # frames, of all time
-    cdef public uint64_t received      # frames of the peer that have been handled here
-    cdef uint64_t first                # the peer has handled all frames before it
-    cdef Fifo data, control            # those that no credit has come back for, in their order
+    cdef public bint keeps             # False if no other rail could post the frames again
+    cdef readonly uint64_t sent        # number of frames sent
+    cdef public uint64_t received      # number of the peer's frames that were handled here
+    cdef uint64_t first                # the peer has handled all frames with lower numbers
+    cdef Fifo data, control            # frames whose credits have not been returned, in order
     cpdef int add(self, Frame frame, bint carries_message) except -1
     cpdef int credited(self, uint32_t control, uint32_t data) except -1
     cpdef list after(self, uint64_t arrived)

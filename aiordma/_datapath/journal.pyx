@@ -1,8 +1,9 @@
-# Frames that the peer may not have: each stays in its block until the peer gives a credit back for it.
+# Frames that the peer may not have received. Each frame stays in its block until the peer returns a
+# credit for it.
 #
-# The acknowledgement of a device says too little: the device can die before the peer has counted the
-# frame.  Control credits come back in the order of handling, data credits in that of taking, so they say
-# of which frames they are.
+# An acknowledgement of the peer's device is not sufficient, because the device can fail before the
+# peer has counted the frame. Control credits are returned in the order in which frames are handled,
+# and data credits in the order in which they are taken, so a credit identifies its frame.
 
 cimport cython
 
@@ -16,10 +17,10 @@ cdef uint64_t number_of(object frame):
 @cython.no_gc_clear
 @cython.final
 cdef class Journal:
-    """The frames of one connection that may have to be posted again, and how many went each way.
+    """The frames of one connection that may have to be posted again, and the number in each direction.
 
-    Where both sides can have one rail alone, it keeps none: a frame that stays until the peer has
-    handled it is a copy, half as much work again for 64 KiB.
+    If both sides can only have one rail, the journal keeps no frames. A frame that stays until the
+    peer has handled it has to be copied, which is half as much work again for 64 KiB.
     """
 
     def __cinit__(self):
@@ -29,7 +30,7 @@ cdef class Journal:
         return self.data.size() + self.control.size()
 
     cpdef int add(self, Frame frame, bint carries_message) except -1:
-        """A frame is about to be posted for the first time."""
+        """Record a frame that is about to be posted for the first time."""
         if not self.keeps:
             return 0
         frame.kept, frame.number = True, self.sent
@@ -37,7 +38,7 @@ cdef class Journal:
         return (self.data if carries_message else self.control).append(frame)
 
     cpdef int credited(self, uint32_t control, uint32_t data) except -1:
-        """So many credits came back, which are not more than there were frames."""
+        """Release the frames whose credits were returned. The numbers have been validated."""
         if not self.keeps:
             return 0
         forget(self, self.control, control)
@@ -47,7 +48,7 @@ cdef class Journal:
         return sorted([*self.data.all(), *self.control.all()], key=number_of)
 
     cpdef list after(self, uint64_t arrived):
-        """The frames that the peer has not got, in their order, where so many have arrived there."""
+        """Return the missing frames in order, given the number that has arrived at the peer."""
         cdef Frame frame
         cdef list missing = []
         if not self.first <= arrived <= self.sent:
@@ -64,7 +65,7 @@ cdef class Journal:
         return missing
 
     cdef int close(self) except -1:
-        """The connection is over, and no device has any of them."""
+        """Release all frames after the connection has ended and no device uses them."""
         cdef Frame frame
         for frame in [*self.data.take_all(), *self.control.take_all()]:
             frame.let_go()
@@ -78,7 +79,7 @@ cdef int forget(Journal journal, Fifo queue, uint32_t count) except -1:
         frame = <Frame> queue.first()
         if frame is None:
             raise ProtocolError("the peer returned a credit for a frame that was not sent")
-        if frame.missing:  # its block is still to be sent from
+        if frame.missing:  # its block is still needed to send it again
             raise ProtocolError("the peer returned a credit for a frame that it reports as not received")
         queue.popleft()
         journal.first = max(journal.first, frame.number + 1)

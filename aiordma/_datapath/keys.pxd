@@ -1,4 +1,4 @@
-# Keys by which the peer reads the memory of messages, each of one rail.
+# Keys with which the peer reads the memory of messages. Each key belongs to one rail.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -10,11 +10,11 @@ cdef bint has_no_holes(object owner) noexcept
 
 
 cdef class Key:
-    cdef ReadKeys keys                 # of its rail
-    cdef ibv_mr *mr                    # made for this message
-    cdef Window window                 # the peer may read it; None: `mr` is its key
-    cdef uint64_t region               # that the window is bound to
-    cdef Key next                      # of another rail, to the same memory
+    cdef ReadKeys keys                 # keys of its rail
+    cdef ibv_mr *mr                    # region for this message only, or NULL
+    cdef Window window                 # window for the peer; None if `mr` has the key
+    cdef uint64_t region               # address of the ibv_mr that the window is bound to
+    cdef Key next                      # key of another rail for the same memory
     cdef uint32_t next_number(self) noexcept
     cdef uint32_t bound_number(self) noexcept
     cdef uint32_t flags(self) noexcept
@@ -23,10 +23,10 @@ cdef class Key:
 cdef class ReadKeys:
     cdef BlockCache pool
     cdef object pd
-    cdef list windows                  # that are not bound
-    cdef int forks                     # of the process, when the rail was made
+    cdef list windows                  # unbound windows for reuse
+    cdef int forks                     # fork generation in which the rail was created
     cdef int (*deregister)(ibv_mr *) noexcept nogil
-    cdef void (*exclude)(uint32_t) noexcept nogil  # from the counts of one-sided reads, or NULL
+    cdef void (*exclude)(uint32_t) noexcept nogil  # excludes a key from the read counts, or NULL
     cdef Key open(self, object source, const unsigned char *bytes, uint64_t length)
     cdef ibv_mr *register(self, object owner, const unsigned char *bytes, uint64_t length,
                           int access) except NULL

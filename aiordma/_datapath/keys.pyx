@@ -1,7 +1,8 @@
-# Keys by which the peer reads the memory of messages, each of one rail.
+# Keys with which the peer reads the memory of messages. Each key belongs to one rail.
 #
-# A key is that of a memory window where the device has them, since no other queue pair takes it, and the
-# peer's acknowledgement can end it; else of a memory region.
+# The key belongs to a memory window if the device supports windows, because no other queue pair
+# accepts this key and the peer's acknowledgement can invalidate it. Otherwise, it belongs to a
+# memory region.
 
 from libc.errno cimport EFAULT, EINVAL, EIO, errno
 from libc.stdint cimport uintptr_t
@@ -20,11 +21,11 @@ from aiordma.errors import RDMAError, VerbsError
 
 
 cdef enum:
-    SPARE_WINDOWS = 16  # that are kept for the next messages
+    SPARE_WINDOWS = 16  # unbound windows kept for the next messages
 
 
 cdef bint has_no_holes(object owner) noexcept:
-    """Whether all of its memory is mapped, so that the embedded device need not look at each page."""
+    """Return whether all the memory is mapped, so that embedded devices need not check it."""
     return (
         type(owner) is bytes
         or type(owner) is bytearray
@@ -33,19 +34,19 @@ cdef bint has_no_holes(object owner) noexcept:
     )
 
 
-# The peer may still read what these are for: the cycle collector must not clear them.
+# The peer may still read the memory of the keys, so the cycle collector must not clear them.
 @cython.no_gc_clear
 @cython.freelist(64)
 @cython.final
 cdef class Key:
-    """A key of one rail to one piece of memory."""
+    """The key of one rail for one piece of memory."""
 
     cdef uint32_t next_number(self) noexcept:
-        """The rkey, once the window is bound."""
+        """Return the rkey that is valid after the next bind."""
         return self.mr.rkey if self.window is None else self.window.next_key()
 
     cdef uint32_t bound_number(self) noexcept:
-        """The rkey; of a window that is bound."""
+        """Return the rkey of a window that is bound already."""
         return self.mr.rkey if self.window is None else self.window.mw.rkey
 
     cdef uint32_t flags(self) noexcept:
@@ -55,7 +56,7 @@ cdef class Key:
 @cython.no_gc_clear
 @cython.final
 cdef class ReadKeys:
-    """The keys of one rail's memory: for its peer, and for its own requests."""
+    """The keys of one rail, for its peer and for its own requests."""
 
     def __init__(self, pool: Pool):
         cdef uintptr_t deregister = pool.pd.context.library.dereg_mr
@@ -69,7 +70,10 @@ cdef class ReadKeys:
         self.exclude = <void (*)(uint32_t) noexcept nogil> exclude
 
     cdef Key open(self, object source, const unsigned char *bytes, uint64_t length):
-        """A window on a region that exists or is made for it, to be bound; or else a region."""
+        """Create a key: for a window on an existing or new region if possible, or else for a region.
+
+        A window must still be bound.
+        """
         cdef object owner = source
         cdef PoolBlock block
         cdef Key key = Key.__new__(Key)
@@ -91,7 +95,7 @@ cdef class ReadKeys:
                     key.mr = self.register(owner, bytes, length, IBV_ACCESS_MW_BIND)
                     key.region = <uintptr_t> key.mr
                 except VerbsError as error:
-                    # The kernel takes no window on memory that may only be read.
+                    # The kernel rejects windows on read-only memory.
                     if error.errno != EFAULT:
                         raise
             if key.region:
@@ -115,7 +119,7 @@ cdef class ReadKeys:
     cdef ibv_mr *register(
         self, object owner, const unsigned char *bytes, uint64_t length, int access
     ) except NULL:
-        # By its address: the frames of an error would keep a buffer.
+        # The memory is passed by address, because the frames of an error would keep a buffer alive.
         pointer, _ = reg_mr(
             self.pd, ffi.cast("void *", <uintptr_t> bytes), length, access, None,
             there=is_there(owner),
@@ -124,7 +128,7 @@ cdef class ReadKeys:
         return <ibv_mr *> address
 
     cdef int end_window(self, Key key, uint32_t invalidated_key) noexcept:
-        """Keeps the window that the peer has ended for another message, or closes it: 0, or why not."""
+        """Keep an invalidated window for reuse, or close it. Returns 0 or an errno value."""
         cdef Window window = key.window
         key.window, key.region = None, 0
         if window is None:
@@ -143,34 +147,34 @@ cdef class ReadKeys:
         return 0
 
     cdef int close(self, Key key, uint32_t invalidated_key) noexcept:
-        """Ends the peer's access: 0, or the errno value of what could not be closed.
+        """End the peer's access. Returns 0 or the errno value of a failure.
 
-        `invalidated_key` is the key of a window that the peer has ended already; 0: of none.
+        `invalidated_key` is the key of a window that the peer has already invalidated, or 0.
         """
         cdef int failed = self.end_window(key, invalidated_key), code = 0
         cdef ibv_mr *mr = key.mr
         key.mr = NULL
         if mr != NULL and self.forks == fork.generation():
-            with nogil:  # where pages are pinned this takes a while
+            with nogil:  # this can take a while if pages are pinned
                 code = self.deregister(mr)
         if code < 0:
-            code = errno  # providers have it either way
-        return failed if code == 0 or code == EIO else code  # EIO: see Node.close
+            code = errno  # some providers return -1 and set errno
+        return failed if code == 0 or code == EIO else code  # see Node.close about EIO
 
     def close_windows(self):
-        """Those that are not bound; the queue pair goes after this."""
+        """Close the windows that are not bound, before the queue pair is destroyed."""
         while self.windows:
             self.windows.pop().close()
 
     cpdef uint32_t local_key(self, Pinned memory) except? 0:
-        """The lkey of registered memory in this rail's domain, where it is registered when first needed.
+        """Return the lkey of registered memory for this rail, or 0 if it cannot have one.
 
-        0: there can be none.
+        The memory is registered in the rail's protection domain when it is first needed.
         """
         if isinstance(memory, PoolBlock) and (<PoolBlock> memory).pool is self.pool:
             return (<PoolBlock> memory).lkey
         if self.pool.local_dma_lkey:
             return self.pool.local_dma_lkey
-        region = getattr(memory, "region", None)  # memory that the first rail takes as it is has none
+        region = getattr(memory, "region", None)  # None if the first rail uses the global key
         return 0 if region is None else in_domain(region, self.pd).lkey
 

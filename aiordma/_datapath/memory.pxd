@@ -1,4 +1,4 @@
-# Registered memory: blocks of a pool, and memory of users and of peers.
+# Registered memory: blocks of a pool, memory of users, and memory of peers.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -10,8 +10,8 @@ cdef class Clock:
 
 
 cdef class Pinned:
-    cdef readonly Py_ssize_t pins      # work requests under way on it
-    cdef readonly Py_ssize_t leases    # its holders
+    cdef readonly Py_ssize_t pins      # work requests in flight that use it
+    cdef readonly Py_ssize_t leases    # number of holders
     cdef int settle(self) except -1
     cdef void unpin_now(self) noexcept
     cdef void end_lease(self) noexcept
@@ -21,8 +21,8 @@ cdef class PoolBlock(Pinned):
     cdef public BlockCache pool
     cdef public uint64_t address, size
     cdef public uint32_t lkey
-    cdef public uint64_t mr            # struct ibv_mr *, of its slab
-    cdef Py_ssize_t views              # memoryviews that users have
+    cdef public uint64_t mr            # struct ibv_mr * of its slab
+    cdef Py_ssize_t views              # memoryviews held by users
     cdef unsigned char *bytes(self) noexcept
     cdef object view_of(self, uint64_t start, uint64_t stop)
 
@@ -32,12 +32,12 @@ cdef int release_all(list blocks) except -1
 
 cdef class BlockCache:
     cdef list free_blocks              # one list for each power of two
-    # waiters for memory: the library's, the users'
+    # waiters of the library, and waiters of users
     cdef public object internal_waiters, user_waiters  # type: Sized
     cdef readonly uint64_t leases, leased_bytes, in_slabs
     cdef public uint64_t trim_below, slab_size, ready_bytes
     cdef public uint32_t smallest
-    cdef public uint32_t local_dma_lkey  # of all memory of the process; 0: there is none
+    cdef public uint32_t local_dma_lkey  # key for all memory of the process, or 0
     cdef public uint64_t local_dma_mr  # struct ibv_mr *
     cdef public bint closed
     cdef public bint has_windows       # the device has memory windows of type 2
@@ -54,7 +54,7 @@ cdef class Local:
     cdef public uint32_t lkey
     cdef public bint writable, gone
     cdef public Pinned pinned
-    cdef Local owner                   # what it was sliced from; None: it is whole
+    cdef Local owner                   # memory that it was sliced from; None if whole
     cdef Local whole(self)
     cdef Pinned holder(self)
 
@@ -64,9 +64,9 @@ cdef class Remote:
     cdef public uint32_t rkey, _allowed
     cdef public bint _usable
     cdef public Clock _clock           # of a whole region
-    cdef public double _deadline       # of its lease, by that; infinite: it has no end
+    cdef public double _deadline       # end of the lease by `_clock`; infinite if none
     cdef public object _user
-    # of other rails than the lead, by number; None: there will be none
+    # keys for rails other than the lead, by number; None if there will be none
     cdef public dict _keys  # type: dict[int, int] | None
     cdef Remote owner
     cdef Remote whole(self)

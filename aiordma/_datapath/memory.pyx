@@ -1,5 +1,5 @@
-# Registered memory: blocks of a pool, the cache of those that are free, memory of users and of peers.
-# And the clock, which tells how long that of peers may be used.
+# Registered memory: blocks of a pool and the cache of free ones, memory of users, and memory of
+# peers. The clock measures how long memory of peers may be used.
 
 from cpython.buffer cimport Py_buffer, PyBuffer_FillInfo
 from cpython.memoryview cimport PyMemoryView_FromObject
@@ -78,8 +78,8 @@ cdef class Pinned:
         self.settle()
 
 
-# A leased block has a reference that the cycle collector does not see (`leased`): else it would
-# clear a block whose views are garbage, and these would give it back empty.
+# A leased block has a reference that the cycle collector does not see (`leased`). Otherwise, the
+# collector would clear a block whose views are garbage, and they would return it empty.
 @cython.no_gc_clear
 cdef class PoolBlock(Pinned):
     """A block of registered memory that is created once and leased many times."""
@@ -100,7 +100,7 @@ cdef class PoolBlock(Pinned):
         return self.view_of(start, stop)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        if not self.leases and not self.pins and not self.views:  # by the object of an old view
+        if not self.leases and not self.pins and not self.views:  # an old view was used
             raise BufferError("this memory has been returned to its pool")
         PyBuffer_FillInfo(view, self, self.bytes(), <Py_ssize_t> self.size, 0, flags)
         self.views += 1
@@ -111,7 +111,7 @@ cdef class PoolBlock(Pinned):
         cdef PyObject *traceback = NULL
         self.views -= 1
         if not self.views:
-            # A view may end while an exception is on its way.
+            # A view may be released while an exception is being raised.
             PyErr_Fetch(&kind, &value, &traceback)
             try:
                 self.settle()
@@ -142,7 +142,7 @@ cdef class BlockCache:
         return <PoolBlock> free_list.pop() if free_list else None
 
     cdef int leased(self, PoolBlock block) except -1:
-        Py_INCREF(block)  # until `give_back`
+        Py_INCREF(block)  # held until `give_back`
         block.leases += 1
         self.leases += 1
         self.leased_bytes += block.size
@@ -189,7 +189,7 @@ cdef class BlockCache:
             Py_DECREF(block)
         return 0
 
-    # For the pool, in Python.
+    # ---- for the pool, in Python ----
 
     def take(self, uint64_t size) -> Any:
         cdef PoolBlock block = self.find(size)

@@ -1,4 +1,4 @@
-# A received message, and the queue of items that keep their order.
+# A received message, an ordered queue of items, and the counters of a connection.
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uintptr_t
@@ -9,7 +9,7 @@ from aiordma._native import ffi
 from aiordma.errors import BufferStateError
 
 
-# Nothing that a message refers to refers to it.
+# Objects that a message refers to never refer back to it.
 @cython.no_gc
 @cython.freelist(64)
 cdef class Message:
@@ -53,13 +53,14 @@ cdef class Message:
 
     @property
     def __class__(self):
-        # json.loads and others look here for the name that their errors give to what they refuse.
+        # json.loads and other functions take the name of the rejected type in their errors from
+        # here.
         return named_for_errors
 
     @property
     def decode(self):
         """Raise an AttributeError that shows how to decode a message."""
-        # Only this one: __getattr__ would make every access to an attribute slower.
+        # This is a property, because __getattr__ would make every attribute access slower.
         raise AttributeError(
             "a Message is not a bytes object: write bytes(message).decode(), which copies, or "
             "str(message.data, 'utf-8')", name="decode", obj=self,

@@ -19,17 +19,17 @@ cdef TransferFuture begin_transfer(SendQueue queue, uint32_t kind, Sender sender
 cdef class WRChain(WorkRequest):
     cdef object user
     cdef TransferFuture waiter
-    cdef SendQueue rail                # that it was posted to last
-    cdef uint64_t behind               # the latest work in the backlog when it was queued
+    cdef SendQueue rail                # rail to which it was posted last
+    cdef uint64_t behind               # latest work in the backlog when it was queued
     cdef uint32_t room
-    cdef aiordma_send *sends           # `room` of them; a chain of one has them in itself
+    cdef aiordma_send *sends           # array of `room` requests; `one_send` if `room` is 1
     cdef ibv_sge *sges
     cdef aiordma_send one_send
     cdef ibv_sge one_sge
     cdef list pins
-    cdef StripedTransfer striped       # None: one rail carries it, or it is over
-    cdef Remote region                 # that it is aimed at
-    cdef list regions                  # those that it is aimed at besides
+    cdef StripedTransfer striped       # None if a single rail carries it, or if it is over
+    cdef Remote region                 # target region
+    cdef list regions                  # further target regions
     cdef aiordma_send *append(self, Pinned pinned, uint64_t address, uint32_t length,
                               uint32_t lkey) except NULL
     cdef bint move(self, SendQueue lead) except -1
@@ -41,13 +41,13 @@ cdef class WRChain(WorkRequest):
 
 cdef class TransferFuture(OpFuture):
     cdef SendQueue queue
-    cdef Sender sender                 # in which its last request takes its turn, or None
-    cdef WRChain chain                 # None: it is not to be withdrawn
-    cdef list parts                    # of the chain, before it; None: there are none
-    cdef uint32_t left                 # of these and the chain
+    cdef Sender sender                 # sender of its last request, among the messages, or None
+    cdef WRChain chain                 # None if it cannot be withdrawn
+    cdef list parts                    # parts of the chain that precede it, or None
+    cdef uint32_t left                 # number of parts remaining, including the chain
     cdef object progress
     cdef uint64_t bytes_done
-    cdef bint undone                   # a part was not posted, or may have been lost
+    cdef bint undone                   # a part was not posted or may have been lost
     cdef int advance(self, WRChain part) except -1
     cdef int moved(self, uint64_t length) except -1
     cdef int part_over(self) except -1
@@ -57,9 +57,9 @@ cdef class StripedTransfer(Striped):
     cdef WRChain chain
     cdef Stripes stripes
     cdef Pinned pinned
-    cdef dict keys, lkeys              # of both memories, by the number of the rail
-    cdef uint64_t after                # the wr_id of what the lead had to do before
-    cdef uint32_t under_way            # chunks
+    cdef dict keys, lkeys              # keys of both memories, by rail number
+    cdef uint64_t after                # wr_id of the lead's work that must complete first
+    cdef uint32_t under_way            # chunks in flight
     cdef bint begun
     cdef bint writes(self) noexcept
     cdef SendQueue lead(self)

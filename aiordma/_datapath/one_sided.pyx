@@ -1,8 +1,9 @@
-# Chains of one-sided work requests: posted with one doorbell, completed by the last.
+# Chains of one-sided work requests, which are posted with one doorbell. The last request completes
+# the chain.
 #
-# A send queue works in order, so only the last request of a chain is signaled (ibv_post_send(3)).  An
-# earlier one that fails completes nevertheless, with BEFORE_LAST in its wr_id.  That is the chain's
-# failure but not its end: the last request is flushed behind it.
+# A send queue works in order, so only the last request of a chain is signaled (ibv_post_send(3)).
+# An earlier request completes only if it fails, and then has BEFORE_LAST in its wr_id. The chain
+# has failed at that point, but ends only when its last request is flushed.
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.string cimport memcpy, memmove, memset
@@ -44,7 +45,7 @@ TRANSFER_SIZE = 8 << 20
 cdef uint64_t MAX_TRANSFER = TRANSFER_SIZE
 
 
-# Its pins are the device's: the cycle collector must not clear them.
+# The device relies on the pins, so the cycle collector must not clear them.
 @cython.no_gc_clear
 cdef class WRChain(WorkRequest):
     """One-sided work requests that are posted together."""
@@ -58,7 +59,7 @@ cdef class WRChain(WorkRequest):
 
     def __dealloc__(self):
         self.kept = False
-        self.free_memory()  # of one that was never posted
+        self.free_memory()  # for a chain that was never posted
         if self.sends != &self.one_send:
             PyMem_Free(self.sends)
             PyMem_Free(self.sges)
@@ -110,9 +111,9 @@ cdef class WRChain(WorkRequest):
             start += length
             if start == local.length:
                 break
-            if opcode == IBV_WR_RDMA_WRITE_WITH_IMM:  # the last alone
+            if opcode == IBV_WR_RDMA_WRITE_WITH_IMM:  # only the last piece has it
                 send.opcode = IBV_WR_RDMA_WRITE
-        # Kept: a chain that had to wait asks it once more before it is posted.
+        # The region is kept, because a chain that had to wait checks it again before it is posted.
         if send != NULL and self.region is None:
             self.region = region
         elif send != NULL and self.region is not region:
@@ -139,7 +140,7 @@ cdef class WRChain(WorkRequest):
         if self.waiter is not None:
             self.waiter.queue = lead
         if self.striped is not None:
-            return True  # which has the keys of all rails
+            return True  # it has the keys of all rails
         for i in range(self.entries):
             of_rails = keys_for(self, self.sends[i].rkey)
             if of_rails is None or lead.number not in of_rails:
@@ -195,7 +196,7 @@ cdef class WRChain(WorkRequest):
         send.compare_add, send.swap = compare_add, swap
 
     def part(self, uint32_t count) -> WRChain:
-        """Move the first requests into a new chain with the same waiter."""
+        """Move the first `count` requests into a new chain with the same waiter."""
         cdef WRChain part = WRChain.__new__(WRChain)
         part.user, part.kind = self.user, self.kind
         if not 0 < count <= self.entries:
@@ -226,8 +227,8 @@ cdef class WRChain(WorkRequest):
         return post_sends(queue, self.sends, last + 1, self.sges, posted, length)
 
     cdef object refusal(self):
-        # This side gives a region up behind what has begun, and so has a waiter, before; but for what
-        # waits among the messages.
+        # A region is only released after the operations that have begun and therefore have a
+        # waiter. This does not apply to operations that wait among the messages.
         cdef bint must_be_usable = self.waiter is None or self.waiter.sender is not None
         cdef Remote region
         for region in (self.region, *(self.regions or ())):
@@ -256,7 +257,7 @@ cdef class WRChain(WorkRequest):
         cdef TransferFuture waiter = self.waiter
         if self.striped is not None:
             self.striped.stripes.drop(self.striped)
-        self.waiter = None  # its error has frames that may have this
+        self.waiter = None  # frames of the error may refer to this
         return 0 if waiter is None else waiter.settle(FAILED, error)
 
     cdef int refused(self, object error) except -1:
@@ -368,7 +369,7 @@ cdef class TransferFuture(OpFuture):
             self.bytes_done += length
             try:
                 self.progress(self.bytes_done)
-            except BaseException as error:  # the user's own, raised by its await
+            except BaseException as error:  # the user's error, raised by the await
                 self.settle(FAILED, of_callback(error))
         return 0
 
@@ -403,7 +404,7 @@ cdef class TransferChunk(WorkRequest):
 
     cdef StripedTransfer transfer
     cdef Pinned pinned
-    cdef Lane lane                     # None: it is over
+    cdef Lane lane                     # None once it is over
     cdef uint64_t start
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
@@ -419,7 +420,7 @@ cdef class TransferChunk(WorkRequest):
     cdef int on_error(self, object error) except -1:
         cdef SendQueue lead = self.transfer.lead()
         if self.lane is None or lead.left is not None or (self.lane.rail is not lead and not lead.failed):
-            return 0  # another rail does it
+            return 0  # another rail repeats it
         return self.transfer.fail(error)
 
     cdef int free_memory(self) except -1:
@@ -436,10 +437,11 @@ cdef class TransferChunk(WorkRequest):
         return self.transfer.chain.text(peer)
 
 
-# The chain of a write stays in the backlog of the lead until all of it is there.  So what begins behind
-# it waits for its end, as it would on one rail: other work in the backlog, and frames by `has_posted`.
-# That of a read is there while the lead has no room.  Other rails than the lead take part when the lead
-# has done what was posted before, and when it has just become it, what it had to do again.
+# The chain of a write stays in the backlog of the lead until all of it has been written. Later
+# operations therefore wait for it, as they would on one rail: other work in the backlog, and frames
+# because of `has_posted`. The chain of a read stays there only while the lead has no room. Other
+# rails take part when the lead has completed the work that was posted before. A new lead must also
+# have completed the work that it had to repeat.
 @cython.no_gc_clear
 @cython.final
 cdef class StripedTransfer(Striped):
@@ -453,9 +455,9 @@ cdef class StripedTransfer(Striped):
 
     cdef int take_turn(self) except -1:
         if self.begun:
-            self.stripes.serve()  # the lead has room, or has done what was before
+            self.stripes.serve()  # the lead has room, or has completed the earlier work
         elif self.chain.refusal() is not None:
-            return TO_POST  # which is refused
+            return TO_POST  # it is refused then
         else:
             self.begun, self.after = True, self.lead().latest_posted()
             self.stripes.begin(self)
@@ -493,7 +495,7 @@ cdef class StripedTransfer(Striped):
         return self.size - start
 
     cdef bint holds_up(self, Lane lane) except -1:
-        # READs of messages wait in the backlog of the lead behind the chain of a write.
+        # READs of messages wait in the lead's backlog behind the chain of a write.
         return lane.rail is self.stripes.leading and not self.under_way and self.writes()
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
@@ -523,7 +525,7 @@ cdef class StripedTransfer(Striped):
         return self.end_if_over()
 
     cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1:
-        """Handle a chunk whose memory was released after its rail broke."""
+        """Handle the failure of a chunk after its rail broke and released the memory."""
         self.under_way -= 1
         if self.stripes.ended is not None or (self.lead().failed and self.lead().left is None):
             return self.connection_ended()
@@ -569,9 +571,9 @@ cdef WRChain next_part(WRChain chain, uint32_t count):
 
 
 cdef bint post_long(SendQueue queue, WRChain chain) except -1:
-    """Post everything that several rails can carry, and the requests before it.
+    """Post all operations that several rails can carry, and the requests before them.
 
-    Returns False if `chain` has requests left.
+    Returns False if `chain` still has requests.
     """
     cdef WRChain part
     cdef StripedTransfer striped
@@ -617,7 +619,7 @@ cdef TransferFuture start_chain(
     if not chain.entries:
         future.settle(DONE, None)
         return future
-    if queue.number and not queue.failed:  # else the next lead has its own
+    if queue.number and not queue.failed:  # otherwise, the next lead uses its own
         use_keys_of(chain, queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.left, chain.waiter = 1, future
@@ -660,9 +662,9 @@ cdef TransferFuture begin_transfer(
 
 
 def start(SendQueue queue not None, WRChain chain not None) -> TransferFuture:
-    error = chain.refusal()  # since it was collected
+    error = chain.refusal()  # the state may have changed since it was collected
     if error is not None:
-        chain.free_memory()  # which frames of the error may have
+        chain.free_memory()  # frames of the error may refer to it
         raise error
     return start_chain(queue, chain, None, None)
 

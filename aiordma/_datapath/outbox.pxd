@@ -1,4 +1,4 @@
-# The messages of a session on their way out, in order.
+# The outgoing messages of a session, in order.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -16,35 +16,36 @@ from .sends cimport Frame, Sender, SendFuture
 from .stripes cimport Stripes
 from .work_queue cimport FrameHandler, Wait
 
-cdef enum:  # what holds messages back, and what does not
+cdef enum:  # bits of `flags`
     NOT_STARTED = 1
     ENDED = 2
-    # Re-entrancy guard: the end of a buffer, and the cycle collector, can run the user's code, whose
-    # sends queue while this is set, behind the message that is being sent and counts on a credit.
+    # This is a guard against re-entrancy. Releasing a buffer and the cycle collector can run user
+    # code. While the flag is set, sends from that code wait behind the message that is being sent,
+    # which relies on its credit.
     SENDING = 4
     AWAITS_MEMORY = 8  # `on_memory` will be called
-    SWITCHING = 16  # from a lead that broke to another rail
-    RESUMED = 64  # the peer has said what has arrived: `moved` is what is to be posted once more
+    SWITCHING = 16  # the lead broke and another rail is taking over
+    RESUMED = 64  # the peer has reported what arrived; `moved` is to be posted again
     BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | SWITCHING
     COLLECTING = 32  # `collect` will be called
 
 
 @cython.final
 cdef class Outbox(Sender):
-    cdef FrameHandler session          # None: it is closed
+    cdef FrameHandler session          # None once it is closed
     cdef SendQueue lead
     cdef object owner, source
     cdef BlockCache pool
     cdef readonly Credits credits
-    cdef PeerRoom room                 # None before the start, as the credits
-    cdef public Sealing sealing  # type: Sealing | None; None: frames travel in clear
+    cdef PeerRoom room                 # None before the start, like `credits`
+    cdef public Sealing sealing  # type: Sealing | None; None if frames are not encrypted
     cdef readonly Offers offers
     cdef readonly Journal journal
-    cdef list moved                    # work of leads that broke
+    cdef list moved                    # unfinished work of leads that broke
     cdef readonly Stripes stripes
-    cdef Fifo waiting                  # messages and writes, in their order
+    cdef Fifo waiting                  # messages and writes, in order
     cdef Wait wait
-    cdef public bint closing           # no message begins any more; those that wait go on
+    cdef public bint closing           # new messages are rejected; waiting messages are sent
     cdef uint32_t flags
     cdef object ended_by
     cdef bint begin_sending(self) noexcept

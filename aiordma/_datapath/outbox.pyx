@@ -1,14 +1,15 @@
-# The messages of a session on their way out, in order, as far as both ends have room.
+# The outgoing messages of a session, in order, as both ends have room.
 #
-# - A send needs a receive that the peer has posted: `Credits` counts them.  What has no credit waits here,
-#   first come first served.
-# - A message that fits the peer's next receive is *eager*: copied into a frame, or sent from where it
-#   lies.  A longer one is a *rendezvous*: the peer reads it with RDMA when it has room, and acknowledges.
-# - A frame costs both ends the same whatever is in it.  So a short message that is sent while a frame
-#   with messages is under way waits until all tasks of this iteration of the loop have run, and goes in
-#   a *bundle*; a message with nothing before it goes at once.
-# - Memory under a posted request must stay: an eager frame in its block until its completion, a
-#   rendezvous registered (read-only for the peer) until the acknowledgement.
+# - A send needs a receive that the peer has posted, which `Credits` counts. Messages without a
+#   credit wait here in the order of the calls.
+# - A message that fits into the peer's next receive is *eager*: it is copied into a frame, or sent
+#   from its own memory. A longer message is a *rendezvous*: the peer reads it with RDMA when it has
+#   room, and acknowledges it.
+# - The cost of a frame does not depend on the number of messages in it. If a frame with messages is
+#   in flight, a short message therefore waits until all tasks of this iteration of the loop have
+#   run, and is sent in a *bundle*. Otherwise, it is sent immediately.
+# - Memory must be kept while a posted request uses it: an eager frame until its completion, and the
+#   memory of a rendezvous, which the peer can only read, until the acknowledgement.
 
 from libc.stdint cimport uint8_t, uintptr_t
 from libc.string cimport memset
@@ -63,7 +64,7 @@ from aiordma.errors import BufferStateError, BusyError, MessageTooLongError, Pro
 
 
 cdef enum:
-    BUNDLED_BELOW = 16 << 10  # bytes: a longer message gains nothing by sharing a frame
+    BUNDLED_BELOW = 16 << 10  # bytes; sharing a frame does not help longer messages
 
 
 @cython.no_gc_clear
@@ -119,7 +120,7 @@ cdef class Outbox(Sender):
         if imm is not None:
             message.imm = imm_of(imm)
             message.has_imm = True
-        if self.ended_by is not None:  # `check` does not know: the Connection is gone
+        if self.ended_by is not None:  # `check` cannot detect this once the Connection is gone
             raise self.owner.error_for(self.ended_by)
         message.sender = self
         enqueue(self, message)
@@ -156,7 +157,8 @@ cdef class Outbox(Sender):
         self.session.flush()
         return True
 
-    # One step, also where every line is traced: nothing else is sent between the look and the mark.
+    # This is one step even if lines are traced, so that nothing is sent between the check and the
+    # flag.
     @cython.profile(False)
     @cython.linetrace(False)
     cdef bint begin_sending(self) noexcept:
@@ -237,7 +239,7 @@ cdef class Outbox(Sender):
         for i, work in enumerate(works):
             if isinstance(work, Frame) and (<Frame> work).number < frames:
                 arrived = i
-        # Frames that the device had done went before all of these.
+        # The device had completed these frames, so they precede all other work.
         self.moved = [frame for frame in missing if frame not in works]
         self.flags |= RESUMED
         for i, work in enumerate(works):
@@ -252,7 +254,7 @@ cdef class Outbox(Sender):
             if chain.count_of(IBV_WR_RDMA_WRITE) == chain.entries:
                 chain.kept = False
                 chain.on_completion(0)
-            else:  # it must not be written again
+            else:  # its writes must not be repeated
                 chain.drop_writes()
                 self.moved.append(chain)
         count = len(self.moved)
@@ -338,19 +340,20 @@ cdef class Outbox(Sender):
                 (<WRChain> item).refused(self.owner.error_for(error, text))
         self.moved = [*take_moved(self), *self.lead.backlog.take_all()]
         works = [work for work in self.moved if isinstance(work, WRChain)]
-        for work in (*works, *self.journal.all()):  # also frames that no device has
+        for work in (*works, *self.journal.all()):  # including frames that no device has
             text = (<WorkRequest> work).text(self.lead.peer)
             (<WorkRequest> work).on_error(self.owner.error_for(error, text))
         for message in self.offers.messages.values():
             message.settle(FAILED, send_error(self, message))
-        # Those that the peer has acknowledged have their ends when the queue pairs are gone (Offers.close).
+        # Messages that the peer has acknowledged are completed after the queue pairs have been
+        # destroyed (Offers.close).
 
     cdef int close(self) except -1:
         """Release the memory after the queue pair has been destroyed."""
         cdef int code = self.offers.close(self.flags & ENDED != 0)
-        for item in self.waiting.take_all():  # without `end`: the loop was closed
+        for item in self.waiting.take_all():  # not empty if the loop was closed without `end`
             if type(item) is not SendFuture:
-                (<WRChain> item).waiter = None  # which refers to it
+                (<WRChain> item).waiter = None  # it refers to the chain
                 (<WRChain> item).free_memory()
         for chain in (*take_moved(self), *self.lead.backlog.take_all()):
             if isinstance(chain, WRChain):
@@ -367,7 +370,7 @@ cdef int check(Outbox outbox) except -1:
         or outbox.closing
         or not outbox.lead.table.wakeups.is_of_this_task()
     ):
-        outbox.owner.check()  # says what is wrong
+        outbox.owner.check()  # raises the error
     return 0
 
 
@@ -388,7 +391,7 @@ cdef int enqueue(Outbox outbox, SendFuture message) except -1:
         outbox.flags &= ~SENDING
     if not sent:
         message.behind = outbox.lead.backlog.latest
-        outbox.waiting.appendleft(message)  # what was sent meanwhile goes after it
+        outbox.waiting.appendleft(message)  # messages queued in the meantime follow it
     if outbox.waiting.size() and not outbox.flags & COLLECTING:
         outbox.lead.table.wakeups.loop.call_soon(outbox.collect)
         outbox.flags |= COLLECTING
@@ -432,13 +435,14 @@ cdef bint send_alone(Outbox outbox, SendFuture message) except -1:
             return send_eager(outbox, message)
         return send_rendezvous(outbox, message)
     except (RDMAError, OSError, ValueError, BufferError, MemoryError) as error:
-        message.close_payload()  # nothing of it was posted
+        message.close_payload()  # no part of it was posted
         message.settle(FAILED, error)
     return True
 
 
 cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
-    # Its last piece is sent from where it lies if that is quicker than a copy, and it need not stay.
+    # The last piece is sent from its own memory if that is faster than a copy and the journal does
+    # not keep the frame.
     cdef Piece in_place = message.last()
     if (
         not outbox.pool.local_dma_lkey
@@ -464,7 +468,7 @@ cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
     outbox.frames_under_way += 1
     outbox.post_frame(frame, DATA, message.has_imm, message.imm)
     if in_place is None:
-        message.close_payload()  # not before: the end of a buffer may call what sends the next one
+        message.close_payload()  # not earlier, because it may run code that sends the next message
     return True
 
 
@@ -512,7 +516,7 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
     cdef bytes seal = b""
     if message.first.next is not None and outbox.sealing is None:
         outbox.offers.join_pieces(message, outbox.room.size)
-    # A bind for each piece; sealed they are one.
+    # Each piece needs a bind. An encrypted message has a single piece.
     cdef uint32_t entries = 1 + (message.count() if outbox.sealing is None else 1)
     if not outbox.lead.has_room_for(entries):
         return False
@@ -538,7 +542,7 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
         block.end_lease()
         raise
     outbox.offers.add(message)
-    if outbox.ended_by is not None:  # by the cycle collector, above: `end` has not seen the message
+    if outbox.ended_by is not None:  # by the cycle collector, so `end` has not seen the message
         message.settle(FAILED, send_error(outbox, message))
     write_request(block.bytes() + HEADER, message, seal)
     frame = new_rendezvous_frame(block, length, message)
@@ -571,7 +575,7 @@ cdef bint send_first(Outbox outbox) except -1:
             outbox.waiting.popleft()
             error = write.refusal()
             if write.waiter.state != PENDING:  # an earlier part has failed
-                write.waiter = None  # which refers to this
+                write.waiter = None  # it refers to the chain
                 write.free_memory()
             elif error is not None:
                 write.refused(error)

@@ -1,19 +1,20 @@
-# What a message in msgpack costs to read, before any object is made of it: of a byte of the peer's there
-# can be a list of 56 bytes, or a Timestamp that takes a microsecond.
-# Source: the msgpack specification, "Formats".
+# Validation of msgpack data before any object is created from it. The cost is limited, because one
+# byte from the peer can become a list of 56 bytes, or a Timestamp that takes a microsecond to
+# create. The tables follow the section "Formats" of the msgpack specification.
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint64_t
 
 cdef enum:
-    # By judgement: 0.1 s at most.  A number or a text costs 1.
+    # This limits the work to about 0.1 s, by estimate. A number or a string costs 1.
     MOST_WORK = 1 << 20
     CONTAINER = 4
     EXTENSION = 32
-    MOST_NESTED = 511  # as of msgpack.packb
+    MOST_NESTED = 511  # the limit of msgpack.packb
 
-# Of the tags from 0xc0 on: plain, bytes or text, extension, array, map, or none; bytes of the length that
-# follows; bytes behind that.
+# These tables describe the tags from 0xc0 on. KINDS has the kind: plain, bytes or text, extension,
+# array, map, or none. LENGTHS has the number of bytes of the length field. SIZES has the number of
+# bytes that follow it.
 cdef const char *KINDS = b"P-PPBBBEEEPPPPPPPPPPEEEEEBBBAAMM"
 cdef const char *LENGTHS = (
     b"\0\0\0\0\1\2\4\1\2\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1\2\4\2\4\2\4"
@@ -24,11 +25,11 @@ cdef const char *SIZES = (
 
 
 cdef class Values:
-    """Passes over values."""
+    """A cursor that skips values."""
 
     cdef const unsigned char *at
     cdef const unsigned char *end
-    cdef int64_t work                  # that is left
+    cdef int64_t work                  # work remaining
 
     cdef int spend(self, int64_t cost) except -1:
         self.work -= cost
@@ -80,9 +81,9 @@ cdef class Values:
 
 
 def check_packed(data: Buffer) -> None:
-    """ValueError, which says why, unless these bytes are one value that msgpack reads in a bounded time.
+    """Raise ValueError unless `data` is exactly one value that msgpack can read in a limited time.
 
-    The keys of its dicts are str or bytes: others can be chosen so that a dict takes long.
+    Keys of dicts must be str or bytes, because other keys can be chosen to make a dict slow.
     """
     cdef Values values = Values.__new__(Values)
     cdef Py_buffer buffer

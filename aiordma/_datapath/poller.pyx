@@ -1,4 +1,4 @@
-# When an event loop polls for completions.
+# The policy that decides when an event loop polls for completions.
 
 from asyncio import _get_running_loop as get_running_loop
 
@@ -10,13 +10,16 @@ from .futures cimport Wakeups
 from .work_queue cimport WorkRequestTable, aiordma_drain
 
 cdef enum:
-    FIRST_SLICE_US = 2  # of a spin, after one of no length
+    FIRST_SLICE_US = 2  # first slice of a spin that follows a poll without spinning
 
 
 @cython.final
 cdef class Poller:
-    """Has the completions of one event loop drained: when their channel is readable, for a task that is
-    about to wait, and after some were found once more before the loop sleeps."""
+    """The poller for the completions of one event loop.
+
+    It drains them when their channel is readable and when a task is about to wait. If it found
+    some, it polls again before the loop sleeps.
+    """
 
     cdef readonly WorkRequestTable table
     cdef public bint closed
@@ -24,20 +27,20 @@ cdef class Poller:
     cdef public bint spin_scheduled, spin_found
     cdef public object spin  # type: Callable[[], object] | None
     cdef public uint32_t spin_us
-    cdef uint32_t spun_us, slice_us    # of the spin that goes on
+    cdef uint32_t spun_us, slice_us    # of the current spin
 
     def __cinit__(self, WorkRequestTable table not None):
         self.table = table
 
     def serve(self, uintptr_t state, int most, list leaving, slow: Callable[[int], object]):
-        """A readable completion channel: `slow(outcome)` does what is left, if anything is."""
+        """Drain a readable completion channel. `slow(outcome)` does any remaining work."""
         self.serve_with(state, most, leaving, slow, 0, False)
 
     def spin_before_wait(
         self, uintptr_t state, int most, list leaving, slow: Callable[[int], object],
         uint32_t spin_us,
     ):
-        """As `serve`, for a task that is about to wait; nothing outside of the loop."""
+        """Do the same as `serve` for a task that is about to wait in this loop."""
         cdef Wakeups wakeups = self.table.wakeups
         if get_running_loop() is not wakeups.loop:
             return
@@ -59,7 +62,7 @@ cdef class Poller:
         return 0
 
     def spin_soon(self):
-        """Spins once more before the loop sleeps."""
+        """Start spinning once more before the loop sleeps."""
         self.spun_us = self.slice_us = 0
         self.spin_slice_soon()
 
@@ -70,12 +73,13 @@ cdef class Poller:
         return 0
 
     def spin_once(self, uintptr_t state, int most, list leaving, slow: Callable[[int], object]):
-        """A slice of that spin; the next one in the loop's next iteration, and again from the
-        beginning as long as it finds completions.
+        """Run one slice of the spin, and schedule the next one for the loop's next iteration.
 
-        A callback that the woken tasks have scheduled may schedule another one, as the futures of
-        `asyncio.gather` do, and nothing tells the spin of it.  So the loop runs an iteration after
-        each slice, and a slice is no longer than all before it together.
+        The spin starts again as long as it finds completions.
+
+        A callback scheduled by a woken task may schedule another one, as the futures of
+        `asyncio.gather` do, and the spin is not informed. The loop therefore runs an iteration
+        after each slice, and a slice is at most slightly longer than all earlier slices together.
         """
         cdef bint around = self.polls_again
         cdef bint is_last = self.spun_us + self.slice_us >= self.spin_us
@@ -96,8 +100,8 @@ cdef class Poller:
             self.spin_slice_soon()
         elif outcome != 1 or leaving:
             if outcome >= 0 and not outcome & 1 and not is_last:
-                # The device was told that polling goes on, and it ends here: a spin says so, if it finds
-                # nothing.
+                # The device was told that polling continues, but it ends here. A spin that finds
+                # nothing tells it.
                 after = self.table.drain_once(<aiordma_drain *> state, most, 1, 1)
                 outcome = after if after < 0 else outcome | after
             slow(outcome)

@@ -19,26 +19,26 @@ from .work_queue cimport (
 )
 
 cdef enum:
-    CONTROL_ENTRIES = 4  # of the send queue, for control frames alone
-    CHAIN = 32           # receives that are posted with one call
+    CONTROL_ENTRIES = 4  # entries of the send queue reserved for control frames
+    CHAIN = 32           # maximum number of receives posted with one call
 
 
 cdef class SendQueue(WorkQueues):
     cdef public object qp  # type: QueuePair
     cdef public object error  # type: BaseException | None
-    cdef public uint32_t number        # among the rails of its connection; 0: it offers the messages
+    cdef public uint32_t number        # number among the rails; 0 is the first rail
     cdef public ReadKeys keys
-    cdef Stripes stripes               # None: it is not the lead, or is closed
+    cdef Stripes stripes               # None if it is closed or not the lead
     cdef object owner
-    cdef readonly uint64_t bytes_read  # of striped messages
-    cdef Counts counts                 # of its connection
+    cdef readonly uint64_t bytes_read  # of messages read in chunks
+    cdef Counts counts                 # counters of its connection
     cdef readonly Served served
-    cdef readonly uint64_t transfer_bytes_read, transfer_bytes_written  # one-sided operations of the user
-    cdef Leftovers left                # None: it is not suspended
-    cdef bint expects_resume           # its first receive is for that, and not of the lead's
-    cdef bint leaving                  # entries that become free are not for the messages
-    cdef bint stopped                  # this side has taken the queue pair to ERR
-    cdef bint messages_first           # of the two that wait for entries
+    cdef readonly uint64_t transfer_bytes_read, transfer_bytes_written  # one-sided operations
+    cdef Leftovers left                # None unless it is suspended
+    cdef bint expects_resume           # its first receive is for the Resume
+    cdef bint leaving                  # it takes no more work and waits until it is empty
+    cdef bint stopped                  # this side has moved the queue pair to ERR
+    cdef bint messages_first           # messages get freed entries before the backlog
     cdef readonly Backlog backlog
     cpdef int post(self, WorkRequest work) except -1
     cdef int post_in_turn(self, WorkRequest work) except -1
@@ -59,7 +59,7 @@ cdef class SendQueue(WorkQueues):
 
     @cython.final
     cdef inline bint has_room(self) noexcept:
-        """For work of the user."""
+        """Return whether there is room for work of the user."""
         return self.free > CONTROL_ENTRIES
 
     @cython.final

@@ -36,35 +36,40 @@ RESERVED_ENTRIES = CONTROL_ENTRIES
 cdef class SendQueue(WorkQueues):
     """A rail: the send and receive queue of one queue pair, on one event loop.
 
-    What its members promise to the data path:
+    The data path relies on these members:
 
-    - `free`, `capacity`: entries of the send queue, exact.  CONTROL_ENTRIES of them are for control
-      frames alone.
-    - `failed`: it takes no post any more.  `backlog.waits`: work waits for entries.
-    - `post_checked`, `post_receives`: they post now, receives in this order.  The caller has looked at
-      `free` and `failed`.
-    - `post`, `withdraw`: one-sided work, in order, as there is room; what still waits can be
-      taken back.
-    - `backlog.latest`, `backlog.has_posted`: whether all work of before has been posted, for frames that
-      come after writes.
-    - `stop`: then no frame comes by it, and the peer reaches no memory.  `close`: then the device
-      touches nothing, and every `free_memory` has come.
+    - `free` and `capacity` are the exact numbers of entries in the send queue. CONTROL_ENTRIES of
+      them are reserved for control frames.
+    - `failed` means that the rail accepts no more posts. `backlog.waits` means that work waits for
+      entries.
+    - `post_checked` and `post_receives` post immediately, receives in the given order. The caller
+      has checked `free` and `failed`.
+    - `post` and `withdraw` are for one-sided work, which is posted in order as there is room. Work
+      that still waits can be withdrawn.
+    - `backlog.latest` and `backlog.has_posted` tell whether all earlier work has been posted, for
+      frames that follow writes.
+    - After `stop`, no frames arrive, and the peer cannot access memory. After `close`, the device
+      uses no memory, and every `free_memory` has been called.
 
-    1. Frames arrive in the order of posting, each whole and once, until the queue pair fails.
-    2. Work that is not withdrawn ends once: by `on_completion`, in the order of posting, when the
-       device has let go of its memory; or by its first `on_error`, and then `free_memory` comes, once,
-       when the device has.
-    3. A write that was posted before a frame is in the peer's memory before that frame arrives.
-    4. If the FrameHandler goes on without it, it is `suspended` instead.  `take_works` has what was
-       posted and can be by another rail, frames among it; `backlog` has what waits for room, which
-       that rail takes over; other work ends by OutcomeUnknownError.
-       `take_receives` has the blocks of the receives, in their order.
-    5. No member ends the connection: `Owner.broken`, which may come from within a post, defers that.
+    They guarantee the following:
 
-    It calls a FrameHandler: `received` and `received_write`, which take over the lease, and `flush`,
-    once in a drain that has freed entries; Receives call the others.  When the queue pair fails every
-    waiter fails at once, and `owner` is told once, with the root cause.  It makes the error of those
-    that waited for other work than the failed one, from that cause and the text of their own work.
+    1. Frames arrive in the order of posting, each complete and once, until the queue pair fails.
+    2. Work that is not withdrawn ends once. It ends with `on_completion`, in the order of posting,
+    when the device has released its memory. Or it ends with its first `on_error`, and `free_memory`
+    is called once when the device has released its memory.
+    3. A write that was posted before a frame is in the peer's memory before the frame arrives.
+    4. If the FrameHandler continues without the rail, the rail is `suspended` instead. `take_works`
+    returns the posted work, including frames, that another rail can repeat. `backlog` has the work
+    that waits for room, which that rail takes over. Other work fails with OutcomeUnknownError.
+    `take_receives` returns the blocks of the receives, in order.
+    5. Members do not end the connection themselves. `Owner.broken` defers that, because it may be
+    called from within a post.
+
+    A receive completion calls `received` or `received_write` of the FrameHandler, which takes over
+    the lease of the block. A drain that has freed entries calls its `flush` once. When the queue
+    pair fails, every waiter fails immediately, and `owner` is told the root cause once. For waiters
+    of other work than the work that failed, the owner creates the error from that cause and the
+    description of their work.
     """
 
     def __init__(self, driver: Driver, qp: QueuePair, owner: Owner):
@@ -154,7 +159,7 @@ cdef class SendQueue(WorkQueues):
             work.free_memory()
         if found:
             self.backlog.note()
-            self.use_room()  # for what waited behind them alone
+            self.use_room()  # for work that only waited behind them
         return bool(found)
 
     # ---- receives ----
@@ -207,13 +212,13 @@ cdef class SendQueue(WorkQueues):
     ) except -1:
         cdef WorkRequest request = None if isinstance(work, PoolBlock) else <WorkRequest?> work
         self.qp.context._failures[wc.status] += 1
-        already_failed = self.failed  # all that was under way has got the error, this as well
+        already_failed = self.failed  # all work in flight, including this, has got the error
         if wc.status == FLUSHED and self.stopped and not already_failed:
-            already_failed = True  # on purpose: the others will be flushed in their turn
+            already_failed = True  # flushed on purpose; other work is flushed in its turn
             if request is not None:
                 request.on_error(self.owner.error_for(self.error))
         if wc.status == FLUSHED and not already_failed:
-            self.driver.take_device_events()  # what put the queue pair into this state
+            self.driver.take_device_events()  # an event may explain the state of the queue pair
             if self.left is not None:
                 already_failed = True
                 if request is not None and not before_last:
@@ -229,13 +234,13 @@ cdef class SendQueue(WorkQueues):
                 what=request.text(self.peer) if request is not None else "",
             )
             if wc.status in OF_THE_RAIL and suspend(self, error, None if before_last else request):
-                pass  # the request is set aside, or has got its error
+                pass  # the request has been set aside, or has got its error
             elif request is not None:
                 if self.error is not None:
                     request.on_error(self.error_of(request))
                 elif wc.status in OF_THE_RAIL:
                     request.on_error(self.owner.error_for(error))
-                else:  # one of its own: its frames may have this, which keeps the error
+                else:  # a copy, because the frames of the error may refer to this object
                     request.on_error(copy.copy(error))
             if wc.status in OF_THE_RAIL:
                 self.rail_broke(error)
@@ -272,7 +277,7 @@ cdef class SendQueue(WorkQueues):
             give_room_to_messages(self)
         if self.backlog.waits:
             self.post_backlog()
-            if not self.backlog.waits:  # what was only refused has no completion to come back for
+            if not self.backlog.waits:  # refused work has no completion that calls this again
                 return give_room_to_messages(self)
         if not self.messages_first:
             give_room_to_messages(self)
@@ -288,7 +293,8 @@ cdef class SendQueue(WorkQueues):
             if self.number and self.stripes is None:
                 self.rail_broke(error)
             elif self.frame_handler is not None and self.frame_handler.goes_on(self, True):
-                # Else the lead waits: a card goes on when the port is back in time.
+                # If no other device can take over, the lead waits, because a card continues if the
+                # port comes back in time.
                 suspend(self, error)
 
     # ---- the end ----
@@ -355,12 +361,12 @@ cdef class SendQueue(WorkQueues):
             return
         self.fail(BufferStateError("the queue pair was closed"))
         if self.left is not None:
-            drain_receives(self)  # in their order
+            drain_receives(self)  # so that they are in order
         self.driver.detach(self.qp)
         try:
             self.keys.close_windows()
         finally:
-            self.qp.close()  # refused, it keeps the memory of its work
+            self.qp.close()  # if it fails, the memory of its work is kept
             self.native_qp = NULL
             self.counts.close_rail(self.served)
             while self.sends.first != NO_SLOT:
@@ -399,7 +405,7 @@ cdef int post_now(SendQueue rail, WorkRequest work) except -1:
             return 0 if posted else set_aside(rail, work, False, True)
         rail.error = rail.error or error
         work.on_error(error)
-        if not posted:  # else the device has its memory until the queue pair is gone
+        if not posted:  # otherwise, the device has its memory until the queue pair is gone
             work.free_memory()
         rail.rail_broke(error)
     return 0
@@ -459,7 +465,8 @@ cdef int fail_work(SendQueue rail, WorkRequest work) except -1:
     except RuntimeError:
         if not rail.table.wakeups.loop.is_closed():
             raise
-        # To settle a future calls its waiter back by the loop, with which that has ended.
+        # Settling a future calls its waiter through the loop, and the waiter has ended with the
+        # loop.
     return 0
 
 
@@ -468,7 +475,7 @@ cdef int drain_receives(SendQueue rail) except -1:
         rail.qp.to_error()
     except (RDMAError, OSError):
         return 0  # the device has failed
-    # Not every driver flushes: it is over when there is nothing more, too.
+    # Not every driver flushes, so this also stops when there are no more completions.
     while rail.receives.first != NO_SLOT and rail.driver.poll():
         pass
     return 0
@@ -476,7 +483,7 @@ cdef int drain_receives(SendQueue rail) except -1:
 
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 RETRY_EXCEEDED = int(WCStatus.RETRY_EXC_ERR)
-# Failures that are not about the request that happens to report them: the peer or the way to it is gone.
+# These failures concern the peer or the path to it, not the request that happens to report them.
 OF_THE_RAIL: frozenset[WCStatus] = frozenset(
     {WCStatus.WR_FLUSH_ERR, WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR}
 )
@@ -488,6 +495,6 @@ FATAL_EVENTS: frozenset[EventType] = frozenset(
         EventType.DEVICE_FATAL,
     }
 )
-REFUSALS: frozenset[EventType] = frozenset(  # of a request of the peer's
+REFUSALS: frozenset[EventType] = frozenset(  # the peer's request was rejected
     {EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR}
 )

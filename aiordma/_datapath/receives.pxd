@@ -11,18 +11,20 @@ from .rail cimport SendQueue
 @cython.final
 cdef class ReceiveSizes:
     cdef uint32_t size, smallest, largest
-    cdef uint32_t missed, enough       # frames of late that need the largest, or not
-    cdef uint64_t used_up              # receives, of all time
-    cdef uint64_t all_fit_from         # number of a receive: those before may be smaller than `size`
+    cdef uint32_t missed, enough       # recent frames that need the largest size, or do not
+    cdef uint64_t used_up              # number of receives used so far
+    cdef uint64_t all_fit_from         # receives with lower numbers may be smaller than `size`
     cdef uint32_t wanted(self) noexcept
 
     cdef inline uint64_t too_small(self) noexcept:
-        """At most so many of the posted receives are shorter than `size`."""
+        """Return the maximum number of posted receives that are smaller than `size`."""
         return self.all_fit_from - self.used_up if self.all_fit_from > self.used_up else 0
 
     cdef inline void used(self, uint64_t length) noexcept:
-        """A frame has taken a receive; it has `length`, or would have if the peer had sent it
-        eagerly."""
+        """Count a frame that has used a receive.
+
+        `length` is its length, or for a rendezvous the length that it would have as an eager frame.
+        """
         self.used_up += 1
         if length <= self.smallest:
             self.enough += 1
@@ -33,14 +35,14 @@ cdef class ReceiveSizes:
 
 @cython.final
 cdef class Receives:
-    cdef Controls controls             # None: it is closed
-    cdef SendQueue queue               # of the lead, or of the one that broke while there is none
-    cdef ReceiveSizes sizes            # of the session
+    cdef Controls controls             # None once it is closed
+    cdef SendQueue queue               # of the lead, or of the broken lead until there is one
+    cdef ReceiveSizes sizes            # shared with the session
     cdef object pool, source
-    cdef uint64_t posted               # of all time
-    cdef uint32_t count, refill        # posted again for so many frames at a time
-    cdef uint32_t taken, to_repost     # frames: fewer than that; without a receive in their place
-    cdef list larger                   # blocks for those that are too small
+    cdef uint64_t posted               # number of receives posted so far
+    cdef uint32_t count, refill        # number of receives; frames taken before a repost
+    cdef uint32_t taken, to_repost     # frames taken since the last repost; receives missing
+    cdef list larger                   # blocks that will replace smaller ones
     cdef bint ended, retrying
     cdef int post(self, PoolBlock block) except -1
     cdef int repeat(self, PoolBlock block) except -1
@@ -49,7 +51,7 @@ cdef class Receives:
     cdef int move(self, SendQueue rail, BlockCache pool) except -1
 
     cdef inline int frame_taken(self) except -1:
-        """The messages of a frame are the user's."""
+        """Count a frame whose messages the user has taken."""
         self.taken += 1
         if self.taken < self.refill:
             return 0

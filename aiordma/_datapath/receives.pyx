@@ -1,12 +1,13 @@
-# The receives of one connection: posted before the peer may send, and again as they are used.
+# The receives of one connection. They are posted before the peer may send, and again as they are
+# used.
 #
-# - A receive is a block of the pool.  One that holds a message is the user's until it is released; a new
-#   one is posted in its place once the message has been taken.
-# - One that a control frame arrived in is posted again at once, whatever the pool has left: a connection
-#   whose users hold all of the pool must still answer its peer.
-# - Receives begin small, and grow after GROW_AFTER messages that only large ones have room for. They
-#   shrink after SHRINK_AFTER frames in a row that fit small ones.
-#   The peer is told from which one on; they grow only when there are blocks for all of them.
+# - A receive is a block of the pool. The user has a block with a message until the message is
+#   released. A new block is posted in its place once the message has been taken.
+# - A receive that was used for a control frame is posted again immediately, even if the pool is
+#   exhausted, because a connection whose users hold the whole pool must still respond to its peer.
+# - Receives are small at first, and grow after GROW_AFTER messages for which only large ones have
+#   room. They shrink after SHRINK_AFTER consecutive frames that fit into small ones. The peer is told
+#   from which receive on the size changes. Receives only grow when there are blocks for all of them.
 
 cimport cython
 
@@ -21,35 +22,35 @@ cdef enum:
     GROW_AFTER = 4
     SHRINK_AFTER = 256
 
-RETRY_AFTER: float = 0.1  # seconds, when memory for a receive is refused
+RETRY_AFTER: float = 0.1  # seconds until memory for a receive is requested again
 
 
 @cython.final
 cdef class ReceiveSizes:
-    """The size of the receives, which follows the frames of late: small, or as large as allowed."""
+    """The size of the receives, small or as large as allowed, depending on recent frames."""
 
     def __cinit__(self, size: int, largest: int):
         self.smallest, self.largest = size, largest
         self.use(size)
 
     def use(self, size: int, too_small: int = 0):
-        """Receives have this size from the next one on; the frames are counted anew.
+        """Use `size` from the next receive on, and reset the counters.
 
-        So many of those before it, all that are posted, may be smaller.
+        At most `too_small` of the receives that are already posted are smaller.
         """
         self.size, self.all_fit_from = size, self.used_up + too_small
         self.missed = self.enough = 0
 
     cdef uint32_t wanted(self) noexcept:
-        """The size that fits the frames of late."""
+        """Return the size that suits the recent frames."""
         if self.size == self.smallest:
             return self.largest if self.missed >= GROW_AFTER else self.smallest
         return self.smallest if self.enough >= SHRINK_AFTER else self.largest
 
-    # For tests.
+    # ---- for tests ----
 
     def wanted_after(self, length: int) -> int:
-        """The size that fits once a frame of that length has taken a receive."""
+        """Return the suitable size after a frame of this length has used a receive."""
         self.used(length)
         return self.wanted()
 
@@ -60,7 +61,7 @@ cdef class ReceiveSizes:
 
 @cython.final
 cdef class Receives:
-    """Posts the receives of a rail, of the size that the session has chosen."""
+    """The receives of a rail, of the size that the session has chosen."""
 
     def __init__(
         self, Controls controls not None, SendQueue queue not None, ReceiveSizes sizes not None,
@@ -84,7 +85,7 @@ cdef class Receives:
         return 0
 
     cdef int repeat(self, PoolBlock block) except -1:
-        """Posts a receive again whose contents have been handled."""
+        """Post a receive again after its contents have been handled."""
         if block.size < self.sizes.size:
             block.end_lease()
             block = self.larger.pop()
@@ -95,7 +96,7 @@ cdef class Receives:
         self.repost()
 
     cdef int repost(self) except -1:
-        """Posts receives for frames that were taken, which the peer may then fill."""
+        """Post receives for frames that were taken, so that the peer can use them."""
         cdef uint32_t posted = 0
         cdef PoolBlock block
         if self.ended:
@@ -110,11 +111,11 @@ cdef class Receives:
                 try:
                     block = self.source.block(self.sizes.size)
                 except (RDMAError, OSError, MemoryError):
-                    # The caller has a message to hand out, and no use for the error.
+                    # The caller has a message to deliver and cannot use the error.
                     retry_later(self)
                     break
             if block is None:
-                break  # the pool is exhausted: `on_memory` comes
+                break  # the pool is exhausted and will call `on_memory`
             self.post(block)
             posted += 1
         self.to_repost -= posted
@@ -122,7 +123,7 @@ cdef class Receives:
         return self.controls.session.flush()
 
     cdef int change_if_due(self) except -1:
-        """Changes the size of the receives if that is due and the peer can be told now."""
+        """Change the size of the receives if that is due and the peer can be told now."""
         cdef uint32_t wanted = self.sizes.wanted()
         cdef list larger = []
         if wanted == self.sizes.size:
@@ -134,19 +135,19 @@ cdef class Receives:
                     larger.append(self.pool._block(wanted))
             except (RDMAError, OSError, MemoryError):
                 release_all(larger)
-                self.sizes.use(self.sizes.size)  # until as many messages more
+                self.sizes.use(self.sizes.size)  # counts again from 0, then retries
                 return 0
-        # The peer hears of it before it gets a credit for one of them.
+        # The peer must know the new size before it gets a credit for one of these receives.
         if not self.controls.send_now(protocol.ReceiveSize(0, self.posted, wanted)):
             release_all(larger)
-            return 0  # the next time, then
+            return 0  # the next call tries again
         self.sizes.use(wanted, len(larger))
         release_all(self.larger)
         self.larger = larger
         return 0
 
     cdef int move(self, SendQueue rail, BlockCache pool) except -1:
-        """The rail gets the receives of the one before, which is closed: as many, in their order."""
+        """Post the receives of the previous rail, which is closed, on `rail` in the same order."""
         cdef PoolBlock block
         cdef list blocks = self.queue.take_receives()
         self.queue, self.pool = rail, pool
@@ -164,7 +165,7 @@ cdef class Receives:
 
 
 cdef uint32_t post_cached(Receives receives, uint32_t most) except? 0xFFFFFFFF:
-    """Posts receives in free blocks, as many as there are, and returns how many."""
+    """Post receives in free blocks, at most `most`, and return their number."""
     cdef uint32_t posted = 0, count
     cdef list blocks
     cdef PoolBlock block

@@ -22,7 +22,7 @@ cdef class Opening(WorkRequest):
     cdef Offers offers
     cdef SendFuture message
     cdef SendQueue rail
-    cdef uint32_t told                 # pieces of which the peer has the key
+    cdef uint32_t told                 # number of pieces whose keys the peer has
     cdef bint under_way, ends
     cdef int begin(self) except -1
     cdef int end(self) except -1
@@ -33,14 +33,14 @@ cdef class Opening(WorkRequest):
 
 @cython.final
 cdef class Offers:
-    cdef FrameHandler session          # None: it is closed
-    cdef dict messages                 # by request
-    cdef dict ending                   # acknowledged, and still open to other rails: status and key
-    cdef list unsent                   # Openings whose keys the peer has not been told
-    cdef list left                     # by a lead that broke, to be opened to the next one; None: none
-    cdef Py_ssize_t most               # at a time
-    cdef uint32_t max_pieces           # of a message
-    cdef uint32_t latest               # request
+    cdef FrameHandler session          # None once it is closed
+    cdef dict messages                 # by request number
+    cdef dict ending                   # acknowledged, but open to other rails: (status, key)
+    cdef list unsent                   # Openings with keys that the peer has not been told
+    cdef list left                     # messages to open to the new lead, or None
+    cdef Py_ssize_t most               # maximum number of messages at a time
+    cdef uint32_t max_pieces           # maximum number per message
+    cdef uint32_t latest               # number of the latest request
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1
     cdef int open_elsewhere(self, SendFuture message, list lanes) except -1
     cdef int open_left(self, Lane lead) except -1

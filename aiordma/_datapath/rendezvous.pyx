@@ -1,5 +1,5 @@
-# Rendezvous messages that this side offers: their memory is opened to the peer, which reads it, and closed
-# when the peer has acknowledged the message.
+# Rendezvous messages that this side offers. Their memory is opened to the peer, which reads it, and
+# closed when the peer has acknowledged the message.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint64_t, uintptr_t
@@ -52,7 +52,7 @@ cdef uint32_t rendezvous_size(SendFuture message) noexcept:
 
 
 cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexcept:
-    """Writes what follows the header of an RNDV_RTS frame: the pieces with their keys, and the seal."""
+    """Write the body of an RNDV_RTS frame: the pieces with their keys, and the seal."""
     cdef RendezvousRequest *request = <RendezvousRequest *> to
     cdef RendezvousPiece *described = <RendezvousPiece *> (request + 1)
     cdef Piece piece = message.first
@@ -73,7 +73,7 @@ cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexc
 # ---- the memory ------------------------------------------------------------------------------------
 
 cdef int open_message(SendFuture message, ReadKeys keys) except -1:
-    """Opens the message's memory to the peer, to read by that rail, until the acknowledgement."""
+    """Let the peer read the message's memory through one rail until the acknowledgement."""
     cdef Piece piece = message.first
     cdef Key key
     try:
@@ -92,7 +92,7 @@ cdef int open_message(SendFuture message, ReadKeys keys) except -1:
 
 
 cdef void unlink_keys(SendFuture message, ReadKeys keys) noexcept:
-    """Forgets those of one rail, which are closed: the message may be opened to it again."""
+    """Remove the closed keys of one rail, so that the message can be opened to it again."""
     cdef Piece piece = message.first
     cdef Key key
     while piece is not None:
@@ -107,9 +107,9 @@ cdef void unlink_keys(SendFuture message, ReadKeys keys) noexcept:
 
 
 cdef int close_keys(SendFuture message, ReadKeys keys, bint invalidated) noexcept:
-    """Ends the access by one rail: 0, or the errno value of what could not be closed.
+    """End the access through one rail. Returns 0 or the errno value of a failure.
 
-    `invalidated`: requests have ended the keys of the windows.
+    `invalidated` tells whether requests have invalidated the keys of the windows.
     """
     cdef Piece piece = message.first
     cdef Key key
@@ -125,9 +125,9 @@ cdef int close_keys(SendFuture message, ReadKeys keys, bint invalidated) noexcep
 
 
 cdef int close_message(SendFuture message, uint32_t invalidated_key) noexcept:
-    """Ends the peer's access: 0, or the errno value of what could not be closed.
+    """End the peer's access. Returns 0 or the errno value of a failure.
 
-    `invalidated_key` is the key of a window that the peer has ended already; 0: of none.
+    `invalidated_key` is the key of a window that the peer has already invalidated, or 0.
     """
     cdef Piece piece = message.first
     cdef Key key
@@ -143,7 +143,7 @@ cdef int close_message(SendFuture message, uint32_t invalidated_key) noexcept:
 
 
 cdef int end_windows(SendFuture message, ReadKeys keys) except -1:
-    """Ends the windows of one rail, or of all (None)."""
+    """End the windows of one rail, or of all rails if `keys` is None."""
     cdef Piece piece = message.first
     cdef Key key
     while piece is not None:
@@ -161,9 +161,10 @@ cdef int end_windows(SendFuture message, ReadKeys keys) except -1:
 @cython.no_gc_clear
 @cython.final
 cdef class Opening(WorkRequest):
-    """Opens an offered message to another rail than the lead, and closes it there when it has been read.
+    """The access to an offered message through a rail that is not the lead.
 
-    Windows are bound and invalidated by requests on that rail; the message is over when they are.
+    Windows are bound and invalidated by requests on that rail. The message only ends after these
+    requests.
     """
 
     cdef int begin(self) except -1:
@@ -179,7 +180,7 @@ cdef class Opening(WorkRequest):
             raise
 
     cdef int end(self) except -1:
-        """The peer has read the message, and needs to be told of no more keys."""
+        """End the access after the peer has read the message. It needs no further keys."""
         self.ends = True
         if self in self.offers.unsent:
             self.offers.unsent.remove(self)
@@ -225,7 +226,7 @@ cdef class Opening(WorkRequest):
         return self.end() if self.ends else self.offers.opened(self)
 
     cdef int on_error(self, object error) except -1:
-        return 0  # the message goes on by the lead
+        return 0  # the lead still offers the message
 
     cdef int free_memory(self) except -1:
         if self.under_way:
@@ -237,7 +238,7 @@ cdef class Opening(WorkRequest):
         return f"keys of a message of {self.message.length} bytes for {peer}"
 
     cdef bytes next_keys(self, uint32_t most):
-        """The content of an RNDV_KEYS frame: at most so many keys of which the peer has not been told."""
+        """Return the contents of an RNDV_KEYS frame with at most `most` keys that are new."""
         cdef uint32_t count = min(most, self.message.count() - self.told), i
         cdef bytes content = PyBytes_FromStringAndSize(
             NULL, sizeof(RendezvousKeys) + count * sizeof(RendezvousKey)
@@ -257,28 +258,30 @@ cdef class Opening(WorkRequest):
         return content
 
     cdef int told_to(self, uint32_t most) except -1:
-        """The peer is told of the keys that `next_keys` has returned."""
+        """Record that the peer has been told the keys that `next_keys` returned."""
         self.told = min(self.told + most, self.message.count())
         if self.told == self.message.count():
             self.offers.unsent.remove(self)
         return 0
 
 
-# ---- what is offered -------------------------------------------------------------------------------
+# ---- offers ----------------------------------------------------------------------------------------
 
-# The peer may still read them: the cycle collector must not clear them.
+# The peer may still read the messages, so the cycle collector must not clear them.
 @cython.no_gc_clear
 @cython.final
 cdef class Offers:
-    """Messages that the peer may read, each until it acknowledges the message."""
+    """The messages that the peer may read, each until it acknowledges the message."""
 
     def __init__(self, FrameHandler session not None, most: int, max_pieces: int):
         self.session, self.messages, self.ending, self.unsent = session, {}, {}, []
         self.most, self.max_pieces = most, max_pieces
 
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1:
-        """Joins pieces that are not worth a registration here and a READ there, or all if their
-        request is longer than `longest`."""
+        """Join pieces that are too small to be read separately.
+
+        If the request is still longer than `longest`, join all pieces.
+        """
         message.join_pieces(COPIED_BELOW)
         if message.count() > self.max_pieces or rendezvous_size(message) > longest:
             message.join_pieces(message.length + 1)
@@ -292,7 +295,7 @@ cdef class Offers:
     # ---- other rails ----
 
     cdef int open_elsewhere(self, SendFuture message, list lanes) except -1:
-        """Opens a message that has been offered to other rails as well; one that cannot is left out."""
+        """Open an offered message to other rails as well. Rails that cannot be used are skipped."""
         cdef Opening opening
         cdef Lane lane
         cdef SendQueue rail
@@ -315,18 +318,18 @@ cdef class Offers:
         return 0
 
     cdef int open_left(self, Lane lead) except -1:
-        """Opens to the lead what the one before had the keys of, as there is room."""
+        """Open messages that the previous lead offered to the new lead, as there is room."""
         cdef SendFuture message
         cdef SendQueue rail = <SendQueue> lead.rail
         while self.left:
             message = self.left[0]
             offered = self.messages.get(message.request_id) is message
             if offered and not rail.has_room_for(message.count()):
-                if message.count() + CONTROL_ENTRIES > rail.capacity:  # that of another card
+                if message.count() + CONTROL_ENTRIES > rail.capacity:  # possible on another card
                     (<object> rail).rail_broke(RDMAError("the send queue has too few entries for "
                     "the message"))
                 return 0
-            self.left.pop(0)  # before it is opened, which may come back here
+            self.left.pop(0)  # before it is opened, because that may re-enter this method
             if offered:
                 self.open_elsewhere(message, [lead])
                 if message.first.key_of(rail.keys) is None:
@@ -336,14 +339,17 @@ cdef class Offers:
         return 0
 
     cdef int opened(self, Opening opening) except -1:
-        """The rail takes the keys: the peer is told of them as there are control credits."""
+        """Queue the keys of an opening for the peer, because the rail accepts them now."""
         self.unsent.append(opening)
         return self.session.flush()
 
     cdef bint end_elsewhere(
         self, SendFuture message, uint32_t status, uint32_t invalidated_key
     ) except -1:
-        """The peer has acknowledged the message; False: no other rail can read it now."""
+        """End the access of other rails to an acknowledged message.
+
+        Returns False if no other rail has access any more.
+        """
         cdef Opening opening
         for opening in list(message.openings):
             opening.end()
@@ -354,7 +360,7 @@ cdef class Offers:
 
     cdef int closed(self, Opening opening) except -1:
         cdef SendFuture message = opening.message
-        if self.session is None:  # it has closed the message
+        if self.session is None:  # `close` has closed the message
             return 0
         message.openings.remove(opening)
         if opening in self.unsent:
@@ -365,15 +371,15 @@ cdef class Offers:
         return 0
 
     cdef int rail_gone(self, SendQueue rail) except -1:
-        """The peer reads nothing more by that rail, whose queue pair goes after this."""
+        """End the peer's access through a rail whose queue pair is about to be destroyed."""
         cdef Opening opening
         for message in [*self.messages.values(), *self.ending]:
-            if (<SendFuture> message).rail == rail.number:  # it was the lead
+            if (<SendFuture> message).rail == rail.number:  # the rail was the lead
                 end_windows(<SendFuture> message, rail.keys)
             for opening in list((<SendFuture> message).openings or ()):
                 if opening.rail is not rail:
                     continue
-                if opening.under_way:  # the rest when the device has let go
+                if opening.under_way:  # its `free_memory` does the rest
                     end_windows(<SendFuture> message, rail.keys)
                 else:
                     opening.close(False)
@@ -382,14 +388,14 @@ cdef class Offers:
     # ---- the end ----
 
     def end_windows(self):
-        """The connection has ended: the peer reads nothing more.  The queue pairs go after this."""
+        """End all windows after the connection has ended, before the queue pairs are destroyed."""
         for message in [*self.messages.values(), *self.ending]:
             end_windows(<SendFuture> message, None)
 
     cdef int close(self, bint ended) except -1:
-        """The queue pairs are gone: closes the memory of the messages that the peer has not read.
+        """Close the memory of unread messages after the queue pairs have been destroyed.
 
-        Not `ended`: the loop was closed, so no future can end.
+        If `ended` is False, the loop was closed, and futures cannot be settled.
         """
         cdef SendFuture message
         cdef int code = 0
@@ -401,7 +407,7 @@ cdef class Offers:
                 message.sender.finish(message, status, invalidated_key)
         self.unsent.clear()
         for message in messages:
-            message.openings = None  # which refer to this
+            message.openings = None  # they refer to the message
             code = close_message(message, 0) or code
         self.session = None
         return code

@@ -1,4 +1,4 @@
-# Sealing frames that leave, and opening those that arrive.
+# Encryption of outgoing frames and decryption of incoming frames.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -6,15 +6,15 @@ from .memory cimport BlockCache
 from .sends cimport SendFuture
 
 cdef enum:
-    TAG = 16                           # bytes that sealing adds
-    PAYLOAD_SEAL = 48                  # bytes behind the request of a sealed rendezvous: key and tag
+    TAG = 16                           # bytes that encryption adds to a frame
+    PAYLOAD_SEAL = 48                  # bytes after an encrypted rendezvous request: key and tag
 
 
 cdef class Direction:
-    cdef object cipher, keys           # `encrypt_into` or `decrypt_into` of the present key
+    cdef object cipher, keys           # method of the current cipher, and the source of keys
     cdef str method
-    cdef bint begun                    # the first frame, which is plain, has passed
-    cdef uint64_t frames, bytes        # under the present key
+    cdef bint begun                    # the first frame, which is not encrypted, has passed
+    cdef uint64_t frames, bytes        # handled with the current key
     cdef public uint64_t max_frames, max_bytes
     cdef int next_key(self) except -1
 

@@ -1,7 +1,9 @@
-# Sealing frames that leave, and opening those that arrive: aiordma/_core/frames.py says how.
+# Encryption of outgoing frames and decryption of incoming frames. aiordma/_core/frames.py describes
+# the format.
 #
-# A queue pair delivers frames in the order of posting, each once.  So both sides count them, and the
-# number is the nonce: a frame that was changed, repeated, left out or moved cannot be opened.
+# A queue pair delivers each frame once, in the order of posting. Both sides therefore count the
+# frames, and use the number as the nonce. A frame that was modified, repeated, dropped or reordered
+# cannot be decrypted.
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -37,7 +39,7 @@ cdef bytes nonce_of(uint64_t number):
 
 @cython.final
 cdef class Direction:
-    """The keys of what one side sends, and how far they have been used."""
+    """The keys for the frames of one side, and the extent of their use."""
 
     def __init__(self, method: str):
         self.method = method
@@ -50,7 +52,7 @@ cdef class Direction:
 
 
 cdef object apply(Direction direction, unsigned char *bytes, uint32_t source, uint32_t result):
-    """Seals or opens in place: `source` bytes become `result`."""
+    """Encrypt or decrypt in place. `source` bytes become `result` bytes."""
     if direction.frames >= direction.max_frames or direction.bytes >= direction.max_bytes:
         direction.next_key()
     direction.cipher(
@@ -65,9 +67,10 @@ cdef object apply(Direction direction, unsigned char *bytes, uint32_t source, ui
 
 @cython.final
 cdef class Sealing:
-    """Seals all frames of one connection but the first of each side, and the long messages.
+    """The encryption of one connection, for frames and long messages.
 
-    `suite` is `aiordma._transport.encryption`: this module knows no package that encrypts.
+    The first frame of each side is not encrypted. `suite` is `aiordma._transport.encryption`, so
+    this module does not depend on a cryptography package.
     """
 
     def __init__(self, suite: Suite, memory_in_clear: bool):
@@ -75,20 +78,20 @@ cdef class Sealing:
         self.sending, self.receiving = Direction("encrypt_into"), Direction("decrypt_into")
 
     def start(self, sending: Keys, receiving: Keys):
-        """The keys of both directions are known: objects with the methods of `Keys`."""
+        """Start the encryption with the keys of both directions."""
         self.sending.keys, self.receiving.keys = sending, receiving
         self.seal_of_resume, self.open_of_resume = sending.resume_cipher(), receiving.resume_cipher()
         self.sending.next_key()
         self.receiving.next_key()
 
     def seal_first(self):
-        """The first frame of each side is sealed as well: the keys did not come by a frame."""
+        """Encrypt the first frames too, because the keys were not exchanged in frames."""
         self.sending.begun = self.receiving.begun = True
 
     cdef uint32_t seal(self, unsigned char *bytes, uint32_t length) except? 0:
-        """Seals a frame in its place, which has TAG bytes more; its length then.
+        """Encrypt a frame in place, with room for TAG more bytes, and return its new length.
 
-        0 if it cannot be sent: there is no key yet, and it is not the first.
+        Returns 0 if the frame cannot be sent, because it is not the first and there is no key yet.
         """
         if not self.sending.begun:
             self.sending.begun = True
@@ -99,7 +102,7 @@ cdef class Sealing:
         return length + TAG
 
     cdef uint32_t open(self, unsigned char *bytes, uint32_t length) except? 0:
-        """Opens a frame in its place; its length then.  IntegrityError if it cannot be opened."""
+        """Decrypt a frame in place and return its new length. Raises IntegrityError on failure."""
         if not self.receiving.begun:
             self.receiving.begun = True
             return length
@@ -112,7 +115,7 @@ cdef class Sealing:
         return length - TAG
 
     cdef bytes seal_resume(self, uint32_t rail, bytes frame):
-        """Seals the Resume of that rail: it has a key of its own, since it is not counted."""
+        """Encrypt the Resume of a rail with a separate key, because it is not counted."""
         return self.seal_of_resume.encrypt(nonce_of(rail), frame, None)
 
     cdef bytes open_resume(self, uint32_t rail, bytes frame):
@@ -122,10 +125,10 @@ cdef class Sealing:
             raise IntegrityError(CHANGED_FRAME) from None
 
     cdef bytes seal_message(self, SendFuture message, BlockCache pool):
-        """Puts a sealed copy in the place of the message's bytes, and returns its key and tag.
+        """Replace the bytes of the message with an encrypted copy. Returns its key and tag.
 
-        The copy is in the pool where that has some to spare.  Were it to wait for the pool, the
-        sealed messages of two sides could keep each other from being read.
+        The copy is in the pool if the pool has memory to spare. It does not wait for the pool,
+        because then the encrypted messages of both sides could prevent each other from being read.
         """
         cdef Piece copy = Piece.__new__(Piece), piece = message.first
         cdef PoolBlock block
@@ -156,7 +159,7 @@ cdef class Sealing:
         return key + sealer.tag
 
     cdef int open_payload(self, unsigned char *bytes, uint64_t length, bytes seal) except -1:
-        """Opens a message in its place; what cannot be opened is wiped, since it may be forged."""
+        """Decrypt a message in place. On failure, wipe it, because it may be forged."""
         memory = PyMemoryView_FromMemory(<char *> bytes, length, PyBUF_WRITE)
         opener = self.suite.payload_opener(seal[:KEY], seal[KEY:])
         try:
@@ -167,7 +170,7 @@ cdef class Sealing:
             raise IntegrityError(CHANGED_MESSAGE) from None
         return 0
 
-    # For tests.
+    # ---- for tests ----
 
     def sealed(self, frame: bytes) -> bytes:
         cdef bytes data = bytes(frame) + bytes(TAG)

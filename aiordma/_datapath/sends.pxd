@@ -1,4 +1,4 @@
-# Messages on their way out.
+# Outgoing messages.
 
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -10,8 +10,8 @@ from .message cimport Counts
 from .work_queue cimport WorkRequest, aiordma_send
 
 cdef enum:
-    COPIED_BELOW = 4096  # bytes: less is copied quicker than another piece is looked up
-    MAX_PIECES = 128     # of a rendezvous
+    COPIED_BELOW = 4096  # bytes; copying less is faster than looking up a key
+    MAX_PIECES = 128     # maximum number in a rendezvous
 
 cdef aiordma_send *prepare_binds(SendFuture message, ReadKeys keys, aiordma_send *send,
                                  uint64_t wr_id) noexcept
@@ -24,9 +24,9 @@ cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 
 
 cdef class Sender:
-    cdef uint32_t frames_under_way     # with messages
+    cdef uint32_t frames_under_way     # frames with messages in flight
     cdef public Counts counts
-    cdef str reader                    # the owner of all messages, in either direction; None: any task
+    cdef str reader                    # owner of all messages, in both directions, or None
     cdef object owned(self)
     cdef SendFuture start_message(self, object data, object imm)
     cdef OpFuture start_transfer(
@@ -39,13 +39,13 @@ cdef class Sender:
 
 
 cdef class Piece:
-    cdef object source                 # keeps the bytes
-    cdef object keeper                 # and them in their place
+    cdef object source                 # object that keeps the bytes alive
+    cdef object keeper                 # object that keeps the bytes in place, or None
     cdef Py_buffer buffer
     cdef bint has_buffer
     cdef const unsigned char *bytes
     cdef uint64_t length
-    cdef Key key                       # of the lead, and then those of other rails; None: it is not open
+    cdef Key key                       # key of the lead, linked to those of other rails
     cdef Piece next
     cdef Key key_of(self, ReadKeys keys)
     cdef int open(self, object data) except -1
@@ -54,14 +54,14 @@ cdef class Piece:
 
 cdef class SendFuture(OpFuture):
     cdef Sender sender
-    cdef Piece first                   # None: the bytes have been copied
-    cdef uint64_t length               # of all pieces
+    cdef Piece first                   # None once the bytes have been copied
+    cdef uint64_t length               # total of all pieces
     cdef bint has_imm
     cdef uint32_t imm
-    cdef uint64_t behind               # the latest work in the backlog when it was queued
+    cdef uint64_t behind               # latest work in the backlog when it was queued
     cdef uint32_t request_id           # of a rendezvous
-    cdef uint32_t rail                 # whose keys the offer has
-    cdef list openings                 # of other rails than the lead; None: there are none
+    cdef uint32_t rail                 # number of the rail whose keys are in the offer
+    cdef list openings                 # on rails other than the lead, or None
     cdef int open(self, object data) except -1
     cdef Piece last(self)
     cdef uint32_t count(self) noexcept
@@ -71,14 +71,14 @@ cdef class SendFuture(OpFuture):
 
 
 cdef class Frame(WorkRequest):
-    cdef PoolBlock block               # None: it has gone back
-    cdef bint on_device                # which has not let go of the block
-    cdef bint missing                  # the peer has not got it, and it is not posted again yet
-    cdef uint64_t number               # in the journal
-    cdef Sender sender                 # None: there are no messages in it
-    cdef SendFuture message            # the only one
-    cdef list messages                 # several
-    cdef list spare_blocks             # the block goes back there; None: to the pool
+    cdef PoolBlock block               # None once it has been returned
+    cdef bint on_device                # the device still uses the block
+    cdef bint missing                  # not at the peer, and not posted again yet
+    cdef uint64_t number               # number in the journal
+    cdef Sender sender                 # None if there are no messages in it
+    cdef SendFuture message            # its single message
+    cdef list messages                 # its messages, if there are several
+    cdef list spare_blocks             # list that gets the block back; None for the pool
     cdef object waiter                 # of a control message
     cdef void detach(self) noexcept
     cdef void give_back(self) noexcept
@@ -88,12 +88,12 @@ cdef class Frame(WorkRequest):
 
 
 cdef class Operation:
-    cdef object owner                  # of a transfer: lives until it ends
-    cdef Sender sender                 # None: it has begun
+    cdef object owner                  # kept alive until a transfer ends
+    cdef Sender sender                 # None once it has begun
     cdef Counts counts
     cdef uint8_t kind
-    cdef bint checks_reader            # before it begins: it sends a message
-    cdef object data, imm              # `data` of a transfer is Local
+    cdef bint checks_reader            # it sends a message, so `reader` must be None
+    cdef object data, imm              # `data` of a transfer is a Local
     cdef object remote, progress       # of a transfer
     cdef OpFuture future
     cdef void forget(self) noexcept

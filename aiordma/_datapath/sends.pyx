@@ -1,5 +1,5 @@
-# Messages on their way out: their bytes, the frames that carry them; and what a task awaits, of
-# reads and writes too.
+# Outgoing messages: their bytes, the frames that carry them, and the awaitables for sends, reads
+# and writes.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -33,7 +33,8 @@ from aiordma.verbs._memory.buffers import bytes_of, keeper_of, require_data
 cdef extern from "Python.h":
     PyObject *PyMemoryView_GET_BASE(object) noexcept
 
-# For destructors: no global of Python's, which may be None when the interpreter shuts down.
+# This is not a Python global, because destructors need it, and globals may be None when the
+# interpreter shuts down.
 cdef dict names_of_kinds = {int(kind): kind.text for kind in OperationKind}
 
 
@@ -80,8 +81,9 @@ cdef class Sender:
         raise NotImplementedError
 
 
-# The device may still read what these refer to: the cycle collector must not clear them.  A message can
-# have very many: the first must not end all others from within its own end, on the C stack.
+# The device may still read the memory of the pieces, so the cycle collector must not clear them. A
+# message can have very many pieces. The trashcan prevents the deallocation of the first from
+# deallocating all others recursively on the C stack.
 @cython.no_gc_clear
 @cython.trashcan(True)
 @cython.freelist(64)
@@ -115,7 +117,7 @@ cdef class Piece:
             return open_buffer(self, data)
         if type(data) is memoryview:
             open_buffer(self, data)
-            # Not before: a view that has been released has no base.
+            # This comes after opening it, because a released view has no base.
             if not is_of_bytes(data):
                 require_data(data)
                 self.keeper = keeper_of(data)
@@ -149,7 +151,7 @@ cdef int open_buffer(Piece piece, object data) except -1:
     try:
         PyObject_GetBuffer(data, &piece.buffer, PyBUF_SIMPLE)
     except BufferError:
-        data = bytes_of(data)  # it says what is wrong
+        data = bytes_of(data)  # raises an error that explains the problem
         PyObject_GetBuffer(data, &piece.buffer, PyBUF_SIMPLE)
     piece.has_buffer = True
     piece.source = data
@@ -439,7 +441,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
             if sender is None:
                 raise RuntimeError(f"cannot reuse already awaited {self.__qualname__}")
             owner = self.owner
-            self.forget()  # the frames of its error may have this
+            self.forget()  # the frames of an error may refer to this object
             if self.checks_reader and sender.reader is not None:
                 raise sender.owned()
             if self.kind == KIND_SEND:
@@ -491,4 +493,4 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
         if self.sender is not None:
             never_awaited(self.__qualname__)
         elif self.future is not None:
-            self.future.cancel()  # left in the middle, as a coroutine that is garbage
+            self.future.cancel()  # dropped halfway, like a coroutine that is garbage collected

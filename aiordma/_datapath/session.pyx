@@ -1,4 +1,4 @@
-# The protocol of one connection: joins its parts, checks what comes, and ends them.
+# The protocol of one connection. It connects the parts, checks incoming frames, and ends the parts.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
@@ -162,7 +162,7 @@ cdef class MessageMethods:
         """
         cdef RecvOperation operation
         if memory is None:
-            bytes_of(memory, True)  # it says what is wrong
+            bytes_of(memory, True)  # raises an error that explains the problem
         operation = RecvOperation.__new__(RecvOperation)
         operation.inbox, operation.memory = self.inbox, memory
         return operation
@@ -296,7 +296,7 @@ cdef Operation new_operation(
 
 
 cdef enum:
-    FEWEST_FRAMES = 8  # a peer with rails has credits for so many, if this side has the receives
+    FEWEST_FRAMES = 8  # minimum credits of a peer with rails, if there are receives
 
 
 @cython.no_gc_clear
@@ -312,11 +312,11 @@ cdef class Session(FrameHandler):
     cdef Receives receives             # of the lead
     cdef object owner, config
     cdef list early_frames, drain_waiters
-    cdef readonly set batches          # type: set[WRChain]; they collect operations, by the keys of the lead
+    cdef readonly set batches          # type: set[WRChain]; being filled, with the keys of the lead
     cdef public object failover  # type: Any
-    cdef public bint peer_has_left     # it has said goodbye: whatever else comes does not count
-    cdef public bint awaiting_auth     # of the peer's key: it may send no message
-    cdef public bint awaiting_admission  # by this side's application: neither
+    cdef public bint peer_has_left     # it has said goodbye, so later frames are ignored
+    cdef public bint awaiting_auth     # the peer must not send messages before it authenticates
+    cdef public bint awaiting_admission  # the application must accept the peer first
 
     def __init__(
         self, *, SendQueue queue not None, memory: Memory, config: Config,
@@ -352,8 +352,8 @@ cdef class Session(FrameHandler):
         self.outbox.journal.keeps = rails
         if rails:
             self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
-            # The journal holds no more frames than Config promises; and the peer, which has no more
-            # credits than that either, gets them back before it waits for them.
+            # This limits the journal to the number of frames that Config promises. The peer has no
+            # more credits than that, and gets them back before it has to wait for them.
             most = min(most, self.config.send_queue)
             threshold = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 2)
             self.receives.refill = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 4)
@@ -457,12 +457,13 @@ cdef class Session(FrameHandler):
             return 0 if outbox.flags & ENDED else outbox.post_again()
         if self.controls.waiting.size():
             if outbox.credits.may_send_control():
-                # Before the answers, which else would take every credit that comes.
+                # This comes before the responses, which would otherwise use every credit that
+                # arrives.
                 self.receives.change_if_due()
             self.controls.flush()
         if outbox.offers.left is not None:
             outbox.offers.open_left(<Lane> outbox.stripes.lanes[0])
-        # Not before a RailReady that waits: the peer does not know the rail yet.
+        # A waiting RailReady goes first, because the peer does not know the rail yet.
         if outbox.offers.unsent and not self.controls.waiting.size():
             self.send_keys()
         outbox.flush()
@@ -494,7 +495,7 @@ cdef class Session(FrameHandler):
         Late frames are dropped.
         """
         if self.outbox.flags & NOT_STARTED:
-            self.early_frames.append((block, length, imm))  # the peer was quicker than our handshake
+            self.early_frames.append((block, length, imm))  # the handshake here has not finished
             self.owner.early()
             return False
         if self.outbox.flags & ENDED or self.peer_has_left:
@@ -663,7 +664,7 @@ cdef class Session(FrameHandler):
 
     def figures(self) -> dict[str, int]:
         """Return the numbers of queued items and items in progress, for diagnosis. Thread-safe."""
-        cdef Inbox inbox = self.inbox      # `close` lets go of them
+        cdef Inbox inbox = self.inbox      # copied, because `close` clears these
         cdef Receives receives = self.receives
         cdef Outbox outbox = self.outbox
         cdef Lane lane
@@ -677,7 +678,7 @@ cdef class Session(FrameHandler):
             "frames_under_way": outbox.frames_under_way,
             "rendezvous": len(outbox.offers.messages),
         }
-        if inbox is not None:  # it is not closed
+        if inbox is not None:  # None once it is closed
             figures["arrived"] = inbox.incoming.size()
             figures["unread"] = inbox.fetcher.unread.size()
             figures["read_ahead"] = inbox.fetcher.bytes_ahead
@@ -690,7 +691,7 @@ cdef class Session(FrameHandler):
 
     def end_iteration(self):
         """End each `async for` over the messages. Other work continues."""
-        if self.inbox is not None:  # it is not closed
+        if self.inbox is not None:  # None once it is closed
             self.inbox.end_iteration()
 
     # ---- the end ----
@@ -740,7 +741,7 @@ cdef class Session(FrameHandler):
     def close(self):
         """Release the memory after the queue pairs have been destroyed."""
         cdef int code
-        if not self.outbox.flags & ENDED:  # without `end`: the loop was closed, and its waiters with it
+        if not self.outbox.flags & ENDED:  # the loop was closed, and its waiters with it
             self.outbox.ended_by = self.inbox.ended = ConnectionClosedError("the event loop of the connection was closed")
             self.outbox.flags |= ENDED
             self.receives.end()
@@ -750,7 +751,8 @@ cdef class Session(FrameHandler):
             (<PoolBlock> block).end_lease()
         self.early_frames.clear()
         self.controls.release_spare_blocks()
-        # The parts let go of each other, so that they need no cycle collector.
+        # The parts drop their references to each other, so that they do not need the cycle
+        # collector.
         self.owner.on_early = self.failover = None
         self.receives.source = self.inbox.fetcher.source = self.inbox.fetcher.inbox = None
         self.receives.controls = None

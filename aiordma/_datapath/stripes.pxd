@@ -7,14 +7,14 @@ cpdef list order(list rails, uint64_t size)
 
 cdef class Lane:
     cdef readonly object rail  # type: Any
-    cdef readonly uint32_t under_way   # chunks
-    cdef double done                   # bytes of late, for its share
+    cdef readonly uint32_t under_way   # chunks in flight
+    cdef double done                   # recent bytes, which determine its share
 
 
 cdef class Striped:
-    cdef readonly uint64_t size, rest  # bytes; those that no rail has taken
-    cdef list ranges                   # of these, as (first, end)
-    cdef readonly uint32_t held        # chunks that `Stripes.hold` has
+    cdef readonly uint64_t size, rest  # bytes in total; bytes that no rail has taken
+    cdef list ranges                   # ranges of `rest`, as (first, end)
+    cdef readonly uint32_t held        # number of its chunks in `Stripes.lost`
     cdef readonly bint dropped
     cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1
@@ -25,10 +25,10 @@ cdef class Striped:
 
 cdef class Stripes:
     cdef readonly list lanes, operations
-    cdef object leading                # the lead, or the one that broke while there is none
-    cdef uint64_t after                # the wr_id of what that had to do again when it became the lead
-    cdef object ended                  # why the connection has
-    cdef readonly list lost            # chunks that may still arrive: (lane, operation, start, length)
+    cdef object leading                # the lead, or the broken lead until there is a new one
+    cdef uint64_t after                # wr_id of the last work that the new lead had to repeat
+    cdef object ended                  # error that ended the connection, or None
+    cdef readonly list lost            # in flight when lost: (lane, operation, start, length)
     cpdef int begin(self, Striped operation) except -1
     cpdef int finished(self, Lane lane, uint64_t length) except -1
     cpdef int give_back(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1

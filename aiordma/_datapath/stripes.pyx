@@ -1,29 +1,31 @@
-# Long operations over several rails: which rail takes which bytes, and when.
+# Long operations over several rails: which rail moves which bytes, and when.
 #
-# A rail takes the next chunk of an operation when it has less than CHUNKS under way, so that a quick rail
-# takes more of them.  A chunk is half of the rail's share of the bytes that are left: shares are measured,
-# and the last chunks are short, so that the rails end together.
+# A rail takes the next chunk of an operation when it has fewer than CHUNKS in flight, so a fast
+# rail takes more of them. A chunk is half of the rail's share of the remaining bytes. The shares
+# are measured. The last chunks are short, so that all rails finish at about the same time.
 
 cimport cython
 
 cdef enum:
     STRIPED_FROM = 512 << 10           # bytes
-    SHORTEST = 256 << 10               # bytes of a chunk, but for the last
+    SHORTEST = 256 << 10               # bytes of a chunk, except for the last
     LONGEST = 8 << 20
-    CHUNKS = 2                         # under way on a rail: one is sent while the other one is asked for
-    UNIT = 4096                        # bytes: all chunks but the last are multiples
-    MEASURED = 64 << 20                # bytes of a rail, after which what was done before counts half
+    CHUNKS = 2                         # per rail; one is sent while the other is requested
+    UNIT = 4096                        # bytes; all chunks but the last are multiples
+    MEASURED = 64 << 20                # bytes of a rail after which earlier bytes count half
 
 
 cpdef list order(list rails, uint64_t size):
-    """The policy: the rails that take chunks of an operation of so many bytes, of those that are up, the
-    lead before the others.  The first asked is the first that takes one."""
+    """Return the rails that take chunks of an operation of `size` bytes, in order of preference.
+
+    `rails` are the rails that are up, starting with the lead.
+    """
     return rails if size >= STRIPED_FROM else rails[:1]
 
 
 @cython.final
 cdef class Lane:
-    """A rail, with the chunks that it has under way."""
+    """A rail with its chunks in flight."""
 
     def __cinit__(self, object rail, double done):
         self.rail, self.done = rail, done
@@ -32,7 +34,8 @@ cdef class Lane:
 cdef class Striped:
     """An operation on memory whose bytes can be moved in any order, by any rail.
 
-    A subclass has `reach` and `post`; one in Python, for tests, `_reach` and `_post`.
+    A subclass defines `reach` and `post`. A Python subclass, for tests, defines `_reach` and
+    `_post`.
     """
 
     def __cinit__(self, uint64_t size, *_):
@@ -40,47 +43,50 @@ cdef class Striped:
         self.ranges = [(0, size)]
 
     cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
-        """The bytes from `start` on that the rail can move with one request; 0: not now."""
+        """Return the number of bytes from `start` on that the rail can move now, or 0."""
         return self._reach(lane, start)
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
-        """Posts a chunk.  `Stripes.finished` or `give_back` come when the device has let go of its memory."""
+        """Post a chunk.
+
+        `Stripes.finished` or `give_back` is called when the device has released its memory.
+        """
         self._post(lane, start, length)
         return 0
 
     cdef bint holds_up(self, Lane lane) except -1:
-        """True if a rail with CHUNKS under way takes one more: they may wait for this operation."""
+        """Return whether a rail exceeds CHUNKS, because its chunks may wait for this operation."""
         return False
 
     cdef int end_if_over(self) except -1:
-        """It has been dropped, and a chunk that was held is over."""
+        """Complete a dropped operation after one of its held chunks is over."""
         return 0
 
     cdef int connection_ended(self) except -1:
-        """Bytes of it were left."""
+        """Handle the end of the connection while bytes remain."""
         return 0
 
 
 @cython.final
 cdef class Stripes:
-    """The rails of a session, and the operations of which bytes are left."""
+    """The rails of a session, and the operations with bytes that no rail has taken."""
 
     def __cinit__(self):
         self.lanes, self.operations, self.lost = [], [], []
 
     def add(self, rail: object):
-        """A rail that is up: it takes part in what is left as well."""
+        """Add a rail that is up. It also takes part in operations that have begun."""
         cdef double mean = all_done(self) / len(self.lanes) if self.lanes else LONGEST
         self.lanes.append(Lane(rail, mean))
         self.serve()
 
     def remove(self, rail: object) -> bool:
-        """The rail takes nothing more; False: it was not up."""
+        """Give no more chunks to a rail. Returns False if it was not up."""
         before, self.lanes = self.lanes, [lane for lane in self.lanes if (<Lane> lane).rail is not rail]
         return len(self.lanes) < len(before)
 
     def lead(self, rail: object):
-        """The rail is the first that is asked from now on."""
+        """Make a rail the first that is offered chunks."""
         self.leading = rail
         self.lanes.sort(key=lambda lane: (<Lane> lane).rail is not rail)
         self.serve()
@@ -92,7 +98,7 @@ cdef class Stripes:
     cpdef int finished(self, Lane lane, uint64_t length) except -1:
         cdef Lane each
         lane.under_way -= 1
-        if self.operations:  # else not all rails are busy, and the bytes say nothing of their rates
+        if self.operations:  # otherwise some rails are idle, and the bytes do not show their rates
             lane.done += length
             if lane.done >= MEASURED:
                 for each in self.lanes:
@@ -102,8 +108,8 @@ cdef class Stripes:
     cpdef int give_back(
         self, Lane lane, Striped operation, uint64_t start, uint64_t length
     ) except -1:
-        """The rail has broken and let go of the memory: others take the chunk."""
-        if lane is not None:  # a lane had it
+        """Offer a chunk to other rails after its rail has broken and released the memory."""
+        if lane is not None:  # None if no lane had the chunk
             lane.under_way -= 1
         if not operation.rest:
             self.operations.insert(0, operation)
@@ -114,18 +120,21 @@ cdef class Stripes:
     cdef int hold(
         self, Lane lane, Striped operation, uint64_t start, uint64_t length
     ) except -1:
-        """As `give_back`, of bytes that are on their way to the peer: a late packet could undo what is
-        written there next, until the peer has stopped the rail (`over`)."""
+        """Keep a written chunk of a broken rail until `over` is called.
+
+        Its bytes may still be on the way to the peer. Until the peer has stopped the rail, a late
+        packet could overwrite newer bytes.
+        """
         operation.held += 1
         self.lost.append((lane, operation, start, length))
         return 0
 
     def holds(self, number: int) -> bool:
-        """Whether bytes of that rail wait for `over`."""
+        """Return whether chunks of a rail wait for `over`."""
         return any(lane.rail.number == number for lane, *_ in self.lost)
 
     def over(self, number: int):
-        """The peer takes nothing more by the rail of that number."""
+        """Offer the held chunks of a rail to other rails. The peer accepts nothing more by it."""
         cdef Lane lane
         cdef Striped operation
         lost, self.lost = self.lost, []
@@ -141,7 +150,7 @@ cdef class Stripes:
                 self.give_back(lane, operation, start, length)
 
     cpdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF:
-        """No rail takes anything more of it, and nothing is given back; returns the bytes that were left."""
+        """Give no more chunks of an operation to rails. Returns the number of remaining bytes."""
         cdef uint64_t rest = operation.rest
         operation.dropped, operation.rest = True, 0
         operation.ranges.clear()
@@ -150,7 +159,7 @@ cdef class Stripes:
         return rest
 
     cdef int close(self, object error) except -1:
-        """The connection has ended: no rail takes anything more."""
+        """End all operations because the connection has ended."""
         cdef Striped operation
         self.ended = error
         for operation in tuple(self.operations):
@@ -160,7 +169,7 @@ cdef class Stripes:
         return 0
 
     cdef int serve(self) except -1:
-        """Gives a chunk to each rail that has room, and again."""
+        """Give chunks to the rails that have room, until none is left or has room."""
         cdef Lane lane
         cdef Striped operation
         cdef bint has_place, given = True
@@ -174,10 +183,10 @@ cdef class Stripes:
         return 0
 
     cdef bint give(self, Lane lane, Striped operation) except -1:
-        """Has the rail post the next chunk that it can; False: there is none."""
+        """Let the rail post the next chunk that it can move. Returns False if there is none."""
         cdef uint64_t start, end, length = 0
         cdef Py_ssize_t i
-        for i, (start, end) in enumerate(operation.ranges):  # `reach` may drop it
+        for i, (start, end) in enumerate(operation.ranges):  # `reach` may drop the operation
             length = min(operation.reach(lane, start), end - start)
             if length:
                 break

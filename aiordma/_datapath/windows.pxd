@@ -1,4 +1,4 @@
-# Memory windows of type 2: keys that one queue pair alone takes.
+# Memory windows of type 2, whose keys only one queue pair accepts.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -6,7 +6,7 @@ from .work_queue cimport aiordma_send, ibv_mw
 
 
 cdef class Window:
-    cdef object window                 # verbs.MemoryWindow
+    cdef object window                 # a verbs.MemoryWindow
     cdef ibv_mw *mw
     cdef uint32_t next_key(self) noexcept
     cdef void bound(self) noexcept

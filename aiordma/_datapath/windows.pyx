@@ -1,6 +1,6 @@
-# Memory windows of type 2: keys that one queue pair alone takes.
+# Memory windows of type 2, whose keys only one queue pair accepts.
 #
-# A bind is a work request: what is posted after it finds the key valid (IBTA 10.6.7.2.4).
+# A bind is a work request. The key is valid for all work posted after it (IBTA 10.6.7.2.4).
 
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset
@@ -20,25 +20,25 @@ from aiordma._native import ffi
 
 
 cdef class Window:
-    """A memory window of type 2, bound again and again on one queue pair."""
+    """A memory window of type 2, which is bound repeatedly on one queue pair."""
 
     def __init__(self, window: MemoryWindow):
         cdef uintptr_t mw = int(ffi.cast("uintptr_t", window.pointer))
         self.window, self.mw = window, <ibv_mw *> mw
 
     cdef uint32_t next_key(self) noexcept:
-        """As ibv_inc_rkey(3): the lowest 8 bits are the caller's, and differ from bind to bind."""
+        """Return the key of the next bind, which differs in the lowest 8 bits (ibv_inc_rkey(3))."""
         return (self.mw.rkey & ~<uint32_t> 0xFF) | ((self.mw.rkey + 1) & 0xFF)
 
     cdef void bound(self) noexcept:
-        """The request has been posted: providers leave it to the caller to note the key."""
+        """Update the key after a bind has been posted, because providers do not."""
         self.mw.rkey = self.next_key()
 
     cdef void prepare_bind(
         self, aiordma_send *send, uint64_t region, uint64_t address, uint64_t length,
         uint32_t access,
     ) noexcept:
-        """Makes the request that binds it, with the next key."""
+        """Prepare the request that binds the window with the next key."""
         memset(send, 0, sizeof(aiordma_send))
         send.opcode = IBV_WR_BIND_MW
         send.mw, send.mr = <uintptr_t> self.mw, region
@@ -46,25 +46,25 @@ cdef class Window:
         send.rkey = self.next_key()
 
     cdef void prepare_invalidation(self, aiordma_send *send) noexcept:
-        """Makes the request after which its key is useless, and it can be bound again."""
+        """Prepare the request that invalidates the key, so that the window can be bound again."""
         memset(send, 0, sizeof(aiordma_send))
         send.opcode, send.imm_data = IBV_WR_LOCAL_INV, self.mw.rkey
 
     @property
     def rkey(self) -> int:
-        """The key of the bind that was posted last."""
+        """The key of the latest bind that was posted."""
         return self.mw.rkey
 
     def close(self):
-        """Unbinds it if it is bound, and gives it back; its key is useless from then on."""
+        """Unbind and release the window. Its key is invalid afterwards."""
         self.window.close()
 
 
 @cython.no_gc_clear
 cdef class BindRequest(WorkRequest):
-    """Binds a window; a subclass has `done`, `failed` and `release`.
+    """A request that binds a window. A subclass defines `done`, `failed` and `release`.
 
-    One that is `expired` before it is posted never is, and is released.
+    If it is `expired` before its turn comes, it is not posted but released.
     """
 
     cdef Window window
@@ -77,7 +77,7 @@ cdef class BindRequest(WorkRequest):
         self, kind: int, Window window not None, mr: MemoryRegion, address: int, length: int,
         access: int,
     ):
-        """`mr` is the verbs.MemoryRegion that the bytes lie in."""
+        """Create a request to bind the window to bytes in `mr`, a verbs.MemoryRegion."""
         WorkRequest.__init__(self, kind, IBV_WR_BIND_MW, address, 0, 0)
         self.window, self.bind_length, self.access = window, length, access
         self.region = int(ffi.cast("uintptr_t", mr.pointer))

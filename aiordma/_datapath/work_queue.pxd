@@ -1,4 +1,4 @@
-# Work under way, and the drain of its completions.
+# Outstanding work, and the drain of its completions.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 
@@ -95,16 +95,16 @@ cdef enum:
     FOR_SEND_QUEUE
     FOR_MEMORY
 
-cdef enum:  # of work whose turn in the backlog has come
+cdef enum:  # results of `WorkRequest.take_turn`
     TO_POST
     BEGUN
-    STAYS                              # and holds what is behind it
+    STAYS                              # work behind it must wait
 
 cdef enum:
     NO_SLOT = 0xFFFFFFFF
 
 cdef struct Slot:
-    double posted  # when, of one whose latency is measured; else NOT_MEASURED
+    double posted  # time, if its latency is measured; else NOT_MEASURED
     uint32_t generation, next, previous, entries
     uint8_t kind
     bint taken
@@ -113,7 +113,7 @@ cdef struct SlotList:
     uint32_t first, last
 
 cdef enum:
-    BEFORE_LAST = 0x80000000  # as an `int`, 1 << 31 is negative: it would set the bits above as well
+    BEFORE_LAST = 0x80000000  # 1 << 31 is a negative `int`, which would also set the higher bits
 
 cdef int post_sends(WorkQueues queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
                     uint32_t *posted, uint64_t length) noexcept
@@ -132,9 +132,9 @@ cdef class Wait:
 cdef class WorkRequest:
     cdef public uint32_t kind, opcode, length, lkey, rkey, imm
     cdef public uint64_t address, remote_address
-    cdef readonly uint32_t entries     # of the send queue
-    cdef readonly bint kept            # by the session, to post it again where the rail breaks
-    cdef ibv_sge second                # a second piece, if it has a length
+    cdef readonly uint32_t entries     # entries of the send queue
+    cdef readonly bint kept            # by the session, to post it on another rail
+    cdef ibv_sge second                # second piece; none if its length is 0
     cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1
     cdef int on_completion(self, uint32_t byte_len) except -1
     cdef int on_error(self, object error) except -1
@@ -147,7 +147,7 @@ cdef class WorkRequest:
 
 
 cdef class FrameHandler:
-    cdef uint32_t invalidated_key      # by the frame that is being taken; 0: by none
+    cdef uint32_t invalidated_key      # by the current frame, or 0
     cdef int received(self, PoolBlock block, uint32_t length) except -1
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
     cdef int flush(self) except -1
@@ -159,14 +159,14 @@ cdef class WorkQueues:
     cdef readonly object driver  # type: Driver
     cdef public WorkRequestTable table
     cdef public FrameHandler frame_handler  # type: FrameHandler | None
-    cdef ibv_qp *native_qp             # NULL: it is closed
+    cdef ibv_qp *native_qp             # NULL once it is closed
     cdef ibv_qp_ex *extended
-    cdef SlotList sends, receives      # under way
+    cdef SlotList sends, receives      # in flight
     cdef public uint32_t capacity
     cdef readonly uint32_t free
     cdef readonly uint64_t completions
     cdef public bint failed
-    cdef bint entries_freed            # by the drain that goes on
+    cdef bint entries_freed            # by the current drain
     cdef int open(self, ibv_qp *qp, ibv_qp_ex *extended, uint32_t capacity) except -1
     cdef uint64_t latest_posted(self) noexcept
     cdef object take_first(self, SlotList *order)
@@ -182,8 +182,8 @@ cdef class WorkRequestTable:
     cdef Slot *slots
     cdef uint32_t count, free
     cdef readonly uint32_t taken
-    cdef list works, queues            # of each slot
-    cdef uint32_t until_measured       # posts
+    cdef list works, queues            # by slot index
+    cdef uint32_t until_measured       # number of posts
     cdef readonly uint64_t stray
     cdef int grow(self) except -1
     cdef uint32_t take_slot(self, WorkQueues queue, uint8_t kind, object work,

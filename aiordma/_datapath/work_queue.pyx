@@ -1,10 +1,10 @@
-# Work under way: the work-request table of an event loop, and its drain.
+# Outstanding work: the work request table of an event loop, and its drain.
 #
-# A failed completion defines only wr_id, status, qp_num and vendor_err (ibv_poll_cq(3)), and one of a
-# destroyed queue pair may still be in the completion queue.  So all posted work has a slot, named by
-# its wr_id:
+# A failed completion defines only wr_id, status, qp_num and vendor_err (ibv_poll_cq(3)), and a
+# completion of a destroyed queue pair may still be in the completion queue. All posted work
+# therefore has a slot, which its wr_id identifies:
 #
-#   bits 63..32  generation: counts the uses of the slot
+#   bits 63..32  generation, which counts the uses of the slot
 #   bit  31      BEFORE_LAST: not the last request of a chain
 #   bits 30..24  kind of operation
 #   bits 23..0   index
@@ -26,7 +26,7 @@ cdef enum:
     FIRST_SLOTS = 256
     MAX_SLOTS = 1 << 24
     BATCH = 128
-    RELEASE_GIL = 4096   # bytes: a shorter request is posted sooner than the GIL is released
+    RELEASE_GIL = 4096   # bytes; posting a shorter request is faster than releasing the GIL
     NOT_MEASURED = -1
 
 cdef int (*native_drain)(aiordma_drain *, aiordma_completion *, int, int *) noexcept nogil
@@ -132,16 +132,16 @@ cdef int post_recvs(
     return aiordma_post_recv(queue.native_qp, NULL, receives, count, sges, posted)
 
 
-# ---- what is measured ------------------------------------------------------------------------------
+# ---- statistics ------------------------------------------------------------------------------------
 
 cdef enum:
-    MEASURED_EVERY = 17  # posts; a prime, so that no pattern of operations hides one of its kinds
+    MEASURED_EVERY = 17  # posts; a prime number, so that no pattern of operations hides a kind
     KINDS = 10
     BOUNDS = 10
 
 cdef double[BOUNDS] bounds = [5e-6, 10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 10e-3, 100e-3, 1]
 
-# Of the process: all its threads count with the GIL held.
+# These counters are global. All threads of the process update them with the GIL held.
 cdef uint64_t[KINDS][BOUNDS + 1] latencies_within
 cdef double[KINDS] latency_sums
 cdef uint64_t[FOR_MEMORY + 1] waits
@@ -305,7 +305,7 @@ cdef class WorkRequestTable:
         cdef Slot *slots = <Slot *> PyMem_Realloc(self.slots, count * sizeof(Slot))
         if slots == NULL:
             raise MemoryError
-        self.slots = slots  # the old ones are freed, whatever fails below
+        self.slots = slots  # the old array has already been freed
         memset(slots + self.count, 0, (count - self.count) * sizeof(Slot))
         for i in range(self.count, count):
             slots[i].generation = 1
@@ -460,7 +460,7 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
             elif wc.wc_flags & IBV_WC_WITH_IMM:
                 queue.frame_handler.received_write(<PoolBlock> work, wc.byte_len, wc.imm_data)
             else:
-                queue.frame_handler.invalidated_key = htonl(wc.imm_data)  # not swapped
+                queue.frame_handler.invalidated_key = htonl(wc.imm_data)  # undoes a byte swap
                 queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
                 queue.frame_handler.invalidated_key = 0
     except BaseException as error:
