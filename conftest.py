@@ -131,8 +131,10 @@ PATIENCE = 30.0
 
 
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaks open files, threads or device objects."""
+    if "device_name" in request.fixturenames:
+        request.getfixturevalue("device")  # opens what librdmacm keeps open
     with testing.check_leaks(timeout=PATIENCE):
         yield
 
