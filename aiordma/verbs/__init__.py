@@ -1,4 +1,4 @@
-"""The verbs: devices, memory, queues and work requests. Synchronous, without an event loop.
+"""RDMA verbs: devices, memory, queues and work requests. Synchronous, without an event loop.
 
 ::
 
@@ -10,8 +10,9 @@
         qp.post_send_one(1, verbs.WROpcode.SEND, verbs.SendFlags.SIGNALED, mr.addr, 5, mr.lkey)
         while not (completions := cq.poll()): ...
 
-An object creates the objects that depend on it, and closing it closes them. Fields have the same
-names as in C. Times are in seconds. Failures raise exceptions of :mod:`aiordma.errors`.
+Objects are created by methods of other objects, and closing an object closes everything that was
+created from it. Fields have the same names as in C. Times are in seconds. Failures raise the
+exceptions in :mod:`aiordma.errors`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The C structures and calls of libibverbs and librdmacm, for features without a method.
+"""The C structures and functions of libibverbs and librdmacm, for features without a Python method.
 
 ::
 
@@ -8,17 +8,19 @@
     context.library.calls.ibv_query_device(context.pointer, attr)
     print(attr.max_qp, raw.IBV_QPT_RC)
 
-- ``pointer`` of an object of :mod:`aiordma.verbs` or :mod:`aiordma.cm` is its C structure, for use
-  with cffi.
-- ``library.calls`` of a context, channel or ID has the calls that the libraries export, under their
-  C names. A call that fails raises VerbsError, or UnsupportedError if the device or the library
-  does not support it. A call that succeeds returns its C result without the error code.
-- The functions of this module are the calls that the C header defines inline. The calls of
+- The ``pointer`` attribute of every object in :mod:`aiordma.verbs` and :mod:`aiordma.cm` is a cffi
+  pointer to its C structure.
+- The ``library.calls`` attribute of a context, channel or ID provides the functions that the
+  libraries export, under their C names. If a call fails, it raises VerbsError, or UnsupportedError
+  if the device or the library does not support it. Otherwise, it returns the result of the C
+  function without the error code.
+- This module provides the functions that the C headers define inline. The functions described in
   ibv_wr_post(3) and ibv_create_cq_ex(3) are members of a structure: ``qp_ex.wr_start(qp_ex)``.
-- Each constant of the headers is an attribute of this module: ``raw.IBV_SEND_SIGNALED``.
+- Every constant of the C headers is an attribute of this module, for example
+  ``raw.IBV_SEND_SIGNALED``.
 
 As in C, only the device checks arguments, and nothing keeps memory alive. Call
-:meth:`QueuePair.untrack` before posting. See docs/raw-handles.md.
+:meth:`QueuePair.untrack` before you post requests with these functions. See docs/raw-handles.md.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 ffi: h.FFI = _ffi
-"""The cffi object with every structure that aiordma knows: ``new``, ``cast``, ``sizeof`` ...
+"""The cffi object that knows all C structures of aiordma, with ``new``, ``cast``, ``sizeof`` etc.
 
 ``ffi.cast("struct ibv_qp *", address)`` converts an address to a pointer.
 """
@@ -43,16 +45,16 @@ _CONSTANTS = ("IBV_", "IB_UVERBS_", "RAI_", "RDMA_")
 
 
 def __getattr__(name: str) -> int:
-    """Return a constant or enumerator of infiniband/verbs.h or rdma/rdma_cma.h."""
+    """Return a constant or an enumerator that infiniband/verbs.h or rdma/rdma_cma.h defines."""
     if name.startswith(_CONSTANTS) and isinstance(value := getattr(lib, name, None), int):
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def ibv_poll_cq(cq: h.ibv_cq, num_entries: int, wc: h.ibv_wc) -> int:
-    """Store up to ``num_entries`` completions in the array ``wc``, and return their number.
+    """Store up to ``num_entries`` completions in the array ``wc`` and return how many were stored.
 
-    Source: ibv_poll_cq(3).
+    See ibv_poll_cq(3).
     """
     count: int = cq.context.ops.poll_cq(cq, num_entries, wc)
     if count < 0:
@@ -61,19 +63,20 @@ def ibv_poll_cq(cq: h.ibv_cq, num_entries: int, wc: h.ibv_wc) -> int:
 
 
 def ibv_req_notify_cq(cq: h.ibv_cq, solicited_only: int) -> None:
-    """Arm a completion queue. Source: ibv_req_notify_cq(3)."""
+    """Request an event for the next completion of a queue. See ibv_req_notify_cq(3)."""
     _check("ibv_req_notify_cq", cq.context.ops.req_notify_cq(cq, solicited_only))
 
 
 def ibv_post_send(
     qp: h.ibv_qp, wr: h.ibv_send_wr, bad_wr: h.Pointer[h.ibv_send_wr] | None = None
 ) -> None:
-    """Post a list of send requests. Source: ibv_post_send(3).
+    """Post a linked list of send requests. See ibv_post_send(3).
 
     Args:
         qp: The queue pair.
-        wr: The first request of the list.
-        bad_wr: Set to the first request that was not posted, if the device reports it.
+        wr: The first request in the list.
+        bad_wr: Receives a pointer to the first request that was not posted, if the device reports
+            it.
 
     Raises:
         VerbsError: If the device rejects a request.
@@ -85,7 +88,7 @@ def ibv_post_send(
 def ibv_post_recv(
     qp: h.ibv_qp, wr: h.ibv_recv_wr, bad_wr: h.Pointer[h.ibv_recv_wr] | None = None
 ) -> None:
-    """Post a list of receives, like :func:`ibv_post_send`. Source: ibv_post_recv(3)."""
+    """Post a linked list of receive requests, like :func:`ibv_post_send`. See ibv_post_recv(3)."""
     bad_wr = bad_wr or ffi.new("struct ibv_recv_wr **")
     _check("ibv_post_recv", qp.context.ops.post_recv(qp, wr, bad_wr))
 
@@ -93,7 +96,10 @@ def ibv_post_recv(
 def ibv_post_srq_recv(
     srq: h.ibv_srq, wr: h.ibv_recv_wr, bad_wr: h.Pointer[h.ibv_recv_wr] | None = None
 ) -> None:
-    """Post a list of receives to a shared receive queue. Source: ibv_post_srq_recv(3)."""
+    """Post a linked list of receive requests to a shared receive queue.
+
+    See ibv_post_srq_recv(3).
+    """
     bad_wr = bad_wr or ffi.new("struct ibv_recv_wr **")
     _check("ibv_post_srq_recv", srq.context.ops.post_srq_recv(srq, wr, bad_wr))
 

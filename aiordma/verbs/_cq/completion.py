@@ -44,7 +44,7 @@ _DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2)) for n in range(
 
 
 class Table(Protocol):
-    """The interface of a table of posted work, which belongs to a higher layer."""
+    """The interface of a table of posted work, which a higher layer implements."""
 
     def drain(self, state: int, most: int, polls_again: bool, /) -> int: ...
 
@@ -52,9 +52,9 @@ class Table(Protocol):
 class CompletionChannel(Resource[h.ibv_comp_channel]):
     """A channel that delivers the events of completion queues.
 
-    Add ``fd`` to an event loop. The descriptor is non-blocking, and it is readable while an event
-    is pending. It may also be readable before that, because some devices make progress only when an
-    event is requested.
+    Add the file descriptor ``fd`` to an event loop. It is non-blocking, and it is readable while an
+    event is pending. It may also be readable without an event, because some devices do their work
+    only when the program asks for an event.
     """
 
     def __init__(self, context: verbs.Context, pointer: h.ibv_comp_channel) -> None:
@@ -106,19 +106,19 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         return self._events + self.drain_state.events
 
     def statistics(self) -> ChannelStatistics:
-        """Return the number of queues, events, drains and completions so far."""
+        """Return the number of the channel's queues, and its counters."""
         state = self.drain_state
         return ChannelStatistics(len(self.queues), self.events, state.drains, state.completions)
 
     def get_event(self) -> CompletionQueue | None:
-        """Return the queue of the next completion event, without waiting.
+        """Take the next completion event and return its queue, without waiting.
 
-        The event is acknowledged, and the queue is no longer armed. Call ``req_notify()`` of the
-        queue, then poll the queue until it is empty. Events of queues whose Python object no longer
-        exists are discarded.
+        The event is acknowledged, and the queue is no longer armed. Call the queue's
+        ``req_notify()``, and then poll it until it is empty. Events of queues whose Python object
+        no longer exists are discarded.
 
         Returns:
-            The queue, or None if there is no event.
+            The queue, or None if no event is pending.
         """
         cq = ffi.new("struct ibv_cq **")
         context = ffi.new("void **")
@@ -209,13 +209,14 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
 class CompletionQueue(Resource[h.ibv_cq]):
     """A queue of completions, in the order in which the device generated them.
 
-    ``fields`` are the fields that an extended queue reports; it is None for a classic queue. Both
-    kinds work in the same way otherwise. You can get completions in four ways:
+    A queue is either classic or extended. On an extended queue, ``fields`` contains the fields that
+    it reports; on a classic queue, ``fields`` is None. In all other respects they work alike. You
+    can get completions in four ways:
 
-    - polling: :meth:`poll` returns the completions that are available;
-    - busy polling: :meth:`wait` with ``spin=math.inf`` polls without a pause;
-    - events: :meth:`wait` arms the queue and sleeps on its channel;
-    - adaptive polling: :meth:`wait` with ``spin`` polls for that many seconds before it sleeps.
+    - Polling: :meth:`poll` returns the completions that are available.
+    - Busy polling: :meth:`wait` with ``spin=math.inf`` polls without a pause.
+    - Events: :meth:`wait` arms the queue and sleeps until its channel has an event.
+    - Adaptive polling: :meth:`wait` with ``spin`` polls for that many seconds before it sleeps.
     """
 
     def __init__(
@@ -258,10 +259,10 @@ class CompletionQueue(Resource[h.ibv_cq]):
     # --- taking completions ----------------------------------------------------------------
 
     def poll(self, max: int = 16) -> list[WorkCompletion]:
-        """Remove up to ``max`` completions from the queue, without waiting.
+        """Remove up to ``max`` completions from the queue and return them, without waiting.
 
         Returns:
-            The completions. The list is empty if there are none.
+            The completions. The list is empty if none are available.
         """
         return self._poll(integer("max", max), 0)
 
@@ -287,35 +288,37 @@ class CompletionQueue(Resource[h.ibv_cq]):
         return work.settle(record) if work is not None else None
 
     def statistics(self) -> CQStatistics:
-        """Return the size, the reservations and the counters of the queue."""
+        """Return the queue's size, its reserved entries and its counters."""
         return CQStatistics(self.cqe, self.reserved, self._polls, self._found, self._arms)
 
     def start_poll(self) -> CompletionCursor:
-        """Return a cursor that reads each field of a completion on demand: ibv_create_cq_ex(3).
+        """Return a cursor that reads each field of a completion only when it is accessed.
 
         ::
 
             with cq.start_poll() as cursor:
                 for completion in cursor:
                     print(completion.wr_id, completion.byte_len)
+
+        See ibv_create_cq_ex(3).
         """
         return CompletionCursor(self)
 
     def wait(
         self, max: int = 16, *, timeout: float | None = None, spin: float = 0.0
     ) -> list[WorkCompletion]:
-        """Wait for completions.
+        """Wait for completions and return them.
 
         The call first polls for ``spin`` seconds without holding the GIL. Then it arms the queue
-        and sleeps until the channel has an event of this queue. The queue stays armed. Several
-        threads may wait for different queues of one channel. Do not use this method on a channel
-        that an event loop watches.
+        and sleeps until the channel has an event for this queue. The queue is still armed when the
+        call returns. Several threads may wait for different queues of the same channel. Do not use
+        this method if an event loop watches the channel.
 
         Args:
             max: The maximum number of completions to return.
-            timeout: The maximum time to wait in seconds; None waits forever.
-            spin: The time to poll before sleeping, in seconds. 0 sleeps immediately, and
-                ``math.inf`` never sleeps.
+            timeout: The maximum time to wait, in seconds; None waits forever.
+            spin: The time to poll before sleeping, in seconds. With 0, the call sleeps immediately.
+                With ``math.inf``, it never sleeps.
 
         Returns:
             The completions. The list is empty after a timeout.
@@ -362,11 +365,12 @@ class CompletionQueue(Resource[h.ibv_cq]):
     def req_notify(self, solicited_only: bool = False) -> None:
         """Arm the queue, so that the next completion generates an event on the channel.
 
-        Completions that are already in the queue do not generate an event, so poll after arming.
+        Completions that are already in the queue do not generate an event, so poll the queue after
+        you have armed it.
 
         Args:
-            solicited_only: Generate an event only for a failed completion, or for a receive whose
-                sender set SendFlags.SOLICITED.
+            solicited_only: Whether to generate an event only for a failed completion, or for a
+                message that was sent with SendFlags.SOLICITED.
         """
         code = lib.aiordma_req_notify(self.pointer, int(solicited_only))
         if code:
@@ -376,15 +380,15 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self._arms += 1
 
     def modify(self, *, cq_count: int, cq_period: float) -> None:
-        """Moderate events: generate one after ``cq_count`` completions or ``cq_period`` seconds.
+        """Reduce the rate of events to one per ``cq_count`` completions or ``cq_period`` seconds.
 
-        The event is generated when the first of both limits is reached. Two zeros turn moderation
-        off. Source: ibv_modify_cq(3).
+        The device generates an event as soon as either limit is reached. Setting both to zero turns
+        this moderation off. See ibv_modify_cq(3).
 
         Args:
             cq_count: The number of completions.
-            cq_period: The time in seconds, at most 65535 microseconds. Its resolution is a
-                microsecond.
+            cq_period: The time in seconds, with a resolution of 1 microsecond and a maximum of
+                65535 microseconds.
 
         Raises:
             ValueError: If the device does not support the values.
@@ -411,17 +415,17 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
     @property
     def handle(self) -> int:
-        """The number that identifies the queue in the device (``ibv_cq.handle``)."""
+        """The number by which the device identifies the queue (``ibv_cq.handle``)."""
         return self.pointer.handle
 
     @property
     def cqe(self) -> int:
-        """The number of entries."""
+        """The number of completions that the queue can hold."""
         return self.entries.capacity
 
     @property
     def reserved(self) -> int:
-        """The number of reserved entries; see :mod:`aiordma.verbs._cq.cq_entries`."""
+        """The number of reserved entries. See :mod:`aiordma.verbs._cq.cq_entries`."""
         return self.entries.reserved
 
     @property
@@ -430,9 +434,10 @@ class CompletionQueue(Resource[h.ibv_cq]):
         return self.entries.available
 
     def resize(self, cqe: int) -> None:
-        """Change the number of entries. Completions stay in the queue.
+        """Change the number of completions that the queue can hold.
 
-        The device may choose a larger number.
+        The queue keeps the completions that it contains. The device may choose a larger size than
+        requested.
 
         Raises:
             ValueError: If ``cqe`` is less than the number of reserved entries.
@@ -449,7 +454,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self.entries.capacity = pointer.cqe
 
     def reserve(self, entries: int) -> None:
-        """Reserve entries.
+        """Reserve entries for future completions.
 
         Raises:
             BusyError: If too few entries are available. Resize the queue, or use another one.
@@ -463,10 +468,10 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self.entries.reserved += entries
 
     def make_room(self, entries: int) -> None:
-        """Reserve entries, and resize the queue if too few are available.
+        """Reserve entries, and enlarge the queue if too few are available.
 
         Raises:
-            BusyError: If the device cannot resize the queue to that size.
+            BusyError: If the device cannot enlarge the queue enough.
         """
         if entries > self.available:
             try:
@@ -479,7 +484,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self.reserve(entries)
 
     def release(self, entries: int) -> None:
-        """Release reserved entries immediately, because their completions have been polled."""
+        """Release reserved entries immediately, when their completions have already been polled."""
         try:
             self.entries.release(entries)
         except ValueError as error:
@@ -500,10 +505,11 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
 
 def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> None:
-    """Reserve entries of completion queues until the object of ``node`` has been destroyed.
+    """Reserve entries of completion queues until the object that ``node`` represents is destroyed.
 
     Raises:
-        BusyError: If a queue has too few entries and cannot grow. The object is then destroyed.
+        BusyError: If a queue has too few entries and cannot be enlarged. The object is destroyed in
+            this case.
     """
     totals: Counter[CompletionQueue] = Counter()
     for cq, entries in wanted:

@@ -1,4 +1,4 @@
-"""Iteration over completions that reads each field on demand: ibv_start_poll(3)."""
+"""Iteration over completions whose fields are read on demand (see ibv_start_poll(3))."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def _number(name: str, doc: str, member: str = "") -> Any:
 class CompletionCursor:
     """A thread's position in a completion queue, created by :meth:`CompletionQueue.start_poll`.
 
-    Iterating advances to the next completion and yields the cursor, until the queue is empty. The
-    attributes are those of the current completion, with the names of :class:`WorkCompletion`. On an
-    extended queue, each attribute is read from the device when you access it. No other thread may
-    poll the queue before the ``with`` block ends.
+    Iterating over the cursor moves it to the next completion and yields the cursor itself, until
+    the queue is empty. The attributes describe the current completion and are named as in
+    :class:`WorkCompletion`. On an extended queue, each attribute is read from the device when you
+    access it. No other thread may poll the queue until the ``with`` block ends.
 
     Reading a field that the queue was not created to report raises UnsupportedError. If ``status``
     is not SUCCESS, only ``status``, ``wr_id``, ``vendor_err`` and ``qp_num`` are valid.
@@ -120,7 +120,7 @@ class CompletionCursor:
 
     @property
     def imm_data(self) -> int | None:
-        """The immediate data in host byte order, or None if there is none."""
+        """The immediate data in host byte order, or None if the message carried none."""
         if not self.wc_flags & WCFlags.WITH_IMM:
             return None
         imm_data = self._read("imm_data")
@@ -128,7 +128,7 @@ class CompletionCursor:
 
     @property
     def invalidated_rkey(self) -> int | None:
-        """The key that a send has invalidated, or None if it has not invalidated one."""
+        """The local key that the received message invalidated, or None."""
         if not self.wc_flags & WCFlags.WITH_INV:
             return None
         return self._read("invalidated_rkey", "imm_data")  # which is the key, in no byte order

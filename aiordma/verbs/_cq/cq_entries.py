@@ -1,24 +1,26 @@
-"""Accounting of the entries of a completion queue, so that it cannot overrun.
+"""Accounting of the entries of a completion queue, so that the queue cannot overrun.
 
-An overrun breaks a completion queue and every queue pair on it (IBTA volume 1, clause 11.6.3.2).
-Entries are therefore reserved before anything can be posted. A queue pair reserves the sizes of its
-two queues. A shared receive queue reserves its size on every completion queue where its receives
-may complete. After one of these has been destroyed, the queue may still contain its completions.
-Its entries are released when a poll has found the queue empty.
+An overrun breaks a completion queue and every queue pair that uses it (IBTA volume 1, clause
+11.6.3.2). Entries are therefore reserved before anything can be posted. A queue pair reserves
+entries for everything that fits in its send queue and its receive queue. A shared receive queue
+does the same on every completion queue where its receives may complete. When one of them is
+destroyed, the completion queue may still contain its completions. The entries are therefore
+released only when a poll has found the completion queue empty.
 """
 
 from __future__ import annotations
 
 
 class Entries:
-    """The counts of a completion queue's entries.
+    """The number of entries that a completion queue has, and how many of them are reserved.
 
-    They are separate from the queue, because its object may be deleted before its users.
+    This is separate from the queue object, which may be deleted before the objects that use the
+    queue.
 
     Args:
         capacity: The number of entries.
-        channel: The list of the channel's queues with entries to release. Draining the channel
-            finds all of them empty at the same time.
+        channel: The channel's list of queues that have entries to release. When the channel is
+            drained, all queues in the list are found empty at the same time.
     """
 
     __slots__ = ("_channel", "capacity", "leaving", "reserved")

@@ -1,4 +1,4 @@
-"""Creation of completion queues: extended if the device supports them, otherwise classic."""
+"""Creation of completion queues: extended if the device supports it, otherwise classic."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ def create_cq(
 
     Args:
         context: The device.
-        cqe: The minimum number of entries.
-        channel: The channel for the events of the queue; see :meth:`CompletionQueue.req_notify`. A
-            queue without a channel can only be polled.
-        comp_vector: The completion vector, less than ``num_comp_vectors``.
+        cqe: The minimum number of completions that the queue can hold.
+        channel: The channel for the queue's events. See :meth:`CompletionQueue.req_notify`. A queue
+            without a channel can only be polled.
+        comp_vector: The completion vector that signals the queue's events. It must be less than
+            ``num_comp_vectors``.
         extended: Whether to create an extended queue, which can report timestamps. By default, the
-            queue is extended if the device supports this.
+            queue is extended if the device supports it.
         fields: The fields that an extended queue reports. The default is all fields that the device
             supports.
         flags: Options of an extended queue.
 
     Raises:
         ValueError: If a number is out of range.
-        UnsupportedError: If the device lacks a feature; the message names the feature.
+        UnsupportedError: If the device lacks a feature. The message names the feature.
     """
     cqe, comp_vector = integer("cqe", cqe, None), integer("comp_vector", comp_vector, None)
     if channel is not None:
@@ -114,9 +115,12 @@ def _extended(
 
 
 def most_fields(context: verbs.Context) -> WCFields | None:
-    """Return all useful fields of the device's extended queues; None if it has no such queues.
+    """Return all useful fields that the device's extended queues can report.
 
     The only way to find out which timestamps a device supports is to create a queue with them.
+
+    Returns:
+        The fields, or None if the device does not support extended queues.
     """
     times = [_ALL_TIMES, *_TIMES] if context.query_device_ex().completion_timestamp_mask else []
     for fields in (*(STANDARD | stamp for stamp in times), STANDARD):

@@ -25,18 +25,18 @@ _TM_INFO = int(WCFields.WITH_TM_INFO)
 
 
 class WorkCompletion(NamedTuple):
-    """The completion of a work request: ``struct ibv_wc``, see ibv_poll_cq(3).
+    """The completion of a work request (``struct ibv_wc``). See ibv_poll_cq(3).
 
     If ``status`` is not SUCCESS, ``opcode`` is None, and only ``wr_id``, ``status``, ``vendor_err``
-    and ``qp_num`` are valid. ``imm_data`` is the immediate data as a number in host byte order, or
-    None. ``invalidated_rkey`` is the key that a send has invalidated on this side, or None.
-    ``byte_len`` is valid for receives, reads and atomics.
+    and ``qp_num`` are valid. ``byte_len`` is valid for receives, reads and atomics. ``imm_data`` is
+    the immediate data as a number in host byte order, or None. ``invalidated_rkey`` is the local
+    key that the received message invalidated, or None.
 
-    The fields after ``failure`` are None unless the completion queue reports them. An extended
-    queue reports the fields with which it was created. A classic queue reports ``slid``, ``sl``,
-    ``dlid_path_bits`` and ``pkey_index``. ``timestamp`` is the device's clock in ticks
-    (:meth:`ExtendedDeviceAttributes.seconds`), and ``wallclock_ns`` is the time in nanoseconds
-    since 1970.
+    The fields from ``timestamp`` on are None unless the completion queue reports them. An extended
+    queue reports the fields that were selected when it was created. A classic queue reports
+    ``slid``, ``sl``, ``dlid_path_bits`` and ``pkey_index``. ``timestamp`` is a reading of the
+    device's clock in ticks, which :meth:`ExtendedDeviceAttributes.seconds` converts.
+    ``wallclock_ns`` is the time in nanoseconds since 1970.
     """
 
     wr_id: int
@@ -69,11 +69,11 @@ class WorkCompletion(NamedTuple):
         more: More | None = None,
         fields: WCFields | None = None,
     ) -> Self:
-        """Create a completion from a record, which has the fields of `struct aiordma_completion`.
+        """Create a completion from a record with the fields of `struct aiordma_completion`.
 
         Args:
             record: The fields as plain numbers.
-            failure: The exception that the queue pair's tracking found for a failed completion.
+            failure: The exception for a failed completion, if the queue pair tracks its work.
             more: The remaining fields.
             fields: The fields that an extended queue reports; None for a classic queue.
         """
@@ -106,13 +106,14 @@ class WorkCompletion(NamedTuple):
     def error(self, operation: str = "") -> WorkCompletionError | None:
         """Return the exception for a failed completion, or None for a successful one.
 
-        If the queue pair tracks its work, the exception names the operation. The exception of a
-        flushed request then has the queue pair's first failure as its cause. Queue pairs track
-        their work unless they were created with ``reserved``, or :meth:`QueuePair.untrack` was
-        called.
+        Queue pairs track their posted work unless they were created with ``reserved``, or
+        :meth:`QueuePair.untrack` was called. With tracking, the exception names the operation that
+        failed. If the request was flushed because an earlier one had failed, the exception's cause
+        is the first failure of the queue pair.
 
         Args:
-            operation: The name of the operation, because a completion does not contain it.
+            operation: The name of the operation, if you know it. The completion itself does not
+                contain it.
         """
         if self.ok:
             return None
@@ -127,16 +128,16 @@ class WorkCompletion(NamedTuple):
         )
 
     def raise_for_status(self) -> None:
-        """Raise the exception of :meth:`error` if the work request failed."""
+        """Raise the exception that :meth:`error` returns if the work request failed."""
         if (error := self.error()) is not None:
             raise error
 
 
 def invalidated(imm_data: int) -> int:
-    """Return the invalidated key, which shares its field with immediate data.
+    """Return the invalidated key from the field that it shares with immediate data.
 
-    Records have immediate data in host byte order, but the key is not byte-swapped. This undoes the
-    conversion.
+    Immediate data in records has been converted to host byte order. A key must not be byte-swapped,
+    so this function undoes the conversion.
     """
     return socket.htonl(imm_data)
 

@@ -1,5 +1,5 @@
-"""Queue pairs that only one vendor supports: SRD on EFA, DC on mlx5. Never run on hardware.
+"""Queue pair types that only one vendor supports: SRD on EFA devices, and DC on mlx5 devices.
 
-They are tested only against the vendors' headers and models of their libraries, and may change. See
-:mod:`.efa` and :mod:`.mlx5`.
+These modules have not been tested on hardware, only against the vendors' headers and simulated
+libraries. They may change. See :mod:`.efa` and :mod:`.mlx5`.
 """

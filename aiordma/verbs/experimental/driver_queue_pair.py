@@ -1,4 +1,4 @@
-"""Queue pairs of vendor-specific types: IBV_QPT_DRIVER."""
+"""Queue pairs of vendor-specific types (IBV_QPT_DRIVER)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .._qp.work_request import (
 )
 
 DRIVER = 0xFF
-"""IBV_QPT_DRIVER."""
+"""The queue pair type IBV_QPT_DRIVER."""
 
 
 def init_attr(
@@ -50,10 +50,10 @@ def init_attr(
 
 
 class DriverQueuePair(Resource[h.ibv_qp]):
-    """The base class of queue pairs of vendor-specific types.
+    """The base class for queue pairs of vendor-specific types.
 
-    Only the device checks changes of attributes and posted requests, and posted work is not
-    tracked. Keep the memory of posted work until it has completed, as with :class:`QueuePair`.
+    Only the device checks attribute changes and posted requests, and posted work is not tracked. As
+    with :class:`QueuePair`, keep the memory of a request until the request has completed.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         self.context._elements[self.raw_handle] = self
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
-        """Change attributes: ibv_modify_qp(3). Times are in seconds.
+        """Change attributes of the queue pair. Times are in seconds. See ibv_modify_qp(3).
 
         Raises:
             VerbsError: If the device rejects the change.
@@ -97,11 +97,11 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         self.qp_num = self.pointer.qp_num  # a target of mlx5 has none before RTR
 
     def query(self) -> QPAttributes:
-        """Query the current attributes from the device: ibv_query_qp(3)."""
+        """Query the current attributes from the device. See ibv_query_qp(3)."""
         return query(self.context, self.pointer)
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
-        """Post receives in order.
+        """Post receives in the given order.
 
         Raises:
             PostError: If the device rejects a receive. ``bad_index`` is the index of the first

@@ -1,11 +1,12 @@
 """Scalable reliable datagrams (SRD) on Amazon's EFA devices, using ``libefa.so.1``.
 
-**Experimental: never run on hardware.** The data passed to the library is checked against its
-header, and its calls are tested with stand-ins.
+**This module is experimental and has not been tested on hardware.** The structures that it passes
+to the library are checked against the library's header. Tests replace the library's functions with
+stand-ins.
 
-SRD is reliable and unordered. Like UD, SRD addresses each message and uses one queue pair for all
-peers. The functions raise UnsupportedError if the device is not an EFA device, or if the library is
-not installed. Sources: efadv_query_device(3), efadv_create_qp_ex(3).
+SRD delivers messages reliably, but in any order. As with UD, every message has its own destination,
+and one queue pair serves all peers. The functions raise UnsupportedError if the device is not an
+EFA device, or if the library is not installed. See efadv_query_device(3) and efadv_create_qp_ex(3).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SRD = 0  # EFADV_QP_DRIVER_TYPE_SRD
 
 
 class EFACapability(IntFlag):
-    """Capabilities of an EFA device: ``EFADV_DEVICE_ATTR_CAPS_*``."""
+    """The capabilities of an EFA device (the ``EFADV_DEVICE_ATTR_CAPS_*`` constants)."""
 
     NONE = 0
     RDMA_READ = 1 << 0
@@ -42,7 +43,10 @@ class EFACapability(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class EFADeviceAttributes:
-    """The limits of a queue pair in requests, elements and bytes: ``struct efadv_device_attr``."""
+    """The limits that apply to a queue pair on an EFA device (``struct efadv_device_attr``).
+
+    They are numbers of requests, of scatter/gather elements, or of bytes.
+    """
 
     max_sq_wr: int
     max_rq_wr: int
@@ -68,13 +72,19 @@ def query_device(context: Context) -> EFADeviceAttributes:
 
 
 class SRDQueuePair(DriverQueuePair):
-    """An SRD queue pair, created by :func:`create_srd_qp`. It has never run on hardware."""
+    """An SRD queue pair, created by :func:`create_srd_qp`.
+
+    This has not been tested on hardware.
+    """
 
     def start(self, *, qkey: int, port_num: int = 1, pkey_index: int = 0, sq_psn: int = 0) -> None:
-        """Go from RESET to RTS with the attributes of UD. Peers need ``qkey`` to send.
+        """Take the queue pair from state RESET to RTS, ready to send and receive.
+
+        The attributes are those of a UD queue pair. Peers must know ``qkey`` to send to this queue
+        pair.
 
         Raises:
-            VerbsError: If the device rejects a step.
+            VerbsError: If the device rejects a transition.
         """
         self.modify(qp_state=QPState.INIT, pkey_index=pkey_index, port_num=port_num, qkey=qkey)
         self.modify(qp_state=QPState.RTR)
@@ -83,12 +93,12 @@ class SRDQueuePair(DriverQueuePair):
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_qpn: int, remote_qkey: int
     ) -> None:
-        """Post a send to one peer, or a read or write if the device supports these.
+        """Post a send to a peer, or a read or a write if the device supports them.
 
-        Keep ``ah`` open until the request has completed.
+        Keep the address handle ``ah`` open until the request has completed.
 
         Raises:
-            UnsupportedError: For other operations.
+            UnsupportedError: If the request is for another operation.
             ValueError: If a number is out of range.
             PostError: If the device rejects the request.
         """
@@ -104,10 +114,10 @@ def create_srd_qp(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> SRDQueuePair:
-    """Create an SRD queue pair in state RESET, to which only ``send_ops`` can be posted.
+    """Create an SRD queue pair in state RESET, for posting the operations in ``send_ops``.
 
     Raises:
-        UnsupportedError: If the device is not an EFA device, or the library is missing.
+        UnsupportedError: If the device is not an EFA device, or if the library is not installed.
     """
     recv_cq = recv_cq or send_cq
     wanted = capabilities or QPCapabilities()

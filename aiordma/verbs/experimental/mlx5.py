@@ -1,13 +1,14 @@
-"""Dynamically connected queue pairs (DC) on mlx5 devices, using ``libmlx5.so.1``.
+"""Dynamically connected (DC) queue pairs on mlx5 devices, using ``libmlx5.so.1``.
 
-**Experimental: never run on hardware.** The data passed to the library is checked against its
-header, and its calls are tested with stand-ins.
+**This module is experimental and has not been tested on hardware.** The structures that it passes
+to the library are checked against the library's header. Tests replace the library's functions with
+stand-ins.
 
 An *initiator* (DCI) sends to any number of *targets* (DCT). Every request contains the number and
-the key of the target, and the device connects as needed. A target receives through a shared receive
-queue. The states are those of other queue pairs, but the device decides which attributes each step
-needs. The functions raise UnsupportedError if the device is not an mlx5 device, or if the library
-is not installed. Sources: mlx5dv_create_qp(3), mlx5dv_wr_post(3).
+the key of its target, and the device connects to the target when necessary. A target receives
+through a shared receive queue. The queue pairs go through the usual states, but the device decides
+which attributes each transition requires. The functions raise UnsupportedError if the device is not
+an mlx5 device, or if the library is not installed. See mlx5dv_create_qp(3) and mlx5dv_wr_post(3).
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ _DCT, _DCI = 1, 2  # enum mlx5dv_dc_type
 
 
 class DCInitiator(DriverQueuePair):
-    """The sending side of DC, created by :func:`create_dc_initiator`. Never run on hardware."""
+    """The sending side of DC, created by :func:`create_dc_initiator`.
+
+    This has not been tested on hardware.
+    """
 
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_dctn: int, remote_dc_key: int
     ) -> None:
         """Post a send, write or read to the target with the given number and key.
 
-        Keep ``ah`` open until the request has completed.
+        Keep the address handle ``ah`` open until the request has completed.
 
         Raises:
-            UnsupportedError: For other operations.
+            UnsupportedError: If the request is for another operation.
             ValueError: If a number is out of range.
             PostError: If the device rejects the request.
         """
@@ -52,9 +56,10 @@ class DCInitiator(DriverQueuePair):
 
 
 class DCTarget(DriverQueuePair):
-    """The receiving side of DC, created by :func:`create_dc_target`. Never run on hardware.
+    """The receiving side of DC, created by :func:`create_dc_target`.
 
-    Initiators need its ``qp_num``, which is valid from state RTR on.
+    Initiators need the target's ``qp_num``, which is valid once the target has reached state RTR.
+    This has not been tested on hardware.
     """
 
 
@@ -66,10 +71,10 @@ def create_dc_initiator(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> DCInitiator:
-    """Create an initiator in state RESET, to which only ``send_ops`` can be posted.
+    """Create an initiator in state RESET, for posting the operations in ``send_ops``.
 
     Raises:
-        UnsupportedError: If the device is not an mlx5 device, or the library is missing.
+        UnsupportedError: If the device is not an mlx5 device, or if the library is not installed.
     """
     wanted = capabilities or QPCapabilities(max_recv_wr=0, max_recv_sge=0)
     attr = init_attr(pd, send_cq, send_cq, wanted, send_ops, sq_sig_all)
@@ -86,10 +91,10 @@ def create_dc_target(
         pd: The protection domain.
         cq: The completion queue.
         srq: The shared receive queue.
-        access_key: The 64-bit key that initiators must know.
+        access_key: A 64-bit key. Initiators must put it in every request.
 
     Raises:
-        UnsupportedError: If the device is not an mlx5 device, or the library is missing.
+        UnsupportedError: If the device is not an mlx5 device, or if the library is not installed.
     """
     attr = init_attr(pd, cq, cq, QPCapabilities(0, 0, 0, 0, 0), SendOps.NONE, srq=srq)
     pointer = _create(pd, attr, _DCT, access_key)
