@@ -1,4 +1,4 @@
-"""Batches: work requests that are posted together with one doorbell, all or none.
+"""Batches of work requests that are posted together, with a single notification of the device.
 
 ::
 
@@ -81,17 +81,20 @@ class ReceiveBatch(_Batch[ReceiveWorkRequest]):
 
 
 class SendBatch(_Batch[SendWorkRequest]):
-    """A batch of requests for a send queue.
+    """A batch of requests for the send queue of a queue pair.
 
-    Posting raises the same exceptions as :meth:`QueuePair.post_send`. The methods share these
-    keyword arguments; see ibv_post_send(3):
+    Posting the batch raises the same exceptions as :meth:`QueuePair.post_send`. The methods share
+    the following keyword arguments, which ibv_post_send(3) explains:
 
-    - ``imm``: immediate data, a number in host byte order.
-    - ``remote_srqn``: the number of the peer's shared receive queue, for XRC queue pairs.
-    - ``fence``: wait for all earlier reads and atomics.
-    - ``solicited``: generate an event at a peer that waits only for solicited events.
-    - ``inline``: copy the data when the request is posted. Without it, do not modify the memory
-      until the request has completed.
+    - ``wr_id``: A number of your choice, which the completion repeats.
+    - ``signaled``: Whether a successful request generates a completion.
+    - ``imm``: Immediate data for the peer, a 32-bit number in host byte order.
+    - ``remote_srqn``: The number of the peer's shared receive queue, for XRC queue pairs.
+    - ``fence``: Whether to wait for all earlier reads and atomics before starting the request.
+    - ``solicited``: Whether the message generates an event even if the peer waits only for
+      solicited events.
+    - ``inline``: Whether to copy the data when the request is posted. Otherwise, do not modify the
+      memory until the request has completed.
     """
 
     def send(
@@ -108,7 +111,11 @@ class SendBatch(_Batch[SendWorkRequest]):
         solicited: bool = False,
         inline: bool = False,
     ) -> None:
-        """Send a message. ``to`` is for datagrams; ``invalidate`` is a remote key of the peer."""
+        """Add a request that sends a message.
+
+        ``to`` is the destination of a datagram. ``invalidate`` is a key of the peer that the
+        message invalidates when it arrives.
+        """
         if imm is not None and invalidate is not None:
             raise ValueError("imm and invalidate cannot be combined in one send")
         opcode = WROpcode.SEND
@@ -139,7 +146,11 @@ class SendBatch(_Batch[SendWorkRequest]):
         solicited: bool = False,
         inline: bool = False,
     ) -> None:
-        """Write to the peer's memory. With ``imm``, this also completes a receive of the peer."""
+        """Add a request that writes to the peer's memory.
+
+        With ``imm``, the write also consumes a receive of the peer, whose completion contains
+        ``imm``.
+        """
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
         flags = _flags(signaled, fence, solicited, inline)
         self.add(
@@ -158,7 +169,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Read from the peer's memory."""
+        """Add a request that reads from the peer's memory."""
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.RDMA_READ, sges, flags, 0, remote_addr, rkey))
 
@@ -174,7 +185,10 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Replace 8 bytes of the peer if they equal ``compare``. ``old`` receives the old value."""
+        """Add a request that replaces 8 bytes of the peer's memory if they equal ``compare``.
+
+        The new value is ``swap``. The previous value is stored in the local memory ``old``.
+        """
         there = remote_addr, rkey, _u64("compare", compare), _u64("swap", swap)
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_CMP_AND_SWP, (old,), flags, 0, *there))
@@ -190,7 +204,10 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Add to 8 bytes of the peer, modulo 2^64. ``old`` receives the old value."""
+        """Add a request that adds a number to 8 bytes of the peer's memory, modulo 2^64.
+
+        The previous value is stored in the local memory ``old``.
+        """
         there = remote_addr, rkey, _u64("add", add)
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_FETCH_AND_ADD, (old,), flags, 0, *there))
@@ -206,7 +223,10 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Flush earlier writes to the peer's memory; see :class:`FlushInfo`."""
+        """Add a request that flushes earlier writes to the peer's memory.
+
+        :class:`FlushInfo` says which writes are flushed, and what the flush guarantees.
+        """
         flags = _flags(signaled, fence)
         self.add(
             SendWorkRequest(
@@ -218,14 +238,14 @@ class SendBatch(_Batch[SendWorkRequest]):
     def bind(
         self, bind: BindInfo, *, wr_id: int = 0, signaled: bool = True, fence: bool = False
     ) -> None:
-        """Bind a memory window of type 2."""
+        """Add a request that binds a memory window of type 2."""
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.BIND_MW, (), flags, bind=bind))
 
     def invalidate(
         self, rkey: int, *, wr_id: int = 0, signaled: bool = True, fence: bool = False
     ) -> None:
-        """Invalidate the key of a memory window of type 2 on this side."""
+        """Add a request that invalidates the key of a local memory window of type 2."""
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.LOCAL_INV, (), flags, invalidate_rkey=rkey))
 

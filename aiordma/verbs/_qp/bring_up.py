@@ -1,4 +1,4 @@
-"""The states of a queue pair, and how two exchanged endpoints take it to RTS."""
+"""The states of a queue pair, and the transitions that connect it to a peer's endpoint."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _random_bits(count: int) -> int:
 
 
 class BringUp(Resource[h.ibv_qp]):
-    """The part of :class:`QueuePair` that handles states and the steps from RESET to RTS."""
+    """The base class of :class:`QueuePair` that changes the state, from RESET to RTS and beyond."""
 
     context: verbs.Context
     qp_num: int
@@ -75,10 +75,11 @@ class BringUp(Resource[h.ibv_qp]):
 
     @property
     def pd(self) -> verbs.ProtectionDomain:
-        """The protection domain that created the queue pair.
+        """The protection domain in which the queue pair was created.
 
         Raises:
-            ValueError: For the receiving side of XRC, which has no protection domain.
+            ValueError: If the queue pair is the receiving side of XRC, which has no protection
+                domain.
         """
         return self._own(self._pd, "protection domain")
 
@@ -99,17 +100,18 @@ class BringUp(Resource[h.ibv_qp]):
     ) -> Endpoint:
         """Return the data that a peer needs to connect to this queue pair.
 
-        ``pack()`` of the result encodes the data as bytes.
+        To send it to the peer, encode it as bytes with its method ``pack()``.
 
         Args:
-            gid: The local address; ``context.choose_gid(port_num)`` by default.
-            port_num: The port.
+            gid: The GID table entry of the local address; ``context.choose_gid(port_num)`` by
+                default.
+            port_num: The port, if ``gid`` is not given.
             psn: The first packet sequence number; random by default.
             qkey: The Q_Key of a datagram queue pair; random by default.
-            max_rd_atomic: The maximum number of this side's outstanding reads and atomics. The
-                default is the maximum of the device, but at most 16.
-            max_dest_rd_atomic: The maximum number of the peer's outstanding reads and atomics. The
-                default is the same.
+            max_rd_atomic: The maximum number of outstanding reads and atomics that this side
+                starts. The default is the device's maximum, but at most 16.
+            max_dest_rd_atomic: The maximum number of outstanding reads and atomics that the peer
+                starts. The default is the device's maximum, but at most 16.
 
         Raises:
             VerbsError: With ENETDOWN, if the port is not active.
@@ -161,32 +163,35 @@ class BringUp(Resource[h.ibv_qp]):
         pkey_index: int = 0,
         **path: Unpack[PathKeywords],
     ) -> None:
-        """Take an RC, UC or XRC queue pair from RESET to RTS.
+        """Connect an RC, UC or XRC queue pair to a peer's, going from state RESET to RTS.
 
-        This does not wait for the peer. Post receives before you tell the peer to send.
+        The call does not wait for the peer. Post receives before you tell the peer to send.
 
         Args:
             local: The result of :meth:`endpoint` on this side.
-            remote: The result of :meth:`endpoint` on the peer's side. The smaller path MTU of the
-                two sides is used.
-            access: The peer's rights to local memory. An operation must be allowed by these rights
-                and by those of the memory region. The default allows no remote access.
-            timeout: The time in seconds until a packet is retransmitted.
-            retry_cnt: The number of retransmissions.
-            rnr_retry: The number of retries if the peer has not posted a receive; 7 means no limit.
-            min_rnr_timer: The time in seconds that the peer waits between these retries.
-            max_rd_atomic: The maximum number of this side's outstanding reads and atomics. The
-                default is the maximum that both sides support.
-            max_dest_rd_atomic: The maximum number of the peer's outstanding reads and atomics, with
-                the same default.
+            remote: The result of :meth:`endpoint` on the peer's side. The connection uses the
+                smaller of the two path MTUs.
+            access: The rights that the peer has on local memory. Both these rights and those of the
+                memory region must allow an operation. By default, no remote access is allowed.
+            timeout: The time in seconds to wait for an acknowledgement before retransmitting a
+                packet.
+            retry_cnt: The maximum number of retransmissions.
+            rnr_retry: The maximum number of retries while the peer has not posted a receive; 7
+                means no limit.
+            min_rnr_timer: The time in seconds that the peer must wait before such a retry.
+            max_rd_atomic: The maximum number of outstanding reads and atomics that this side
+                starts. The default is the maximum that both sides support.
+            max_dest_rd_atomic: The maximum number of outstanding reads and atomics that the peer
+                starts. The default is the maximum that both sides support.
             pkey_index: The index of the P_Key.
-            **path: Options of the route.
+            **path: Optional fields of the route.
 
         Raises:
             ValueError: If the endpoints do not match each other or this queue pair.
-            VerbsError: With ENETDOWN, if the port is not active; this is checked first. Other
-                errors come from the device. If the peer cannot be reached, the message names the
-                GIDs and the index.
+            VerbsError: With ENETDOWN, if the port is not active, which is checked before the queue
+                pair is changed. With other error codes, if the device rejects a transition. If the
+                peer cannot be reached, the message contains both GIDs and the index of the local
+                one.
         """
         if self.qp_type not in _PARTNERS:
             raise ValueError(
@@ -226,9 +231,11 @@ class BringUp(Resource[h.ibv_qp]):
         )
 
     def start(self, local: Endpoint, *, pkey_index: int = 0) -> None:
-        """Take a datagram queue pair from RESET to RTS, with the Q_Key and PSN of its endpoint.
+        """Take a datagram queue pair from state RESET to RTS, ready to send and receive.
 
-        Peers that have the endpoint can then send to this queue pair; see :meth:`destination`.
+        The queue pair uses the Q_Key and the PSN of ``local``, the result of :meth:`endpoint`.
+        Peers to which you send this endpoint can then send to the queue pair. See
+        :meth:`destination`.
         """
         if self.qp_type is not QPType.UD:
             raise ValueError(
@@ -243,14 +250,15 @@ class BringUp(Resource[h.ibv_qp]):
     def destination(
         self, local: Endpoint, remote: Endpoint, **path: Unpack[PathKeywords]
     ) -> Destination:
-        """Return the destination for datagrams to ``remote``, with a new address handle.
+        """Return a destination for sending datagrams to ``remote``, with a new address handle.
 
-        Close the handle, ``destination.ah``, when the last request that uses it has completed.
-        Otherwise, it is closed with the protection domain.
+        Close the address handle, ``destination.ah``, when the last request that uses it has
+        completed. If you don't, it is closed together with the protection domain.
 
         Raises:
-            ValueError: As in :meth:`connect`.
-            VerbsError: As in :meth:`connect`.
+            ValueError: If the endpoints do not match each other or this queue pair.
+            VerbsError: If the port is not active or the peer cannot be reached, as in
+                :meth:`connect`.
         """
         vector = self._vector(self.destination, local, remote, path)
         if remote.qp_type != QPType.UD:
@@ -292,9 +300,9 @@ class BringUp(Resource[h.ibv_qp]):
         access: AccessFlags = AccessFlags.NONE,
         qkey: int = 0,
     ) -> None:
-        """Go from RESET to INIT, in which receives can be posted.
+        """Go from state RESET to INIT, in which receives can be posted.
 
-        ``qkey`` is for UD. A raw packet queue pair uses only the port.
+        ``qkey`` is only used by UD queue pairs. A raw packet queue pair only uses ``port_num``.
         """
         self._step(
             QPState.INIT,
@@ -316,7 +324,10 @@ class BringUp(Resource[h.ibv_qp]):
         max_dest_rd_atomic: int = 1,
         min_rnr_timer: float = RNR_TIMER,
     ) -> None:
-        """Go from INIT to RTR, ready to receive from the given peer. UD needs no arguments."""
+        """Go from state INIT to RTR, ready to receive from the given peer.
+
+        A UD queue pair does not need any of the arguments.
+        """
         changes: QPChanges = {
             "dest_qp_num": dest_qp_num,
             "rq_psn": rq_psn,
@@ -337,7 +348,7 @@ class BringUp(Resource[h.ibv_qp]):
         rnr_retry: int = 7,
         max_rd_atomic: int = 1,
     ) -> None:
-        """Go from RTR to RTS, ready to send."""
+        """Go from state RTR to RTS, ready to send."""
         self._step(
             QPState.RTS,
             {
@@ -350,13 +361,14 @@ class BringUp(Resource[h.ibv_qp]):
         )
 
     def to_sqd(self, *, notify: bool = False) -> None:
-        """Go from RTS to SQD, in which requests that are posted from now on wait.
+        """Go from state RTS to SQD, which drains the send queue.
 
-        Requests in progress are completed. See IBTA volume 1, clause 10.3.1.5.
+        Requests in progress are completed. Requests posted from now on wait until :meth:`resume`.
+        See IBTA volume 1, clause 10.3.1.5.
 
         Args:
-            notify: Generate the asynchronous event SQ_DRAINED when the send queue is drained.
-                ``query().sq_draining`` reports the progress as well.
+            notify: Whether to generate the asynchronous event SQ_DRAINED when the send queue is
+                drained. You can also check ``query().sq_draining``.
         """
         changes: QPChanges = {"qp_state": QPState.SQD}
         if notify:
@@ -364,36 +376,39 @@ class BringUp(Resource[h.ibv_qp]):
         self.modify(**changes)
 
     def resume(self) -> None:
-        """Go from SQD to RTS, or from SQE for datagrams, and process the waiting requests."""
+        """Return to state RTS and process the requests that are waiting in the send queue.
+
+        The current state must be SQD or, for datagrams, SQE.
+        """
         self.modify(qp_state=QPState.RTS)
 
     def to_error(self) -> None:
-        """Go to ERR. All posted requests are flushed and complete with WR_FLUSH_ERR."""
+        """Go to state ERR. All posted requests are flushed and complete with WR_FLUSH_ERR."""
         self.modify(qp_state=QPState.ERR)
 
     def to_reset(self) -> None:
-        """Go to RESET. All posted requests are discarded without a completion."""
+        """Go to state RESET. All posted requests are discarded without a completion."""
         self.modify(qp_state=QPState.RESET)
 
     # --- states ----------------------------------------------------------------------------
 
     @property
     def state(self) -> QPState:
-        """The state that this side or the connection manager last requested.
+        """The state that was last requested, by this program or by the connection manager.
 
-        A device can move the queue pair to ERR on its own. Only ``query()`` shows this.
+        A device can also move a queue pair to ERR without a request. Only ``query()`` shows this.
         """
         return QPState(self.pointer.state)
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
-        """Change attributes, usually including ``qp_state``. Times are in seconds.
+        """Change attributes, usually together with the state (``qp_state``). Times are in seconds.
 
-        Source: IBTA volume 1, clause 11.2.5.2; ibv_modify_qp(3).
+        See ibv_modify_qp(3) and IBTA volume 1, clause 11.2.5.2.
 
         Raises:
-            QPTransitionError: If the transition does not exist, or attributes are missing or
-                forbidden. This is checked before the device is called.
-            VerbsError: If the device rejects the change; the message names the transition.
+            QPTransitionError: If the transition does not exist, or if it requires other attributes
+                or forbids one that was given. This is checked before the device is called.
+            VerbsError: If the device rejects the change. The message names the transition.
         """
         attr, mask = fill(changes)
         for name in ("qp_state", "cur_qp_state"):

@@ -1,4 +1,4 @@
-"""Multicast groups: a message to a group reaches every queue pair attached to it."""
+"""Multicast groups, whose messages reach every queue pair that is attached to the group."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from .._device.address import GID
 from .._device.resource import Node, Resource
 
 MULTICAST_QPN: Final = 0xFFFFFF
-"""The queue pair number of a group in a :class:`Destination`: IBTA volume 1, clause 10.5.1."""
+"""The queue pair number to use in a :class:`Destination` for a multicast group.
+
+See IBTA volume 1, clause 10.5.1.
+"""
 
 
 class MulticastAttachment(Resource[h.ibv_gid]):
-    """A queue pair's membership in a multicast group: :meth:`QueuePair.attach_mcast`.
+    """A queue pair's membership in a multicast group, created by :meth:`QueuePair.attach_mcast`.
 
-    ``gid`` and ``lid`` belong to the group, and ``qp`` is the queue pair. Closing the attachment or
-    the queue pair ends the membership (ibv_detach_mcast(3)).
+    ``gid`` and ``lid`` identify the group, and ``qp`` is the queue pair. Closing either the
+    attachment or the queue pair ends the membership. See ibv_detach_mcast(3).
     """
 
     def __init__(self, node: Node[h.ibv_gid], qp: verbs.QueuePair, gid: GID, lid: int) -> None:

@@ -1,7 +1,8 @@
-"""Explanations for refused work requests, because devices report only EINVAL for every reason.
+"""Explanations of why a device rejected a work request.
 
-The reason is determined after the failure, from the request and from the limits and the state of
-the queue pair, so it does not slow down posting.
+Devices report EINVAL for every reason. This module determines the actual reason after the failure,
+from the request and from the limits and the state of the queue pair. It therefore does not slow
+down posting.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LONGEST = 1 << 31
 
 
 def state_reason(state: QPState, *, sends: bool) -> str:
-    """Return why the queue pair's state forbids posting, or an empty string if it does not."""
+    """Return why posting is not possible in this state, or an empty string if it is."""
     if sends and state in (QPState.RESET, QPState.INIT, QPState.RTR):
         return (
             f"the queue pair is in state {state.name}, but sends can be posted only from RTS on; "
@@ -39,12 +40,12 @@ def request_reason(
     limit: str,
     most_inline: int = 0,
 ) -> str:
-    """Return what is wrong with the first request that exceeds a limit, or an empty string.
+    """Return which limit the first invalid request exceeds, or an empty string.
 
     Args:
-        requests: The requests that were posted.
+        requests: The requests that were to be posted.
         most_pieces: The maximum number of scatter/gather elements.
-        limit: The name of that limit.
+        limit: The name of the limit on scatter/gather elements.
         most_inline: The maximum number of inline bytes.
     """
     for wr in requests:
@@ -62,15 +63,15 @@ def request_reason(
 def post_error(
     verb: str, code: int, bad_index: int, where: str, *, why: str = "", full: str = ""
 ) -> PostError:
-    """Create the error to raise for a failed post.
+    """Create the exception for a failed attempt to post requests.
 
     Args:
-        verb: The call that failed.
-        code: Its result.
+        verb: The name of the C function that failed.
+        code: The error code that it returned.
         bad_index: The index of the first request that was not posted.
         where: The name of the queue.
         why: The reason, if known.
-        full: The explanation if the queue has no room.
+        full: The explanation to use if the queue is full.
     """
     if code == errno.ENOMEM and not why:  # some providers also use ENOMEM for too many elements
         return QueueFullError(verb, bad_index, f"{full}; {where}" if full else where)

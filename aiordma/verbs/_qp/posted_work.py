@@ -1,10 +1,13 @@
-"""Tracking of the work posted to a queue pair that has not completed, and of its first failure.
+"""Tracking of the incomplete work on a queue pair, and of the queue pair's first failure.
 
-Some facts: An entry of the send queue becomes free only when its own completion, or that of a later
-signaled request, has been polled (ibv_post_send(3); IBTA volume 1, clause 10.8.6). An unsignaled
-request that succeeds has no completion. A failed completion does not say what had been posted
-(ibv_poll_cq(3)). After the first failure, everything else is flushed, which says nothing about the
-cause (IBTA volume 1, clause 10.3.1.7). This module therefore remembers what was posted, in order.
+This module remembers what was posted, and in which order, for these reasons:
+
+- An entry of the send queue becomes free only when its own completion, or that of a later signaled
+  request, has been polled (ibv_post_send(3); IBTA volume 1, clause 10.8.6).
+- An unsignaled request that succeeds does not generate a completion.
+- A failed completion does not say which operation failed (ibv_poll_cq(3)).
+- After the first failure, all other requests are flushed. Their completions do not say what caused
+  the failure (IBTA volume 1, clause 10.3.1.7).
 """
 
 from __future__ import annotations
@@ -37,16 +40,17 @@ _OF_A_SEND = frozenset(
 
 
 class PostedWork:
-    """The posted work of a queue pair: posting adds to it, polling completions removes from it.
+    """The work posted to a queue pair. Posting adds to it, and polling completions removes from it.
 
-    One thread may post while another one polls. Loops therefore use indexes: posting appends, or
-    removes requests without a completion from the same end, and polling removes from the other end.
+    One thread may post while another thread polls. Posting appends requests at one end, and
+    withdraws them from the same end if they could not be posted. Polling removes requests from the
+    other end. Loops therefore use indexes instead of iterators.
     """
 
     __slots__ = ("__weakref__", "_failures", "_receives", "_sends", "first_failure", "max_send_wr")
 
     def __init__(self, max_send_wr: int, failures: Counter[int] | None = None) -> None:
-        """Initialize the tracking; ``failures`` counts failed completions by status."""
+        """Initialize the tracking. ``failures`` counts failed completions by status."""
         self._failures = Counter() if failures is None else failures
         self.max_send_wr: int = max_send_wr
         self.first_failure: WorkCompletionError | None = None
@@ -57,13 +61,14 @@ class PostedWork:
     def free(self) -> int:
         """The number of free entries in the send queue.
 
-        Unknown after a failure, because completions may never arrive.
+        After a failure, all entries count as free, because the missing completions may never
+        arrive.
         """
         return self.max_send_wr if self.first_failure else self.max_send_wr - len(self._sends)
 
     @property
     def unsignaled(self) -> int:
-        """The number of requests at the end of the send queue that no pending completion covers."""
+        """The number of requests that were posted after the last signaled request."""
         sends, count = self._sends, 0
         with suppress(IndexError):
             while not sends[-1 - count][2]:
@@ -76,9 +81,10 @@ class PostedWork:
         return self.unsignaled == len(self._sends)
 
     def has_room(self, signaled: Sequence[bool]) -> bool:
-        """Return whether the requests fit and leave a way to free entries of the send queue.
+        """Return whether the requests fit without filling the send queue permanently.
 
-        That is the case if an entry is still free, or a signaled send is outstanding.
+        If the requests take the last free entry, a signaled send must be among them or already
+        outstanding. Otherwise, no completion could ever free an entry.
         """
         # Read this first, because another thread may poll the completion that frees entries.
         stuck = self.is_stuck
@@ -86,35 +92,35 @@ class PostedWork:
         return free > 0 or (free == 0 and (any(signaled) or not stuck))
 
     def send(self, wr_id: int, opcode: int, signaled: int) -> None:
-        """Add a send before posting it, because another thread may poll its completion."""
+        """Add a send. Call this before posting, because another thread may poll the completion."""
         self._sends.append((wr_id, opcode, signaled))
 
     def receive(self, wr_id: int) -> None:
-        """Add a receive before it is posted."""
+        """Add a receive. Call this before posting it."""
         self._receives.append(wr_id)
 
     def withdraw_sends(self, count: int) -> None:
-        """Remove the last ``count`` sends, because posting them failed."""
+        """Remove the last ``count`` sends after posting them has failed."""
         for _ in range(count):
             self._sends.pop()
 
     def withdraw_receives(self, count: int) -> None:
-        """Remove the last ``count`` receives, because posting them failed."""
+        """Remove the last ``count`` receives after posting them has failed."""
         for _ in range(count):
             self._receives.pop()
 
     def clear(self) -> None:
-        """Forget all work and the failure, because the queue pair has been reset."""
+        """Discard all work and the first failure after the queue pair has been reset."""
         self._sends.clear()
         self._receives.clear()
         self.first_failure = None
 
     def resume(self) -> None:
-        """Continue after a failure: later requests complete again."""
+        """Discard the first failure after the queue pair has returned to RTS."""
         self.first_failure = None
 
     def settle(self, record: Record) -> WorkCompletionError | None:
-        """Remove the work of a polled completion, and return the exception if it failed."""
+        """Remove the work that a polled completion ends, and return its exception if it failed."""
         wr_id, status, opcode = record[:3]
         if not status:
             if opcode & _RECV:

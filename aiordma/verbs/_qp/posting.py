@@ -1,4 +1,4 @@
-"""Posting of work to a queue pair: the checks before it, the call, and its errors."""
+"""Posting of work requests to a queue pair, with the checks before it and the errors after it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def address(pointer: h.ibv_qp | h.ibv_qp_ex | h.Null) -> int:
 
 
 class Posting(BringUp):
-    """The part of :class:`QueuePair` that handles the send queue and the receive queue."""
+    """The base class of :class:`QueuePair` that posts to the send queue and the receive queue."""
 
     sq_sig_all: bool
     capabilities: QPCapabilities
@@ -66,10 +66,11 @@ class Posting(BringUp):
 
     @property
     def free_send_slots(self) -> int:
-        """The number of requests that can be posted to the send queue now.
+        """The number of requests that can currently be posted to the send queue.
 
         A slot becomes free when the completion of its request, or of a later signaled request, has
-        been polled. After a failure, all slots count as free, and only the device checks the limit.
+        been polled. After a failure, all slots count as free, and only the device enforces the
+        limit.
         """
         return self._account().free
 
@@ -80,16 +81,17 @@ class Posting(BringUp):
 
     @property
     def first_failure(self) -> WorkCompletionError | None:
-        """The first failed completion that has been polled, which is why later work was flushed.
+        """The first failed completion that was polled since the last reset, or None.
 
-        None if there was no failure since the last reset.
+        It is the reason why all later requests were flushed.
         """
         return self._account().first_failure
 
     def untrack(self) -> None:
-        """Stop tracking posted work, because the caller tracks the work itself.
+        """Stop tracking posted work, because the caller tracks it.
 
-        This makes posting and polling a little faster. The device then reports a full queue.
+        This makes posting and polling a little faster. If a queue is full, only the device reports
+        it.
         """
         self._posted = None
 
@@ -113,10 +115,10 @@ class Posting(BringUp):
         imm_data: int = 0,
         remote_srqn: int = 0,
     ) -> None:
-        """Post one work request with one piece of memory, or without memory if ``length`` is 0.
+        """Post one work request for a single range of memory, or without memory if ``length`` is 0.
 
-        See :meth:`post_send`. For SEND_WITH_INV and LOCAL_INV, ``imm_data`` is the key to
-        invalidate.
+        For SEND_WITH_INV and LOCAL_INV, ``imm_data`` is the key to invalidate. See
+        :meth:`post_send`.
         """
         request = SendWorkRequest(
             wr_id, opcode, one_piece(addr, length, lkey), send_flags, imm_data, remote_addr, rkey,
@@ -125,23 +127,23 @@ class Posting(BringUp):
         self.post_send((request,))
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
-        """Post one receive with one piece of memory, or without memory if ``length`` is 0."""
+        """Post one receive into a single range of memory, or without memory if ``length`` is 0."""
         self.post_recv((ReceiveWorkRequest(wr_id, one_piece(addr, length, lkey)),))
 
     def post_send(self, requests: Sequence[SendWorkRequest]) -> None:
-        """Post work requests in order.
+        """Post work requests to the send queue in the given order.
 
-        If a check fails, none of the requests is posted.
+        All requests are checked first. If a check fails, none of them is posted.
 
         Raises:
             UnsupportedError: If the transport or the device does not support an operation.
-            ValueError: If an operation does not support its flags, an atomic is not on 8 aligned
-                bytes, or a number is out of range.
+            ValueError: If an operation does not support its flags, if the memory of an atomic is
+                not 8 aligned bytes, or if a number is out of range.
             QueueFullError: If the send queue has too few free slots, or if unsignaled requests
-                would use all slots.
+                would take all of its slots.
             PostError: If the device rejects a request. ``bad_index`` is the index of the first
-                request that was not posted. Earlier requests were posted, unless the queue pair was
-                created with ``send_ops``, which posts all or none.
+                request that was not posted. The requests before it were posted, except on a queue
+                pair that was created with ``send_ops``, which posts either all requests or none.
         """
         array, pointer = self._array, self.pointer
         self._pack_sends(requests)
@@ -164,12 +166,12 @@ class Posting(BringUp):
                 wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device does not set the key
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
-        """Post receives in order.
+        """Post receives in the given order.
 
         Raises:
             ValueError: If the queue pair uses a shared receive queue.
             PostError: If the device rejects a receive. ``bad_index`` is the index of the first
-                receive that was not posted. The error is a QueueFullError if the queue has no room.
+                receive that was not posted. The error is a QueueFullError if the queue is full.
         """
         if self.srq is not None:
             raise ValueError(f"{self!r} uses a shared receive queue; post receives to {self.srq!r}")
@@ -189,9 +191,10 @@ class Posting(BringUp):
             raise self._post_error("ibv_post_recv", code, done, requests[done:])
 
     def batch(self) -> SendBatch:
-        """Return a context manager that collects work requests and posts them with one doorbell.
+        """Return a context manager that collects work requests and posts them together.
 
-        The requests are posted when the block ends. If the block raises, none of them is posted::
+        The requests are posted when the block ends, with a single notification of the device
+        (doorbell). If the block raises an exception, none of them is posted::
 
             with qp.batch() as batch:
                 batch.write(...)
@@ -199,9 +202,9 @@ class Posting(BringUp):
         return SendBatch(self.post_send)
 
     def recv_batch(self) -> ReceiveBatch:
-        """Return a context manager that collects receives and posts them together, like `batch`.
+        """Return a context manager that collects receives and posts them together.
 
-        ::
+        It works like :meth:`batch`::
 
             with qp.recv_batch() as batch:
                 batch.recv(...)

@@ -22,11 +22,12 @@ from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPStat
 
 
 class QPCapabilities(NamedTuple):
-    """The sizes of a queue pair: ``struct ibv_qp_cap``.
+    """The sizes of a queue pair (``struct ibv_qp_cap``).
 
-    ``max_send_wr`` and ``max_recv_wr`` are numbers of outstanding work requests. ``max_send_sge``
-    and ``max_recv_sge`` are numbers of scatter/gather elements per request. ``max_inline_data`` is
-    the number of bytes that a send can carry inline.
+    ``max_send_wr`` and ``max_recv_wr`` are the maximum numbers of outstanding work requests in each
+    queue. ``max_send_sge`` and ``max_recv_sge`` are the maximum numbers of scatter/gather elements
+    per request. ``max_inline_data`` is the maximum number of bytes that are copied into a send
+    request when it is posted inline.
     """
 
     max_send_wr: int = 16
@@ -37,7 +38,7 @@ class QPCapabilities(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex | h.ibv_qp_attr) -> Self:
-        """Read the ``cap`` member of a C structure."""
+        """Read the sizes from the ``cap`` member of a C structure."""
         return copy_of(attr.cap, cls)
 
     @classmethod
@@ -53,7 +54,10 @@ class QPCapabilities(NamedTuple):
 
 
 def resets(library: Library) -> Callable[[h.ibv_qp], None]:
-    """Return a thread-safe function that resets a queue pair whose type has no table of states."""
+    """Return a thread-safe function that resets a queue pair.
+
+    It is for queue pairs of types without a table of state transitions.
+    """
 
     def reset(pointer: h.ibv_qp) -> None:
         attr = ffi.new("struct ibv_qp_attr *")
@@ -64,7 +68,7 @@ def resets(library: Library) -> Callable[[h.ibv_qp], None]:
 
 
 class QPChanges(TypedDict, total=False):
-    """The arguments of :meth:`QueuePair.modify`: the fields of ``struct ibv_qp_attr``.
+    """The arguments of :meth:`QueuePair.modify`, which are the fields of ``struct ibv_qp_attr``.
 
     ``timeout``, ``alt_timeout`` and ``min_rnr_timer`` are in seconds.
     """
@@ -97,7 +101,7 @@ class QPChanges(TypedDict, total=False):
 
 
 Convert: TypeAlias = Callable[[str, Any], object]
-"""A function that converts a value for a field, given the name of the attribute."""
+"""A function that takes an attribute's name and value, and returns the converted value."""
 
 
 def _up_to(most: int) -> Convert:
@@ -148,10 +152,10 @@ QUERY_ALL = QPAttrMask((1 << 21) - 1)
 
 
 def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
-    """Create ``struct ibv_qp_attr`` and its mask.
+    """Create ``struct ibv_qp_attr`` and the mask of the attributes that were given.
 
     Raises:
-        TypeError: If a name is not a field.
+        TypeError: If a name is not a field of the structure.
     """
     mask = 0
     for name in changes:
@@ -162,15 +166,15 @@ def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
 
 
 def filled(changes: QPChanges) -> h.ibv_qp_attr:
-    """Create ``struct ibv_qp_attr`` from names that are known to be fields."""
+    """Create ``struct ibv_qp_attr`` from attributes whose names are known to be valid."""
     values = {name: _FIELDS[name][1](name, value) for name, value in changes.items()}
     return ffi.new("struct ibv_qp_attr *", values)
 
 
 class QPAttributes(NamedTuple):
-    """The result of :meth:`QueuePair.query`: ``struct ibv_qp_attr`` with times in seconds.
+    """The result of :meth:`QueuePair.query` (``struct ibv_qp_attr``, but with times in seconds).
 
-    Fields that do not apply to the queue pair's type and state are zero.
+    Fields that do not apply to the type and state of the queue pair are zero.
     """
 
     qp_state: QPState
@@ -210,7 +214,7 @@ class QPAttributes(NamedTuple):
 
 
 def query(context: verbs.Context, pointer: h.ibv_qp) -> QPAttributes:
-    """Query the current attributes of a queue pair from the device: ibv_query_qp(3)."""
+    """Query the current attributes of a queue pair from the device. See ibv_query_qp(3)."""
     attr = ffi.new("struct ibv_qp_attr *")
     init = ffi.new("struct ibv_qp_init_attr *")
     context.library.calls.ibv_query_qp(pointer, attr, QUERY_ALL, init)
@@ -218,10 +222,10 @@ def query(context: verbs.Context, pointer: h.ibv_qp) -> QPAttributes:
 
 
 class ECE(NamedTuple):
-    """The options of enhanced connection establishment: ``struct ibv_ece``, see ibv_set_ece(3).
+    """Options of enhanced connection establishment (``struct ibv_ece``). See ibv_set_ece(3).
 
-    Two devices of the same vendor can agree on features beyond the standard. The meaning of the
-    bits in ``options`` depends on ``vendor_id``.
+    With these options, two devices of the same vendor can agree to use features that the InfiniBand
+    standard does not define. ``vendor_id`` determines the meaning of the bits in ``options``.
     """
 
     vendor_id: int
@@ -233,15 +237,15 @@ class ECE(NamedTuple):
 
     @classmethod
     def read(cls, ece: h.ibv_ece) -> Self:
-        """Copy a C structure."""
+        """Return a copy of a C structure."""
         return copy_of(ece, cls)
 
 
 class RateLimit(NamedTuple):
-    """The rate limit for the sends of a queue pair: ``struct ibv_qp_rate_limit_attr``.
+    """A limit on the sending rate of a queue pair (``struct ibv_qp_rate_limit_attr``).
 
-    ``rate_limit`` is in kbit/s; 0 means no limit. ``max_burst_sz`` and ``typical_pkt_sz`` are in
-    bytes; 0 means the device's default. Source: ibv_modify_qp_rate_limit(3).
+    ``rate_limit`` is in kbit/s, and 0 means no limit. ``max_burst_sz`` and ``typical_pkt_sz`` are
+    in bytes, and 0 means the device's default. See ibv_modify_qp_rate_limit(3).
     """
 
     rate_limit: int

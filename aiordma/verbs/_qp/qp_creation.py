@@ -1,4 +1,4 @@
-"""Creation of queue pairs: which call to use, and why a device may refuse."""
+"""Creation of queue pairs: the choice of the C function, and explanations of failures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LIMITS = {
 
 
 class QPOptions(NamedTuple):
-    """Options that require ibv_create_qp_ex(3). Without any, the simpler call is used."""
+    """Options that only ibv_create_qp_ex(3) supports. If none is set, ibv_create_qp(3) is used."""
 
     send_ops: SendOps = SendOps.NONE
     create_flags: QPCreateFlags = QPCreateFlags.NONE
@@ -50,7 +50,7 @@ class QPOptions(NamedTuple):
     max_tso_header: int = 0
 
     def checked(self) -> Self:
-        """Convert a caller's values to Python integers."""
+        """Return the options with the caller's values converted to Python integers."""
         if self == _PLAIN:
             return self
         number = self.source_qpn
@@ -105,22 +105,22 @@ class QPKeywords(TypedDict, total=False):
 
 
 class Maker:
-    """The verbs that create and destroy a queue pair; a CM ID overrides them."""
+    """The functions that create and destroy a queue pair. A connection ID overrides them."""
 
     def create(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
-        """Create a queue pair with the simple call."""
+        """Create a queue pair with ibv_create_qp(3)."""
         return pd.context.library.calls.ibv_create_qp(pd.pointer, attr)
 
     def create_ex(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr_ex) -> h.ibv_qp:
-        """Create a queue pair with the extended call."""
+        """Create a queue pair with ibv_create_qp_ex(3)."""
         return pd.context.library.calls.ibv_create_qp_ex(pd.context.pointer, attr)
 
     def destroy(self, pd: verbs.ProtectionDomain) -> Callable[[h.ibv_qp], object]:
-        """Return the call that destroys the queue pair."""
+        """Return the function that destroys the queue pair."""
         return pd.context.library.calls.ibv_destroy_qp
 
     def parents(self) -> list[Node[Any]]:
-        """Return additional nodes that must be closed after the queue pair."""
+        """Return additional nodes that must stay open until the queue pair is closed."""
         return []
 
 
@@ -135,7 +135,7 @@ def init_members(
     sq_sig_all: bool,
     srq: Resource[h.ibv_srq] | None = None,
 ) -> dict[str, Any]:
-    """Return the members that ``struct ibv_qp_init_attr`` and its extended form have in common."""
+    """Return the members that ``struct ibv_qp_init_attr`` shares with its extended form."""
     return {
         "send_cq": send_cq.pointer,
         "recv_cq": recv_cq.pointer,
@@ -149,10 +149,10 @@ def init_members(
 def init_attr_ex(
     pd: verbs.ProtectionDomain, members: dict[str, Any], options: QPOptions
 ) -> h.ibv_qp_init_attr_ex:
-    """Create ``struct ibv_qp_init_attr_ex``.
+    """Create ``struct ibv_qp_init_attr_ex`` from the common members and the options.
 
     Raises:
-        OverflowError: If a number does not fit.
+        OverflowError: If a number does not fit into its member.
     """
     attr = ffi.new("struct ibv_qp_init_attr_ex *", members)
     attr.comp_mask, attr.pd = _PD, pd.pointer

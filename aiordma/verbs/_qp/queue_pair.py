@@ -32,19 +32,20 @@ _ECE = "enhanced connection establishment (ECE)"
 
 
 def wire_of_port(layer: LinkLayer, transport: TransportType) -> str | None:
-    """Return the medium of a card's port."""
+    """Return the medium to which a card's port is attached."""
     return "iwarp" if transport is TransportType.IWARP else _LINK_LAYERS.get(layer)
 
 
 class QueuePair(Posting):
     """A send queue and a receive queue that can be connected to those of a peer.
 
-    ``qp_type`` is the transport. ``qp_num`` is the number that the peer needs. ``capabilities`` are
-    the sizes that the device granted. ``srq`` is the shared receive queue, or None.
+    ``qp_type`` is the transport, for example RC for reliable connections. ``qp_num`` is the number
+    by which the peer addresses the queue pair. ``capabilities`` contains the sizes that the device
+    granted. ``srq`` is the shared receive queue, or None.
 
     Only one thread at a time may post to a queue pair or modify it. The queue pair does not keep
-    posted memory alive or registered. Keep the memory until you have polled the completion or
-    closed the queue pair.
+    the memory of posted requests alive or registered. You must keep it until you have polled the
+    completion or closed the queue pair.
     """
 
     def __init__(
@@ -60,13 +61,15 @@ class QueuePair(Posting):
         context: verbs.Context | None = None,
         reserved: bool = False,
     ) -> None:
-        """Initialize the object; only for this package.
+        """Initialize the object. Only this package may call the constructor.
 
-        Only the receiving side of XRC has no `pd`, `send_cq` and `recv_cq`. Unless ``reserved`` is
-        true, room for its completions is reserved and posted work is tracked.
+        ``pd``, ``send_cq`` and ``recv_cq`` are None only for the receiving side of XRC. Unless
+        ``reserved`` is true, completion queue entries are reserved for the queue pair, and its
+        posted work is tracked.
 
         Raises:
-            BusyError: If there is no room for its completions. The queue pair is then destroyed.
+            BusyError: If a completion queue has too few entries. The queue pair is destroyed in
+                this case.
         """
         super().__init__(node)
         pointer = self.pointer
@@ -105,11 +108,11 @@ class QueuePair(Posting):
 
     @property
     def wire(self) -> str | None:
-        """The medium that carries the data.
+        """The medium that carries the data, or None if it is not known yet.
 
-        For cards and rdma_rxe, this is "roce", "infiniband" or "iwarp". For the embedded device,
-        this is "shared memory", "tcp" or, if selected, "roce", and None while the queue pair is not
-        connected.
+        For cards and rdma_rxe, this is "roce", "infiniband" or "iwarp". For the embedded device, it
+        is "shared memory" or "tcp", or "roce" if RoCE was selected, and None until the queue pair
+        is connected.
         """
         context = self.context
         if context.library.offers("wire"):
@@ -121,19 +124,22 @@ class QueuePair(Posting):
     # --- multicast -------------------------------------------------------------------------
 
     def attach_mcast(self, gid: GID, lid: int = 0) -> MulticastAttachment:
-        """Join a multicast group to receive its messages: ibv_attach_mcast(3). UD only.
+        """Join a multicast group to receive the messages sent to it. Only for UD queue pairs.
 
-        A member also receives its own messages. To send to the group, use a :class:`Destination`
-        with an address handle for the GID, ``MULTICAST_QPN``, and the Q_Key of the members.
+        A member also receives the messages that it sends to the group itself. To send to the group,
+        use a :class:`Destination` with an address handle for the GID, the queue pair number
+        ``MULTICAST_QPN``, and the Q_Key of the members. See ibv_attach_mcast(3).
 
         Args:
-            gid: A multicast address of IPv6 or IPv4, such as ``GID.from_ip("239.1.2.3")``.
-            lid: The LID of the group in an InfiniBand network. The subnet manager must also know
-                the member; :meth:`ConnectionId.join_multicast` takes care of both.
+            gid: An IPv6 or IPv4 multicast address, for example ``GID.from_ip("239.1.2.3")``.
+            lid: The LID of the group, in an InfiniBand network. There, the subnet manager must also
+                be told about the member. :meth:`ConnectionId.join_multicast` does both.
 
         Raises:
-            ValueError: If the queue pair is not UD, or if the address is not a multicast address.
-            VerbsError: If the device has no room; the message contains its limits.
+            ValueError: If the queue pair is not of type UD, or if the address is not a multicast
+                address.
+            VerbsError: If the device cannot join more groups. The message contains the device's
+                limits.
         """
         context, calls, pointer = self.context, self.context.library.calls, self.pointer
         if self.qp_type is not QPType.UD:
@@ -168,7 +174,7 @@ class QueuePair(Posting):
     # --- beyond the standard ---------------------------------------------------------------
 
     def set_ece(self, ece: ECE) -> None:
-        """Set the options that the next transition negotiates with the peer: ibv_set_ece(3).
+        """Set the ECE options that the next state transition will use. See ibv_set_ece(3).
 
         Raises:
             UnsupportedError: If the device does not support these options.
@@ -178,12 +184,12 @@ class QueuePair(Posting):
             self.context.library.calls.ibv_set_ece(self.pointer, packed)
 
     def query_ece(self) -> ECE:
-        """Return the options that the device supports or, after RTR, uses.
+        """Return the ECE options that the device supports or, from state RTR on, uses.
 
-        An ``options`` value of 0 means no options. Source: ibv_query_ece(3).
+        If ``options`` is 0, there are none. See ibv_query_ece(3).
 
         Raises:
-            UnsupportedError: If the device does not support these options.
+            UnsupportedError: If the device does not support ECE.
         """
         ece = ffi.new("struct ibv_ece *")
         with self.context._offering(_ECE):
@@ -191,10 +197,10 @@ class QueuePair(Posting):
         return ECE.read(ece)
 
     def modify_rate_limit(self, limit: RateLimit) -> None:
-        """Limit the sending rate of a queue pair in RTS: ibv_modify_qp_rate_limit(3).
+        """Limit the sending rate of a queue pair in state RTS. See ibv_modify_qp_rate_limit(3).
 
         Raises:
-            UnsupportedError: If the device cannot limit the rate of this type of queue pair.
+            UnsupportedError: If the device cannot limit the rate of queue pairs of this type.
         """
         packed = instance(
             "limit", limit, RateLimit, "a RateLimit, such as RateLimit(1000)"

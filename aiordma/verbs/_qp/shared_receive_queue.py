@@ -1,4 +1,4 @@
-"""Shared receive queues: receives that any of several queue pairs may consume."""
+"""Shared receive queues, whose receives can be consumed by any of several queue pairs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ _MASK_TYPE, _MASK_PD, _MASK_XRCD, _MASK_CQ = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 
 
 class SRQAttributes(NamedTuple):
-    """The size of a shared receive queue and its limit event: ``struct ibv_srq_attr``.
+    """The size of a shared receive queue and its limit event (``struct ibv_srq_attr``).
 
-    The queue holds ``max_wr`` receives of ``max_sge`` elements each. ``srq_limit`` is 0 if no limit
-    event is pending.
+    The queue holds up to ``max_wr`` receives with up to ``max_sge`` scatter/gather elements each.
+    ``srq_limit`` is the number of receives below which the device generates a limit event, or 0 if
+    no event has been requested.
     """
 
     max_wr: int
@@ -40,19 +41,20 @@ class SRQAttributes(NamedTuple):
 
 
 class SharedReceiveQueue(Resource[h.ibv_srq]):
-    """Receives for all queue pairs that were created with it (``pd.create_qp(..., srq=srq)``).
+    """A queue of receives that several queue pairs share (``pd.create_qp(..., srq=srq)``).
 
-    A message consumes the oldest receive, whichever queue pair it arrives at. The completion is
-    reported on the ``recv_cq`` of that queue pair, which ``qp_num`` identifies. These queue pairs
-    have no receive queue of their own and reject ``post_recv``. When one of them fails, unused
-    receives remain for the others, and the event QP_LAST_WQE_REACHED reports that the failed queue
-    pair will not consume any more.
+    A message that arrives at any of these queue pairs consumes the oldest receive in the queue. The
+    completion is reported on that queue pair's ``recv_cq``, and its ``qp_num`` identifies the queue
+    pair. The queue pairs do not have their own receive queues, so their ``post_recv`` raises an
+    exception. If one of the queue pairs fails, the unused receives remain available to the others.
+    The event QP_LAST_WQE_REACHED reports when the failed queue pair will not consume any more
+    receives.
 
     ``max_wr`` and ``max_sge`` are the sizes that the device granted. Only one thread at a time may
-    post. Keep the memory of posted receives registered until you have polled their completions or
-    closed the queue. Closing the queue closes the queue pairs that use it.
+    post receives. Keep the memory of a posted receive registered until you have polled its
+    completion or closed the queue. Closing the queue also closes the queue pairs that use it.
 
-    Sources: ibv_create_srq(3); IBTA volume 1, clause 10.2.9.
+    See ibv_create_srq(3) and IBTA volume 1, clause 10.2.9.
     """
 
     def __init__(self, pd: verbs.ProtectionDomain, node: Node[h.ibv_srq], max_sge: int) -> None:
@@ -73,25 +75,27 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
     # --- attributes ------------------------------------------------------------------------
 
     def query(self) -> SRQAttributes:
-        """Query the current attributes from the device: ibv_query_srq(3)."""
+        """Query the current attributes from the device. See ibv_query_srq(3)."""
         attr = ffi.new("struct ibv_srq_attr *")
         self.context.library.calls.ibv_query_srq(self.pointer, attr)
         return copy_of(attr, SRQAttributes)
 
     def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
-        """Resize the queue, or set its limit event: ibv_modify_srq(3).
+        """Resize the queue, or change the limit for its event. See ibv_modify_srq(3).
 
         Args:
-            max_wr: The new size; None keeps the size.
-            srq_limit: Generate the event SRQ_LIMIT_REACHED once, when fewer receives than this are
-                posted (``context.async_events()``). 0 cancels the event, and None keeps it.
+            max_wr: The new maximum number of receives; None leaves the size unchanged.
+            srq_limit: The limit. As soon as fewer receives than this are posted, the device
+                generates the event SRQ_LIMIT_REACHED once (see ``context.async_events()``). 0
+                cancels the event, and None leaves the limit unchanged.
 
         Raises:
             UnsupportedError: If the device cannot resize the queue.
-            BusyError: If a completion queue of its queue pairs cannot have enough entries.
+            BusyError: If a completion queue that the receives may use cannot reserve enough
+                entries.
             VerbsError: If the device rejects the change, for example because more than ``max_wr``
-                receives are posted, or because the limit exceeds ``max_wr``. Nothing is changed
-                then.
+                receives are posted, or because the limit exceeds ``max_wr``. Nothing is changed in
+                this case.
         """
         attr = ffi.new("struct ibv_srq_attr *")
         context, mask = self.context, 0
@@ -139,10 +143,10 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
 
     @property
     def srq_num(self) -> int:
-        """The number of the queue, which XRC requests contain.
+        """The number of the queue, which peers put into XRC requests.
 
         Raises:
-            UnsupportedError: If the queue has no number.
+            UnsupportedError: If the queue does not have a number.
         """
         number = ffi.new("uint32_t *")
         self.context.library.calls.ibv_get_srq_num(self.pointer, number)
@@ -151,16 +155,16 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
     # --- posting ---------------------------------------------------------------------------
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
-        """Post one receive with one piece of memory, or without memory if ``length`` is 0."""
+        """Post one receive into a single range of memory, or without memory if ``length`` is 0."""
         self.post_recv((ReceiveWorkRequest(wr_id, one_piece(addr, length, lkey)),))
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
-        """Post receives in order: ibv_post_srq_recv(3).
+        """Post receives in the given order. See ibv_post_srq_recv(3).
 
         Raises:
-            PostError: If the device rejects a receive. ``bad_index`` is the index of the first
-                receive that was not posted; earlier receives were posted. The error is a
-                QueueFullError if the queue has no room.
+            PostError: If the device rejects a receive. ``bad_index`` is the index of that receive.
+                The receives before it have been posted. The error is a QueueFullError if the queue
+                is full.
         """
         array, pointer = self._array, self.pointer
         pack_recvs(array, requests, repr(self))
@@ -194,21 +198,22 @@ def create_srq(
     xrcd: Resource[h.ibv_xrcd] | None = None,
     cq: CompletionQueue | None = None,
 ) -> SharedReceiveQueue:
-    """Create a shared receive queue for ``max_wr`` receives of ``max_sge`` elements each.
+    """Create a shared receive queue. The device may grant larger sizes than requested.
 
-    The device may grant larger sizes. See ibv_create_srq(3).
+    See ibv_create_srq(3).
 
     Args:
-        pd: The protection domain of the receives' memory. The queue pairs may belong to another
-            one.
-        max_wr: The number of receives.
-        max_sge: The number of scatter/gather elements per receive.
-        xrcd: The XRC domain, for extended reliable connections.
-        cq: The completion queue, for extended reliable connections.
+        pd: The protection domain of the memory to receive into. The queue pairs may belong to a
+            different protection domain.
+        max_wr: The maximum number of posted receives.
+        max_sge: The maximum number of scatter/gather elements per receive.
+        xrcd: The XRC domain, if the queue is for extended reliable connections.
+        cq: The completion queue, if the queue is for extended reliable connections.
 
     Raises:
-        ValueError: If the device does not support the sizes.
-        UnsupportedError: If the device has no shared receive queues.
+        ValueError: If the device does not support the sizes, or if only one of ``xrcd`` and ``cq``
+            is given.
+        UnsupportedError: If the device does not support shared receive queues.
     """
     context = pd.context
     max_wr, max_sge = integer("max_wr", max_wr, None), integer("max_sge", max_sge, None)

@@ -1,8 +1,8 @@
-"""The operations and flags of each transport: the table that posting is checked against.
+"""The operations and flags that each transport supports, as a table for checking requests.
 
-Sources: ibv_post_send(3), its table of opcodes and its list of flags; ibv_wr_post(3), the table of
-builders; InfiniBand Architecture Specification volume 1, clause 9.2 (table 35, the operations of
-each transport service) and clause 10.8.2 (work requests).
+Sources: the opcodes and flags in ibv_post_send(3); the builders in ibv_wr_post(3); InfiniBand
+Architecture Specification volume 1, clause 9.2 (table 35, the operations of each transport service)
+and clause 10.8.2 (work requests).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class SendOps(IntFlag):
-    """Operations that are posted with the builders: ``enum ibv_qp_create_send_ops_flags``."""
+    """The operations that a queue pair can post with the functions described in ibv_wr_post(3).
+
+    The values are those of ``enum ibv_qp_create_send_ops_flags``.
+    """
 
     NONE = 0
     RDMA_WRITE = 1 << 0
@@ -39,7 +42,7 @@ class SendOps(IntFlag):
 
 
 class Operation(NamedTuple):
-    """An operation of a send queue: its name in errors, its flags, and its transports."""
+    """An operation of a send queue: its name in error messages, its flags, and its transports."""
 
     text: str
     flags: SendFlags
@@ -48,7 +51,7 @@ class Operation(NamedTuple):
 
 
 ATOMICS = frozenset({WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD})
-"""Operations on 8 aligned bytes of the peer that return the old value."""
+"""The operations that change 8 aligned bytes of the peer's memory and return the old value."""
 
 _ANSWERING = frozenset({QPType.RC, QPType.XRC_SEND})
 _CONNECTED = _ANSWERING | {QPType.UC}
@@ -79,13 +82,13 @@ OPERATIONS: Mapping[WROpcode, Operation] = MappingProxyType(
 
 
 def has(qp_type: QPType, opcode: WROpcode) -> bool:
-    """Return whether the transport has the operation."""
+    """Return whether the transport supports the operation."""
     operation = OPERATIONS.get(opcode)
     return operation is not None and qp_type in operation.transports
 
 
 def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
-    """Return the flags that the operation may have on this transport."""
+    """Return the flags that can be set for the operation on this transport."""
     # ibv_post_send(3): FENCE waits for reads and atomics, which need a transport with responses.
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
 
@@ -102,10 +105,10 @@ _OPTIONAL = (
 
 
 def send_ops_of(qp_type: QPType) -> SendOps:
-    """Return the operations of the transport, for ``send_ops``.
+    """Return the operations that a transport supports, for the argument ``send_ops``.
 
-    The result does not contain operations that some devices lack: those for memory windows,
-    segmented sends, flushes and atomic writes. Add these with ``|``.
+    The result does not include operations that some devices lack: those for memory windows,
+    segmented sends, flushes and atomic writes. Add them with ``|`` if you need them.
     """
     ops = SendOps.NONE
     for operation in OPERATIONS.values():
@@ -134,11 +137,15 @@ NEEDS_CHECK: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
     {qp_type: tuple(_needs_check(qp_type, number) for number in range(_OPCODES))
      for qp_type in QPType}
 )  # fmt: skip
-"""By type and opcode, the bits of ``send_flags | ALWAYS`` that require a full check."""
+"""For each type and opcode, the bits of ``send_flags | ALWAYS`` that require a full check."""
 
 
 def needs_check(qp_type: QPType, send_ops: SendOps) -> tuple[int, ...]:
-    """Return the row for a queue pair; ``send_ops`` adds operations that require a full check."""
+    """Return the row of `NEEDS_CHECK` for a queue pair, by opcode.
+
+    If the queue pair was created with ``send_ops``, all operations that are not in ``send_ops``
+    require a full check.
+    """
     row = NEEDS_CHECK[qp_type]
     if not send_ops:
         return row
@@ -158,7 +165,7 @@ _CHECKSUMS = {
 
 
 def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
-    """Raise an exception if a request is invalid for a queue pair."""
+    """Raise an exception if a request is not valid for a queue pair."""
     lacking, verb = qp.context._lacking, "ibv_post_send"
     if not has(qp.qp_type, opcode):
         raise lacking(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)

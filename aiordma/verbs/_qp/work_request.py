@@ -17,7 +17,7 @@ from .._device.resource import Resource
 
 
 class ScatterGatherElement(NamedTuple):
-    """A range of registered memory: ``struct ibv_sge``."""
+    """A range of registered memory that a work request uses (``struct ibv_sge``)."""
 
     addr: int
     length: int
@@ -25,11 +25,12 @@ class ScatterGatherElement(NamedTuple):
 
 
 class BindInfo(NamedTuple):
-    """The memory that a window of type 2 covers when it is bound: ``struct ibv_mw_bind_info``.
+    """The memory to which a window of type 2 is bound (``struct ibv_mw_bind_info``).
 
-    ``rkey`` is the window's new key, of which you choose the lowest 8 bits (ibv_inc_rkey(3)).
-    ``addr`` and ``length`` are a range of ``mr``. ``access`` are the peer's rights. Posting the
-    bind sets the ``rkey`` of the window, so bind each window only once per call.
+    ``addr`` and ``length`` are a range of the memory region ``mr``, and ``access`` contains the
+    peer's rights. ``rkey`` is the new key of the window, whose lowest 8 bits you choose
+    (ibv_inc_rkey(3)). Posting the request sets the ``rkey`` attribute of the window, so a single
+    call must not bind the same window twice.
     """
 
     mw: Resource[h.ibv_mw]
@@ -43,7 +44,8 @@ class BindInfo(NamedTuple):
 class Segmentation(NamedTuple):
     """The headers and the segment size of a segmented send (TSO).
 
-    Do not modify the headers until the send has completed. ``mss`` is in bytes.
+    Do not modify the headers until the send has completed. ``mss``, the size of a segment, is in
+    bytes.
     """
 
     header_addr: int
@@ -52,11 +54,12 @@ class Segmentation(NamedTuple):
 
 
 class FlushInfo(NamedTuple):
-    """The range and the guarantee of a flush: ``ibv_wr_flush`` in ibv_wr_post(3).
+    """The memory to which a flush applies, and what the flush guarantees.
 
-    With SelectivityLevel.RANGE, the range is ``length`` bytes at the request's ``remote_addr``.
-    With SelectivityLevel.MR, the range is the whole region of ``rkey``. When the flush completes,
-    earlier writes to this range have the placement that ``types`` describes.
+    With SelectivityLevel.RANGE, a flush applies to ``length`` bytes at the ``remote_addr`` of the
+    request. With SelectivityLevel.MR, it applies to the whole memory region of the ``rkey``. When
+    the flush completes, earlier writes to this memory are placed as ``types`` requires. See
+    ibv_wr_flush in ibv_wr_post(3).
     """
 
     length: int
@@ -66,17 +69,20 @@ class FlushInfo(NamedTuple):
 
 @dataclass(slots=True)
 class SendWorkRequest:
-    """A request for the send queue: ``struct ibv_send_wr``, see ibv_post_send(3).
+    """A request for the send queue (``struct ibv_send_wr``). See ibv_post_send(3).
 
-    ``imm_data`` is a number in host byte order. ``invalidate_rkey`` is the key that SEND_WITH_INV
-    invalidates at the peer, or that LOCAL_INV invalidates on this side. ``remote_addr`` and
-    ``rkey`` are for writes, reads and atomics. ``compare_add`` is the 64-bit number to compare or
-    add, and ``swap`` is the new value. An atomic has one element of 8 bytes, into which it stores
-    the old value. An atomic write has one element of 8 bytes, from which it takes the new value.
-
-    ``ah``, ``remote_qpn`` and ``remote_qkey`` are the destination of a datagram. Keep the address
-    handle open until the request has completed. ``remote_srqn`` is the peer's shared receive queue
-    for an XRC request. ``bind`` is for BIND_MW, ``tso`` for TSO, and ``flush`` for FLUSH.
+    - ``imm_data``: The immediate data, a number in host byte order.
+    - ``remote_addr`` and ``rkey``: The peer's memory, for writes, reads and atomics.
+    - ``compare_add`` and ``swap``: The operands of an atomic. ``compare_add`` is the 64-bit number
+      to compare with or to add, and ``swap`` is the new value. The previous value is stored in the
+      single 8-byte element of ``sges``. An atomic write takes its new value from this element
+      instead.
+    - ``invalidate_rkey``: The key to invalidate, at the peer (SEND_WITH_INV) or on this side
+      (LOCAL_INV).
+    - ``ah``, ``remote_qpn`` and ``remote_qkey``: The destination of a datagram. Keep the address
+      handle open until the request has completed.
+    - ``remote_srqn``: The number of the peer's shared receive queue, for XRC.
+    - ``bind``, ``tso`` and ``flush``: The details of the operations BIND_MW, TSO and FLUSH.
     """
 
     wr_id: int
@@ -100,27 +106,33 @@ class SendWorkRequest:
 
 @dataclass(slots=True)
 class ReceiveWorkRequest:
-    """A request for the receive queue: ``struct ibv_recv_wr``, see ibv_post_recv(3)."""
+    """A request for the receive queue (``struct ibv_recv_wr``). See ibv_post_recv(3)."""
 
     wr_id: int
     sges: Sequence[ScatterGatherElement] = ()
 
 
 def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, ...]:
-    """Return the element for a piece of memory; no elements if ``length`` is 0."""
+    """Return a tuple with the element for a range of memory.
+
+    If ``length`` is 0, the tuple is empty.
+    """
     return (ScatterGatherElement(addr, length, lkey),) if length != 0 else ()
 
 
 _U16_MAX = 0xFFFF
 
 NOT_PACKED = (struct.error, TypeError, AttributeError, IndexError)
-"""The exceptions that packing invalid requests raises; callers raise `not_packed` instead."""
+"""The exceptions raised when an invalid request is packed; callers then raise `not_packed`."""
 
 
 def not_packed(
     label: str, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
 ) -> Exception:
-    """Return the exception that explains why packing requests failed, for the queue ``label``."""
+    """Return the exception that explains why requests for a queue could not be packed.
+
+    ``label`` is the name of the queue.
+    """
     if wrong := wrong_requests(requests):
         return TypeError(f"{label}: {wrong}")
     try:
@@ -234,7 +246,7 @@ def pack_sends(array: RequestArray, requests: Sequence[SendWorkRequest]) -> None
 
 
 def pack_recvs(array: RequestArray, requests: Sequence[ReceiveWorkRequest], label: str) -> None:
-    """Encode the receives of the queue ``label`` into ``array``."""
+    """Encode the receives for the queue ``label`` into ``array``."""
     try:
         array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
         recvs = array.recvs_bytes

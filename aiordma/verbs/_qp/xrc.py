@@ -1,10 +1,12 @@
-"""Extended reliable connections (XRC): one connection between two processes for many queues.
+"""Extended reliable connections (XRC), which share one connection between many receive queues.
 
-The receiving side is a queue pair of an XRC domain (:meth:`XRCDomain.create_qp`), which has no
-queues. A message goes to the shared receive queue whose number the request contains. The sending
-side is a queue pair of type XRC_SEND in a protection domain. Processes that open the same file
-share the domain on a card. The embedded device shares domains only within a process. Source: IBTA
-volume 1, annex A14; ibv_open_xrcd(3).
+With XRC, two processes need only one connection, even if they use many queues. The receiving side
+of the connection is a queue pair of an XRC domain (:meth:`XRCDomain.create_qp`), which does not
+have its own queues. Each request contains the number of the shared receive queue that its message
+goes to. The sending side is a queue pair of type XRC_SEND in a protection domain.
+
+On a card, processes share a domain by opening the same file. The embedded device shares domains
+only within a process. See IBTA volume 1, annex A14, and ibv_open_xrcd(3).
 
 rdma_rxe does not support XRC, and this module has not been tested on a card.
 """
@@ -31,16 +33,17 @@ _FD, _OFLAGS = 1 << 0, 1 << 1
 
 
 class XRCDomain(Resource[h.ibv_xrcd]):
-    """A domain of XRC queue pairs and shared receive queues: :meth:`Context.open_xrcd`."""
+    """A domain of XRC queue pairs and receive queues, opened by :meth:`Context.open_xrcd`."""
 
     def __init__(self, context: verbs.Context, node: Node[h.ibv_xrcd], *, own: bool) -> None:
-        """Initialize the object. `own` means that no other process can open the domain."""
+        """Initialize the object. If `own` is true, no other process can open the domain."""
         super().__init__(node)
         self.context = context
         self._own = own
 
     def create_qp(self) -> QueuePair:
-        """Create the receiving side of a connection: an XRC_RECV queue pair in state RESET."""
+        """Create the receiving side of a connection: a queue pair of type XRC_RECV in state RESET.
+        """
         context, calls = self.context, self.context.library.calls
         attr = ffi.new("struct ibv_qp_init_attr_ex *")
         attr.qp_type, attr.comp_mask, attr.xrcd = QPType.XRC_RECV, _XRCD, self.pointer
@@ -58,13 +61,13 @@ class XRCDomain(Resource[h.ibv_xrcd]):
 def open_xrcd(
     context: verbs.Context, fd: int | None = None, *, exclusive: bool = False
 ) -> XRCDomain:
-    """Open or create an XRC domain: ibv_open_xrcd(3).
+    """Open an XRC domain, and create it if it does not exist. See ibv_open_xrcd(3).
 
     Args:
         context: The device.
-        fd: A file descriptor. Processes that open the same file share the domain. Without a file,
-            the domain is private.
-        exclusive: Fail if the domain already exists.
+        fd: A file descriptor. Processes that pass a descriptor of the same file share the domain.
+            Without a file, the domain is private.
+        exclusive: Whether to fail if the domain already exists.
 
     Raises:
         UnsupportedError: If the device does not support XRC.
