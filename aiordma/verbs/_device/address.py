@@ -31,7 +31,7 @@ def _packed(address: str | IPAddress) -> bytes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GID:
-    """A global identifier: 16 bytes in network byte order, laid out like an IPv6 address."""
+    """A global identifier (GID): 16 bytes in network byte order, laid out like an IPv6 address."""
 
     raw: bytes
 
@@ -48,7 +48,7 @@ class GID:
 
     @classmethod
     def from_ip(cls, address: str | IPAddress) -> Self:
-        """Return the GID for an IP address. An IPv4 address a.b.c.d becomes ::ffff:a.b.c.d.
+        """Return the GID for an IP address. The IPv4 address a.b.c.d becomes ::ffff:a.b.c.d.
 
         Raises:
             TypeError: If the address is not a str, an IPv4Address or an IPv6Address. Numbers are
@@ -60,7 +60,7 @@ class GID:
 
     @property
     def ip(self) -> IPAddress:
-        """The GID as an IP address. An IPv4-mapped address becomes an IPv4Address."""
+        """The GID as an IP address, which is an IPv4Address if the GID is IPv4-mapped."""
         address = ipaddress.IPv6Address(self.raw)
         return address.ipv4_mapped or address
 
@@ -83,7 +83,7 @@ class GID:
 
 
 class GIDEntry(NamedTuple):
-    """An entry of a port's GID table. ``ndev`` is the name of its network interface, or empty."""
+    """An entry of a port's GID table. ``ndev`` is the name of the network interface, if any."""
 
     gid: GID
     gid_index: int
@@ -107,26 +107,26 @@ class GIDEntry(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """Return index, GID, type and interface, as error messages show them."""
+        """Return the index, the GID, its type and the interface, for error messages."""
         kind = self.gid_type.name.replace("ROCE_V", "RoCE v")
         ndev = f", {self.ndev}" if self.ndev else ""
         return f"GID index {self.gid_index} ({self.gid}, {kind}{ndev})"
 
     def can_reach(self, to: GID) -> bool:
-        """Return whether packets from this GID can reach ``to``.
+        """Return whether packets from this GID can reach the GID ``to``.
 
-        The result is False if one of the GIDs is empty, or if one is an IPv4 address and the other
-        an IPv6 address. InfiniBand GIDs are not IP addresses, so the second rule does not apply to
-        them.
+        The result is False if one of the GIDs is empty, or if one of them is an IPv4 address and
+        the other an IPv6 address. The second rule does not apply to InfiniBand GIDs, because they
+        are not IP addresses.
         """
         if self.gid.is_zero or to.is_zero:
             return False
         return self.gid_type is GIDType.IB or self.gid.is_ipv4 == to.is_ipv4
 
     def problem(self, to: GID | None = None) -> str:
-        """Return why this entry is a bad source address, or an empty string.
+        """Return why this entry is a bad source address, or an empty string if it is a good one.
 
-        An entry with a problem may still work within one link or one host.
+        Even an entry with a problem may work within a link or a host.
 
         Args:
             to: The peer's GID; None means any peer.
@@ -145,10 +145,11 @@ class GIDEntry(NamedTuple):
         return ""
 
     def preference(self) -> tuple[int, int, int]:
-        """Return the sort key for the automatic choice, which prefers routable RoCE v2 addresses.
+        """Return the sort key for choosing an entry automatically.
 
-        Link-local, loopback and RoCE v1 addresses come last, because routers do not forward them.
-        Entries with equal keys keep the order of the table.
+        Routable RoCE v2 addresses come first. Link-local, loopback and RoCE v1 addresses come last,
+        because routers do not forward their packets. Entries with equal keys keep the order of the
+        table.
         """
         ip, reach = self.gid.ip, 0
         if self.gid_type is not GIDType.IB:  # whose default subnet prefix is fe80::/64
@@ -158,7 +159,7 @@ class GIDEntry(NamedTuple):
 
 
 def best(entries: Sequence[GIDEntry]) -> GIDEntry:
-    """Return the preferred entry."""
+    """Return the entry that is preferred as a source address."""
     return entries[0] if len(entries) == 1 else min(entries, key=GIDEntry.preference)
 
 
@@ -179,10 +180,10 @@ _OF_THE_ROUTE = {
 
 
 class AddressVector(NamedTuple):
-    """The route to a peer: ``struct ibv_ah_attr``, IBTA volume 1, clause 11.2.2.1.
+    """The route to a peer (``struct ibv_ah_attr``). See IBTA volume 1, clause 11.2.2.1.
 
-    A route with a ``dgid`` is global; RoCE routes always are. Packets with a ``hop_limit`` of 0 or
-    1 cannot pass a router. ``dlid`` is the peer's LID, which RoCE does not use.
+    A route with a ``dgid`` is global. RoCE routes are always global. If ``hop_limit`` is 0 or 1,
+    packets cannot pass a router. ``dlid`` is the peer's LID, which RoCE does not use.
     """
 
     dgid: GID | None = None
@@ -197,7 +198,7 @@ class AddressVector(NamedTuple):
     port_num: int = 1
 
     def fields(self) -> dict[str, object]:
-        """Return ``struct ibv_ah_attr`` in the form that cffi accepts."""
+        """Return the fields of ``struct ibv_ah_attr`` in the form that cffi accepts."""
 
         def numbers(of: dict[str, int]) -> dict[str, object]:
             return {name: integer(name, getattr(self, name), 0, most) for name, most in of.items()}
@@ -218,6 +219,9 @@ class AddressVector(NamedTuple):
 
 
 def vector_fields(name: str, value: object) -> dict[str, object]:
-    """Return ``struct ibv_ah_attr`` for an argument; a TypeError names the argument."""
+    """Return the fields of ``struct ibv_ah_attr`` for an argument.
+
+    If the argument is not an AddressVector, the TypeError contains the argument's name.
+    """
     wanted = "an AddressVector, such as AddressVector(dgid=..., sgid_index=...)"
     return instance(name, value, AddressVector, wanted).fields()

@@ -1,4 +1,4 @@
-"""Address handles: routes to a peer for datagrams, resolved once."""
+"""Address handles: routes for sending datagrams to a peer, which are resolved only once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .route_lookup import source_entry
 
 
 class AddressHandle(Resource[h.ibv_ah]):
-    """The route to a peer, created by :meth:`ProtectionDomain.create_ah`.
+    """A route to a peer, for datagrams, created by :meth:`ProtectionDomain.create_ah`.
 
-    ``vector`` is the route from which the handle was created. Keep the handle open until the last
-    request that uses it has completed (ibv_post_send(3)).
+    ``vector`` describes the route. Keep the handle open until the last request that uses it has
+    completed (ibv_post_send(3)).
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class AddressHandle(Resource[h.ibv_ah]):
 
 
 class Destination(NamedTuple):
-    """The destination of a datagram: the route, and the peer's queue pair number and Q_Key."""
+    """The destination of a datagram: the route to the peer, and its queue pair number and Q_Key."""
 
     ah: AddressHandle
     remote_qpn: int
@@ -48,7 +48,7 @@ class Destination(NamedTuple):
 
 
 class PathKeywords(TypedDict, total=False):
-    """Optional fields of an :class:`AddressVector`; ``hop_limit`` is 64 by default."""
+    """The optional fields of an :class:`AddressVector`. By default, ``hop_limit`` is 64."""
 
     hop_limit: int
     traffic_class: int
@@ -80,14 +80,14 @@ def vector_to(
 def vector_from_wc(
     context: verbs.Context, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int
 ) -> AddressVector:
-    """Return the route to the sender of a datagram: ibv_init_ah_from_wc(3).
+    """Return the route to the sender of a received datagram. See ibv_init_ah_from_wc(3).
 
     Args:
         context: The device.
         wc: The completion of the receive.
-        grh: The first 40 bytes of the receive's buffer. They are only used if the completion has
-            WCFlags.GRH.
-        port_num: The port.
+        grh: The first 40 bytes of the receive's memory. They are only used if the completion has
+            the flag WCFlags.GRH.
+        port_num: The port on which the datagram arrived.
     """
     port_num = integer("port_num", port_num, 0, 0xFF)
     raw = ffi.new("struct ibv_wc *")

@@ -1,7 +1,6 @@
 """The extended capabilities of a device, as reported by ``ibv_query_device_ex``.
 
-A capability is zero if the device does not support it, or if the provider or the library is too old
-to report it.
+A capability is zero if the device does not support it, or if its library is too old to report it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,10 @@ class OdpCapabilities(NamedTuple):
 
 
 class TsoCapabilities(NamedTuple):
-    """The support for segmented sends (``ibv_tso_caps``). ``max_tso`` is in bytes; 0 means none."""
+    """The support for segmented sends (``ibv_tso_caps``).
+
+    ``max_tso`` is in bytes. It is 0 if segmented sends are not supported.
+    """
 
     max_tso: int
     supported_qpts: frozenset[QPType]
@@ -53,7 +55,7 @@ class RssCapabilities(NamedTuple):
 
 
 class PacketPacingCapabilities(NamedTuple):
-    """The range of rate limits in kbit/s (``ibv_packet_pacing_caps``); 0 if not supported."""
+    """The range of rate limits in kbit/s (``ibv_packet_pacing_caps``); zeros if not supported."""
 
     qp_rate_limit_min: int
     qp_rate_limit_max: int
@@ -61,7 +63,7 @@ class PacketPacingCapabilities(NamedTuple):
 
 
 class TagMatchingCapabilities(NamedTuple):
-    """The support for tag matching by shared receive queues (``ibv_tm_caps``)."""
+    """The support for tag matching in shared receive queues (``ibv_tm_caps``)."""
 
     max_rndv_hdr_size: int
     max_num_tags: int
@@ -71,7 +73,7 @@ class TagMatchingCapabilities(NamedTuple):
 
 
 class CQModerationCapabilities(NamedTuple):
-    """The limits of event moderation (``ibv_cq_moderation_caps``); the period is in us."""
+    """The limits of event moderation (``ibv_cq_moderation_caps``). The period is in us."""
 
     max_cq_count: int
     max_cq_period: int
@@ -86,11 +88,12 @@ class PciAtomicCapabilities(NamedTuple):
 
 
 class ExtendedDeviceAttributes(NamedTuple):
-    """The extended attributes of a device: ``struct ibv_device_attr_ex``, ibv_query_device_ex(3).
+    """The extended attributes of a device (``struct ibv_device_attr_ex``).
 
-    ``orig_attr`` is the result of ibv_query_device. ``completion_timestamp_mask`` has the valid
-    bits of a timestamp; it is 0 if there are no timestamps. ``hca_core_clock`` is the frequency of
-    their clock in kHz. ``max_dm_size`` is the size of the device's own memory in bytes.
+    ``orig_attr`` contains the basic attributes. ``completion_timestamp_mask`` shows which bits of a
+    timestamp are valid, or is 0 if the device does not support timestamps. ``hca_core_clock`` is
+    the frequency of the timestamp clock in kHz. ``max_dm_size`` is the size of the memory on the
+    device, in bytes. See ibv_query_device_ex(3).
     """
 
     orig_attr: DeviceAttributes
@@ -110,7 +113,10 @@ class ExtendedDeviceAttributes(NamedTuple):
     phys_port_cnt_ex: int
 
     def seconds(self, ticks: int) -> float:
-        """Convert a difference between two timestamps or clock readings from ticks to seconds.
+        """Convert a time difference from clock ticks to seconds.
+
+        The difference may be between two completion timestamps or two readings of the device's
+        clock.
 
         Raises:
             ValueError: If the device does not report its clock frequency.

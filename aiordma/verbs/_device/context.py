@@ -1,4 +1,4 @@
-"""Open devices: their capabilities, ports and addresses, and the resources created on them."""
+"""Open devices: their capabilities, ports and addresses, and the objects created on them."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class AsyncEvent(NamedTuple):
-    """An event of a device, a port or a resource; see ibv_get_async_event(3).
+    """An event of a device, a port, a queue pair or a queue. See ibv_get_async_event(3).
 
-    ``element`` is the affected queue pair, completion queue or shared receive queue. It is None for
-    other events, or if the Python object no longer exists. ``port_num`` is the port of a port
-    event.
+    ``element`` is the queue pair, completion queue or shared receive queue that the event is about.
+    It is None for other events, and if the Python object no longer exists. ``port_num`` is the
+    port, if the event is about a port.
     """
 
     type: EventType
@@ -65,7 +65,7 @@ class AsyncEvent(NamedTuple):
 
 
 def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
-    """Return the exception for an event that makes the device unusable."""
+    """Return the exception for an event after which the device is unusable."""
     about = repr(event.element) if event.element is not None else ""
     return DeviceEventError(event.type.name, device=context.name, element=about)
 
@@ -87,9 +87,9 @@ def _first_borrowed(made: list[weakref.ref[Context]]) -> Context | None:
 class Context(Resource[h.ibv_context]):
     """An open device, created by :meth:`Device.open` or borrowed from the connection manager.
 
-    ``name`` is the name of the device. ``num_comp_vectors`` is the number of its completion
+    ``name`` is the name of the device, and ``num_comp_vectors`` is the number of its completion
     vectors. Any thread may query the context and create objects on it. These objects keep the
-    context alive, and closing the context closes them.
+    context alive. Closing the context closes all of them.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Context(Resource[h.ibv_context]):
 
     @property
     def async_fd(self) -> int:
-        """A file descriptor that becomes readable when there are asynchronous events.
+        """A file descriptor that becomes readable when asynchronous events are pending.
 
-        For a borrowed context, the descriptor changes when the connection manager closes the device
-        and opens it again.
+        If the context is borrowed, the descriptor changes when the connection manager closes and
+        reopens the device.
         """
         return int(self.pointer.async_fd)
 
@@ -127,8 +127,8 @@ class Context(Resource[h.ibv_context]):
     def borrow(cls, library: Library, pointer: h.ibv_context) -> Context:
         """Return the context of a device that librdmacm has opened and will close.
 
-        All users of the same C pointer share one object. Its ``close()`` closes the objects created
-        on it, but leaves the device open.
+        All users of the same C pointer share one context object. Its ``close()`` closes the objects
+        created on the context, but leaves the device open.
         """
         key = (library.name, int(ffi.cast("uintptr_t", pointer)))
         made = _borrowed.setdefault(key, [])
@@ -170,13 +170,17 @@ class Context(Resource[h.ibv_context]):
         return self._extended
 
     def query_rt_values_ex(self) -> int:
-        """Read the device's clock, which completion timestamps use: ibv_query_rt_values_ex(3).
+        """Read the device's clock, which is also the clock of completion timestamps.
+
+        See ibv_query_rt_values_ex(3).
 
         Returns:
-            Ticks of ``hca_core_clock``, within ``completion_timestamp_mask``.
+            The time in ticks of ``hca_core_clock``. Only the bits in ``completion_timestamp_mask``
+            are
+            used.
 
         Raises:
-            UnsupportedError: If the device does not allow reading its clock.
+            UnsupportedError: If the device's clock cannot be read.
         """
         values = ffi.new("struct ibv_values_ex *")
         values.comp_mask = lib.IBV_VALUES_MASK_RAW_CLOCK
@@ -213,11 +217,11 @@ class Context(Resource[h.ibv_context]):
     # --- ports, which count from 1; GIDs ---------------------------------------------------
 
     def query_port(self, port_num: int = 1) -> PortAttributes:
-        """Query the current state and limits of a port."""
+        """Query the current state and limits of a port from the device."""
         return PortAttributes.read(port_num, self.ask_port(port_num))
 
     def ask_port(self, port_num: int) -> h.ibv_port_attr:
-        """Query a port as the C structure, to read a field or two quickly."""
+        """Query a port and return the C structure, which is faster for a few fields."""
         port_num = _port(port_num)
         attr = ffi.new("struct ibv_port_attr *")
         pointer, calls = self.pointer, self.library.calls
@@ -233,7 +237,7 @@ class Context(Resource[h.ibv_context]):
         return attr
 
     def query_gid_table(self) -> list[GIDEntry]:
-        """Return the GIDs of all ports, without empty entries.
+        """Return the GID table entries of all ports, without empty entries.
 
         Until the table changes, each call returns the same entry objects.
         """
@@ -250,7 +254,7 @@ class Context(Resource[h.ibv_context]):
         return list(table)
 
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
-        """Return one entry of a port's GID table.
+        """Return an entry of a port's GID table.
 
         Raises:
             VerbsError: With ENODATA, if the entry is empty.
@@ -267,7 +271,7 @@ class Context(Resource[h.ibv_context]):
         return GIDEntry.read(entry)
 
     def find_gid(self, ip: str | IPAddress, port_num: int | None = None) -> GIDEntry:
-        """Return the entry of a local IP address, preferring RoCE v2.
+        """Return the GID table entry of a local IP address, preferably one for RoCE v2.
 
         Raises:
             ValueError: If no entry has this address.
@@ -283,11 +287,11 @@ class Context(Resource[h.ibv_context]):
         return best(found)
 
     def choose_gid(self, port_num: int = 1, to: GID | None = None) -> GIDEntry:
-        """Return the best GID entry of a port. Routable RoCE v2 addresses come first.
+        """Return the best GID table entry of a port, preferably a routable RoCE v2 address.
 
         Args:
             port_num: The port.
-            to: The GID of a peer. Entries that cannot reach this GID come last.
+            to: The GID of a peer. Entries that cannot reach this GID are chosen last.
 
         Raises:
             ValueError: If the port has no GID.
@@ -301,9 +305,9 @@ class Context(Resource[h.ibv_context]):
         return min(table, key=lambda entry: (bool(entry.problem(to)), entry.preference()))
 
     def explain_gid(self, entry: GIDEntry, to: GID | None = None) -> str:
-        """Return why ``entry`` is a bad choice of source address, or an empty string.
+        """Return why ``entry`` is a bad source address, or an empty string if it is a good one.
 
-        The text names the entry, the problem and a better entry.
+        The text names the entry, its problem, and a better entry.
 
         Args:
             entry: The entry to check.
@@ -317,7 +321,10 @@ class Context(Resource[h.ibv_context]):
     # --- P_Keys ----------------------------------------------------------------------------
 
     def query_pkey(self, index: int, port_num: int = 1) -> int:
-        """Return an entry of a port's P_Key table. Bit 15 means full membership (IBTA 10.9.1)."""
+        """Return an entry of a port's P_Key table.
+
+        Bit 15 is set for full membership in the partition (IBTA volume 1, clause 10.9.1).
+        """
         index, port_num = integer("index", index, 0, I32_MAX), _port(port_num)
         pkey = ffi.new("uint16_t *")
         try:
@@ -328,7 +335,7 @@ class Context(Resource[h.ibv_context]):
         return int.from_bytes(ffi.buffer(pkey)[:], "big")
 
     def query_pkey_table(self, port_num: int = 1) -> dict[int, int]:
-        """Return the P_Keys of a port by index, without empty entries."""
+        """Return a port's P_Keys as a dict from index to P_Key, without empty entries."""
         keys = {
             index: self.query_pkey(index, port_num)
             for index in range(self.query_port(port_num).pkey_tbl_len)
@@ -336,10 +343,10 @@ class Context(Resource[h.ibv_context]):
         return {index: pkey for index, pkey in keys.items() if pkey}
 
     def find_pkey(self, pkey: int, port_num: int = 1) -> int:
-        """Return the index of a P_Key, preferring full membership.
+        """Return the index of a P_Key in the port's table, preferably one with full membership.
 
         Raises:
-            ValueError: If the port does not have the P_Key. The message lists its P_Keys.
+            ValueError: If the port does not have this P_Key. The message lists the port's P_Keys.
         """
         pkey, port_num = integer("pkey", pkey, 0, 0xFFFF), _port(port_num)
         table = self.query_pkey_table(port_num)
@@ -355,11 +362,11 @@ class Context(Resource[h.ibv_context]):
     # --- resources -------------------------------------------------------------------------
 
     def alloc_pd(self) -> ProtectionDomain:
-        """Create a protection domain for memory regions and queue pairs that are used together."""
+        """Create a protection domain, for memory regions and queue pairs that are used together."""
         return ProtectionDomain(self, self.library.calls.ibv_alloc_pd(self.pointer))
 
     def alloc_td(self) -> ThreadDomain:
-        """Create a thread domain: ibv_alloc_td(3).
+        """Create a thread domain. See ibv_alloc_td(3).
 
         Raises:
             UnsupportedError: If the device does not support thread domains.
@@ -369,9 +376,10 @@ class Context(Resource[h.ibv_context]):
     def alloc_parent_domain(
         self, pd: ProtectionDomain, td: ThreadDomain | None = None
     ) -> ParentDomain:
-        """Create a protection domain for objects of ``pd`` that are only used in ``td``.
+        """Create a protection domain that combines ``pd`` with a thread domain.
 
-        Source: ibv_alloc_parent_domain(3).
+        If ``td`` is given, only one thread at a time may use the objects created in the new domain.
+        See ibv_alloc_parent_domain(3).
 
         Raises:
             UnsupportedError: If the device does not support parent domains.
@@ -379,15 +387,15 @@ class Context(Resource[h.ibv_context]):
         return ParentDomain(pd, td)
 
     def alloc_dm(self, length: int, log_align_req: int = 0) -> DeviceMemory:
-        """Allocate memory on the device: ibv_alloc_dm(3).
+        """Allocate memory on the device. See ibv_alloc_dm(3).
 
         Args:
             length: The number of bytes, at most ``max_dm_size``.
-            log_align_req: The alignment as a power of two.
+            log_align_req: The binary logarithm of the alignment. For example, 6 aligns to 64 bytes.
 
         Raises:
-            ValueError: If the device has less memory.
-            UnsupportedError: If the device has no memory for applications.
+            ValueError: If the device does not have this much memory.
+            UnsupportedError: If the device does not have memory for applications.
         """
         length = integer("length", length, None)
         log_align_req = integer("log_align_req", log_align_req, 0, U32_MAX)
@@ -411,12 +419,12 @@ class Context(Resource[h.ibv_context]):
     open_xrcd: Final = open_xrcd_on
 
     def create_comp_channel(self) -> CompletionChannel:
-        """Create a completion channel. Its ``fd`` is non-blocking."""
+        """Create a completion channel, whose file descriptor ``fd`` is non-blocking."""
         return CompletionChannel(self, self.library.calls.ibv_create_comp_channel(self.pointer))
 
     @property
     def cq_fields(self) -> WCFields | None:
-        """The fields of extended completion queues; None if the device has no such queues."""
+        """The fields that extended completion queues can report, or None without such queues."""
         if self._cq_fields is None:
             self._cq_fields = (most_fields(self),)
         return self._cq_fields[0]
@@ -426,9 +434,9 @@ class Context(Resource[h.ibv_context]):
     def async_events(self) -> list[AsyncEvent]:
         """Return and acknowledge all pending asynchronous events, without waiting.
 
-        ``async_fd`` is readable when events are pending, but may also be readable without an event.
-        The first call makes it non-blocking. A borrowed context is shared, so this call also
-        consumes the events of its other users.
+        The first call makes ``async_fd`` non-blocking. The descriptor is readable when events are
+        pending, but may also be readable without one. If the context is borrowed, it is shared, so
+        this call also takes the events that other users of the context are waiting for.
         """
         code = lib.aiordma_set_nonblocking(self.library.table, self.async_fd)
         if code:
@@ -445,7 +453,7 @@ class Context(Resource[h.ibv_context]):
         return events
 
     def statistics(self) -> DeviceStatistics:
-        """Return the numbers of open objects, failures and events of this context."""
+        """Return the context's number of open objects, failures and events."""
         return DeviceStatistics(
             self.name,
             count_open(self.node),

@@ -1,4 +1,4 @@
-"""The devices of all available libraries, including the embedded one."""
+"""The devices of all available libraries, including the embedded software device."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from .environment import check_environment
 from .fault_injection import FaultCounts
 
 SYSTEM = "system"
-"""The name that stands for every device except the embedded one."""
+"""The name that stands for the system's devices, which are all except the embedded ones."""
 
 ALL = "all"
-"""The name that stands for all devices of one library with an active port."""
+"""The name that stands for all devices of a library that have an active port."""
 
 VARIABLE = "AIORDMA_DEVICE"
 """The environment variable that names the default device."""
 
 
 def names_or_variable(name: str | None) -> str | None:
-    """Return the name, or the environment's (several names, or "all"); None if neither is set."""
+    """Return ``name`` or, if it is None, the value of the environment variable.
+
+    The value may contain several names, or be "all". It is None if the variable is not set.
+    """
     if name is not None:
         instance(
             "device", name, str, "the name of a device, such as 'mlx5_0' (see `aiordma devinfo`)"
@@ -42,7 +45,10 @@ def names_or_variable(name: str | None) -> str | None:
 
 
 def name_or_variable(name: str | None) -> str | None:
-    """Return the name, or the first one in the environment; None means the default device."""
+    """Return ``name`` or, if it is None, the first name in the environment variable.
+
+    None means the default device.
+    """
     if name:
         return names_or_variable(name)
     first = (names_or_variable(name) or "").partition(",")[0]
@@ -56,17 +62,20 @@ def _by_variable(name: str | None) -> str:
 
 
 def only_device(name: str | None) -> str | None:
-    """Return the name of the only allowed device; None if any device of its library is allowed."""
+    """Return the name of the only device that may be used.
+
+    None means that any device of the library may be used.
+    """
     return None if name == SYSTEM else name
 
 
 def libraries() -> list[Library]:
-    """Return the available libraries: the system's if it is installed, then the embedded one."""
+    """Return the available libraries: the system's, if it is installed, and the embedded one."""
     return [embedded()] if missing_library() else [system(), embedded()]
 
 
 def missing_library() -> LibraryNotFoundError | None:
-    """Return why the system's library is not available, or None if it is."""
+    """Return why the system's library is not available, or None if it is available."""
     try:
         system()
     except LibraryNotFoundError as error:
@@ -75,10 +84,10 @@ def missing_library() -> LibraryNotFoundError | None:
 
 
 def fork_status(library: Library) -> ForkStatus | None:
-    """Return whether registered memory of this library survives a fork of the process.
+    """Return whether a process that has registered memory with this library can safely fork.
 
     Returns:
-        None if the library is too old to report this (rdma-core before version 36).
+        The status, or None if the library is too old to report it (rdma-core before version 36).
     """
     try:
         return ForkStatus(library.calls.ibv_is_fork_initialized())
@@ -88,7 +97,10 @@ def fork_status(library: Library) -> ForkStatus | None:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device, identified by its name and not open; :meth:`open` looks up the name again."""
+    """A device that has not been opened yet.
+
+    It is identified by its name, and :meth:`open` looks up the name again.
+    """
 
     name: str
     library: Library
@@ -98,12 +110,12 @@ class Device:
     sysfs_path: str = field(compare=False, default="")
 
     def open(self) -> Context:
-        """Open the device. Close the context, or use it in a ``with`` statement.
+        """Open the device. Close the context after use, or use it in a ``with`` statement.
 
         Raises:
             DeviceNotFoundError: If the device no longer exists.
-            VerbsError: If the device cannot be opened. EACCES means that this process may not
-                access /dev/infiniband/uverbs*, or the file of AIORDMA_TRACE.
+            VerbsError: If the device cannot be opened. EACCES means that this process does not have
+                access to /dev/infiniband/uverbs*, or to the trace file in AIORDMA_TRACE.
         """
         check_environment()
         calls = self.library.calls
@@ -118,17 +130,16 @@ class Device:
         return Context(self.library, pointer, self.name)
 
     def set_faults(self, plan: str | None) -> None:
-        """Inject faults into this process according to a plan. None stops the injection.
+        """Inject faults into this process according to a plan, for tests. None stops the injection.
 
-        This is for tests; :func:`aiordma.testing.faults` is easier to use. The plan replaces any
-        earlier plan and restarts its counters. Unless the plan names a device, it applies to all
-        embedded devices.
+        :func:`aiordma.testing.faults` is easier to use. A new plan replaces the previous one and
+        resets its counters. It applies to all embedded devices unless it names a device.
 
         Args:
-            plan: A text such as "seed=7,loss=0.01,delay=2ms"; docs/testing.md lists its parts.
+            plan: The plan, for example "seed=7,loss=0.01,delay=2ms". See docs/testing.md.
 
         Raises:
-            ValueError: If a part of the plan is invalid; the message names the part.
+            ValueError: If a part of the plan is invalid. The message names the part.
             UnsupportedError: If this is not an embedded device.
         """
         self._check_faults()
@@ -229,10 +240,10 @@ def find_device(
 ) -> Device:
     """Return the device with the given name, local IP address or GUID, or the default device.
 
-    If several arguments are given, all of them must match. The default is the device named in the
-    environment variable AIORDMA_DEVICE. Without this variable, the default is the first system
-    device with an active port, or the first embedded device, which is software. The name "system"
-    stands for the default without embedded devices.
+    If you pass several arguments, the device must match all of them. The default device is the one
+    named in the environment variable AIORDMA_DEVICE. If the variable is not set, it is the first
+    system device with an active port or, if there is none, the first embedded device (which is
+    implemented in software). The name "system" selects the default among the system devices.
 
     Raises:
         DeviceNotFoundError: If no device matches. The message lists the available devices.
@@ -280,16 +291,16 @@ def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
 
 
 class Choice(NamedTuple):
-    """A chosen device, and the reason for the choice."""
+    """A device, and the reason why it was chosen."""
 
     device: Device
     reason: str
     is_fallback: bool = False
-    """Whether this is the embedded device because no other device can be used."""
+    """Whether the embedded device was chosen only because no other device can be used."""
 
 
 def choose_device(name: str | None = None) -> Choice:
-    """Return the device that :func:`find_device` finds by name, with the reason for the choice.
+    """Return the device that :func:`find_device` finds by name, and why it was chosen.
 
     Raises:
         VerbsError: If a system device cannot be opened, and no other system device has an active
@@ -325,13 +336,13 @@ def choose_device(name: str | None = None) -> Choice:
 
 
 def active_devices(like: Device) -> list[Device]:
-    """Return all cards with an active port, or all embedded devices, whichever ``like`` is.
+    """Return all devices of the same kind as ``like``: either system devices or embedded devices.
 
-    Those on a NUMA node of this process's CPUs come first. Devices that cannot be opened are left
-    out.
+    Only devices with an active port are returned. Devices on the NUMA nodes of this process's CPUs
+    come first. Devices that cannot be opened are omitted.
 
     Raises:
-        DeviceNotFoundError: If none is left.
+        DeviceNotFoundError: If no device has an active port.
     """
     found, active, unusable = _embedded_devices(), [], []
     if like not in found:
@@ -371,5 +382,5 @@ def _port_states(device: Device) -> dict[int, PortState]:
 def open_device(
     name: str | None = None, *, ip: str | IPAddress | None = None, guid: int | None = None
 ) -> Context:
-    """Open the device that :func:`find_device` finds."""
+    """Find a device as :func:`find_device` does, and open it."""
     return find_device(name, ip=ip, guid=guid).open()

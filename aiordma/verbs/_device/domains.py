@@ -1,4 +1,4 @@
-"""Thread domains and parent domains, which let the provider omit locks."""
+"""Thread domains and parent domains, which allow the device's library to omit locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from .resource import Node, Resource
 
 
 class ThreadDomain(Resource[h.ibv_td]):
-    """A promise to use the objects created with it in one thread at a time: ibv_alloc_td(3)."""
+    """A promise that only one thread at a time uses the objects created with it.
+
+    See ibv_alloc_td(3).
+    """
 
     def __init__(self, context: verbs.Context) -> None:
         calls = context.library.calls
@@ -26,10 +29,10 @@ class ThreadDomain(Resource[h.ibv_td]):
 
 
 class ParentDomain(ProtectionDomain):
-    """A protection domain that combines ``pd`` and a thread domain: ibv_alloc_parent_domain(3).
+    """A protection domain that combines the protection domain ``pd`` with a thread domain.
 
     Objects created in a parent domain belong to ``pd``. Memory regions of ``pd`` can be used with
-    queue pairs created in the parent domain.
+    queue pairs that were created in the parent domain. See ibv_alloc_parent_domain(3).
     """
 
     def __init__(self, pd: ProtectionDomain, td: ThreadDomain | None) -> None:

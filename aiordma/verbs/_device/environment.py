@@ -1,4 +1,4 @@
-"""The report of environment variables that aiordma does not know."""
+"""Warnings about environment variables that look like aiordma's, but that it does not know."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cache
 from aiordma._core.environment import unknown_variables
 
 reported: set[str] = set()
-"""Variables that this process has reported."""
+"""The variables about which this process has already warned."""
 
 
 def report_unknown_variables() -> None:
-    """Warn of each variable AIORDMA_* that aiordma does not know, once for the process."""
+    """Warn about unknown environment variables named AIORDMA_*, once per process for each."""
     for name, text in unknown_variables(os.environ).items():
         if name not in reported:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
@@ -21,4 +21,4 @@ def report_unknown_variables() -> None:
 
 
 check_environment = cache(report_unknown_variables)
-"""The same where it is called often: only the first call looks at the environment."""
+"""The same function, but only its first call looks at the environment. It may be called often."""

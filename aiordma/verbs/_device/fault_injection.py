@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class FaultCounts(NamedTuple):
-    """The numbers of injected faults and of their effects. Counts can be subtracted."""
+    """The number of faults injected and the number of their effects. Counts can be subtracted."""
 
     lost: int = 0
     """Incoming frames and datagrams that were dropped."""
@@ -19,13 +19,13 @@ class FaultCounts(NamedTuple):
     not_ready: int = 0
     """Requests that were answered with an RNR NAK, as if no receive were posted."""
     overruns: int = 0
-    """Completions that found their completion queue full."""
+    """Completions that were treated as if their completion queue were full."""
     registrations: int = 0
     """Memory registrations that were refused."""
     handshakes: int = 0
     """Messages of the connection manager that were dropped."""
     retried: int = 0
-    """Retransmissions because of packets that were considered lost."""
+    """Retransmissions of packets that were considered lost."""
 
     def __sub__(self, other: FaultCounts) -> FaultCounts:
         """Return the counts since ``other``."""

@@ -1,4 +1,4 @@
-"""The global route header, which precedes a received datagram and says where it came from."""
+"""The global route header (GRH) in front of a received datagram, which identifies the sender."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 from .address import GID, IPV4_PREFIX
 
 GRH_SIZE = 40
-"""The bytes before every datagram in its receive buffer (ibv_create_ah_from_wc(3))."""
+"""The number of bytes in front of every received datagram (ibv_create_ah_from_wc(3))."""
 
 _V6 = struct.Struct("!IHBB16s16s")
 _V4 = struct.Struct("!BBHHHBBH4s4s")
@@ -17,10 +17,11 @@ _V4_START = 0x45  # version 4, five words long: RoCE has no options in it
 
 
 class GRH(NamedTuple):
-    """A global route header (IBTA volume 1, clause 8.3), or the IP header of RoCE v2.
+    """A global route header (IBTA volume 1, clause 8.3), or the IP header of a RoCE v2 packet.
 
-    ``version`` is 6, or 4 for an IPv4 header. An IPv4 header occupies the last 20 of the 40 bytes
-    (annex A17.4.5.2), and its addresses become IPv4-mapped GIDs. ``payload_length`` is in bytes.
+    ``version`` is 6, or 4 for an IPv4 header. An IPv4 header occupies only the last 20 of the 40
+    bytes (annex A17.4.5.2). Its addresses are converted to IPv4-mapped GIDs. ``payload_length`` is
+    in bytes.
     """
 
     version: int
@@ -34,10 +35,10 @@ class GRH(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview) -> Self:
-        """Parse the first 40 bytes of a buffer.
+        """Parse the header in the first 40 bytes of a receive's memory.
 
         Raises:
-            ValueError: If the buffer is too short, or does not contain a GRH.
+            ValueError: If there are fewer than 40 bytes, or if they do not contain a GRH.
         """
         raw = bytes(memoryview(data)[:GRH_SIZE])
         if len(raw) < GRH_SIZE:

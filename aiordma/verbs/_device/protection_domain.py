@@ -1,4 +1,4 @@
-"""Protection domains: sets of memory and queue pairs that can be used together."""
+"""Protection domains, which group the memory regions and queue pairs that can be used together."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ from .route_lookup import describe
 
 
 class ProtectionDomain(Resource[h.ibv_pd]):
-    """A set of memory regions and queue pairs that can be used together, but not with others.
+    """A group of memory regions and queue pairs that can be used together.
 
-    Any thread may create objects in a protection domain.
+    They cannot be used with those of other protection domains. Any thread may create objects in a
+    protection domain.
     """
 
     def __init__(
@@ -62,28 +63,32 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         iova: int | None = None,
         huge_pages: bool = False,
     ) -> MemoryRegion:
-        """Register memory with the device: ibv_reg_mr(3), ibv_reg_mr_iova2.
+        """Register memory, so that the device can access it. See ibv_reg_mr(3).
 
         Args:
-            memory: A number of bytes, or an object with contiguous memory (bytearray, array, numpy
-                array, mmap, torch tensor ...; see :func:`bytes_of`). A number allocates new zeroed,
-                page-aligned memory. An object stays pinned until the region is closed.
-            access: The access rights. The default allows only local use: LOCAL_WRITE, or only
-                reading if the object is read-only. With ON_DEMAND, the memory is not pinned, and
-                pages are loaded when they are needed.
-            iova: The address that work requests and peers use instead of the memory's own address.
-                It must have the same offset within a page. With ZERO_BASED, the address is 0.
-            huge_pages: Allocate new memory on huge pages if enough of them are free. Otherwise, a
-                warning is logged. ``page_size`` of the region tells the result.
+            memory: Either a number of bytes or an object that provides contiguous memory
+                (bytearray, array, numpy array, mmap, torch tensor ...; see :func:`bytes_of`). For a
+                number, new memory is allocated, which is zeroed and page-aligned. The memory of an
+                object stays pinned until the region is closed.
+            access: The access rights. By default, the memory can only be used locally, and is
+                writable (LOCAL_WRITE) unless the object is read-only. With ON_DEMAND, the memory is
+                not pinned, and its pages are loaded when they are needed.
+            iova: The address that work requests and peers use instead of the actual address. Both
+                addresses must have the same offset within a page. With ZERO_BASED, the address is
+                0.
+            huge_pages: Whether to allocate new memory on huge pages. If too few are free, ordinary
+                pages are used and a warning is logged. The region's ``page_size`` shows the result.
 
         Raises:
-            ValueError: If the memory cannot have these rights.
-            TypeError: If the object has no memory, or its elements are Python objects or pointers.
+            ValueError: If these rights are not possible for the memory.
+            TypeError: If the object does not provide its memory, or if its elements are Python
+                objects or pointers.
             BufferError: If the memory is not contiguous.
-            UnsupportedError: If the device does not support the rights, or the memory is on a GPU.
-            VerbsError: If the device rejects the registration, or the kernel cannot provide new
-                memory. With ENOMEM, the message contains the limit on locked memory if that limit
-                may be the reason.
+            UnsupportedError: If the device does not support the rights, or if the memory is on a
+                GPU.
+            VerbsError: If the device rejects the registration, or if the kernel cannot provide new
+                memory. With ENOMEM, the message mentions the limit on locked memory if that may be
+                the reason.
         """
         return register(self, memory, access, iova, huge_pages)
 
@@ -95,11 +100,11 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         *,
         iova: int | None = None,
     ) -> MemoryRegion:
-        """Register ``length`` bytes at an address, such as memory of another library.
+        """Register memory by its address, for example memory that another library has allocated.
 
-        GPU memory can be registered if its driver lets other devices access it. The region does not
-        keep the memory alive, so keep it at this address until the region is closed. Raises the
-        same exceptions as :meth:`reg_mr`.
+        GPU memory can be registered if the GPU's driver lets other devices access it. The region
+        does not keep the memory alive. You must keep it at this address until the region is closed.
+        This method also raises the exceptions of :meth:`reg_mr`.
 
         Raises:
             VerbsError: With EFAULT, if no memory is mapped at the address.
@@ -121,14 +126,16 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         offset: int = 0,
         iova: int | None = None,
     ) -> MemoryRegion:
-        """Register memory of another device that was exported as a dma-buf: ibv_reg_dmabuf_mr(3).
+        """Register memory of another device, such as a GPU, that was exported as a dma-buf.
+
+        See ibv_reg_dmabuf_mr(3).
 
         Args:
-            fd: The file descriptor of the dma-buf. You may close it afterwards.
+            fd: The file descriptor of the dma-buf. You may close it after the call.
             length: The number of bytes.
             access: The access rights.
-            offset: The first byte within the dma-buf.
-            iova: The address that work requests and peers use; ``offset`` by default. The iova and
+            offset: The offset in the dma-buf at which the region starts.
+            iova: The address that work requests and peers use; by default, ``offset``. ``iova`` and
                 ``offset`` must have the same offset within a page.
 
         Raises:
@@ -149,10 +156,11 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         return MemoryRegion(self, pointer, addr, length, access)
 
     def reg_implicit(self, access: AccessFlags = AccessFlags.LOCAL_WRITE) -> MemoryRegion:
-        """Register the whole address space of the process on demand ("implicit ODP").
+        """Register the whole address space of the process without pinning it ("implicit ODP").
 
-        The region covers all local buffers and does not pin any memory. Be careful with remote
-        rights, because the key then gives access to all memory of the process.
+        With on-demand paging (ODP), pages are loaded when the device needs them. The region can be
+        used for every local buffer. Be careful with remote rights, because they give anyone who
+        knows the key access to all memory of the process.
 
         Raises:
             UnsupportedError: If the device does not support implicit ODP.
@@ -170,18 +178,18 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         offset: int = 0,
         length: int | None = None,
     ) -> MemoryRegion:
-        """Register memory on the device, from :meth:`Context.alloc_dm`: ibv_reg_dm_mr(3).
+        """Register device memory that was allocated with :meth:`Context.alloc_dm`.
 
-        The addresses of the region start at 0.
+        The addresses of the region start at 0. See ibv_reg_dm_mr(3).
 
         Args:
             dm: The device memory.
             access: The access rights.
-            offset: The first byte.
-            length: The number of bytes; by default up to the end of the memory.
+            offset: The offset in the device memory at which the region starts.
+            length: The number of bytes; by default, up to the end of the device memory.
 
         Raises:
-            LocalRangeError: If the range is not within the memory.
+            LocalRangeError: If the range is not within the device memory.
         """
         access = choice("access", access, AccessFlags)
         offset, length = part_of(dm.length, offset, length)
@@ -193,10 +201,10 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         return MemoryRegion(self, pointer, 0, length, access, parent=dm.node)
 
     def alloc_null_mr(self) -> MemoryRegion:
-        """Create a region that discards everything written to it: ibv_alloc_null_mr(3).
+        """Create a memory region that discards everything written to it. See ibv_alloc_null_mr(3).
 
-        Its lkey can be used in any scatter/gather element, with any address. The region has no
-        rkey.
+        You can use its ``lkey`` in any scatter/gather element, with any address. The region does
+        not have an ``rkey``.
 
         Raises:
             UnsupportedError: If the device does not support null memory regions.
@@ -208,21 +216,22 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     def advise_mr(
         self, advice: Advice, sges: Sequence[ScatterGatherElement], *, flush: bool = False
     ) -> None:
-        """Tell the device which ranges of on-demand regions will be used: ibv_advise_mr(3).
+        """Tell the device which ranges of on-demand regions will be used soon.
 
-        The pages of other regions are always present.
+        For other regions, this is not necessary, because their pages are always in memory. See
+        ibv_advise_mr(3).
 
         Args:
-            advice: The kind of use.
+            advice: How the ranges will be used.
             sges: The ranges.
-            flush: Return only when the pages are present. Otherwise, the device may ignore the
-                advice.
+            flush: Whether to wait until the pages are in memory. Otherwise, the device may ignore
+                the advice.
 
         Raises:
             UnsupportedError: If the device does not support advice.
             VerbsError: With EFAULT, if a range is outside its region. With EPERM, if a region
-                belongs to another protection domain or lacks a right. With ENOENT, if an lkey is
-                unknown.
+                belongs to another protection domain or does not have the necessary access rights.
+                With ENOENT, if no region has the given ``lkey``.
         """
         advice = choice("advice", advice, Advice)
         array = ffi.new("struct ibv_sge[]", max(1, len(sges)))
@@ -239,12 +248,14 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     # --- routes, queues --------------------------------------------------------------------
 
     def create_ah(self, vector: AddressVector) -> AddressHandle:
-        """Create an address handle for a peer, to use for many datagrams: ibv_create_ah(3).
+        """Create an address handle, which can be used for many datagrams to a peer.
 
-        Keep the handle open until the last request that uses it has completed.
+        Keep the handle open until the last request that uses it has completed. See
+        ibv_create_ah(3).
 
         Raises:
-            VerbsError: If the peer cannot be reached. The message names the GIDs and the index.
+            VerbsError: If the peer cannot be reached. The message contains both GIDs and the index
+                of the local one.
         """
         try:
             attr = ffi.new("struct ibv_ah_attr *", vector_fields("vector", vector))
@@ -262,23 +273,23 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     def create_ah_from_wc(
         self, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int = 1
     ) -> AddressHandle:
-        """Create an address handle for the sender of a datagram: ibv_create_ah_from_wc(3).
+        """Create an address handle for replying to the sender of a datagram.
 
-        Send the reply to the queue pair ``wc.src_qp``. The completion does not contain the sender's
-        Q_Key.
+        Send the reply to the queue pair number ``wc.src_qp``. You must know the sender's Q_Key,
+        because the completion does not contain it. See ibv_create_ah_from_wc(3).
 
         Args:
             wc: The completion of the receive.
-            grh: The first 40 bytes of the receive's buffer.
-            port_num: The port.
+            grh: The first 40 bytes of the receive's memory.
+            port_num: The port on which the datagram arrived.
         """
         return self.create_ah(vector_from_wc(self.context, wc, grh, port_num))
 
     def alloc_mw(self, mw_type: MWType = MWType.TYPE_2) -> MemoryWindow:
-        """Create a memory window, which is not bound to any memory yet: ibv_alloc_mw(3).
+        """Create a memory window, which is not bound to any memory yet. See ibv_alloc_mw(3).
 
         Raises:
-            UnsupportedError: If the device does not support windows of that type.
+            UnsupportedError: If the device does not support memory windows of the given type.
         """
         context, mw_type = self.context, choice("mw_type", mw_type, MWType)
         what = f"memory windows of type {int(mw_type)}"
@@ -308,35 +319,35 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         max_tso_header: int = 0,
         reserved: bool = False,
     ) -> QueuePair:
-        """Create a queue pair in state RESET: ibv_create_qp(3), ibv_create_qp_ex(3).
+        """Create a queue pair in state RESET. See ibv_create_qp(3) and ibv_create_qp_ex(3).
 
-        Entries for all completions of the queue pair are reserved on the completion queues, so that
-        they cannot overrun. Completion queues that are too small are resized.
+        Entries for all completions of the queue pair are reserved in the completion queues, so that
+        these cannot overrun. If a completion queue is too small, it is resized.
 
         Args:
             send_cq: The completion queue for sends.
-            recv_cq: The completion queue for receives; ``send_cq`` by default.
-            capabilities: The sizes. The device may grant larger ones; see
-                ``QueuePair.capabilities``.
+            recv_cq: The completion queue for receives; by default, ``send_cq``.
+            capabilities: The requested sizes. The device may grant larger ones, which
+                ``QueuePair.capabilities`` contains.
             qp_type: The transport.
-            sq_sig_all: Whether every send generates a completion.
-            srq: A shared receive queue for the receives. The receive sizes in ``capabilities`` are
-                then ignored.
-            send_ops: The operations that will be posted with the builders of ibv_wr_post(3), which
-                post any number of requests with one doorbell, all or none. See :func:`send_ops_of`.
-                The methods of the queue pair stay the same.
-            create_flags: Options of the device.
-            source_qpn: The queue pair number that a UD queue pair uses in packets.
+            sq_sig_all: Whether every send generates a completion, even without SendFlags.SIGNALED.
+            srq: A shared receive queue to receive from. The sizes of the receive queue in
+                ``capabilities`` are ignored in this case.
+            send_ops: The operations to post with the functions of ibv_wr_post(3), which post either
+                all of the given requests or none. See :func:`send_ops_of`. The methods of the queue
+                pair are the same.
+            create_flags: Options that only some devices support.
+            source_qpn: The queue pair number that a UD queue pair puts into its packets.
             max_tso_header: The maximum header length of a segmented send, in bytes.
-            reserved: Whether the caller has already reserved the entries and tracks the posted work
-                itself (:meth:`QueuePair.untrack`).
+            reserved: Whether the caller has already reserved the completion queue entries and
+                tracks the posted work (see :meth:`QueuePair.untrack`).
 
         Raises:
             BusyError: If a completion queue is too small and cannot be resized.
-            UnsupportedError: If the device does not support a feature; the message names the
+            UnsupportedError: If the device does not support a feature. The message names the
                 feature.
-            VerbsError: If the device cannot create the queue pair. The message contains the request
-                and the limits that it exceeds.
+            VerbsError: If the device cannot create the queue pair. The message contains the
+                requested sizes and the limits that they exceed.
         """
         return create_qp(
             self,

@@ -1,17 +1,18 @@
-"""The base of all objects that represent something in the device.
+"""The base classes of all objects that represent something in the device.
 
-An object of the user (a :class:`Resource`) holds a :class:`Node`: the C pointer, the function that
-destroys it, and the nodes created from it. Nodes have strong references to their children and weak
-references to their parents. A resource keeps its parents alive. There are therefore no reference
-cycles, dropping the last reference frees an object immediately, and closing a parent reaches
-children whose own object no longer exists. Memory that a node pins, such as the user's registered
-memory, stays pinned until the device has released it.
+The object that the user sees (a :class:`Resource`) refers to a :class:`Node`. The node holds the C
+pointer, the function that destroys the C object, and the nodes that were created from it. Nodes
+have strong references to their children and weak references to their parents, and a resource keeps
+its parents alive. There are therefore no reference cycles, so that an object is freed as soon as
+its last reference is dropped. Closing a parent also reaches children whose Python object no longer
+exists. Memory that a node pins, such as the user's registered memory, stays pinned until the device
+has released it.
 
-Finalizers only warn, because a verb may block, and because other modules may be gone at interpreter
-exit. A root that is dropped without being closed is therefore leaked deliberately, with everything
-below it, and its memory stays pinned. The exiting interpreter frees that memory anyway, in any
-order, while the device's threads are still running. Before that, every open queue pair is therefore
-reset.
+Finalizers only warn. They do not close anything, because a C call may block, and because other
+modules may no longer be usable when the interpreter exits. If a root is dropped without being
+closed, it is deliberately leaked with everything below it, and its memory stays pinned. When the
+interpreter exits, it frees this memory nevertheless, in any order, while threads of the device are
+still running. All open queue pairs are therefore reset before that.
 """
 
 from __future__ import annotations
@@ -41,26 +42,26 @@ _remember_places = sys.flags.dev_mode
 
 
 def live() -> dict[str, int]:
-    """Return the number of open objects by class, for leak checks.
+    """Return the number of open objects of each class, to check for leaks.
 
-    An object that was dropped without being closed still counts, because it still exists in the
+    An object that was dropped without being closed is counted too, because it still exists in the
     device.
     """
     return {kind: len(ones) for kind, ones in sorted(_live.items()) if ones}
 
 
 def remember_places(enabled: bool) -> None:
-    """Choose whether warnings about unclosed resources show where they were created.
+    """Choose whether warnings about unclosed resources show where the resources were created.
 
-    This is on by default in Python's development mode (``-X dev``). It costs a stack walk per
-    object.
+    This is enabled by default in Python's development mode (``-X dev``). It records the call stack
+    whenever an object is created.
     """
     global _remember_places  # noqa: PLW0603 - a debugging switch of the process
     _remember_places = enabled
 
 
 class Node(Generic[P]):
-    """A pointer, the function that destroys it, and the nodes created from it."""
+    """A C pointer, the function that destroys its object, and the nodes created from it."""
 
     __slots__ = (
         "__weakref__", "_destroy", "_parents", "at_end", "children", "counted", "end", "halt",
@@ -98,7 +99,10 @@ class Node(Generic[P]):
             _keep_for_good(pin)
 
     def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Destroy the children, newest first, then this node; failed ones stay open."""
+        """Destroy the children, newest first, and then this node.
+
+        A node that cannot be destroyed stays open.
+        """
         if _is_finalizing():  # `_halt_all` has run, and the globals of this module may be None
             return
         if self.children:
@@ -122,13 +126,13 @@ class Node(Generic[P]):
         self._ended("is closed")
 
     def have_halted(self, pointer: P) -> None:
-        """Stop the device from using memory on behalf of this node, without destroying anything."""
+        """Stop the device from using memory on behalf of this node, without destroying the node."""
         if self.halt is not None:
             with suppress(OSError):  # the device has failed, or gone
                 self.halt(pointer)
 
     def move(self, old: Node[Any], new: Node[Any]) -> None:
-        """Replace the parent ``old`` by ``new``."""
+        """Move this node from the parent ``old`` to the parent ``new``."""
         old.children.pop(self, None)
         new.children[self] = None
         self._parents = [
@@ -136,14 +140,20 @@ class Node(Generic[P]):
         ]
 
     def disown(self) -> None:
-        """Forget the pointers of this node and its children, which belong to the parent process."""
+        """Discard the pointers of this node and its children after a fork, in the child process.
+
+        They belong to the parent process, which must destroy them.
+        """
         self.pointer = None
         self.end = "was made before fork() and belongs to the parent process"
         for child in self.children:
             child.disown()
 
     def below(self) -> Iterator[Node[Any]]:
-        """Yield this node and all nodes created from it, once for each parent."""
+        """Yield this node and all nodes created from it.
+
+        A node that has two parents may be yielded twice.
+        """
         yield self
         for child in list(self.children):
             yield from child.below()
@@ -197,9 +207,9 @@ def _halt_all() -> None:
 
 
 class Resource(Generic[P]):
-    """An object in the device. Close it with ``close()``, or use it in a ``with`` statement.
+    """An object in the device. Call ``close()`` when you are done, or use a ``with`` statement.
 
-    Use each object in one thread at a time.
+    Only one thread at a time may use the object.
     """
 
     _made_at: str = ""
@@ -212,10 +222,9 @@ class Resource(Generic[P]):
 
     @property
     def pointer(self) -> P:
-        """The C structure (``struct ibv_qp *`` and so on), for calls of :mod:`aiordma.verbs.raw`.
+        """The C structure, such as ``struct ibv_qp *``, for calling the C functions in :mod:`.raw`.
 
-        The structure still belongs to this object. Raises BufferStateError after the object is
-        closed.
+        The structure still belongs to this object. Raises BufferStateError if the object is closed.
         """
         if (pointer := self.node.pointer) is None:
             raise self.closed_error()
@@ -223,10 +232,10 @@ class Resource(Generic[P]):
 
     @property
     def raw_handle(self) -> int:
-        """The address of the C structure (``struct ibv_qp`` and so on), for your own C code.
+        """The address of the C structure, such as ``struct ibv_qp``, for your own C code.
 
         The structure still belongs to this object. The address is valid until this object, or an
-        object from which it was created, is closed. Raises BufferStateError after that. See
+        object from which it was created, is closed. After that, BufferStateError is raised. See
         docs/raw-handles.md.
         """
         return int(ffi.cast("uintptr_t", self.pointer))
@@ -243,11 +252,11 @@ class Resource(Generic[P]):
     def close(self) -> None:
         """Destroy this object and everything that was created from it, children first.
 
-        Closing a closed object has no effect.
+        If the object is already closed, the call has no effect.
 
         Raises:
-            VerbsError: If the device cannot destroy an object. The object then stays open and can
-                be closed again.
+            VerbsError: If the device cannot destroy an object. This object then stays open, and you
+                can call ``close()`` again.
         """
         self.node.close()
 

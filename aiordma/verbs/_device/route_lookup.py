@@ -1,4 +1,4 @@
-"""Routes to a peer: the local GID, the port, and explanations of routes that do not work."""
+"""Routes to a peer: the local GID and port to use, and explanations of routes that do not work."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def better_gid(context: verbs.Context, port_num: int, to: GID | None) -> str:
 
 
 def active_port(context: verbs.Context, port_num: int) -> h.ibv_port_attr:
-    """Return the attributes of a port that is ACTIVE.
+    """Return the attributes of a port, or raise an exception if it is not active.
 
     Raises:
-        VerbsError: With ENETDOWN, if it is not active. The message names the port and its state.
+        VerbsError: With ENETDOWN, if the port is not ACTIVE. The message names the port and its
+            state.
     """
     port = context.ask_port(port_num)
     if port.state != PortState.ACTIVE:
@@ -41,7 +42,7 @@ def active_port(context: verbs.Context, port_num: int) -> h.ibv_port_attr:
 
 
 def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
-    """Look up the GID table entry of a local endpoint, because an index may change."""
+    """Look up the GID table entry of a local endpoint, because its index may have changed."""
     found = [
         entry
         for entry in context.query_gid_table()
@@ -53,7 +54,7 @@ def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
 
 
 def describe(context: verbs.Context, vector: AddressVector, error: VerbsError) -> str:
-    """Describe a failed route: peer, GID, port and device, the problem, and a better choice."""
+    """Describe a route that does not work: its two ends, the problem, and a better choice."""
     where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
         text = f"to LID {vector.dlid} from {where}, without the dgid that RoCE requires"

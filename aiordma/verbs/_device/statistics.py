@@ -10,47 +10,47 @@ from .resource import Node
 
 
 class DeviceStatistics(NamedTuple):
-    """The open objects of a context, and the failures since it was opened."""
+    """The open objects of a context, and the failures and events since the context was opened."""
 
     device: str
     """The name of the device."""
     open: Mapping[str, int]
-    """Open objects by class: ``{"MemoryRegion": 3, "QueuePair": 2, ...}``."""
+    """The number of open objects of each class: ``{"MemoryRegion": 3, "QueuePair": 2, ...}``."""
     failures: Mapping[str, int]
-    """Failed completions by status: ``{"REM_ACCESS_ERR": 1, "WR_FLUSH_ERR": 7}``."""
+    """The number of failed completions by status: ``{"REM_ACCESS_ERR": 1, "WR_FLUSH_ERR": 7}``."""
     events: Mapping[str, int]
-    """Asynchronous events received, by type: ``{"QP_FATAL": 1}``."""
+    """The number of asynchronous events received, by type: ``{"QP_FATAL": 1}``."""
 
 
 class ChannelStatistics(NamedTuple):
-    """Counters of a completion channel, whose queues an event loop may drain together."""
+    """Counters of a completion channel. An event loop can drain all of its queues in one call."""
 
     queues: int
-    """The number of its completion queues."""
+    """The number of completion queues on the channel."""
     events: int
     """The number of completion events received."""
     drains: int
-    """The number of ``drain`` calls, which event loops make in and between iterations."""
+    """The number of times that the event loop has drained the channel."""
     completions: int
-    """The number of completions found by ``drain``."""
+    """The number of completions found while draining."""
 
 
 class CQStatistics(NamedTuple):
-    """The size and counters of a completion queue. ``drain`` calls of its channel do not count."""
+    """The size and the counters of a completion queue, without the calls that drain its channel."""
 
     entries: int
     """The number of completions that the queue can hold."""
     reserved: int
     """The number of entries that queue pairs have reserved."""
     polls: int
-    """The number of polls."""
+    """The number of times that the queue was polled."""
     completions: int
     """The number of completions found by these polls."""
     arms: int
-    """The number of ``req_notify`` calls."""
+    """The number of times that the queue was armed (``req_notify``)."""
 
 
 def count_open(node: Node[Any]) -> dict[str, int]:
-    """Return the number of open objects below a node by class, counting each object once."""
+    """Return the number of open objects of each class below a node, counting each object once."""
     below = {*node.below()} - {node}
     return dict(sorted(Counter(child.kind for child in below if child.pointer is not None).items()))

@@ -1,6 +1,6 @@
-"""The memory of any object as bytes, through the buffer protocol or DLPack.
+"""Access to the memory of an object as bytes, through the buffer protocol or DLPack.
 
-Source: the Python C API on buffers.
+See the Python C API on buffers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _ADDRESSES = re.compile(r"[OP&z]|X\{|Z(?![fdg])")
 
 
 def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
-    """Return the memory of an object as bytes, without copying it. The view keeps the memory alive.
+    """Return a view of an object's memory as bytes, without copying it.
 
-    The object may be anything with a buffer (bytearray, array, numpy array, mmap, memoryview,
-    ctypes ...), or a tensor in host memory that supports DLPack (torch ...). Its elements may have
-    any type except Python objects and pointers. The view is read-only if the object is read-only.
+    The object may support the buffer protocol (bytearray, array, numpy array, mmap, memoryview,
+    ctypes ...), or be a tensor in the computer's main memory that supports DLPack (torch ...). Its
+    elements may have any type except Python objects and pointers. The view keeps the memory alive,
+    and is read-only if the object is read-only.
 
     Args:
         memory: The object.
@@ -38,11 +39,11 @@ def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
             messages.
 
     Raises:
-        TypeError: If the object has no memory, or its elements are Python objects or pointers.
-            Addresses of this process mean nothing to a peer, and addresses from a peer must not be
-            followed.
-        BufferError: If the elements are not contiguous in C order. Also if the memory of a tensor
-            does not contain its elements, or if the tensor requires a gradient.
+        TypeError: If the object does not provide its memory, or if its elements are Python objects
+            or pointers. Addresses in this process are meaningless to a peer, and it is not safe to
+            use addresses that a peer has sent.
+        BufferError: If the elements are not contiguous in C order, if the memory of a tensor does
+            not contain its elements, or if the tensor requires a gradient.
         UnsupportedError: If the memory is on a GPU.
     """
     try:
@@ -75,10 +76,12 @@ def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
 
 
 def require_data(memory: T) -> T:
-    """Return `memory`, for bytes that are copied and need not be contiguous.
+    """Check that an object contains data, not addresses, and return the object.
+
+    This is for objects that are copied, and that need not be contiguous.
 
     Raises:
-        TypeError: If the elements are addresses, as in `bytes_of`.
+        TypeError: If the elements are Python objects or pointers, as for `bytes_of`.
     """
     if type(memory) not in _PLAIN:
         with memoryview(cast("h.Buffer", memory)) as view:
@@ -128,10 +131,10 @@ def addresses(memory: object, what: str, target: bool) -> TypeError:
 
 
 def keeper_of(view: memoryview) -> object:
-    """Return the object that, together with the view, keeps the view's memory in place, or None.
+    """Return the object that must be kept, besides a view, to keep the view's memory in place.
 
-    numpy can resize an array with ``refcheck=False`` and free its memory in spite of its views, but
-    not while there is a weak reference to it.
+    Return None if keeping the view is sufficient. numpy can resize an array with ``refcheck=False``
+    and free its memory even if views exist, but not while there is a weak reference to the array.
     """
     owner = view.obj
     if type(owner) in _PLAIN or (numpy := sys.modules.get("numpy")) is None:

@@ -1,6 +1,7 @@
 """Detection of ctypes types that contain addresses.
 
-Their buffers do not always say so: the format of a union, or of a structure with `_pack_`, is "B".
+The format of such an object's buffer does not always show this. For a union, or a structure with
+`_pack_`, the format is simply "B".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory of the device itself."""
+"""Memory that is located on the device itself."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .memory_region import part_of, pointer_to
 
 
 class DeviceMemory(Resource[h.ibv_dm]):
-    """``length`` bytes of memory on the device, which the processor cannot address directly.
+    """Memory on the device, which the processor cannot access directly.
 
-    Use :meth:`ProtectionDomain.reg_dm_mr` to create regions of this memory. Offsets and lengths of
-    copies must be multiples of 4, or devices fail with EINVAL. Source: ibv_alloc_dm(3).
+    ``length`` is its size in bytes. Register it with :meth:`ProtectionDomain.reg_dm_mr` to use it
+    in work requests. If the offset or the length of a copy is not a multiple of 4, devices fail
+    with EINVAL. See ibv_alloc_dm(3).
     """
 
     def __init__(self, context: verbs.Context, pointer: h.ibv_dm, length: int) -> None:
@@ -25,11 +26,11 @@ class DeviceMemory(Resource[h.ibv_dm]):
         super().__init__(Node("DeviceMemory", pointer, destroy, [context.node]))
 
     def write(self, data: AnyMemory, offset: int = 0) -> None:
-        """Copy ``data`` into the device memory.
+        """Copy data into the device memory.
 
         Args:
-            data: Any memory that :func:`bytes_of` accepts.
-            offset: The first byte to overwrite.
+            data: Any object that :func:`bytes_of` accepts.
+            offset: The offset in the device memory at which to write.
 
         Raises:
             LocalRangeError: If the data does not fit.
@@ -44,11 +45,11 @@ class DeviceMemory(Resource[h.ibv_dm]):
         """Copy bytes from the device memory.
 
         Args:
-            length: The number of bytes; by default up to the end of the memory.
-            offset: The first byte.
+            length: The number of bytes; by default, up to the end of the device memory.
+            offset: The offset in the device memory at which to start.
 
         Raises:
-            LocalRangeError: If the range is not within the memory.
+            LocalRangeError: If the range is not within the device memory.
         """
         offset, length = part_of(self.length, offset, length)
         target = ffi.new("char[]", length)
@@ -56,7 +57,7 @@ class DeviceMemory(Resource[h.ibv_dm]):
         return bytes(ffi.buffer(target))
 
     def check(self, offset: int, length: int) -> None:
-        """Raise LocalRangeError if a range is not within the memory."""
+        """Raise LocalRangeError if a range is not within the device memory."""
         part_of(self.length, offset, length)
 
     def _details(self) -> str:

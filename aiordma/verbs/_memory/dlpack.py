@@ -1,9 +1,9 @@
-"""The memory of tensors (DLPack), as bytes.
+"""Access to the memory of tensors as bytes, using DLPack.
 
-A tensor returns a capsule that names its memory and keeps it alive. The view keeps the capsule, so
-the memory exists until the last view is gone, as with any other buffer. A capsule of torch keeps
-only the tensor, whose memory can be replaced; `torch_storage` keeps that memory. Source: the Python
-C API on capsules; the DLPack specification, version 1.0 (dlpack.h).
+A tensor returns a capsule that describes its memory and keeps it alive. The view holds the capsule,
+so the memory exists until the last view is gone, as with any other buffer. A capsule from torch
+keeps only the tensor alive, whose memory can be replaced. `torch_storage` keeps that memory alive.
+See the Python C API on capsules, and the DLPack specification, version 1.0 (dlpack.h).
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class Tensor(ctypes.Structure):
 
 
 class VersionedTensor(ctypes.Structure):
-    """DLManagedTensorVersioned; its predecessor, DLManagedTensor, starts with the tensor."""
+    """The C structure DLManagedTensorVersioned.
+
+    Its predecessor, DLManagedTensor, starts with the DLTensor.
+    """
 
     _fields_ = (
         ("version", _Version),

@@ -1,4 +1,4 @@
-"""Registered memory, owned by the library or the user, pinned for as long as it is registered."""
+"""Registered memory, allocated by the library or by the user, and pinned while it is registered."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ _ADVICE_PIECE = 1 << 31
 
 
 class Memory(NamedTuple):
-    """Memory to be registered: its bytes, and the page size of the library's own memory, else 0.
+    """Memory to be registered, with the objects that keep it in place.
 
-    The view pins the memory, and so does `keeper` (`keeper_of`). cffi does not: it pins a view by
-    an export of that view. When the garbage collector finds both, it takes the view apart first and
-    then crashes (Python before 3.12.7).
+    `page_size` is the page size if the library allocated the memory, and otherwise 0. The view pins
+    the memory, together with `keeper` (see `keeper_of`). A cffi buffer is not used to pin it,
+    because cffi exports the view itself. When the garbage collector finds both objects, it clears
+    the view first and then crashes (Python before 3.12.7).
     """
 
     view: memoryview
@@ -59,14 +60,15 @@ class Memory(NamedTuple):
 class MemoryRegion(Resource[h.ibv_mr]):
     """Memory that the device may access: ``length`` bytes at ``addr``, with two keys.
 
-    ``addr`` is the address that work requests and peers use. It is the address of the memory,
-    unless you requested another one. ``lkey`` is for local scatter/gather elements. ``rkey`` is a
-    bearer token: its holder may do what ``access`` allows, anywhere in the region. ``page_size`` is
-    the page size of memory that the library allocated, or 0 for your own memory.
+    ``addr`` is the address that work requests and peers use. It is the actual address of the
+    memory, unless you requested a different one with ``iova``. Use ``lkey`` in local scatter/gather
+    elements. ``rkey`` is a bearer token: any peer that knows it can access the whole region, as far
+    as ``access`` allows. ``page_size`` is the page size if the library allocated the memory, or 0
+    if you provided it.
 
-    Your memory is pinned until ``close()``. In the meantime, you cannot resize a ``bytearray`` or
-    close an ``mmap``. Dropping an unclosed region does not unpin the memory, but closing its
-    protection domain does.
+    Memory that you provided is pinned until you call ``close()``. Until then, you cannot resize a
+    ``bytearray`` or close an ``mmap``, for example. Deleting the last reference to an open region
+    does not unpin the memory, but closing its protection domain does.
     """
 
     def __init__(
@@ -101,10 +103,11 @@ class MemoryRegion(Resource[h.ibv_mr]):
 
     @property
     def buf(self) -> memoryview:
-        """The memory as bytes, read-only if the region is read-only. Views outlive ``close()``.
+        """The memory as a memoryview of bytes, which is read-only if the region is read-only.
 
-        Raises BufferStateError if the memory does not belong to a Python object, as with a pointer,
-        a dma-buf or device memory.
+        The view remains valid after ``close()``. Raises BufferStateError if the memory does not
+        belong to a Python object, for example if it was registered by address, or if it is a
+        dma-buf or device memory.
         """
         self.pointer  # noqa: B018 - raises when this is closed
         whole = self._view
@@ -119,8 +122,8 @@ class MemoryRegion(Resource[h.ibv_mr]):
         """Return a scatter/gather element for a range of the region.
 
         Args:
-            offset: The first byte.
-            length: The number of bytes; by default up to the end of the region.
+            offset: The start of the range in the region.
+            length: The number of bytes; by default, up to the end of the region.
 
         Raises:
             LocalRangeError: If the range is not within the region.
@@ -133,18 +136,18 @@ class MemoryRegion(Resource[h.ibv_mr]):
     def prefetch(
         self, offset: int = 0, length: int | None = None, *, write: bool = False, wait: bool = True
     ) -> None:
-        """Load the pages of a range of an on-demand region before they are needed.
+        """Load the pages of a range into memory before they are needed, for an on-demand region.
 
         Args:
-            offset: The first byte.
-            length: The number of bytes; by default up to the end of the region.
+            offset: The start of the range in the region.
+            length: The number of bytes; by default, up to the end of the region.
             write: Whether to prepare the pages for writing.
-            wait: Whether to wait until the pages are present.
+            wait: Whether to wait until the pages are in memory.
 
         Raises:
             LocalRangeError: If the range is not within the region.
-            UnsupportedError: If the device does not support advice.
-            VerbsError: As in :meth:`ProtectionDomain.advise_mr`.
+            UnsupportedError: If the device does not support prefetching.
+            VerbsError: If the device rejects the request; see :meth:`ProtectionDomain.advise_mr`.
         """
         offset, length = part_of(self.length, offset, length, least=1)
         self.pointer  # noqa: B018
@@ -163,10 +166,11 @@ class MemoryRegion(Resource[h.ibv_mr]):
         access: AccessFlags | None = None,
         pd: verbs.ProtectionDomain | None = None,
     ) -> None:
-        """Change the memory, the access rights or the protection domain: ibv_rereg_mr(3).
+        """Change the memory, the access rights or the protection domain of the region.
 
-        Arguments that are None leave their attribute unchanged. The previous memory is released,
-        and the keys may change. No operation may be in progress on the region.
+        An argument that is None leaves the corresponding attribute unchanged. If the memory is
+        replaced, the previous memory is released. The keys may change. No operation may be in
+        progress on the region. See ibv_rereg_mr(3).
 
         Args:
             memory: The new memory, as for :meth:`ProtectionDomain.reg_mr`.
@@ -175,7 +179,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
 
         Raises:
             UnsupportedError: If the device does not support this. After this and other errors, the
-                region is unchanged, unless the message says that the region has been closed.
+                region is unchanged, unless the message says that it has been closed.
         """
         if memory is None and access is None and pd is None:
             raise ValueError("rereg() needs at least one of memory, access and pd")
@@ -241,10 +245,12 @@ class MemoryRegion(Resource[h.ibv_mr]):
 
 
 def part_of(whole: int, offset: int, length: int | None, *, least: int = 0) -> tuple[int, int]:
-    """Return offset and length of a part, by default up to the end.
+    """Check a part of some memory and return its offset and length.
+
+    If ``length`` is None, the part extends to the end.
 
     Raises:
-        LocalRangeError: If the part is not within the whole.
+        LocalRangeError: If the part is not within the memory.
     """
     offset = integer("offset", offset, None)
     length = whole - offset if length is None else integer("length", length, None)
@@ -254,9 +260,9 @@ def part_of(whole: int, offset: int, length: int | None, *, least: int = 0) -> t
 
 
 def address_of(memory: object) -> int:
-    """Return the address of an object's buffer, for :meth:`ProtectionDomain.reg_pointer`.
+    """Return the address of an object's memory, for :meth:`ProtectionDomain.reg_pointer`.
 
-    The address is valid until the object moves or frees its memory.
+    The address remains valid until the object moves or frees its memory.
 
     Raises:
         TypeError: If the object has no buffer.
@@ -284,7 +290,7 @@ def register(
     iova: int | None,
     huge_pages: bool,
 ) -> MemoryRegion:
-    """Register memory; see :meth:`ProtectionDomain.reg_mr`."""
+    """Register memory. See :meth:`ProtectionDomain.reg_mr`."""
     access = None if access is None else choice("access", access, AccessFlags)
     iova = None if iova is None else integer("iova", iova)
     if huge_pages and not isinstance(memory, Integral):
@@ -314,9 +320,9 @@ def reg_mr(
     *,
     there: bool = False,
 ) -> tuple[h.ibv_mr, int]:
-    """Call the appropriate verb, and return the region and its address.
+    """Call the C function for this kind of registration, and return the region and its address.
 
-    `there` means that the memory is known to have no holes (`Library.reg_own_mr`).
+    If `there` is true, the memory is known to be completely mapped (see `Library.reg_own_mr`).
     """
     rights = int(access)  # operators of enumerations take as long as the rest of this function
     if rights & _WITH_CONDITIONS:
@@ -341,11 +347,14 @@ def reg_mr(
 
 
 def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
-    """Register all memory of this process for local use; None if the device pins memory.
+    """Register all memory of this process for local use, without pinning it.
 
-    Nothing checks requests that use its key, so it is only for the library's own requests, on bytes
-    that it holds. An implicit on-demand region is not an alternative: a card loads its pages one by
-    one, and copying is faster.
+    Requests that use this key are not checked, so it is only for the library's own requests, and
+    only for memory that the library keeps alive. An implicit on-demand region is not an
+    alternative, because a card loads its pages one by one, which is slower than copying.
+
+    Returns:
+        The region, or None if the device needs memory to be pinned.
     """
     register = pd.context.library.reg_local_dma
     if register is None:
@@ -355,15 +364,15 @@ def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
 
 
 def address_of_mr(region: MemoryRegion) -> int:
-    """Return the address of its `struct ibv_mr`, for the data path."""
+    """Return the address of the region's `struct ibv_mr`, for the data path."""
     return int(ffi.cast("uintptr_t", region.pointer))
 
 
 def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
-    """Return a region for the same memory, rights and address in another domain.
+    """Return a region with the same memory, rights and address in a different protection domain.
 
-    It is registered there once, and closed when either the region or the domain is closed. Raises
-    the same exceptions as :meth:`ProtectionDomain.reg_pointer`.
+    It is registered on first use, and closed as soon as the original region or the protection
+    domain is closed. Raises the same exceptions as :meth:`ProtectionDomain.reg_pointer`.
     """
     if region.pd is pd:
         return region
@@ -382,7 +391,7 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
 
 
 def is_there(owner: object) -> bool:
-    """Return whether the memory of this object certainly has no holes."""
+    """Return whether the memory of this object is known to be completely mapped."""
     if isinstance(owner, Mapped):
         return True
     while type(owner).__module__ == "numpy":
@@ -394,7 +403,7 @@ def is_there(owner: object) -> bool:
 
 
 def check_rights(access: AccessFlags) -> None:
-    """Raise ValueError if the rights cannot be combined."""
+    """Raise ValueError if the access rights cannot be combined."""
     if access & _REMOTE_CHANGES and not access & AccessFlags.LOCAL_WRITE:
         raise ValueError(f"access {access!r} also requires AccessFlags.LOCAL_WRITE")
 
@@ -402,7 +411,7 @@ def check_rights(access: AccessFlags) -> None:
 def require_on_demand(
     context: verbs.Context, access: AccessFlags, *, implicit: bool = False
 ) -> None:
-    """Raise UnsupportedError if ON_DEMAND is requested but not supported by the device."""
+    """Raise UnsupportedError if ON_DEMAND is requested, but the device does not support it."""
     if not access & AccessFlags.ON_DEMAND:
         return
     general = context.query_device_ex().odp_caps.general

@@ -1,4 +1,7 @@
-"""Memory windows: keys to a part of a region, created and revoked without a registration."""
+"""Memory windows: keys to parts of a memory region that can be created and revoked quickly.
+
+Unlike a memory region, a window does not require the memory to be registered again.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,27 @@ _ACCESS = _CHANGES | AccessFlags.REMOTE_READ | AccessFlags.ZERO_BASED
 
 
 def inc_rkey(rkey: int) -> int:
-    """Return the next key, which differs only in the lowest 8 bits: ibv_inc_rkey(3)."""
+    """Return the next key. It differs only in its lowest 8 bits. See ibv_inc_rkey(3)."""
     return (rkey & ~0xFF) | ((rkey + 1) & 0xFF)
 
 
 class MemoryWindow(Resource[h.ibv_mw]):
-    """A window into a memory region, with a separate key for peers: ``rkey``.
+    """A window into a memory region, with a separate key for peers (``rkey``).
 
-    ``mw_type`` is the type of the window, and ``pd`` its protection domain. A window gives access
-    to nothing until it is bound. Binds and unbinds are work requests, which take effect in order on
-    the send queue of the queue pair. A message that is posted after the bind arrives after the
-    bind, so it may contain the key. To send the key in another way, wait for the completion of the
-    bind first.
+    ``mw_type`` is the type of the window, and ``pd`` is its protection domain. A window does not
+    give access to any memory until it is bound. Binding and unbinding are work requests, which take
+    effect in order on the send queue of the queue pair. A message that is posted after the bind
+    arrives after the bind has taken effect, so it can carry the key to the peer. If you send the
+    key in another way, wait for the completion of the bind first.
 
-    A window of type 1 works for every queue pair of the protection domain. Binding it again revokes
-    the old key. A window of type 2 works only for the queue pair of the bind. It must be unbound
-    before it is bound again, and the peer can revoke it with SEND_WITH_INV. After a window is
-    unbound, the peer's requests fail immediately, even in the middle of a message.
+    A window of type 1 can be used through every queue pair of the protection domain. Binding it
+    again revokes the previous key. A window of type 2 can only be used through the queue pair that
+    bound it. You must unbind it before you can bind it again, and the peer can revoke it with
+    SEND_WITH_INV. After a window has been unbound, the peer's requests fail immediately, even in
+    the middle of a message.
 
-    A region cannot be closed while a window is bound to it. Closing the window unbinds it. Sources:
-    ibv_alloc_mw(3), ibv_bind_mw(3); IBTA volume 1, clauses 10.6.6 and 10.6.7.
+    A region cannot be closed while a window is bound to it. Closing the window unbinds it. See
+    ibv_alloc_mw(3), ibv_bind_mw(3), and IBTA volume 1, clauses 10.6.6 and 10.6.7.
     """
 
     def __init__(self, pd: verbs.ProtectionDomain, pointer: h.ibv_mw, mw_type: MWType) -> None:
@@ -53,9 +57,9 @@ class MemoryWindow(Resource[h.ibv_mw]):
 
     @property
     def rkey(self) -> int:
-        """The key of the latest bind. Like the rkey of a region, it is a bearer token.
+        """The key from the latest bind. As with a region, anyone who knows the key can use it.
 
-        The key gives access to nothing before the first bind, or after a bind that failed.
+        The key does not give any access before the first bind or after a failed bind.
         """
         return self.pointer.rkey
 
@@ -71,30 +75,33 @@ class MemoryWindow(Resource[h.ibv_mw]):
         send_flags: SendFlags = SendFlags.SIGNALED,
         rkey: int | None = None,
     ) -> int:
-        """Post a request that binds the window to a range of a region.
+        """Post a request that binds the window to a range of a memory region.
+
+        Some mistakes, such as binding a window of type 2 that is already bound, are only detected
+        when the device executes the request. The completion then fails with MW_BIND_ERR, and the
+        queue pair enters the error state.
 
         Args:
-            qp: The queue pair.
-            mr: The region. It must have MW_BIND, and LOCAL_WRITE if the peer may write. It needs no
-                remote rights.
+            qp: The queue pair to which the request is posted.
+            mr: The memory region. It must be registered with MW_BIND, and with LOCAL_WRITE if the
+                peer may write. It does not need any remote rights.
             access: The peer's rights: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC. With ZERO_BASED,
-                the peer's addresses are relative to the start of the window.
-            addr: The start of the range; the start of the region by default.
-            length: The number of bytes; up to the end of the region by default.
-            wr_id: The number of the work request.
+                the peer uses addresses relative to the start of the window.
+            addr: The start of the range; by default, the start of the region.
+            length: The number of bytes; by default, up to the end of the region.
+            wr_id: The number of the work request, which its completion repeats.
             send_flags: The flags of the work request.
-            rkey: The new key of a window of type 2. Only its lowest 8 bits may differ from the
+            rkey: The new key, for a window of type 2. Only its lowest 8 bits may differ from the
                 current key.
 
         Returns:
             The new key.
 
         Raises:
-            ValueError: If the rights or the range are invalid. Nothing is posted then.
-            PostError: If the device rejects the request (QueueFullError).
-            UnsupportedError: If the transport does not support binds. Other mistakes, such as
-                binding a window of type 2 that is still bound, fail the completion with MW_BIND_ERR
-                and put the queue pair into the error state.
+            ValueError: If the rights or the range are invalid. Nothing is posted in this case.
+            PostError: If the device rejects the request. The error is a QueueFullError if the send
+                queue is full.
+            UnsupportedError: If the transport does not support memory windows.
         """
         access = choice("access", access, AccessFlags)
         addr = mr.addr if addr is None else integer("addr", addr)
@@ -129,14 +136,15 @@ class MemoryWindow(Resource[h.ibv_mw]):
     def unbind(
         self, qp: QueuePair, *, wr_id: int = 0, send_flags: SendFlags = SendFlags.SIGNALED
     ) -> None:
-        """Post a request that revokes the key: an empty bind for type 1, LOCAL_INV for type 2.
+        """Post a request that revokes the window's key.
 
-        For type 2, ``qp`` must be the queue pair of the bind, and the window must still be bound.
-        Otherwise, the completion fails and the queue pair enters the error state. Raises the same
-        exceptions as :meth:`bind`.
+        For type 1, the request binds the window to an empty range. For type 2, it is a LOCAL_INV
+        request. The window must then still be bound, and ``qp`` must be the queue pair that bound
+        it. Otherwise, the completion fails, and the queue pair enters the error state. This method
+        also raises the exceptions of :meth:`bind`.
 
         Raises:
-            ValueError: If the window was never bound.
+            ValueError: If the window has never been bound.
         """
         if (mr := self._region) is None:
             raise ValueError(f"{self!r} has not been bound; call bind() first")
@@ -209,5 +217,5 @@ _NEEDED = {
 
 
 def offers_windows(context: verbs.Context, mw_type: MWType) -> bool:
-    """Return whether the device supports memory windows of that type."""
+    """Return whether the device supports memory windows of the given type."""
     return bool(context.query_device().device_cap_flags & _NEEDED[mw_type])

@@ -1,4 +1,4 @@
-"""Memory allocated by the library: anonymous pages, on huge pages if requested and available."""
+"""Memory that the library allocates: anonymous pages, on huge pages if requested and available."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ _MAP_HUGETLB = 0x40000
 
 
 class Pages(NamedTuple):
-    """Whole pages, held for as long as ``view`` exists, and the size of a page in bytes."""
+    """Whole pages of memory, held as long as ``view`` exists, and the size of a page in bytes."""
 
     view: memoryview
     page_size: int
 
 
 class Mapped:
-    """A marker for types whose objects are in memory that `allocate` has mapped."""
+    """A marker for types whose objects are stored in memory that `allocate` has mapped."""
 
     __slots__ = ()
 
 
 def allocate(length: int, huge_pages: bool) -> Pages:
-    """Allocate at least ``length`` bytes: zeroed, page-aligned, with nothing else on these pages.
+    """Allocate at least ``length`` zeroed bytes on pages that contain nothing else.
 
-    With ``huge_pages``, it uses huge pages if enough are free. Otherwise it logs a warning and asks
-    the kernel to merge ordinary pages (madvise(2), MADV_HUGEPAGE).
+    If ``huge_pages`` is true and enough huge pages are free, they are used. If too few are free, a
+    warning is logged, and the kernel is asked to combine ordinary pages into huge ones
+    (MADV_HUGEPAGE, see madvise(2)).
 
     Raises:
-        VerbsError: With ENOMEM, if the kernel refuses the memory.
+        VerbsError: With ENOMEM, if the kernel cannot provide the memory.
     """
     if not huge_pages:
         return Pages(memoryview(_map(length)), mmap.PAGESIZE)

@@ -1,13 +1,14 @@
-"""The memory of torch's tensors, as bytes.
+"""Access to the memory of torch tensors as bytes.
 
-A tensor refers to a storage, which has the memory. `tensor.data = other` and `set_` give the tensor
-another storage, and `resize_` gives the storage other memory. The view therefore keeps an array
-that torch makes from a private tensor on the same storage. No other code can give that tensor
-another storage, and torch never resizes a storage from which it has made an array.
+A tensor refers to a storage, which owns the memory. Assigning to `tensor.data`, or calling
+`tensor.set_`, gives the tensor a different storage. `resize_` gives the storage different memory.
+To keep the memory in place, the view holds a numpy array that torch creates from a private tensor
+on the same storage. No other code can give this tensor a different storage, and torch never resizes
+a storage from which it has created an array.
 
-Functions that move a storage to shared memory do not check for such arrays. All tensors of a
-storage share one storage object, so these methods are replaced by attributes of that object.
-Source: the documentation of torch.Tensor and torch.UntypedStorage.
+The functions that move a storage to shared memory do not check for such arrays. All tensors on a
+storage share one storage object, so attributes of this object replace these functions while the
+array exists. See the documentation of torch.Tensor and torch.UntypedStorage.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _COPY_FROM = "another tensor and copy the data from it"
 
 
 def of_torch(torch: Any, tensor: Any, target: bool) -> memoryview:
-    """Return the bytes of a CPU tensor; BufferError if its memory does not contain them."""
+    """Return a CPU tensor's bytes, or raise BufferError if its memory does not contain them."""
     if (problem := _problem(torch, tensor, target)) is not None:
         raise BufferError(f"{name(tensor)} {problem}")
     if not tensor.is_contiguous():

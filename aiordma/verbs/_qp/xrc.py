@@ -42,8 +42,7 @@ class XRCDomain(Resource[h.ibv_xrcd]):
         self._own = own
 
     def create_qp(self) -> QueuePair:
-        """Create the receiving side of a connection: a queue pair of type XRC_RECV in state RESET.
-        """
+        """Create the receiving side of a connection, in state RESET. Its type is XRC_RECV."""
         context, calls = self.context, self.context.library.calls
         attr = ffi.new("struct ibv_qp_init_attr_ex *")
         attr.qp_type, attr.comp_mask, attr.xrcd = QPType.XRC_RECV, _XRCD, self.pointer
