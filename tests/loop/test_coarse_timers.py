@@ -26,7 +26,7 @@ async def timers() -> AsyncIterator[CoarseTimers]:
     timers.close()
 
 
-async def test_in_the_order_in_which_they_are_due(timers: CoarseTimers) -> None:
+async def test_timers_fire_in_order_and_not_early(timers: CoarseTimers) -> None:
     came: list[tuple[asyncio.Handle, float]] = []
     last = asyncio.Event()
     for seconds in (0.03, 0.0, 0.01, 0.02, -1.0):
@@ -42,7 +42,7 @@ async def test_in_the_order_in_which_they_are_due(timers: CoarseTimers) -> None:
     assert all(at >= due[timer] for timer, at in came)
 
 
-async def test_later_ones_come_after_an_earlier_one_was_cancelled(timers: CoarseTimers) -> None:
+async def test_later_timer_fires_after_an_earlier_one_was_cancelled(timers: CoarseTimers) -> None:
     came = asyncio.Event()
     early = timers.call_later(0.01, lambda: pytest.fail("it was cancelled"))
     timers.call_later(0.02, came.set)
@@ -52,7 +52,9 @@ async def test_later_ones_come_after_an_earlier_one_was_cancelled(timers: Coarse
     early.cancel()
 
 
-async def test_cancelled_by_one_that_comes_at_the_same_time(timers: CoarseTimers) -> None:
+async def test_timer_cancelled_by_another_of_the_same_time_does_not_fire(
+    timers: CoarseTimers,
+) -> None:
     came = asyncio.Event()
     boot = -MACHINE.now()  # and they are due before that
     timers.call_later(boot - 3, lambda: second.cancel())  # noqa: PLW0108 - it is not there yet
@@ -61,7 +63,7 @@ async def test_cancelled_by_one_that_comes_at_the_same_time(timers: CoarseTimers
     await came.wait()
 
 
-async def test_one_that_fails_costs_the_others_nothing(
+async def test_failing_timer_is_reported_and_others_fire(
     timers: CoarseTimers, reported: list[dict[str, Any]]
 ) -> None:
     came = asyncio.Event()
@@ -76,7 +78,7 @@ async def test_one_that_fails_costs_the_others_nothing(
     assert len(reported) == 1
 
 
-async def test_one_is_set_while_others_ring(timers: CoarseTimers) -> None:
+async def test_timers_can_be_set_while_others_fire(timers: CoarseTimers) -> None:
     left = 20
     over = asyncio.Event()
 
@@ -94,7 +96,7 @@ async def test_one_is_set_while_others_ring(timers: CoarseTimers) -> None:
     far.cancel()
 
 
-async def test_those_that_were_cancelled_are_forgotten(timers: CoarseTimers) -> None:
+async def test_cancelled_timers_are_forgotten(timers: CoarseTimers) -> None:
     came = asyncio.Event()
     timers.call_later(0.01, came.set)
     for _ in range(10 * ROOM):
@@ -104,15 +106,14 @@ async def test_those_that_were_cancelled_are_forgotten(timers: CoarseTimers) -> 
 
 
 @pytest.mark.one_loop
-async def test_nothing_is_scheduled_in_the_loop(timers: CoarseTimers) -> None:
+async def test_timers_schedule_nothing_in_the_loop(timers: CoarseTimers) -> None:
     scheduled: list[object] = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
     before = scheduled.copy()
     timers.call_later(60, lambda: None)
     assert scheduled == before
 
 
-def test_no_descriptor_left() -> None:
-    """What the system says when there is none."""
+def test_coarse_timers_raise_verbs_error_without_descriptors() -> None:
     loop = asyncio.new_event_loop()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)

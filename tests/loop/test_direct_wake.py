@@ -54,5 +54,5 @@ def asked(value: str) -> int:
 
 
 @pytest.mark.parametrize(("value", "expected"), [("", 0), ("1", MESSAGES)])
-def test_the_variable_turns_it_off(value: str, expected: int) -> None:
+def test_variable_turns_direct_wake_off(value: str, expected: int) -> None:
     assert asked(value) == expected

@@ -148,7 +148,7 @@ both_ways = pytest.mark.parametrize("polling", [driver.POLLING, 0], ids=["pollin
 
 
 @pytest.mark.parametrize("whose", ["reader", "look"])
-async def test_completion_between_draining_and_the_loop(
+async def test_completion_after_the_last_poll_is_not_lost(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """It comes after the last poll, before the loop waits again; nothing else happens after it."""
@@ -188,7 +188,7 @@ async def test_completion_between_draining_and_the_loop(
         await first.sink.wait(21)
 
 
-async def test_who_is_called_back_gets_what_is_over(device_name: str, host: str) -> None:
+async def test_done_callbacks_get_the_finished_future(device_name: str, host: str) -> None:
     """Whatever it is: a task's own way to go on, or something else that is built in."""
     async with (
         await listen(host, device=device_name) as listener,
@@ -206,7 +206,7 @@ async def test_who_is_called_back_gets_what_is_over(device_name: str, host: str)
 
 @both_ways
 @pytest.mark.parametrize(("batch", "rounds"), [(1, 1), (1, 4), (3, 2), (128, 4)])
-async def test_more_completions_than_one_turn_takes(
+async def test_many_completions_leave_other_tasks_their_turn(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, batch: int, rounds: int, polling: float
 ) -> None:
     """All of them are seen, and others have their turn in between."""
@@ -236,7 +236,9 @@ async def test_more_completions_than_one_turn_takes(
         assert max(steps, default=0) <= 2 * batch * rounds
 
 
-async def test_failing_sink(device: verbs.Device, reported: list[dict[str, Any]]) -> None:
+async def test_failing_sink_is_reported_and_others_continue(
+    device: verbs.Device, reported: list[dict[str, Any]]
+) -> None:
     """It is reported and failed; completions of the others, of the same batch too, go on."""
     async with (
         the_driver(device) as driver,
@@ -260,7 +262,9 @@ async def test_failing_sink(device: verbs.Device, reported: list[dict[str, Any]]
         assert not its_friend.sink.failures
 
 
-async def test_completions_of_a_queue_pair_that_is_gone(device: verbs.Device) -> None:
+async def test_completions_of_a_closed_queue_pair_are_counted_as_stray(
+    device: verbs.Device,
+) -> None:
     """Their slots are in use again, or free: they complete nothing, and are counted."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send()
@@ -278,7 +282,9 @@ async def test_completions_of_a_queue_pair_that_is_gone(device: verbs.Device) ->
         assert len(driver.table) == 0
 
 
-async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_channel_failure_reaches_every_sink(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
 
         def broken(table: WorkRequestTable, capacity: int, returns: bool) -> tuple[bool, bool]:
@@ -293,7 +299,9 @@ async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.Monk
 
 
 @both_ways
-async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: float) -> None:
+async def test_channel_failure_during_a_spin_reaches_every_sink(
+    device: verbs.Device, polling: float
+) -> None:
     """Or a task that polls before it waits."""
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
         spin = driver.table.wakeups.brief_spin
@@ -306,7 +314,7 @@ async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: f
 
 
 @both_ways
-async def test_room_is_free_when_its_queue_has_been_seen_empty(
+async def test_reserved_entries_are_free_when_the_queue_was_empty(
     device: verbs.Device, polling: float
 ) -> None:
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, _):
@@ -320,7 +328,7 @@ async def test_room_is_free_when_its_queue_has_been_seen_empty(
 
 
 @pytest.mark.parametrize("polling", [0, 30e-6, 1e-3])
-async def test_looks_before_sleeping(
+async def test_reader_spins_before_sleeping_as_configured(
     device_name: str, host: str, polling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For as long as the configuration says, or not at all."""
@@ -352,7 +360,7 @@ async def test_looks_before_sleeping(
 @pytest.mark.parametrize(
     ("awake", "woken", "looks"), [(1, 0, True), (3, 0, True), (0, 0, False), (1, 1, False)]
 )
-async def test_a_loop_that_wrote_to_polling_peers_looks_at_once(
+async def test_reader_spins_after_writing_to_polling_peers(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, awake: int, woken: int, looks: bool
 ) -> None:
     """However long ago a look found something; a peer that was asleep needs longer than a look."""
@@ -375,7 +383,7 @@ async def test_a_loop_that_wrote_to_polling_peers_looks_at_once(
         assert reader._polling._skip == (1 << 20) - (not looks)
 
 
-def test_polling_that_cannot_be() -> None:
+def test_config_rejects_polling_out_of_range() -> None:
     for polling in (-1e-6, 1.1, float("nan")):
         with pytest.raises(ValueError, match=r"Config\.polling (is|must be)"):
             Config(polling=polling)
@@ -384,7 +392,7 @@ def test_polling_that_cannot_be() -> None:
 # ---- completion queues ---------------------------------------------------------------------------
 
 
-async def test_room_in_completion_queues(device: verbs.Device) -> None:
+async def test_reserve_cq_adds_queues_and_closes_unused_ones(device: verbs.Device) -> None:
     async with the_driver(device) as driver:
         first = driver.reserve_cq(CQ_ENTRIES - 56)
         assert driver.reserve_cq(first.available) is first
@@ -403,7 +411,7 @@ async def test_room_in_completion_queues(device: verbs.Device) -> None:
 # ---- asynchronous events -------------------------------------------------------------------------
 
 
-async def test_events_reach_those_whom_they_concern(device: verbs.Device) -> None:
+async def test_device_events_reach_the_sinks_concerned(device: verbs.Device) -> None:
     """After a fatal one of the device, later connections get it opened anew."""
     kinds = verbs.EventType
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
@@ -426,7 +434,7 @@ async def test_events_reach_those_whom_they_concern(device: verbs.Device) -> Non
         again.release()
 
 
-async def test_a_port_event_when_the_device_does_not_say_whose(
+async def test_port_event_reaches_every_sink_when_the_query_fails(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reaches all."""
@@ -438,7 +446,9 @@ async def test_a_port_event_when_the_device_does_not_say_whose(
         assert [end.sink.events for end in ends] == [[event], [event]]
 
 
-async def test_event_taken_by_another_loop(device: verbs.Device, host: str) -> None:
+async def test_event_taken_by_another_loop_reaches_its_sink(
+    device: verbs.Device, host: str
+) -> None:
     """A context that two loops share tells only one of them; the right one hears of it."""
     events = cm.EventChannel(device.library)
     id = events.create_id()
@@ -467,7 +477,7 @@ async def test_event_taken_by_another_loop(device: verbs.Device, host: str) -> N
 # ---- one per loop --------------------------------------------------------------------------------
 
 
-def test_one_driver_per_loop_and_device(device: verbs.Device) -> None:
+def test_driver_is_shared_per_loop_and_device(device: verbs.Device) -> None:
     drivers: list[Driver] = []
 
     async def main() -> None:
@@ -508,7 +518,7 @@ async def ends_soon(driver: Driver) -> None:
             await turns(1)
 
 
-async def test_a_driver_ends_a_moment_after_its_last_use(
+async def test_driver_closes_shortly_after_its_last_use(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 1e-9)
@@ -550,13 +560,13 @@ os._exit(len(closed))
 """
 
 
-def test_an_unused_driver_in_the_child_of_a_fork(device: verbs.Device) -> None:
+def test_forked_child_leaves_the_unused_driver_alone(device: verbs.Device) -> None:
     """It is the parent's: the child, whose loop has its timer, leaves it alone."""
     done = run_python("-c", FORKED, device.name)
     assert (done.returncode, done.stdout) == (1, "0\n"), done.stderr
 
 
-async def test_a_driver_that_gets_no_memory_leaves_nothing(
+async def test_driver_without_memory_leaves_nothing_open(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The context is that of the connection manager, and stays open."""
@@ -569,7 +579,7 @@ async def test_a_driver_that_gets_no_memory_leaves_nothing(
         assert verbs.live() == before
 
 
-async def test_an_unused_driver_still_watches_its_device(device: verbs.Device) -> None:
+async def test_unused_driver_is_replaced_after_a_device_failure(device: verbs.Device) -> None:
     """It hears of what happens there, or the loop would be called for it again and again."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send()
@@ -583,7 +593,7 @@ async def test_an_unused_driver_still_watches_its_device(device: verbs.Device) -
         assert other is not driver
 
 
-async def test_memory_is_its_owners_when_the_driver_is_unused(device: verbs.Device) -> None:
+async def test_unused_driver_keeps_no_registrations(device: verbs.Device) -> None:
     view = memoryview(bytearray(1 << 20))
     async with the_driver(device) as driver:
         driver.registrations.set_up(4, 4 << 20)
@@ -619,14 +629,16 @@ print(len(os.listdir("/proc/self/task")), verbs.live())
 
 
 @pytest.mark.parametrize("via", ["cm", "tcp"])
-def test_nothing_stays_after_the_last_connection(device: verbs.Device, host: str, via: str) -> None:
+def test_program_ends_silently_after_its_last_connection(
+    device: verbs.Device, host: str, via: str
+) -> None:
     """The embedded device's thread is gone, and the interpreter ends without a word."""
     done = run_python("-X", "dev", "-W", "error", "-c", ONCE, device.name, via, host)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 {}\n", "")
 
 
 @pytest.mark.any_device
-async def test_a_flood_of_events_leaves_others_their_turn(
+async def test_cm_events_per_iteration_are_limited(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More events of the connection manager than an iteration of the loop takes."""
@@ -691,7 +703,7 @@ async def test_requests_pause_when_their_time_is_used_up(
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("make", LOOPS.values(), ids=LOOPS)
-def test_a_loop_that_is_closed_in_the_pause(
+def test_loop_closed_during_the_pause_closes_the_channel(
     device: verbs.Device, make: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     """Its channel is closed with it, as one that is being watched is."""

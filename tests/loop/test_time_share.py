@@ -24,7 +24,7 @@ def passes(seconds: float) -> None:
     now += seconds
 
 
-def test_work_waits_for_its_share(share: TimeShare) -> None:
+def test_wait_grows_with_used_time_and_shrinks_with_passed_time(share: TimeShare) -> None:
     assert share.wait() == 0
     share.use(BURST / 2)
     share.use(BURST / 2)
@@ -40,13 +40,13 @@ def test_work_waits_for_its_share(share: TimeShare) -> None:
     assert share.wait() == pytest.approx(0.01 * SHARE)
 
 
-def test_no_wait_is_long(share: TimeShare) -> None:
+def test_wait_is_bounded(share: TimeShare) -> None:
     for _ in range(100):
         share.use(60)
     assert share.wait() == pytest.approx(LONGEST)
 
 
-async def test_steps_use_time(share: TimeShare) -> None:
+async def test_time_between_steps_is_not_charged(share: TimeShare) -> None:
     """What passes between them is others'."""
 
     async def work() -> bool:
@@ -65,7 +65,7 @@ async def test_steps_use_time(share: TimeShare) -> None:
 
 
 @pytest.mark.parametrize("delivers", [True, False])
-async def test_work_that_is_delivered_gives_its_time_back(share: TimeShare, delivers: bool) -> None:
+async def test_delivered_work_is_refunded(share: TimeShare, delivers: bool) -> None:
     """No matter how much of it there is.  So does the time that it used before it began."""
 
     async def handshake() -> bool:
@@ -80,7 +80,7 @@ async def test_work_that_is_delivered_gives_its_time_back(share: TimeShare, deli
     assert (share.wait() == 0) is delivers
 
 
-async def test_cancelled_before_it_begins(share: TimeShare) -> None:
+async def test_task_cancelled_before_it_begins_does_not_run(share: TimeShare) -> None:
     """The task closes the work, which would warn if it was never awaited."""
 
     async def work() -> bool:
@@ -94,7 +94,7 @@ async def test_cancelled_before_it_begins(share: TimeShare) -> None:
     Timed(share, work())  # dropped with a loop that was closed
 
 
-async def test_cancelled_in_an_await(share: TimeShare) -> None:
+async def test_cleanup_of_cancelled_work_is_charged(share: TimeShare) -> None:
     async def cleans_up() -> bool:
         try:
             await asyncio.Event().wait()

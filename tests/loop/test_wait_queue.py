@@ -19,7 +19,7 @@ async def line_up(waiters: WaitQueue, count: int) -> tuple[list[asyncio.Task[Non
     return tasks, woken
 
 
-async def test_first_come_first_served() -> None:
+async def test_wait_queue_wakes_in_order() -> None:
     waiters = WaitQueue()
     tasks, woken = await line_up(waiters, 3)
     waiters.wake()
@@ -30,7 +30,7 @@ async def test_first_come_first_served() -> None:
     assert woken == [0, 1, 2]
 
 
-async def test_who_is_cancelled_leaves_nothing_behind() -> None:
+async def test_cancelled_waiters_are_removed() -> None:
     waiters = WaitQueue()
     tasks, _ = await line_up(waiters, 3)
     for task in tasks:
@@ -39,7 +39,7 @@ async def test_who_is_cancelled_leaves_nothing_behind() -> None:
     assert not waiters._waiters
 
 
-async def test_a_turn_that_is_not_taken_goes_to_the_next() -> None:
+async def test_wake_up_of_a_cancelled_waiter_goes_to_the_next() -> None:
     waiters = WaitQueue()
     tasks, woken = await line_up(waiters, 2)
     waiters.wake()
