@@ -1,7 +1,4 @@
-"""The client of a measurement.
-
-It opens the connections, runs the parts and measures the time.
-"""
+"""The client of a measurement, which opens the connections and measures the time."""
 
 from __future__ import annotations
 
@@ -48,12 +45,12 @@ Kind = TypeVar("Kind")
 
 
 class RefusedError(Exception):
-    """The server refused the measurement. The message says why."""
+    """The server has refused the measurement. The message contains the reason."""
 
 
 @dataclass(slots=True)
 class Result:
-    """The measurement of one size. Times are in seconds."""
+    """The result of measuring one size. Times are in seconds."""
 
     size: int
     operations: int
@@ -65,7 +62,7 @@ class Result:
     mismatch: str = ""
     interrupted: bool = False
     cpu: tuple[float, float] = (0.0, 0.0)
-    """CPU time of the client's and the server's process."""
+    """The CPU time that the client's process and the server's process used."""
     lost: int = 0
 
     @property
@@ -75,16 +72,16 @@ class Result:
 
 @dataclass(slots=True)
 class Part:
-    """One part of a measurement, over all connections."""
+    """One part of a measurement, which runs on all connections."""
 
     result: Result
     times: list[float]
     marks: list[tuple[float, int]]
-    """Samples of (seconds, completed operations)."""
+    """Samples of the progress: a time in seconds, and the operations completed by then."""
 
 
 class PerfClient:
-    """A run against a server, created by `connect`."""
+    """A series of measurements against one server. Use `connect` to create it."""
 
     def __init__(
         self,
@@ -117,22 +114,23 @@ class PerfClient:
         config: Config = DEFAULT,
         **security: Any,
     ) -> AsyncIterator[PerfClient]:
-        """Open a run, and wait while the server serves another client.
+        """Connect to a server, and wait for its turn if the server is serving another client.
 
         Args:
-            settings: What to measure.
+            settings: The settings of the measurement.
             host: The server's host.
             port: The server's port.
-            device: As for `aiordma.connect`.
-            via: As for `aiordma.connect`.
-            config: As for `aiordma.connect`. Limits that are too low for the settings are raised.
+            device: The device, as for `aiordma.connect`.
+            via: The way to connect, as for `aiordma.connect`.
+            config: The settings of the connections, as for `aiordma.connect`. Limits that are too
+                low for the measurement are raised.
             **security: Further arguments of `aiordma.connect`, such as `auth`.
 
         Raises:
-            RefusedError: If the server refuses.
+            RefusedError: If the server refuses the measurement.
             GPUError: If `gpu` is set and no GPU can be used.
 
-        Also raises the exceptions of `aiordma.connect`.
+        The exceptions of `aiordma.connect` can also be raised.
         """
         config = replace(
             config,
@@ -187,7 +185,7 @@ class PerfClient:
                 yield client
 
     def stop(self) -> None:
-        """End the run when the outstanding operations have completed.
+        """End the measurement when the outstanding operations have completed.
 
         The results so far are kept.
         """
@@ -196,7 +194,7 @@ class PerfClient:
             run.limit = 0
 
     async def measure(self, size: int, progress: Progress = lambda part: None) -> Result | None:
-        """Measure one size. Returns None if stopped before the first operation."""
+        """Measure one size. Returns None if `stop` was called before the first operation."""
         settings = self._settings
         if settings.metric != "lat":
             kind, ways = ("both", 2) if settings.bidirectional else ("flood", 1)
@@ -321,7 +319,7 @@ class PerfClient:
 
 
 async def watched(run: Run, work: Coroutine[Any, Any, None]) -> None:
-    """Run the work, and raise TimeoutError if it makes no progress for LOST_AFTER seconds."""
+    """Await `work`, and raise TimeoutError if `run` makes no progress for LOST_AFTER seconds."""
     working = asyncio.ensure_future(work)
     before = -1
     try:

@@ -1,4 +1,4 @@
-"""The payload of a measurement, which both ends compute so that they can compare it."""
+"""The payload of a measurement. Both ends compute it, so that they can compare received data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def contents(seed: int, size: int) -> bytes:
 
 
 def difference(got: bytes | memoryview, expected: bytes) -> str:
-    """Return a description of the first difference, or an empty text."""
+    """Describe the first difference between the received and the expected bytes.
+
+    Returns an empty string if they are equal.
+    """
     if len(got) != len(expected):
         return f"{len(got)} bytes instead of {len(expected)}"
     if bytes(got) == expected:  # a memoryview compares item by item

@@ -1,15 +1,17 @@
-"""The ends of measured connections, which work alike on both sides, and the state of a part.
+"""The two ends of measured connections, which use the same code, and the state of a part.
 
-There are four kinds of work:
+Operations can be run in four ways:
 
-- `ping` runs one operation at a time, which the peer's program answers with the same operation. The
-  round trip is timed.
-- `alone` runs one operation at a time without a response. The await is timed.
-- `flood` keeps as many operations outstanding as the depth allows. It is not timed.
-- `both` is like `flood`, but the peer answers each operation, which is outstanding until then.
+- `ping` runs one operation at a time. The peer's program responds to each with the same operation,
+  and the round trip is timed.
+- `alone` runs one operation at a time without a response. The time that awaiting the operation
+  takes is measured.
+- `flood` keeps as many operations outstanding as the depth allows. Single operations are not timed.
+- `both` is like `flood`, but the peer responds to each operation with one of its own. An operation
+  counts as outstanding until the response has arrived.
 
-The peer's program does not notice reads and atomics and cannot answer them, so they have no `ping`
-and no `both`. A stream does not report when a piece has arrived, so it has no `alone`.
+The peer's program does not notice reads and atomics, so it cannot respond to them. They therefore
+have no `ping` and `both`. A stream does not report when a piece has arrived, so it has no `alone`.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The bytes that one side sends in a part, and those that it expects from the peer."""
+    """The bytes that one side sends during a part, and the bytes that it expects from the peer."""
 
     sent: bytes
     expected: bytes
     numbered: bool
-    """Whether operations carry their numbers as immediate data."""
+    """Whether each operation carries its number as immediate data."""
 
     @classmethod
     def of(cls, opened: wire.Open, way: str, seed: int, size: int, *, serving: bool) -> Load:
@@ -61,15 +63,15 @@ def misnumbered(imm: int | None, wanted: int | None) -> str:
 
 
 class End:
-    """One end of a connection.
+    """One end of a measured connection.
 
-    Each part begins with `prepare` and `use`, and ends with `release`.
+    In each part of a measurement, `prepare` is called first, then `use`, and finally `release`.
     """
 
     lossy: bool = False
     """Whether operations may be lost."""
     numbered: bool = False
-    """Whether operations carry their numbers as immediate data."""
+    """Whether each operation carries its number as immediate data."""
 
     def count(self, load: Load) -> None:
         self.numbered = load.numbered
@@ -78,32 +80,36 @@ class End:
         return number & U32 if self.numbered else None
 
     def prepare(self, load: Load) -> bytes:
-        """Allocate the part's memory. Returns a token for it if the peer accesses it."""
+        """Allocate the memory for a part.
+
+        Returns a token for the memory if the peer accesses it, otherwise empty bytes.
+        """
         raise NotImplementedError
 
     def use(self, token: bytes) -> None:
-        """Set the peer's memory, if operations access it."""
+        """Prepare for operations on the peer's memory, to which `token` gives access."""
 
     def operate(self, number: int) -> Awaitable[object]:
-        """Return an awaitable that performs one operation when it is awaited."""
+        """Return an awaitable that performs one operation."""
         raise NotImplementedError
 
     def begin(self, number: int) -> asyncio.Future[Any]:
-        """Start one operation."""
+        """Start one operation in the background."""
         return asyncio.ensure_future(self.operate(number))
 
     def reply(self, number: int) -> Awaitable[object]:
-        """Perform one operation in response to the peer's."""
+        """Return an awaitable that responds to an operation of the peer with one operation."""
         return self.operate(number)
 
     def receive(self) -> Awaitable[Any]:
-        """Receive one operation of the peer."""
+        """Return an awaitable that receives one operation from the peer."""
         raise NotImplementedError
 
     def check(self, arrived: Any, number: int | None, compared: bool) -> str:
-        """Return the error in a received operation, or an empty text.
+        """Describe what is wrong with a received operation, or return an empty string.
 
-        `number` is None if it is unknown because operations may be lost.
+        `number` is the number that the operation must have, or None if it is unknown because
+        operations may be lost.
         """
         raise NotImplementedError
 
@@ -153,9 +159,10 @@ class End:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     def verify(self, own: int, others: int) -> str:
-        """Return the first error in memory, or an empty text.
+        """Describe the first error in the contents of the memory, or return an empty string.
 
-        `own` is the number of operations of this side, `others` that of the peer.
+        `own` is the number of operations that this side performed, and `others` is the number that
+        the peer performed.
         """
         return ""
 
@@ -165,7 +172,10 @@ class End:
 
 @dataclass(slots=True)
 class Run:
-    """One part on one connection. Setting `limit` to 0 ends it after the outstanding operations."""
+    """The work of one connection during a part.
+
+    Setting `limit` to 0 ends it as soon as the outstanding operations have completed.
+    """
 
     limit: int
     depth: int = 1
@@ -185,7 +195,7 @@ class Run:
 
 
 async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all works concurrently. If one fails, cancel the others and raise only its error."""
+    """Run all `works` concurrently. If one of them fails, cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:
@@ -195,7 +205,7 @@ async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 class Tally:
-    """The number of operations that the server received in a part, and the first error in them."""
+    """The number of operations that the server has received in a part, and their first error."""
 
     def __init__(self, verify_all: bool = False) -> None:
         self.count: int = 0
@@ -215,12 +225,16 @@ class Tally:
             self._there.set()
 
     def fail(self, reason: str) -> None:
-        """Record that no further operation will arrive."""
+        """Record that no further operations will arrive."""
         self.mismatch = self.mismatch or reason
         self._there.set()
 
     async def reach(self, count: int, patience: float | None = None) -> None:
-        """Wait for `count` operations, or until none has arrived for `patience` seconds."""
+        """Wait until `count` operations have arrived.
+
+        If `patience` is given, stop waiting when no operation has arrived for this number of
+        seconds.
+        """
         self._awaited = count
         while self.count < count and not self.mismatch:
             before = self.count

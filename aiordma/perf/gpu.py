@@ -1,8 +1,8 @@
-"""NVIDIA GPU memory for the client's side of a write or read, through the CUDA driver library.
+"""NVIDIA GPU memory for measuring writes and reads, allocated through the CUDA driver library.
 
-The driver exports the memory as a dma-buf, which the RDMA device accesses directly. Source: the
-CUDA driver API's reference, "Memory Management". Only functions that all drivers since 11.7 have
-are used.
+Only the client can use GPU memory. The driver exports the memory as a dma-buf, which the RDMA
+device accesses directly. The code follows "Memory Management" in the reference of the CUDA driver
+API. It only uses functions that all drivers since version 11.7 have.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ PAGE = 2 << 20
 
 
 class GPUError(Exception):
-    """No GPU can be used, or the GPU driver returned an error."""
+    """An error of the GPU driver, or the absence of a usable GPU."""
 
 
 class GPU:
-    """The first GPU. Call `close` after its memory has been released.
+    """The first GPU of this machine.
+
+    Call `close` after the memory that was allocated on it has been released.
 
     Raises:
         GPUError: If no GPU can be used.
@@ -51,7 +53,7 @@ class GPU:
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call the driver, and raise GPUError if the call fails."""
+        """Call a function of the driver, and raise GPUError if it fails."""
         code = getattr(self._library, name)(*arguments)
         if code:
             text = ctypes.c_char_p()
@@ -64,7 +66,7 @@ class GPU:
 
 
 class GPUMemory:
-    """GPU memory, registered for one connection."""
+    """GPU memory that is registered for one connection."""
 
     def __init__(self, gpu: GPU, conn: aiordma.Connection, size: int) -> None:
         self._gpu = gpu

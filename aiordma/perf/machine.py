@@ -1,4 +1,4 @@
-"""A description of this machine for reports, and control of the garbage collector."""
+"""A description of this machine for reports, and a way to pause the garbage collector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """Return the name, processors, kernel and interpreter of this machine on one line."""
+    """Describe this machine on one line: its name, processors, kernel and Python interpreter."""
     cores = len(os.sched_getaffinity(0))
     return (
         f"{platform.node()}: {cores} x {processor()}, {platform.system()} {platform.release()}, "
@@ -20,7 +20,7 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """Return the name of the processor, from /proc/cpuinfo."""
+    """Return the model name of the processor, as found in /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -31,7 +31,7 @@ def processor() -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Collect garbage once, then disable the collector for the block."""
+    """Return a context manager that collects garbage once, and then disables the collector."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,7 +1,7 @@
-"""The ends of connections for one-sided operations: write, read and atomic.
+"""The ends of measured connections for one-sided operations: write, read and atomic.
 
-Both ends of writes work alike. For reads and atomics, the client runs the operations on the
-server's memory. All operations of a part use the same bytes.
+For writes, both ends use the same code. For reads and atomics, the client performs the operations
+on the server's memory. All operations of a part access the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .ends import U32, End, Load, Run, misnumbered, together
 
 
 class Place(Protocol):
-    """Local memory for one part."""
+    """The memory of this side that the operations of a part use."""
 
     @property
     def local(self) -> LocalMemory: ...
@@ -35,7 +35,7 @@ Take = Callable[[aiordma.Connection, int], Place]
 
 
 class HostMemory:
-    """A block of the connection's pool."""
+    """Memory of the host, as opposed to a GPU. It is leased from the connection's memory pool."""
 
     def __init__(self, conn: aiordma.Connection, size: int) -> None:
         self.local: Buffer = conn.alloc(size)
@@ -51,7 +51,7 @@ class HostMemory:
 
 
 class Memory(End):
-    """An end with local and remote memory."""
+    """An end that uses memory of this side and of the peer."""
 
     remote: RemoteRegion
 
@@ -61,14 +61,17 @@ class Memory(End):
         self._stack = ExitStack()
 
     def hold(self, filling: bytes) -> Place:
-        """Allocate and fill memory for this side's operations."""
+        """Allocate memory for this side's operations, and fill it with `filling`."""
         place = self._take(self._conn, len(filling))
         self._stack.callback(place.release)
         place.fill(filling)
         return place
 
     def open_up(self, filling: bytes, rights: Rights) -> tuple[Buffer, bytes]:
-        """Allocate and fill memory that the peer may access. Returns the memory and its token."""
+        """Allocate memory that the peer may access, and fill it with `filling`.
+
+        Returns the memory and the token for the peer.
+        """
         buffer = self._conn.alloc(len(filling))
         self._stack.callback(buffer.release)
         buffer.view[:] = filling
@@ -81,13 +84,13 @@ class Memory(End):
 
 
 class OneSided(Memory):
-    """An end that starts operations, several of them concurrently in tasks or in batches."""
+    """An end that performs operations, either in concurrent tasks or in batches."""
 
     def use(self, token: bytes) -> None:
         self.remote: RemoteRegion = self._conn.open_region(token)
 
     def adder(self, batch: Batch) -> Callable[[], object]:
-        """Return a function that adds an operation to a batch."""
+        """Return a function that adds one operation to `batch`."""
         raise NotImplementedError
 
     async def flood(self, run: Run) -> None:
@@ -113,7 +116,10 @@ class OneSided(Memory):
 
 
 class Writes(OneSided):
-    """Writes. The peer responds by writing to this side's memory with immediate data."""
+    """An end that writes to the peer's memory.
+
+    The peer responds with a write to this side's memory that carries immediate data.
+    """
 
     def prepare(self, load: Load) -> bytes:
         self._expected = load.expected
@@ -167,7 +173,7 @@ class Reads(OneSided):
 
 
 class Atomics(OneSided):
-    """Additions of one. The server compares the sum with the number of operations."""
+    """The client's end for atomic operations, each of which adds 1 to a number at the server."""
 
     def prepare(self, load: Load) -> bytes:
         return b""
@@ -180,14 +186,17 @@ class Atomics(OneSided):
 
 
 class Source(Memory):
-    """The server's memory that the client reads and compares."""
+    """The server's end for reads. The client reads its memory and verifies the contents."""
 
     def prepare(self, load: Load) -> bytes:
         return self.open_up(load.sent, Rights.READ)[1]
 
 
 class Sum(Source):
-    """The number that the client adds to."""
+    """The server's end for atomic operations, with the number to which the client adds.
+
+    At the end of a part, the server compares the number with the count of operations.
+    """
 
     def prepare(self, load: Load) -> bytes:
         self._sum, token = self.open_up(bytes(8), Rights.ATOMIC)

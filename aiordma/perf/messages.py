@@ -1,4 +1,4 @@
-"""The ends of connections and streams that carry messages."""
+"""The ends of measured connections and streams that carry messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ YIELD_AFTER = 64
 
 
 class Sends(End):
-    """Messages from unregistered memory, the way most programs send them."""
+    """Messages that are sent from unregistered memory, as most programs do."""
 
     def __init__(self, conn: aiordma.Connection) -> None:
         self._conn = conn
@@ -64,7 +64,7 @@ class Sends(End):
 
 
 class Streams(End):
-    """Consecutive pieces of one size on a stream."""
+    """Pieces of the same size that are sent one after another on a stream."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -1,7 +1,7 @@
-"""Plain RC, UC and UD queue pairs in place of aiordma's connections.
+"""Plain RC, UC and UD queue pairs, which can be measured instead of aiordma's connections.
 
-Each part of a measurement creates its queue pairs and memory. A token consists of the endpoint of a
-queue pair and the memory that the peer may access.
+Each part of a measurement creates new queue pairs and memory. The token that one side sends to the
+other contains the endpoint of a queue pair and the location of the memory that the peer may access.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .contents import difference
 from .ends import End, Load, Run, misnumbered
 
 MEMORY = struct.Struct("!QI")
-"""The address and key of the memory that the peer may access, after the endpoint in a token."""
+"""The last part of a token: the address and key of the memory that the peer may access."""
 
 # Maximum number of receives of each end, the memory that limits it, and the minimum number.
 RECEIVES, RECEIVE_MEMORY, LEAST_RECEIVES = 1024, 64 << 20, 2
@@ -37,7 +37,7 @@ Arrived = tuple[verbs.WorkCompletion, memoryview]
 
 
 class QueuePair(End):
-    """A queue pair and the memory of one end."""
+    """One end of a measurement, with its queue pair and memory."""
 
     def __init__(self, device: str, opened: wire.Open) -> None:
         self._device = device
@@ -81,7 +81,7 @@ class QueuePair(End):
         return self._endpoint.pack() + MEMORY.pack(reached.addr, reached.rkey)
 
     def use(self, token: bytes) -> None:
-        """Connect to the queue pair of the peer's token."""
+        """Connect to the peer's queue pair, whose endpoint is in `token`."""
         endpoint, memory = token[: -MEMORY.size], token[-MEMORY.size :]
         if len(memory) != MEMORY.size:
             raise ProtocolError(f"the peer sent a token of {len(token)} bytes for a queue pair")
@@ -97,7 +97,7 @@ class QueuePair(End):
         self._ring: ReceiveRing = self.queue.receives(*self._receives)
 
     def post(self, numbers: range) -> list[Completed]:
-        """Post operations with one doorbell. Only the last one generates a completion."""
+        """Post the operations with one doorbell. Only the last one generates a completion."""
         requests: list[verbs.SendWorkRequest] = []
         with verbs.SendBatch(requests.extend) as batch:
             for number in numbers:
@@ -127,9 +127,10 @@ class QueuePair(End):
         return self._ring.get()
 
     async def ping(self, run: Run) -> None:
-        """Run operations one at a time.
+        """Run operations one at a time, and wait for the peer's response to each.
 
-        The completion is awaited after the response, because it has arrived by then.
+        The completion of an operation is awaited only after the response. It has arrived by then,
+        so awaiting it takes no additional time.
         """
         while run.done < run.limit:
             start = perf_counter()
@@ -149,7 +150,10 @@ class QueuePair(End):
         return ""
 
     async def flood(self, run: Run) -> None:
-        """Run operations, of which every `moderation`-th and the last one generate a completion."""
+        """Keep as many operations in flight as the depth allows.
+
+        Only every `moderation`-th operation and the last one generate a completion.
+        """
         waiting = deque[Completed]()
         while run.started < run.limit:
             count = min(self._opened.moderation, run.limit - run.started)
@@ -163,7 +167,10 @@ class QueuePair(End):
             run.done += 1
 
     def verify(self, own: int, others: int) -> str:
-        """Return the first error in memory that was read or written, or an empty text."""
+        """Describe the first error in the memory that was read or written.
+
+        Returns an empty string if there is no error.
+        """
         done = {"send": 0, "write": others, "read": own}[self._opened.operation]
         return difference(self._inbox.buf[: len(self._expected)], self._expected) if done else ""
 

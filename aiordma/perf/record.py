@@ -1,4 +1,7 @@
-"""The JSON object of a run, for printing, tables and plots. `docs/perf.md` describes it."""
+"""The JSON object that describes a run, used for printing, tables and plots.
+
+`docs/perf.md` describes its contents.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ COMPLETION = "from the call until the await returns, one operation at a time, wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The environment of a run."""
+    """The environment in which a run took place."""
 
     aiordma: str
     device: str
@@ -105,7 +108,7 @@ def times(summary: Summary | None) -> dict[str, float] | None:
 
 
 def check_record(value: object) -> dict[str, Any]:
-    """Return `value` if `record` created it, and raise ValueError otherwise."""
+    """Return `value` if it has the format that `record` creates, or raise ValueError otherwise."""
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise ValueError(f"its format is not {FORMAT!r}")
     if value.get("version") != VERSION:

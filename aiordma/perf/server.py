@@ -1,4 +1,4 @@
-"""The measurement server, which serves one client after another within limits."""
+"""The measurement server, which serves one client at a time and enforces limits."""
 
 from __future__ import annotations
 
@@ -49,25 +49,28 @@ ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a client's measurement."""
+    """The limits for the measurement of a client."""
 
     size: int = 1024 * MIB
-    """Maximum bytes of one operation."""
+    """The maximum size of one operation, in bytes."""
     memory: int = 2048 * MIB
-    """Maximum bytes of the operations of all connections together."""
+    """The maximum total size of one operation on every connection, in bytes."""
     connections: int = 1024
     waiting: int = 16
-    """Maximum number of clients that wait while another one is served."""
+    """The maximum number of clients that wait for their turn."""
     silence: float = 600.0
-    """Maximum seconds between two messages of a client, and thus the maximum duration of a part."""
+    """The maximum time between two messages of a client, in seconds.
+
+    It limits the duration of a part, because the client sends no messages during a part.
+    """
 
 
 class Refusal(Exception):
-    """A refusal that is sent to the client."""
+    """An exception whose message is sent to the client as the reason for a refusal."""
 
 
 class Session:
-    """The connections of one client."""
+    """The state of the client that is being served, with its connections."""
 
     def __init__(self, opened: wire.Open) -> None:
         self.opened = opened
@@ -87,7 +90,10 @@ class Session:
 
 
 class PerfServer:
-    """A server, for `async with`. `listening` has its host and port."""
+    """A measurement server, created by `start`. Use it as an async context manager.
+
+    `listening` provides its host and port.
+    """
 
     def __init__(self, limits: Limits, via: Via, config: Config, security: dict[str, Any]) -> None:
         self._limits = limits
@@ -111,15 +117,16 @@ class PerfServer:
         limits: Limits = Limits(),
         **security: Any,
     ) -> Self:
-        """Start listening. Raises the exceptions of `aiordma.listen`.
+        """Start a server. The exceptions are the same as those of `aiordma.listen`.
 
         Args:
             host: The address to listen on.
-            port: The port; 0 selects a free one.
-            device: As for `aiordma.listen`.
-            via: As for `aiordma.listen`.
-            config: As for `aiordma.listen`. `max_message` is derived from `limits`.
-            limits: The limits of a client's measurement.
+            port: The port to listen on. 0 selects a free port.
+            device: The device, as for `aiordma.listen`.
+            via: The way to connect, as for `aiordma.listen`.
+            config: The settings of the connections, as for `aiordma.listen`. `max_message` is
+                derived from `limits`.
+            limits: The limits for the measurement of a client.
             **security: Further arguments of `aiordma.listen`, such as `auth`.
         """
         config = replace(config, max_message=max(limits.size, MAX_CONTROL))
@@ -131,7 +138,7 @@ class PerfServer:
 
     @property
     def listening(self) -> aiordma.Server:
-        """The server that accepts the connections."""
+        """The `aiordma.Server` that accepts the connections."""
         assert self._server is not None
         return self._server
 
@@ -142,7 +149,7 @@ class PerfServer:
         await self.listening.close()
 
     async def forever(self) -> None:
-        """Serve until cancelled."""
+        """Serve clients until this call is cancelled."""
         await self.listening.serve_forever()
 
     async def _serve(self, conn: aiordma.Connection) -> None:
@@ -176,7 +183,7 @@ class PerfServer:
                 await session.over.wait()
 
     def _index(self, first: wire.Wire) -> int:
-        """Return the index of a connection of the current session, from its first message."""
+        """Return the index of a connection in the current session, given its first message."""
         if not isinstance(first, wire.Attach):
             raise ProtocolError(
                 f"the client began a connection with {type(first).__name__} instead of Attach"
@@ -227,9 +234,10 @@ class PerfServer:
 
     @asynccontextmanager
     async def _streams(self, session: Session) -> AsyncIterator[int]:
-        """Accept the session's streams on a new port.
+        """Accept the streams of a session on a new port.
 
-        The value of the context is the port, or 0 if the session has no streams.
+        Yields:
+            The port, or 0 if the session has no streams.
         """
         if session.opened.operation != "stream":
             yield 0
@@ -361,7 +369,7 @@ async def work(end: End, tally: Tally, way: str) -> None:
 
 
 async def while_connected(control: aiordma.Connection, work: Coroutine[Any, Any, None]) -> None:
-    """Run the work, and cancel it when the client disconnects."""
+    """Await `work`, but cancel it if the client disconnects."""
     working = asyncio.create_task(work)
     gone = asyncio.create_task(control.wait_closed())
     try:

@@ -1,4 +1,4 @@
-"""The settings of a measurement, such as the operation, its sizes and the duration."""
+"""The settings of a measurement, for example the operation, its sizes and the duration."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ ATOMIC = 8
 """The size of every atomic operation, in bytes."""
 
 UD_SIZE = 1024
-"""The largest datagram that is measured by default; it fits into one packet on most networks."""
+"""The size of the largest datagram that is measured by default.
+
+A datagram of this size fits into a single packet on most networks.
+"""
 EVERY_SIZE = tuple(1 << power for power in range(1, 24))
-"""2 B to 8 MiB, as perftest's --all."""
+"""The sizes from 2 bytes to 8 MiB that perftest measures with `--all`."""
 
 DEFAULT_SIZE = {"lat": 64, "bw": 64 * KIB, "rate": 64}
 
@@ -25,7 +28,10 @@ DEFAULT_SIZE = {"lat": 64, "bw": 64 * KIB, "rate": 64}
 DEFAULT_DEPTH = 64
 
 LONGEST = 540.0
-"""The longest timed part, in seconds; a minute less than the server's `Limits.silence`."""
+"""The maximum duration of a timed part, in seconds.
+
+It is a minute less than the server's `Limits.silence`.
+"""
 MOST_ITERATIONS = 100_000_000
 MOST_INLINE = 1 << 16
 
@@ -36,31 +42,31 @@ WARM_UP, LEAST_WARM_UP, WARM_UP_BYTES = 200, 2, 32 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one run, which measures its sizes one after another.
+    """The settings of a run, which measures several sizes one after another.
 
     Attributes:
         operation: The kind of operation.
-        metric: The result to measure.
-        sizes: The sizes of operations, in bytes.
-        iterations: The number of operations of each size, over all connections. None means
-            `duration`.
-        duration: The seconds for each size.
-        warm_up: The number of operations before the timed ones; None chooses it by size.
+        metric: The quantity to measure.
+        sizes: The sizes of the operations, in bytes.
+        iterations: The number of operations of each size, on all connections together. None means
+            that `duration` determines it.
+        duration: The time to measure each size, in seconds.
+        warm_up: The number of operations before the timed ones. With None, it depends on the size.
         connections: The number of connections.
         depth: The number of operations in flight on each connection.
         batch: The number of operations that are posted with one doorbell.
-        imm: Send immediate data.
-        verify_all: Compare every message instead of only the first and the last one.
-        gpu: Use GPU memory on the client's side.
-        bidirectional: The server answers each operation with one. An operation is in flight until
-            it has been answered.
-        qp: The type of plain queue pairs to use in place of aiordma's connections; empty for
-            connections.
-        inline: With `qp`, send up to this number of bytes inline.
-        moderation: With `qp`, every `moderation`-th request generates a completion.
+        imm: Whether to send immediate data.
+        verify_all: Whether to verify every message instead of only the first and the last one.
+        gpu: Whether the client uses GPU memory.
+        bidirectional: Whether the server responds to each operation with one of its own. An
+            operation is then in flight until the response has arrived.
+        qp: The type of the plain queue pairs to measure instead of aiordma's connections. If it is
+            empty, connections are measured.
+        inline: The number of bytes up to which an operation is sent inline. Needs `qp`.
+        moderation: The interval between requests that generate a completion. Needs `qp`.
 
     Raises:
-        ValueError: If a setting is out of range, or settings contradict each other.
+        ValueError: If a setting is out of range, or if settings contradict each other.
     """
 
     operation: str
@@ -170,11 +176,11 @@ class Settings:
 
     @property
     def halved(self) -> bool:
-        """Whether the latency is half of a round trip, as in perftest."""
+        """Whether the reported latency is half of a round trip, as in perftest."""
         return self.operation in ("send", "write", "stream")
 
     def warm_up_for(self, size: int) -> int:
-        """Return the number of operations on each connection before the timed ones."""
+        """Return the number of operations to run on each connection before the timed ones."""
         if self.warm_up is not None:
             return self.warm_up
         return max(LEAST_WARM_UP, min(WARM_UP, WARM_UP_BYTES // max(size, 1)))
@@ -182,13 +188,13 @@ class Settings:
     def share(self) -> int | None:
         """Return the number of timed operations on each connection.
 
-        None means that the duration limits them.
+        Returns None if the duration limits the operations instead.
         """
         return None if self.iterations is None else -(-self.iterations // self.connections)
 
 
 def default_sizes(operation: str, metric: str, qp: str, every: bool) -> tuple[int, ...]:
-    """Return the default sizes of a run: one, or every power of two that can be measured."""
+    """Return the sizes to measure by default: one size, or every power of two that is possible."""
     if operation == "atomic":
         return (ATOMIC,)
     sizes = EVERY_SIZE if every else (DEFAULT_SIZE[metric],)

@@ -1,4 +1,4 @@
-"""Statistics of samples: nearest-rank quantiles, and bandwidth and rate in perftest's units."""
+"""Statistics of samples: quantiles by nearest rank, and bandwidth and rate in perftest's units."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MIB = 1 << 20
 
 
 def rank(count: int, permille: int) -> int:
-    """Return the index of the nearest-rank quantile in sorted samples."""
+    """Return the index of a quantile among `count` sorted samples, by the nearest-rank method."""
     return max(0, -(-count * permille // 1000) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of samples, in the samples' unit. Each quantile is one of the samples."""
+    """Statistics of samples, in the unit of the samples. Each quantile is one of the samples."""
 
     count: int
     min: float
@@ -32,7 +32,7 @@ class Summary:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Summary:
-        """Summarise samples. Raises ValueError if there are none."""
+        """Compute the statistics of `samples`, or raise ValueError if there are no samples."""
         if not samples:
             raise ValueError("no samples to summarise")
         ordered = sorted(samples)
@@ -51,7 +51,7 @@ class Summary:
         )
 
     def scaled(self, factor: float) -> Summary:
-        """Return the same statistics in another unit."""
+        """Return the same statistics, with all values multiplied by `factor`."""
         return Summary(
             **{
                 name: value if name == "count" else value * factor
@@ -62,7 +62,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The number of operations of one size in a period of time."""
+    """A number of operations of the same size, and the time that they took."""
 
     operations: int
     size: int
@@ -70,25 +70,26 @@ class Throughput:
 
     @property
     def mb_per_s(self) -> float:
-        """Bandwidth in units of 2^20 bytes per second, as in perftest."""
+        """The bandwidth in units of 2^20 bytes per second, which perftest calls MB/s."""
         return self.operations * self.size / MIB / self.seconds
 
     @property
     def gbit_per_s(self) -> float:
-        """Bandwidth in units of 10^9 bits per second."""
+        """The bandwidth in units of 10^9 bits per second."""
         return self.operations * self.size * 8 / 1e9 / self.seconds
 
     @property
     def mmsg_per_s(self) -> float:
-        """Rate in millions of operations per second."""
+        """The rate in millions of operations per second."""
         return self.operations / 1e6 / self.seconds
 
 
 def slices(whole: Throughput, marks: Sequence[tuple[float, int]], gap: float) -> list[Throughput]:
-    """Return the throughput of each interval between samples of (seconds, completed operations).
+    """Divide a run into intervals at some of its `marks`, and return their throughputs.
 
-    Each interval has at least `gap` seconds. Together they cover the whole run, so its throughput
-    lies between their minimum and maximum.
+    A mark consists of a time in seconds and the number of operations completed by then. Each
+    interval is at least `gap` seconds long. Together, the intervals cover the whole run, so the
+    throughput of the run lies between their minimum and maximum.
     """
     ends = [(0.0, 0)]
     for mark in marks:
@@ -102,10 +103,10 @@ def slices(whole: Throughput, marks: Sequence[tuple[float, int]], gap: float) ->
 
 
 def tail(samples: Sequence[float], points: int = 100) -> list[tuple[float, float]]:
-    """Return the complementary distribution as (sample, share of samples at or above it).
+    """Return points of the complementary distribution of `samples`.
 
-    The points are evenly spaced over the logarithm of the share. The last one is the greatest
-    sample.
+    Each point consists of a sample and the share of samples that are at least as large. The points
+    are evenly spaced on a logarithmic axis of the share. The last point is the greatest sample.
     """
     ordered = sorted(samples)
     count = len(ordered)

@@ -1,11 +1,12 @@
-"""The msgpack control protocol between the client and the server of a measurement.
+"""The control protocol between the client and the server of a measurement, encoded with msgpack.
 
 The client sends Open and receives Opened. It then sends Attach on each measured connection. For
-each part of the measurement, it sends Begin and receives Begun; both sides do the work; then it
-sends Finish and receives Reached and Finished. The server can send Refused in place of any
-response.
+each part of the measurement, the client sends Begin and receives Begun, and both sides do the work.
+The client then sends Finish, and receives Reached and Finished. In place of any of its responses,
+the server can send Refused.
 
-Received messages are checked like any data from the network. ProtocolError describes the mistake.
+Received messages are validated like any data from the network. If a message is invalid,
+ProtocolError describes the mistake.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from .settings import MOST_INLINE, OPERATIONS, QP_TYPES
 VERSION = 2
 
 KEY_SIZE = 16
-"""Length in bytes of the key that assigns a connection to its measurement."""
+"""The size of the key that assigns a connection to its measurement, in bytes."""
 MAX_TEXT = 512
 U64 = 0xFFFF_FFFF_FFFF_FFFF
 
 WAYS = ("ping", "both", "flood")
-"""How the server responds in a part.
+"""The ways in which the server can respond during a part.
 
-It responds to one operation at a time, to several in flight, or not at all.
+It responds to one operation at a time, to several that are in flight, or not at all.
 """
 
 
@@ -94,14 +95,14 @@ FIELDS: dict[str, Callable[[object], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A request of the client to measure an operation on `connections` connections."""
+    """A request to measure an operation on `connections` connections."""
 
     version: int
     operation: str
     connections: int
     imm: bool
     qp: str
-    """The type of plain queue pairs, or empty for aiordma's connections."""
+    """The type of the plain queue pairs to measure, or empty to measure connections."""
     depth: int
     inline: int
     moderation: int
@@ -109,7 +110,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The server is ready for the connections. Streams use a separate port."""
+    """The server's reply that it is ready for the connections. Streams use a separate port."""
 
     key: bytes
     port: int
@@ -119,7 +120,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """The first message on each measured connection."""
+    """The first message on each measured connection, which assigns it to the measurement."""
 
     key: bytes
     index: int
@@ -127,9 +128,9 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The start of a part.
+    """A request to start a part.
 
-    The seed determines the payload. The tokens are for the client's memory.
+    The payload is computed from the seed. The tokens give access to the client's memory.
     """
 
     way: str
@@ -141,37 +142,40 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The server is ready for the part. There is a token for its memory for each connection."""
+    """The server's reply that it is ready for a part.
+
+    For each connection, it contains a token for the server's memory.
+    """
 
     tokens: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The number of operations that the client has completed on each connection."""
+    """The end of a part at the client, with its number of operations on each connection."""
 
     counts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The server has received all operations except those that were lost."""
+    """The server's reply that it has received all operations, except for those that were lost."""
 
     cpu_us: int
-    """CPU time of the server's process in the part."""
+    """The CPU time that the server's process used during the part, in microseconds."""
     lost: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The first error that the server found, or an empty text."""
+    """The server's last reply in a part, with the first error that it found, or an empty string."""
 
     mismatch: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server refuses the measurement. The text says why."""
+    """The server's refusal to measure, with the reason."""
 
     text: str
 
