@@ -350,7 +350,7 @@ def test_a_message_that_an_interrupt_has_kept_obeys_the_rules(serve: blocking.Li
         client.send(b"kept", imm=1)
         client.send(b"until the end")
         interrupt(server.recv)
-        with pytest.raises(errors.MessageTooLongError, match="has 4 bytes, the memory"):
+        with pytest.raises(errors.MessageTooLongError, match="has 4 bytes, but the memory"):
             server.recv_into(bytearray(3))
         with pytest.raises(TypeError, match="read-only"):
             server.recv_into(bytes(4))
