@@ -1,7 +1,7 @@
-"""The command line: `aiordma`, or `python -m aiordma`.
+"""The command line, started with `aiordma` or `python -m aiordma`.
 
-click and rich belong to the extra `cli`. The library works without them, and `main` reports how to
-install them.
+The command line needs click and rich, which are in the extra `cli`. The library works without them.
+If they are missing, `main` prints how to install them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ NEEDED = ("click", "rich")
 
 
 def main() -> int:
-    """Run the command line in this process and exit. Returns 2 if the extra is not installed."""
+    """Run the command line in this process, and then exit the process.
+
+    Returns 2 if the extra `cli` is not installed.
+    """
     try:
         # Imported here, so that `python -m aiordma` can report a missing extra.
         from .app import app  # noqa: PLC0415

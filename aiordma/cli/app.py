@@ -13,7 +13,7 @@ COMMANDS = ("devinfo", "doctor", "echo", "echo-server", "perf", "port", "run", "
 
 
 class Group(click.Group):
-    """A group whose command list shows whole sentences, which click would truncate."""
+    """A command group whose list of commands shows whole sentences, which click would truncate."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
@@ -23,9 +23,9 @@ class Group(click.Group):
 
 
 class Commands(Group):
-    """A group that imports each command on first use.
+    """A command group that imports the module of a command when it is first used.
 
-    Importing all of them takes three times as long.
+    Importing all modules at once would take three times as long.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -1,4 +1,4 @@
-"""The checks of `aiordma doctor`, with one function per check."""
+"""The checks of `aiordma doctor`. Each function is one check."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The text of a finding and advice on how to fix it, which is empty if the verdict is OK."""
+    """The result of a check, with advice on how to fix it. The advice is empty if all is well."""
 
     check: str
     verdict: Verdict
@@ -60,10 +60,13 @@ class Finding:
 
 Check = Callable[[Facts], list[Finding]]
 Told = tuple[Verdict, str] | tuple[Verdict, str, str]
-"""A finding without the name of its check."""
+"""A finding without the name of the check."""
 
 CHECKS: list[Check] = []
-"""All checks in order of definition. A check comes after the checks that it depends on."""
+"""All checks in the order of their definition.
+
+A check is defined after the checks that it depends on.
+"""
 
 
 def check(name: str) -> Callable[[Callable[[Facts], Iterator[Told]]], Check]:
@@ -200,7 +203,11 @@ def memlock(facts: Facts) -> Iterator[Told]:
 
 @check("ports")
 def ports(facts: Facts) -> Iterator[Told]:
-    """Check that each device has an active port. One active port is enough for the machine."""
+    """Check that each device has at least one active port.
+
+    If no port of the machine is active, this is a problem. Otherwise, inactive ports cause only a
+    warning.
+    """
     some = any(port.is_active for device in facts.devices for port in device.ports)
     wrong = WARNING if some else PROBLEM
     for device in facts.devices:
@@ -356,7 +363,7 @@ def embedded_problem(device: DeviceInfo) -> str:
 
 
 class Conclusion(Enum):
-    """The result of `aiordma doctor`: its exit status and its last line."""
+    """The overall result of `aiordma doctor`, with its exit status and its last line."""
 
     READY = 0, "The RDMA devices of this machine can be used."
     SOFTWARE = 0, "Only the embedded device can be used, and programs use it."
@@ -373,7 +380,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def conclude(facts: Facts, findings: list[Finding]) -> Conclusion:
-    """Return which devices programs can use if they do not name one."""
+    """Return the conclusion for programs that do not name a device."""
     problems = {finding.check for finding in findings if finding.verdict is PROBLEM}
     if not problems - {"embedded"}:
         return Conclusion.READY

@@ -1,4 +1,4 @@
-"""A child process that prints its address and ends together with its parent."""
+"""A child process that prints its address and ends when its parent ends."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ LAST_BREATH = 3.0
 
 
 class ChildError(Exception):
-    """The child process failed. The text describes how it ended."""
+    """An error because the child process failed. The message describes how it ended."""
 
 
 class Child:
-    """A running child process and the address it listens on, created by `listening_child`."""
+    """A running child process, and the address on which it listens.
+
+    Use `listening_child` to create it.
+    """
 
     def __init__(self, process: Process, host: str, port: int) -> None:
         self._process = process
@@ -35,7 +38,7 @@ class Child:
         self.port = port
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work`, but raise ChildError as soon as the child has ended."""
+        """Await `work`, but raise ChildError as soon as the child process ends."""
         task = asyncio.create_task(work)
         death = asyncio.create_task(self._process.wait())
         try:
@@ -52,7 +55,10 @@ class Child:
 
 
 def broke(error: BaseException | None) -> bool:
-    """Return whether the child's death may have caused `error`. A clean close does not count."""
+    """Return whether `error` may be a consequence of the child's death.
+
+    Errors because the connection was closed cleanly do not count.
+    """
     return isinstance(error, ConnectionError) and not isinstance(error, ConnectionClosedError)
 
 
@@ -64,11 +70,11 @@ def describe(status: int) -> str:
 
 @asynccontextmanager
 async def listening_child(command: Sequence[str]) -> AsyncIterator[Child]:
-    """Start `command` and wait until it prints "HOST PORT".
+    """Start `command` in a child process, and wait until it prints "HOST PORT".
 
-    The command must end when its standard input ends. The child has been reaped when the context
-    exits, even after an exception. It shares this process's standard error. It runs in a separate
-    session, so that Ctrl-C does not reach it.
+    The command must exit when its standard input ends. When the context exits, even because of an
+    exception, the child has ended and has been reaped. The child shares the standard error of this
+    process. It runs in a separate session, so that Ctrl-C does not reach it.
     """
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, start_new_session=True

@@ -1,4 +1,4 @@
-"""Descriptions of devices for `aiordma devinfo` and `aiordma doctor`."""
+"""Descriptions of RDMA devices for `aiordma devinfo` and `aiordma doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiordma import verbs
 
 @dataclass(frozen=True, slots=True)
 class PortInfo:
-    """A port and its tables. ``chosen`` is the GID that aiordma selects."""
+    """A port of a device, and its tables. ``chosen`` is the GID that aiordma uses by default."""
 
     attributes: verbs.PortAttributes
     gids: tuple[verbs.GIDEntry, ...] = ()
@@ -23,13 +23,13 @@ class PortInfo:
 
     @property
     def usable_gids(self) -> list[verbs.GIDEntry]:
-        """The GIDs at which other machines can reach the port."""
+        """The GIDs under which other machines can reach the port."""
         return [entry for entry in self.gids if not entry.problem()]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device. ``problem`` is the reason why it could not be queried, or empty."""
+    """A device. ``problem`` is the reason why it could not be queried, or empty if it could."""
 
     name: str
     ports: tuple[PortInfo, ...] = ()
@@ -39,7 +39,7 @@ class DeviceInfo:
 
     @classmethod
     def ask(cls, device: verbs.Device) -> DeviceInfo:
-        """Query all attributes of a device. An error is stored in ``problem`` instead of raised."""
+        """Query all attributes of a device. If this fails, the error is stored in ``problem``."""
         try:
             with device.open() as context:
                 extended = context.query_device_ex()

@@ -1,4 +1,4 @@
-"""`aiordma devinfo`: list the devices of all libraries with their ports and addresses."""
+"""`aiordma devinfo`: list the RDMA devices of all libraries, with their ports and addresses."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ STATES = {verbs.PortState.ACTIVE: "green", verbs.PortState.DOWN: "red"}
 def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
     """Show the RDMA devices of this machine, or only DEVICE.
 
-    The list contains the system's devices and the embedded device. For each device, it shows the
-    ports (state, link, MTU, speed) and their GIDs (index, type, address, network interface). The
-    exit status is 1 if DEVICE does not exist, or if a device cannot be queried.
+    The list contains the devices of the system and the embedded device. For each device, it shows
+    the ports with their state, link, MTU and speed. For each port, it shows the GIDs with their
+    index, type, address and network interface.
+
+    The exit status is 1 if DEVICE does not exist, or if a device cannot be queried.
     """
     try:
         devices = [verbs.find_device(device)] if device else verbs.devices()
@@ -102,13 +104,13 @@ def port_to_plain(port: PortInfo) -> dict[str, object]:
 
 
 def guid_text(guid: int) -> str:
-    """Format a GUID as ibv_devinfo(1) does, such as 0200:00ff:feec:db70."""
+    """Format a GUID like ibv_devinfo(1), for example 0200:00ff:feec:db70."""
     digits = f"{guid:016x}"
     return ":".join(digits[at : at + 4] for at in range(0, 16, 4))
 
 
 def flag_names(flags: IntFlag) -> list[str]:
-    """Return the names of the bits that are set.
+    """Return the names of the bits that are set in `flags`.
 
     Bits without a name are combined into one number.
     """
@@ -118,7 +120,10 @@ def flag_names(flags: IntFlag) -> list[str]:
 
 
 def json_value(value: object) -> object:
-    """Convert a value for JSON: enumerations and flags to names, MTUs to bytes, GUIDs to text."""
+    """Convert a value to one that JSON supports.
+
+    Enumerations and flags become names, an MTU becomes a number of bytes, and a GUID becomes text.
+    """
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {
             name: guid_text(found) if name.endswith("_guid") else json_value(found)
@@ -195,7 +200,10 @@ def gids_table(ports: tuple[PortInfo, ...]) -> Table | None:
 
 
 def flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield dotted names and texts of a JSON value. The basic attributes have no prefix."""
+    """Yield each value nested in a JSON value as text, with its dotted name.
+
+    The names of basic attributes have no prefix.
+    """
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from flat(inner, prefix if name == "orig_attr" else f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""`aiordma doctor`: report problems with RDMA on this machine and how to fix them."""
+"""`aiordma doctor`: find problems with RDMA on this machine and suggest how to fix them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def doctor(as_json: bool) -> None:
 
     The checks cover libraries, the kernel, providers, permissions, the limit on locked memory,
     ports, GIDs, fork(), containers, the embedded device, and the device that programs use. Each
-    problem and warning comes with advice.
+    problem and each warning comes with advice on how to fix it.
 
-    The exit status is 0 if the device that programs use works. This can be a system device or the
-    embedded device. It is 1 if only the embedded device works, but programs look for another one,
-    for example because of AIORDMA_DEVICE=system. It is 3 if no device works. Warnings do not affect
-    the exit status.
+    The exit status is 0 if the device that programs use works, whether it is a device of the system
+    or the embedded device. It is 1 if only the embedded device works, but programs look for another
+    one, for example because of AIORDMA_DEVICE=system. It is 3 if no device works. Warnings do not
+    affect the exit status.
     """
     facts = Facts.collect()
     findings = examine(facts)

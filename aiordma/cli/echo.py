@@ -1,4 +1,4 @@
-"""`aiordma echo`: run an echo client and server in two processes and verify every byte."""
+"""`aiordma echo`: run an echo client and an echo server in two processes, and verify every byte."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ def echo(
 ) -> None:
     """Echo messages over RDMA and verify every byte.
 
-    The client and the server run in two processes. The messages have random contents. If you pass
-    FILE, the client sends its contents instead, in pieces of each size and as a whole. The exit
-    status is 1 if an echo differs from its message, or if an operation fails.
+    The client and the server run in two processes. By default, the messages have random contents.
+    If you pass FILE, the client sends the contents of the file instead: first in pieces of each
+    size, and then as a whole. The exit status is 1 if an echo differs from its message, or if an
+    operation fails.
     """
     check_sizes(sizes)
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:

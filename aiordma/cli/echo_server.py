@@ -1,4 +1,4 @@
-"""`aiordma echo-server`: the server process of `aiordma echo`."""
+"""`aiordma echo-server`: run the server process of `aiordma echo`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .options import Via, connection_options, loop_factory
 @click.command(hidden=True)
 @connection_options
 def echo_server(device: str | None, via: Via, host: str | None, loop: str) -> None:
-    """Echo messages until standard input ends; print the address and port on one line."""
+    """Print the address and port on one line, and echo messages until standard input ends."""
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         try:
             runner.run(serve(device, via, host or ""))
@@ -39,7 +39,8 @@ async def echo_messages(conn: aiordma.Connection) -> None:
 async def end_of_input() -> None:
     """Wait until standard input ends.
 
-    The parent holds the other end of the pipe, so this also happens if the parent is killed.
+    Standard input is a pipe, and the parent process holds its other end. The input therefore also
+    ends if the parent is killed.
     """
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(

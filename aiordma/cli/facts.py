@@ -1,4 +1,4 @@
-"""Facts about a machine for `aiordma doctor`, which `checks.py` evaluates."""
+"""The facts about a machine that `aiordma doctor` collects and `checks.py` evaluates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAP_IPC_LOCK = 14  # linux/capability.h
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The permissions of a node in /dev/infiniband, and whether this process can open it."""
+    """A node in /dev/infiniband, with its permissions and whether this process can open it."""
 
     path: str
     rights: str
@@ -65,7 +65,7 @@ class Facts:
     def collect(cls, root: Path = Path("/")) -> Facts:
         """Collect the facts about this machine.
 
-        ``root`` is the folder that contains its /sys, /proc, /dev and /etc.
+        ``root`` is the folder in which /sys, /proc, /dev and /etc are read.
         """
         unknown = unknown_variables(os.environ)
         environment.reported.update(unknown)  # a check reports them
@@ -102,9 +102,9 @@ class Facts:
 
 
 def choose() -> tuple[str, str, bool]:
-    """Return the device that `connect` uses, the reason, and whether it is the fallback.
+    """Return the device that `connect` uses, the reason, and whether it is used as a fallback.
 
-    The name is empty if `connect` would fail; the reason is then the error.
+    If `connect` would fail, the name is empty, and the reason is the error.
     """
     try:
         choice = verbs.choose_device()
@@ -129,9 +129,9 @@ def names(folder: Path) -> list[str]:
 
 
 def providers(root: Path) -> tuple[str, ...]:
-    """Return the drivers that libibverbs is configured to load.
+    """Return the names of the drivers that libibverbs is configured to load.
 
-    They are the `driver NAME` lines in its configuration folder.
+    They are listed in `driver NAME` lines in the files of its configuration folder.
     """
     folder = root / "etc/libibverbs.d"
     lines = "\n".join(read(folder / name) for name in names(folder)).splitlines()
@@ -140,7 +140,7 @@ def providers(root: Path) -> tuple[str, ...]:
 
 
 def kernel_devices(root: Path) -> dict[str, str]:
-    """Return the kernel's RDMA devices and their drivers. Software devices have no driver."""
+    """Return the kernel's RDMA devices with their drivers. Software devices have no driver."""
     folder = root / "sys/class/infiniband"
     found = {}
     for name in names(folder):
@@ -178,7 +178,10 @@ def effective_capabilities(root: Path) -> int:
 
 
 def container(root: Path) -> str:
-    """Return the kind of container that this process runs in, or an empty text outside of one."""
+    """Return the kind of container in which this process runs.
+
+    Returns an empty string if it does not run in a container.
+    """
     for name, kind in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
         if (root / name).exists():
             return kind

@@ -1,4 +1,4 @@
-"""The type of options and arguments that name a file."""
+"""The click type for options and arguments that name a file or folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class FilePath(click.Path):
-    """A path that is not empty. click would take an empty path for the current folder."""
+    """A path that must not be empty. click would treat an empty path as the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not os.fspath(value):

@@ -1,4 +1,4 @@
-"""Checks for shared memory and CMA, which `embedded0` uses between processes of the same user."""
+"""Checks for the shared memory and CMA that `embedded0` uses between processes of one user."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ print(0 if done == 8 else ctypes.get_errno())
 
 @dataclass(frozen=True, slots=True)
 class LocalPeerFacts:
-    """Whether processes can share memory and copy from each other.
+    """The reasons why processes cannot share memory or copy data from each other.
 
-    An empty problem means that they can.
+    An empty reason means that there is no such problem.
     """
 
     links: str = "shared"  # AIORDMA_EMBEDDED_LINKS
@@ -53,9 +53,9 @@ class LocalPeerFacts:
 
 
 def share_problem() -> str:
-    """Return why no sealed memfd can be created, or an empty text.
+    """Return the reason why a sealed memfd cannot be created, or an empty string if it can.
 
-    RLIMIT_FSIZE is checked first, because exceeding it kills the process.
+    RLIMIT_FSIZE is checked first, because the kernel kills a process that exceeds this limit.
     """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < SHARED_BYTES:

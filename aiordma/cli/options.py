@@ -46,7 +46,7 @@ def parse_sizes(value: str | list[int]) -> list[int]:
 
 
 def check_sizes(sizes: Iterable[int]) -> None:
-    """Refuse sizes beyond the longest message before a connection is made for them."""
+    """Raise an error for sizes that exceed the longest message, before a connection is opened."""
     longest = DEFAULT.max_message
     for size in sizes:
         if size > longest:
@@ -71,7 +71,7 @@ URL = re.compile(
 
 
 def plain_host(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse a host with a scheme, brackets, a port or a path, and suggest what to write."""
+    """Reject a host with a scheme, brackets, a port or a path, and suggest the correct value."""
     found = URL.fullmatch(value or "")
     if found is None or value in (host := found["ip"] or found["name"], None):
         return value
@@ -82,7 +82,7 @@ def plain_host(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers that excludes nan and inf."""
+    """A range of floating-point numbers that excludes nan and inf."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -143,9 +143,9 @@ def chosen_devices(named: str | None) -> tuple[verbs.Device, str]:
 
 
 def own_address(device: verbs.Device) -> str:
-    """Return an address at which this machine reaches the device.
+    """Return an address at which programs on this machine reach the device.
 
-    It is a loopback address if the device has one.
+    If the device has a loopback address, that address is returned.
     """
     with device.open() as context:
         entries = [entry for entry in context.query_gid_table() if entry.gid.ip.is_loopback]

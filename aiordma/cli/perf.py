@@ -1,4 +1,4 @@
-"""`aiordma perf`: measure latency, bandwidth and rate of each operation between two processes."""
+"""`aiordma perf`: measure the latency, bandwidth and rate of operations between two processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class PerfGroup(Group):
-    """A group that accepts `perf --local ...` as a synonym of `perf local ...`."""
+    """A command group in which `perf --local ...` has the same meaning as `perf local ...`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args[:1] == ["--local"]:
@@ -85,8 +85,8 @@ class PerfGroup(Group):
 def perf(local: bool) -> None:
     """Measure latency, bandwidth or rate between two processes.
 
-    `aiordma perf --local send lat` starts both processes on this machine. To measure between two
-    machines, use `server` on one of them and `client` on the other.
+    To run both processes on this machine, use `aiordma perf --local send lat`, for example. To
+    measure between two machines, use `server` on one of them and `client` on the other.
     """
 
 
@@ -97,7 +97,7 @@ POLLING = click.option("--polling", type=click.IntRange(0, 1_000_000), metavar="
 
 @dataclass(frozen=True)
 class MeasurementOptions:
-    """The options that `local` and `client` have in common."""
+    """The options that the commands `local` and `client` have in common."""
 
     settings: Settings
     device: str | None
@@ -110,13 +110,13 @@ class MeasurementOptions:
 
     @classmethod
     def of(cls, **given: Any) -> MeasurementOptions:
-        """Create the options from the values that click passes, by name."""
+        """Create the options from the keyword arguments that click passes to a command."""
         common = {field.name: given.pop(field.name) for field in fields(cls)[1:]}
         return cls(settings_of(**given), **common)
 
 
 def measurement_options(command: Command) -> Command:
-    """Add OPERATION, METRIC and the options of every measurement to a command."""
+    """Add the arguments OPERATION and METRIC, and the options of measurements, to a command."""
     for option in (
         POLLING,
         click.option("--plot", "targets", metavar="FILE", multiple=True,
@@ -200,7 +200,7 @@ RECEIVES = click.option("--receives", type=click.IntRange(1, 0xFFFF),
 def local(host: str | None, receives: int, **given: Any) -> None:
     """Measure between two processes on this machine.
 
-    OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
+    OPERATION is send, write, read, atomic or stream. METRIC is lat, bw or rate.
     """
     asked = MeasurementOptions.of(**given)
     check_sizes(asked.settings.sizes)
@@ -217,7 +217,10 @@ def local(host: str | None, receives: int, **given: Any) -> None:
 
 
 def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: MeasurementOptions) -> None:
-    """Run a measurement, then show and plot it. Exits with 1 if verification failed."""
+    """Run a measurement, and then show and plot its result.
+
+    The process exits with status 1 if verification failed.
+    """
     with asyncio.Runner(loop_factory=loop_factory(asked.loop)) as runner:
         try:
             for target in asked.targets:
@@ -278,7 +281,7 @@ async def measure(
 
 @contextmanager
 def stopped_by_ctrl_c(client: PerfClient) -> Iterator[None]:
-    """End the run cleanly on the first Ctrl-C, and immediately on the second one."""
+    """End the measurement cleanly on the first Ctrl-C, and immediately on the second one."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -294,9 +297,10 @@ def stopped_by_ctrl_c(client: PerfClient) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float], None]]]:
-    """Show a progress bar on a terminal.
+    """Show a progress bar if the output is a terminal.
 
-    The value of the context is a function that returns the callback for a size.
+    Yields:
+        A function that takes a size and returns the progress callback for this size.
     """
     errors = Console(stderr=True)
     with Progress(
@@ -330,7 +334,7 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
 def client(server_host: str, port: int, **given: Any) -> None:
     """Measure against `aiordma perf server` on HOST.
 
-    OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
+    OPERATION is send, write, read, atomic or stream. METRIC is lat, bw or rate.
     """
     asked = MeasurementOptions.of(**given)
     check_sizes(asked.settings.sizes)
@@ -348,7 +352,7 @@ def client(server_host: str, port: int, **given: Any) -> None:
     type=FilePath(dir_okay=False, path_type=Path),
     help="The .png or .svg file to write.")  # fmt: skip
 def plot_files(files: tuple[Path, ...], target: Path) -> None:
-    """Plot several runs, saved with --json, in one figure."""
+    """Plot several runs that were saved with --json in one figure."""
     records = []
     for file in files:
         try:
@@ -390,10 +394,10 @@ def server(
     host: str | None,
     loop: str,
 ) -> None:
-    """Serve measurements, one client at a time, until Ctrl-C.
+    """Serve measurements, one client at a time, until Ctrl-C is pressed.
 
-    Without --host, the server listens on all addresses. It has no authentication, so any host that
-    can reach the port can use it.
+    Without --host, the server listens on all addresses. It does not authenticate clients, so any
+    host that can reach the port can use it.
     """
     limits = Limits(size=max_size, memory=max_memory, connections=max_connections)
     config = Config(data_receives=receives, polling=polling / 1e6)

@@ -1,6 +1,6 @@
-"""Plots of `aiordma perf` runs: a metric by size, or the distribution of a single size.
+"""Plots of `aiordma perf` runs: a metric by size, or the distribution of latencies for one size.
 
-matplotlib belongs to the extra `plot`. Only this module uses it.
+Only this module uses matplotlib, which is in the extra `plot`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ QUANTILES = {"median": 0.5, "p90": 0.1, "p99": 0.01, "p99.9": 0.001, "p99.99": 0
 
 
 class PlotError(Exception):
-    """The data cannot be plotted, or matplotlib is not installed."""
+    """An error because the data cannot be plotted or matplotlib is not installed."""
 
 
 def check_target(target: Path) -> None:
-    """Raise PlotError if `target` is not a plot file, or if matplotlib is not installed."""
+    """Raise PlotError if `target` has no supported suffix, or if matplotlib is not installed."""
     if target.suffix.lower() not in FORMATS:
         raise PlotError(
             f"unsupported plot format: {target}; use a name that ends in {' or '.join(FORMATS)}"
@@ -62,10 +62,10 @@ def check_target(target: Path) -> None:
 
 
 def plot(records: Sequence[Record], target: Path) -> None:
-    """Plot runs of one metric into a PNG or SVG file.
+    """Plot runs that measured the same metric into a PNG or SVG file.
 
     Raises:
-        PlotError: If the runs cannot be plotted together, or matplotlib is not installed.
+        PlotError: If the runs cannot be plotted together, or if matplotlib is not installed.
         OSError: If the file cannot be written.
     """
     check_target(target)
@@ -131,7 +131,7 @@ def subtitle(records: Sequence[Record]) -> str:
 
 
 def names(records: Sequence[Record]) -> list[str]:
-    """Return a label for each run: its operation, and the settings in which the runs differ."""
+    """Return a label for each run, with its operation and the settings in which the runs differ."""
     parts = [
         {
             "operation": record["operation"],
@@ -192,7 +192,7 @@ def by_size(axes: Axes, records: Sequence[Record], metric: str, sizes: list[int]
 
 
 def to_gbit(mb: float) -> float:
-    """Convert MiB/s to Gbit/s, for numbers and arrays."""
+    """Convert MiB/s to Gbit/s. The argument can be a number or an array."""
     return mb * ((1 << 20) * 8 / 1e9)
 
 
@@ -226,7 +226,7 @@ def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -
 
 
 def plain_numbers(axis: Axis) -> None:
-    """Label an axis with 1, 2, 5, 10 ... 1,000 instead of powers."""
+    """Label an axis with plain numbers such as 1, 2, 5, 10 and 1,000 instead of powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -238,7 +238,10 @@ def plain_numbers(axis: Axis) -> None:
 
 
 def distributions(axes: Axes, records: Sequence[Record]) -> None:
-    """Plot the share of operations that took longer, so that a thin tail stays visible."""
+    """Plot the share of operations that took longer than each latency.
+
+    On a logarithmic axis, this also shows latencies that only a few operations had.
+    """
     from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
 
     axes.set_xscale("log")

@@ -18,9 +18,9 @@ from .top import TIMEOUT
 def port(pid: int, device: str, state: str) -> None:
     """Take down or bring up the port of an embedded device in another process.
 
-    Use this command to see how a program handles the failure of a device. PID is a process of this
-    user that was started with AIORDMA_MONITOR=1 in its environment. `aiordma top` lists these
-    processes.
+    Use this command to see how a program handles the failure of a device. PID is the ID of the
+    process, which must belong to this user and have been started with AIORDMA_MONITOR=1 in its
+    environment. `aiordma top` lists these processes.
     """
     try:
         where = directories(os.environ.get(VARIABLE) or "1")

@@ -26,19 +26,19 @@ SHIFT = 1 << 12
 
 @dataclass(slots=True)
 class Result:
-    """The round trips of one size. Times are in seconds."""
+    """The round trips of messages of one size. Times are in seconds."""
 
     size: int
     whole_file: bool = False
     times: list[float] = field(default_factory=list)
     payload: int = 0
-    """Bytes of the timed messages, in one direction."""
+    """The total size of the timed messages in one direction, in bytes."""
     mismatch: str = ""
-    """The first difference between a message and its echo; empty if there is none."""
+    """The first difference between a message and its echo, or empty if there is none."""
 
     @property
     def us(self) -> Summary:
-        """Statistics of the times, in microseconds."""
+        """Statistics of the round-trip times, in microseconds."""
         return Summary.of(self.times).scaled(1e6)
 
     @property
@@ -48,7 +48,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One row of the report: messages of one size, with random contents or those of a file."""
+    """The messages for one row of the report.
+
+    All messages have the same size. Their contents are random or come from a file.
+    """
 
     size: int
     file: bytes | None = None
@@ -58,7 +61,10 @@ class Plan:
         return self.file is not None and self.size == len(self.file)
 
     def messages(self) -> Iterator[bytes]:
-        """Yield the contents of messages forever. The last piece of a file is shorter."""
+        """Yield the contents of messages without end.
+
+        If the contents come from a file, it is sent repeatedly, and its last piece can be shorter.
+        """
         block = os.urandom(self.size + SHIFT) if self.file is None else b""
         while self.file is None:
             start = random.randrange(SHIFT)
@@ -71,7 +77,8 @@ class Plan:
 def plans(sizes: list[int], file: bytes | None) -> list[Plan]:
     """Return a plan for each size.
 
-    With a file, there is a plan for each size smaller than the file, and one for the whole file.
+    If `file` is given, there is a plan for each size that is smaller than the file, and another one
+    for the whole file.
     """
     if file is None:
         return [Plan(size) for size in sizes]

@@ -1,4 +1,4 @@
-"""`aiordma run`: run unmodified programs for libibverbs and librdmacm on the embedded device."""
+"""`aiordma run`: run unmodified libibverbs and librdmacm programs on the embedded device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from aiordma._core.environment import unknown_variables
 from .file_path import FilePath
 
 UNUSED = 125
-"""Exit status if a program did not use the device although it must, as in env(1) and timeout(1)."""
+"""The exit status if a program that must use the device did not use it.
+
+Commands such as env(1) and timeout(1) also use this status for their own failures.
+"""
 
 
 # The exit statuses are those of the shell and of env(1).
@@ -36,7 +39,7 @@ class NotFoundError(CannotRunError):
 
 
 class UnusedError(click.ClickException):
-    """The program would not test the device."""
+    """An error because running the program would not test the device."""
 
     exit_code = UNUSED
 
@@ -62,19 +65,21 @@ def run(
 ) -> NoReturn:
     """Run a verbs program on the embedded device.
 
-    PROGRAM is any unmodified program that uses libibverbs and librdmacm. This command appends the
-    embedded device to LD_PRELOAD, so that it replaces both libraries in PROGRAM and its child
-    processes. For programs that open these libraries with dlopen(), the command prepends a folder
-    to LD_LIBRARY_PATH. PROGRAM finds only the device embedded0, in /sys/class/infiniband and
-    /dev/infiniband. The rdma(8) in its PATH shows this device.
+    PROGRAM is any program that uses libibverbs and librdmacm. It does not have to be modified. This
+    command appends the embedded device to LD_PRELOAD, so that it replaces both libraries in PROGRAM
+    and its child processes. For programs that open these libraries with dlopen(), the command also
+    prepends a folder to LD_LIBRARY_PATH.
 
-    PROGRAM replaces this process, so the exit status and the handling of signals are those of
-    PROGRAM. With an option, this process waits for PROGRAM instead, forwards signals to it, and
-    exits with the same status or signal.
+    The only RDMA device that PROGRAM finds, in /sys/class/infiniband and /dev/infiniband, is
+    embedded0. The rdma(8) command in its PATH also shows this device.
+
+    PROGRAM replaces this process, so its exit status and its handling of signals remain the same.
+    If you pass an option, this process waits for PROGRAM instead. It then forwards signals to
+    PROGRAM, and exits with the same status or signal.
 
     The exit status is 127 if PROGRAM does not exist. It is 126 if PROGRAM cannot be started, or if
-    the dynamic linker would ignore LD_PRELOAD, because PROGRAM is static, set-user-ID, or for
-    another architecture.
+    the dynamic linker would ignore LD_PRELOAD because PROGRAM is statically linked, set-user-ID, or
+    built for another architecture.
     """
     if not program:
         raise click.BadParameter("the name of the program must not be empty", param_hint="PROGRAM")
@@ -104,7 +109,7 @@ def run(
 
 
 def check_environment(must_use: bool) -> None:
-    """Report unknown AIORDMA_* variables. With ``must_use``, raise UnusedError instead."""
+    """Warn about unknown AIORDMA_* variables, or raise UnusedError if ``must_use`` is True."""
     for text in unknown_variables(os.environ).values():
         if must_use:
             raise UnusedError(f"{text}; --must-use does not allow unknown variables")
@@ -112,9 +117,9 @@ def check_environment(must_use: bool) -> None:
 
 
 def library() -> Path:
-    """Return the path of the embedded device built as libibverbs.so.1.
+    """Return the path of the embedded device's library, which is named libibverbs.so.1.
 
-    Its folder also contains the other names of that library.
+    Its folder contains the same library under the other names that programs may open.
     """
     path = Path(str(importlib.resources.files("aiordma._native") / "preload" / "libibverbs.so.1"))
     if not path.exists():
@@ -128,9 +133,9 @@ def library() -> Path:
 
 
 def preloaded(present: str) -> str:
-    """Return LD_PRELOAD with our library appended.
+    """Return the value of LD_PRELOAD with our library appended.
 
-    A sanitizer's library, if present, must come first.
+    If the value contains a sanitizer's library, that library must remain the first one.
     """
     for word in re.split("[ :]", present):
         if Path(word).name.startswith("librspreload.so"):
@@ -142,18 +147,18 @@ def preloaded(present: str) -> str:
 
 
 def searched(present: str) -> str:
-    """Return LD_LIBRARY_PATH with our folder prepended.
+    """Return the value of LD_LIBRARY_PATH with the folder of our library prepended.
 
-    This makes dlopen() find the preloaded library.
+    With this value, dlopen() finds the library that is preloaded.
     """
     folder = str(library().parent)
     return f"{folder}:{present}" if present else folder
 
 
 def find(program: str, programs: str | None = None) -> str:
-    """Return the path of a program as a shell finds it.
+    """Return the path of a program in the way that a shell finds it.
 
-    PATH is searched unless the name contains a slash.
+    PATH is searched only if the name does not contain a slash.
     """
     path = shutil.which(program, path=programs)
     if path is not None:
@@ -175,7 +180,10 @@ class ELF:
 
     @classmethod
     def read(cls, path: str) -> Self | None:
-        """Read the header of a file. Returns None if it is not an ELF file or cannot be read."""
+        """Read the header of an ELF file.
+
+        Returns None if the file is not an ELF file or cannot be read.
+        """
         try:
             with open(path, "rb") as file:
                 head = file.read(64)
@@ -221,7 +229,10 @@ def check(path: str) -> None:
 
 
 def privileged(path: str) -> str:
-    """Return why the program would gain privileges that its caller lacks, or an empty text."""
+    """Return the reason why the program would gain privileges that its caller does not have.
+
+    Returns an empty string if it would not gain any.
+    """
     status = os.stat(path)
     if status.st_mode & 0o4000 and status.st_uid != os.getuid():
         return "is set-user-ID"
@@ -241,7 +252,7 @@ FORWARDED = {
 }  # fmt: skip
 
 SI_KERNEL = 0x80
-"""The origin of signals sent by the terminal (sigaction(2))."""
+"""The `si_code` of signals that the terminal sends (sigaction(2))."""
 
 FAULTS = "AIORDMA_EMBEDDED_FAULTS"
 
@@ -253,10 +264,10 @@ def run_watched(
     failure_traces: Path | None,
     must_use: bool,
 ) -> NoReturn:
-    """Run the program, trace each of its processes, and exit the way the program does.
+    """Run the program, trace each of its processes, and exit in the same way as the program.
 
-    The traces stay in a folder inside ``failure_traces`` if the program fails. Each process that
-    opens the device starts a trace, so the device was unused if there are no traces.
+    If the program fails, the traces are kept in a new folder inside ``failure_traces``. Each
+    process that opens the device creates a trace. If there are no traces, the device was not used.
 
     Raises:
         OSError: If the program cannot be started.
@@ -282,7 +293,10 @@ def run_watched(
 
 
 def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
-    """Return why a successful program did not test the device as it must, or an empty text."""
+    """Return the reason why a successful program did not test the device as required.
+
+    Returns an empty string if it did.
+    """
     if not traces.exists():
         return (
             f"{path} removed {traces}; aiordma needs this folder to see whether it used embedded0"
@@ -302,7 +316,7 @@ def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
 def new_folder(parent: Path | None, program: str) -> Path:
     """Create a folder for traces.
 
-    Its path has no %p, which AIORDMA_TRACE would replace with a number.
+    Its path never contains %p, because AIORDMA_TRACE would replace that with a process ID.
     """
     hint = "--failure-traces" if parent else "TMPDIR"
     try:
@@ -318,10 +332,10 @@ def new_folder(parent: Path | None, program: str) -> Path:
 
 
 def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
-    """Run the program and return its exit status, negative if a signal ended it.
+    """Run the program and return its exit status, which is negative if a signal ended it.
 
-    Signals from other processes are forwarded to the program. Signals from the terminal are not,
-    because the terminal sends them to both processes.
+    Signals that other processes send to this process are forwarded to the program. Signals from the
+    terminal are not forwarded, because the terminal sends them to both processes.
     """
     # If the caller ignores SIGCHLD, there is no signal and no status (waitpid(2)).
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -337,7 +351,10 @@ def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
 
 
 def end(status: int) -> NoReturn:
-    """Exit the way a program with ``status`` did: with the same signal, but without a core dump."""
+    """Exit in the same way as a program with this ``status``.
+
+    If a signal ended the program, this process ends with the same signal, but without a core dump.
+    """
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         if -status != signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""Tables that the commands print, and the texts in them."""
+"""Tables that the commands print, and functions that format their cells."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def table(*columns: str, numbers: Collection[str] = (), caption: str | None = None) -> Table:
-    """Create a table that folds only its last column on a narrow terminal.
+    """Create a table in which only the last column is wrapped if the terminal is narrow.
 
-    The other columns are never truncated.
+    The other columns keep their full width.
     """
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     for column in columns:
@@ -29,13 +29,13 @@ def table(*columns: str, numbers: Collection[str] = (), caption: str | None = No
 def plain(value: object) -> str:
     """Convert a value to text without control characters.
 
-    Another process may have written some.
+    The value may come from another process, which could include such characters.
     """
     return "".join(c for c in str(value) if c.isprintable())
 
 
 def size_text(size: int) -> str:
-    """Format a requested size exactly, without rounding."""
+    """Format a size that the user requested, without rounding it."""
     for unit, factor in UNITS:
         if size >= factor and size % factor == 0:
             return f"{size // factor} {unit}"
@@ -43,7 +43,7 @@ def size_text(size: int) -> str:
 
 
 def amount(size: float) -> str:
-    """Format a measured number of bytes, rounded."""
+    """Format a measured number of bytes, and round it."""
     for unit, factor in UNITS:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

@@ -50,16 +50,19 @@ RAIL_EXTRAS = ("latest error", "since")
 WORD = 15
 
 Shown = dict[str, Snapshot]
-"""Snapshots by socket name, because processes in different PID namespaces can have the same PID."""
+"""Snapshots by the name of the process's socket.
+
+PIDs are not used as keys, because processes in different PID namespaces can have the same PID.
+"""
 
 DIRECTIONS = {
     "sent": ("bytes_sent", "bytes_written", "peer_bytes_read"),
     "received": ("bytes_received", "bytes_read", "peer_bytes_written"),
 }
-"""The snapshot fields whose sums the columns show."""
+"""The columns for each direction, with the snapshot fields that they sum up."""
 
 Row = dict[str, object]
-"""The cells of a row by heading."""
+"""The cells of a table row, by column heading."""
 
 
 @click.command()
@@ -73,8 +76,8 @@ Row = dict[str, object]
 def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int) -> None:
     """Show the traffic, connections and memory of this user's processes that use aiordma.
 
-    PID selects one process. The tables contain processes that had AIORDMA_MONITOR=1 in their
-    environment when they imported aiordma. Press Ctrl-C to exit.
+    The tables contain processes that had AIORDMA_MONITOR=1 in their environment when they imported
+    aiordma. If you pass a PID, only this process is shown. Press Ctrl-C to exit.
 
     The exit status is 1 if no process is found.
     """
@@ -128,9 +131,10 @@ def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -
 
 
 def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], list[str]]:
-    """Query all processes. Returns responses by socket name, and notes about failed queries.
+    """Query the processes that have a socket in the directories `where`.
 
-    The sockets of processes that have ended are removed.
+    Returns the responses by socket name, and notes about queries that failed. The sockets of killed
+    processes are removed.
     """
     answers, notes = {}, []
     paths = [path for each in where for path in sockets(each, pid)]
@@ -147,7 +151,7 @@ def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], 
 
 
 def readable(answers: Mapping[str, object]) -> tuple[Shown, list[str]]:
-    """Return the responses that the table can show, and notes about the others."""
+    """Return the responses that the tables can show, and notes about the other responses."""
     shown: Shown = {}
     notes = []
     for name, answer in answers.items():
@@ -167,10 +171,10 @@ def number(name: str) -> str:
 
 
 def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
-    """Return tables of the processes, their busiest connections, and the rails of those.
+    """Return tables of the processes, their busiest connections, and these connections' rails.
 
-    Only connections with several rails have rows in the table of rails. For processes that `before`
-    contains, the tables show rates since then.
+    The table of rails contains only connections with several rails. For processes that are in
+    `before`, the tables also show the rates since then.
     """
     processes: list[Row] = []
     connections: list[tuple[int, Row, list[Row]]] = []  # bytes since the last update, row, rails
@@ -226,7 +230,10 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
 
 
 def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, Row]:
-    """Return the bytes since the last update or since the start, and cells of totals and rates."""
+    """Return the bytes transferred since the last update, and the cells with totals and rates.
+
+    Without a last update, the bytes since the start are returned.
+    """
     busy = 0
     cells: Row = {"messages": counts["messages_sent"] + counts["messages_received"]}
     for heading, parts in DIRECTIONS.items():
@@ -243,14 +250,14 @@ def carried(counts: Traffic | RailState, parts: Sequence[str]) -> int:
 
 
 def grown(total: int, before: int | None, seconds: float) -> str:
-    """Format a number of bytes, with its rate if the previous number is known."""
+    """Format a number of bytes, followed by its rate of growth if the previous number is known."""
     if before is None or seconds <= 0:
         return amount(total)
     return f"{amount(total)} ({amount(max(0, total - before) / seconds)}/s)"
 
 
 def rail_rows(rails: list[RailState], known: list[RailState], seconds: float) -> list[Row]:
-    """Return a row for each rail, or no rows for a connection with a single rail."""
+    """Return a row for each rail, or an empty list if the connection has only one rail."""
     before = {rail["device"]: rail for rail in known}
     return [
         {
@@ -276,9 +283,10 @@ def waited(taken: Snapshot) -> float:
 
 
 def p99(taken: Snapshot, known: Snapshot | None) -> str:
-    """Return the histogram bound that 99 % of the requests did not exceed since the last update.
+    """Return an upper bound for the duration of 99 % of the requests since the last update.
 
-    Without an earlier snapshot, all requests of the process count.
+    It is one of the histogram's bounds. Without an earlier snapshot, all requests of the process
+    are included.
     """
     counts: Counter[str] = Counter()
     for measured in taken["latencies"].values():
@@ -292,9 +300,10 @@ def p99(taken: Snapshot, known: Snapshot | None) -> str:
 
 
 def table(rows: Sequence[Row], extras: Sequence[str], width: int) -> Table:
-    """Create a table that is at most `width` wide, dropping `extras` that do not fit.
+    """Create a table that is at most `width` characters wide.
 
-    Headings are wrapped only if the table does not fit otherwise.
+    If the table does not fit, columns are omitted in the order of `extras`. Headings are wrapped
+    only if it still does not fit.
     """
     columns = {name: [plain(row[name]) for row in rows] for name in rows[0]}
     least = {name: max(len(name), fitting(cells)) for name, cells in columns.items()}
@@ -322,5 +331,5 @@ def fitting(cells: Sequence[str]) -> int:
 
 
 def needed(names: Sequence[str], widths: Mapping[str, int]) -> int:
-    """Return the width of a table with its edges and two spaces between columns."""
+    """Return the width of a table, including its edges and two spaces between columns."""
     return 1 + sum(widths[name] + 2 for name in names)

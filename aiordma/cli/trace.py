@@ -1,4 +1,4 @@
-"""`aiordma trace`: show the work requests of a program that ran on the embedded device."""
+"""`aiordma trace`: show the work requests of a program that used the embedded device."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def trace(
 ) -> None:
     """List work requests with their status, and events of queue pairs, in order of time.
 
-    Each FILE is the trace of a process that ran on the embedded device with AIORDMA_TRACE=FILE. The
-    times of all traces are relative to the first record.
+    Each FILE is the trace of a process that used the embedded device with AIORDMA_TRACE=FILE in its
+    environment. All times are relative to the first record in any of the files.
     """
     try:
         traces = load(files, qps, statuses)

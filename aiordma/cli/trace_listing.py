@@ -1,4 +1,4 @@
-"""The runs of several traces on a common time axis, as a plain listing."""
+"""A plain listing of the runs in several traces, on a common time axis."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ KEYS = {"addr", "remote_addr", "key", "lkey", "rkey", "invalidate_rkey", "invali
 
 @dataclass(slots=True)
 class Traced:
-    """A run, and its requests and incidents that are shown."""
+    """A run, with those of its requests and incidents that are shown."""
 
     path: Path
     run: Run
     offset: int
-    """Offset between the run's times and the common axis, which starts at 0."""
+    """The difference between the run's clock and the common axis, which starts at 0."""
     requests: list[Request]
     incidents: list[Incident]
 
     def at(self, t: int) -> int:
-        """Return a time of the run on the common axis, in nanoseconds."""
+        """Convert a time of the run to the common axis, in nanoseconds."""
         return t + self.offset
 
     @property
@@ -57,13 +57,13 @@ class Traced:
 def load(
     paths: Iterable[Path], qps: Collection[int] = (), statuses: Collection[str] = ()
 ) -> list[Traced]:
-    """Load all runs of some files. The common axis starts with the earliest run.
+    """Load all runs of some trace files. The common time axis starts with the earliest run.
 
     Args:
         paths: The files.
-        qps: Only show these queue pairs; all of them by default.
-        statuses: Only show requests with these statuses; all of them by default. Incidents have no
-            status, so they are not shown if this is given.
+        qps: The numbers of the queue pairs to show. If empty, all are shown.
+        statuses: The statuses of the requests to show. If empty, all are shown. Incidents have no
+            status, so they are shown only if this is empty.
 
     Raises:
         click.BadParameter: If no file contains one of the queue pairs.
@@ -98,9 +98,11 @@ def load(
 
 
 def listing(traces: Iterable[Traced]) -> Iterator[str]:
-    """Yield a line for each process, with how its trace ended, then requests and incidents by time.
+    """Yield the lines of the listing.
 
-    The time of a request is that of its post.
+    The first lines describe the trace of each process and how it ended. They are followed by all
+    requests and incidents in order of time. The time of a request is the time at which it was
+    posted.
     """
     rows: list[tuple[int, str]] = []
     for traced in traces:
@@ -123,7 +125,7 @@ def listing(traces: Iterable[Traced]) -> Iterator[str]:
 
 
 def qp_num(it: Request | Incident) -> int | None:
-    """Return the queue pair of a request or incident. Events of memory regions have none."""
+    """Return the number of the queue pair, or None for an event of a memory region."""
     return None if isinstance(it, trace.RegisteredMR | trace.KeyEnded) else it.qp_num
 
 
@@ -150,12 +152,15 @@ def request_text(request: Request) -> str:
 
 
 def meaning(reason: str | None) -> str:
-    """Return a colon and the meaning of a reason, or an empty text if it is unknown or None."""
+    """Return a colon followed by the meaning of a reason.
+
+    Returns an empty string if the reason is unknown or None.
+    """
     return f": {trace.REASONS[reason]}" if reason in trace.REASONS else ""
 
 
 def incident_text(incident: Incident) -> str:
-    """Format a record: its type, its fields as in the file, and the meaning of its reason."""
+    """Format a record with its type, its fields as in the file, and the meaning of its reason."""
     values = (
         f"{name}={'+'.join(value) if isinstance(value, tuple) else value}"
         for name, value in arguments(incident).items()
@@ -165,14 +170,14 @@ def incident_text(incident: Incident) -> str:
 
 
 def wr_id_text(wr_id: int) -> str:
-    """Format a wr_id, in hexadecimal if it looks like a pointer."""
+    """Format a wr_id. It is printed in hexadecimal if it looks like a pointer."""
     return str(wr_id) if wr_id < 1 << 32 else f"{wr_id:#x}"
 
 
 def arguments(record: Record) -> dict[str, object]:
-    """Return the fields that a record has.
+    """Return the fields that are set in a record.
 
-    Keys and addresses are texts, because viewers have no 64-bit numbers.
+    Keys and addresses are converted to text, because viewers do not support 64-bit numbers.
     """
     values = {
         each.name: getattr(record, each.name)
