@@ -111,7 +111,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         solicited: bool = False,
         inline: bool = False,
     ) -> None:
-        """Add a request that sends a message.
+        """Send a message.
 
         ``to`` is the destination of a datagram. ``invalidate`` is a key of the peer that the
         message invalidates when it arrives.
@@ -146,7 +146,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         solicited: bool = False,
         inline: bool = False,
     ) -> None:
-        """Add a request that writes to the peer's memory.
+        """Write to the peer's memory.
 
         With ``imm``, the write also consumes a receive of the peer, whose completion contains
         ``imm``.
@@ -169,7 +169,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Add a request that reads from the peer's memory."""
+        """Read from the peer's memory."""
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.RDMA_READ, sges, flags, 0, remote_addr, rkey))
 
@@ -185,9 +185,9 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Add a request that replaces 8 bytes of the peer's memory if they equal ``compare``.
+        """Replace 8 bytes of the peer's memory with ``swap`` if they equal ``compare``.
 
-        The new value is ``swap``. The previous value is stored in the local memory ``old``.
+        The previous value is stored in the local memory ``old``.
         """
         there = remote_addr, rkey, _u64("compare", compare), _u64("swap", swap)
         flags = _flags(signaled, fence)
@@ -204,7 +204,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Add a request that adds a number to 8 bytes of the peer's memory, modulo 2^64.
+        """Add a number to 8 bytes of the peer's memory, modulo 2^64.
 
         The previous value is stored in the local memory ``old``.
         """
@@ -223,10 +223,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Add a request that flushes earlier writes to the peer's memory.
-
-        :class:`FlushInfo` says which writes are flushed, and what the flush guarantees.
-        """
+        """Flush earlier writes to the peer's memory. See :class:`FlushInfo`."""
         flags = _flags(signaled, fence)
         self.add(
             SendWorkRequest(
@@ -238,14 +235,14 @@ class SendBatch(_Batch[SendWorkRequest]):
     def bind(
         self, bind: BindInfo, *, wr_id: int = 0, signaled: bool = True, fence: bool = False
     ) -> None:
-        """Add a request that binds a memory window of type 2."""
+        """Bind a memory window of type 2."""
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.BIND_MW, (), flags, bind=bind))
 
     def invalidate(
         self, rkey: int, *, wr_id: int = 0, signaled: bool = True, fence: bool = False
     ) -> None:
-        """Add a request that invalidates the key of a local memory window of type 2."""
+        """Invalidate the key of a local memory window of type 2."""
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.LOCAL_INV, (), flags, invalidate_rkey=rkey))
 
