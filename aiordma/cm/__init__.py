@@ -8,8 +8,9 @@
         qp = id.create_qp(pd, cq); id.connect()      # after ROUTE_RESOLVED; pd of id.context
         ...                                          # after ESTABLISHED
 
-A call that fails raises an exception of :mod:`aiordma.errors`. An operation that fails later
-delivers an event whose ``error()`` returns the exception.
+Each call starts an operation and returns immediately. If the call itself fails, it raises an
+exception from :mod:`aiordma.errors`. If the operation fails later, the channel delivers an event
+whose ``error()`` method returns the exception.
 """
 
 from typing import TYPE_CHECKING

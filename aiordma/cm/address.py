@@ -1,4 +1,7 @@
-"""Socket addresses: conversion between (host, port), with a numeric host, and `struct sockaddr`."""
+"""Conversion of socket addresses between (host, port) tuples and `struct sockaddr`.
+
+The host must be a numeric IP address.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from aiordma._native import ffi
 from aiordma._native import handles as h
 
 Address: TypeAlias = tuple[str, int]
-"""A tuple (host, port) with a numeric IP address, such as ``fe80::1%eth0`` with a scope."""
+"""A tuple (host, port) with a numeric IP address, which may have a scope: ``fe80::1%eth0``."""
 
 # struct sockaddr_in and sockaddr_in6 (ip(7), ipv6(7)): the family in the machine's byte order,
 # port and flow in the network's.
@@ -58,13 +61,16 @@ def to_storage(address: Address) -> h.sockaddr_storage:
 
 
 def as_sockaddr(address: Address) -> tuple[h.sockaddr, object]:
-    """Return the pointer for a call, and an object to keep alive while it is used."""
+    """Return a pointer for a C call, and an object that must be kept alive while it is used."""
     storage = to_storage(address)
     return ffi.cast("struct sockaddr *", storage), storage
 
 
 def scope_id(scope: str | None) -> int:
-    """Return the number of a network interface, given by name or number, or raise ValueError."""
+    """Return the number of a network interface, or raise ValueError.
+
+    ``scope`` is the name or the number of the interface.
+    """
     if scope is None:
         return 0
     number = int(scope) if scope.isascii() and scope.isdecimal() and len(scope) <= 10 else -1
@@ -75,12 +81,12 @@ def scope_id(scope: str | None) -> int:
 
 
 def from_storage(storage: h.sockaddr_storage) -> Address | None:
-    """Return the address in a ``struct sockaddr_storage``, or None if it is empty."""
+    """Return the address in a ``struct sockaddr_storage``, or None if it does not contain one."""
     return _unpack(ffi.buffer(storage)[:28])
 
 
 def from_sockaddr(sockaddr: h.sockaddr, length: int) -> Address | None:
-    """Return the address in a ``struct sockaddr *`` of that length, or None if there is none."""
+    """Return the address in a ``struct sockaddr`` of the given length, or None if it is empty."""
     return _unpack(ffi.buffer(sockaddr, length)[:]) if length else None
 
 

@@ -1,4 +1,4 @@
-"""Connection IDs: the connection manager's counterpart of a TCP socket."""
+"""Connection IDs, which are to the connection manager what sockets are to TCP."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class _ById(Maker):
 class ConnectionId(Options):
     """One end of a connection, or a listener, created by :meth:`EventChannel.create_id`.
 
-    ``channel`` delivers the events of the ID. ``qp`` is its queue pair, or None. Each call starts
-    an operation and returns immediately, and an event on the channel reports the result. Use an ID
-    in one thread at a time.
+    ``channel`` is the channel that delivers the events of the ID. ``qp`` is its queue pair, or
+    None. Most methods start an operation and return immediately. An event on the channel reports
+    the result. Only one thread at a time may use an ID.
     """
 
     def __init__(self, channel: cm.EventChannel, pointer: h.rdma_cm_id) -> None:
@@ -94,7 +94,7 @@ class ConnectionId(Options):
 
     @classmethod
     def of(cls, library: Library, pointer: h.rdma_cm_id) -> ConnectionId | None:
-        """Return the object for a pointer in an event; None if it is closed or deleted."""
+        """Return the object for the C pointer in an event, or None if it is closed or deleted."""
         id = _ids.get(_key(library, pointer))
         return id if id is not None and not id.closed else None
 
@@ -104,8 +104,8 @@ class ConnectionId(Options):
     def context(self) -> Context | None:
         """The device to which the ID is bound, borrowed from the connection manager.
 
-        None if the ID is not bound to a device, such as before the address is resolved, or for a
-        listener on all addresses.
+        It is None if the ID is not bound to a device, for example before the address is resolved,
+        or if the ID listens on all addresses.
         """
         if self._context is None and (device := self.pointer.verbs):
             self._context = Context.borrow(self.library, device)
@@ -113,7 +113,7 @@ class ConnectionId(Options):
 
     @property
     def port_num(self) -> int:
-        """The port of the device; 0 if the ID is not bound to a device."""
+        """The port of the device, or 0 if the ID is not bound to a device."""
         return self.pointer.port_num
 
     @property
@@ -132,7 +132,10 @@ class ConnectionId(Options):
 
     @property
     def peer_address(self) -> Address | None:
-        """The peer's address, or None without a peer. A closed ID keeps its last known address."""
+        """The peer's address, or None if there is no peer.
+
+        If the ID is closed, this is the last known address.
+        """
         if not self.closed:
             peer = from_storage(ffi.addressof(self.pointer.route.addr, "dst_storage"))
             # librdmacm fills in the family early.
@@ -142,12 +145,12 @@ class ConnectionId(Options):
     # --- addresses -------------------------------------------------------------------------
 
     def bind_addr(self, address: Address) -> None:
-        """Bind to a local address. Port 0 selects a free port.
+        """Bind the ID to a local address. Port 0 selects a free port.
 
         Raises:
-            AddressError: With the errno of a socket. EADDRINUSE means that the port is in use.
-                EADDRNOTAVAIL means that this machine does not have the address, or that the port is
-                in use and one of the two addresses is the wildcard.
+            AddressError: With an error code like that of a socket. EADDRINUSE means that the port
+                is in use. EADDRNOTAVAIL means that this machine does not have the address, or that
+                the port is in use and one of the two addresses is the wildcard address.
         """
         sockaddr, _keep = as_sockaddr(address)
         try:
@@ -160,13 +163,13 @@ class ConnectionId(Options):
     def resolve_addr(
         self, address: Address, source: Address | None = None, timeout: float = 2.0
     ) -> None:
-        """Find the device that has a route to a peer's address.
+        """Start to look for a device that has a route to the peer's address.
 
-        Resulting event: ADDR_RESOLVED or ADDR_ERROR.
+        The resulting event is ADDR_RESOLVED or ADDR_ERROR.
 
         Args:
             address: The peer's address.
-            source: The local address to use; None selects it by the route.
+            source: The local address to use; None means that the route determines it.
             timeout: The maximum time in seconds.
 
         Raises:
@@ -185,9 +188,9 @@ class ConnectionId(Options):
         self._note("resolve_addr")
 
     def resolve_route(self, timeout: float = 2.0) -> None:
-        """Find the route to the peer, within ``timeout`` seconds.
+        """Start to look for the route to the peer, for at most ``timeout`` seconds.
 
-        Resulting event: ROUTE_RESOLVED or ROUTE_ERROR.
+        The resulting event is ROUTE_RESOLVED or ROUTE_ERROR.
         """
         try:
             self._check_bound("rdma_resolve_route")
@@ -215,11 +218,11 @@ class ConnectionId(Options):
         srq: verbs.SharedReceiveQueue | None = None,
         reserved: bool = False,
     ) -> QueuePair:
-        """Create the ID's queue pair, whose states the connection manager then changes.
+        """Create the ID's queue pair. The connection manager then changes its state as needed.
 
-        The protection domain must belong to this ID's :attr:`context`. ``qp_type`` is RC by
-        default, or UD in a datagram port space. Receives may be posted immediately. A UD queue pair
-        can also send immediately, with the Q_Key of the port space. See
+        The protection domain must belong to the :attr:`context` of this ID. By default, ``qp_type``
+        is RC, or UD in a datagram port space. You can post receives immediately. A UD queue pair
+        can also send immediately, and has the Q_Key of the port space. See
         :meth:`ProtectionDomain.create_qp`, rdma_create_qp(3) and rdma_create_qp_ex(3).
         """
         if pd.context is not self.context:
@@ -246,7 +249,7 @@ class ConnectionId(Options):
         return self.qp
 
     def destroy_qp(self) -> None:
-        """Close the queue pair, if any, and keep the ID."""
+        """Close the queue pair, if there is one, without closing the ID."""
         if self.qp is not None:
             self.qp.close()
             self.qp = None
@@ -254,28 +257,28 @@ class ConnectionId(Options):
     # --- connections -----------------------------------------------------------------------
 
     def connect(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
-        """Request a connection, or the address of a datagram service, after ROUTE_RESOLVED.
+        """Send a connection request, or ask a datagram service for its address.
 
-        Resulting event: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR. For a datagram
-        service, ESTABLISHED contains the destination (``datagrams``), and UNREACHABLE means that
-        the request was rejected. If the peer does not respond, UNREACHABLE arrives after the
-        connection manager's timeout of about a minute.
+        Call this after ROUTE_RESOLVED. The resulting event is ESTABLISHED, REJECTED, UNREACHABLE or
+        CONNECT_ERROR. For a datagram service, ESTABLISHED contains the destination (``datagrams``),
+        and UNREACHABLE can also mean that the request was rejected. If the peer does not respond,
+        UNREACHABLE arrives after the connection manager's timeout of about a minute.
 
         Raises:
-            LimitError: If there is too much private data (at most 56 bytes for PortSpace.TCP, 180
-                for PortSpace.UDP). Nothing is sent then.
+            LimitError: If there is too much private data (the maximum is 56 bytes for PortSpace.TCP
+                and 180 bytes for PortSpace.UDP). Nothing is sent in this case.
         """
         self._with_parameters("connect", self.library.calls.rdma_connect, parameters)
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
-        """Accept a connection request, on the request's own ID.
+        """Accept a connection request. Call this on the ID that the request created.
 
-        Resulting event: ESTABLISHED. A datagram service gets no event, and its peer may send from
-        now on.
+        The resulting event is ESTABLISHED. For a datagram service, there is no event, and the peer
+        may send immediately.
 
         Raises:
-            LimitError: If there is too much private data (at most 196 bytes for PortSpace.TCP, 136
-                for PortSpace.UDP).
+            LimitError: If there is too much private data (the maximum is 196 bytes for
+                PortSpace.TCP and 136 bytes for PortSpace.UDP).
         """
         self._with_parameters("accept", self.library.calls.rdma_accept, parameters)
 
@@ -290,14 +293,14 @@ class ConnectionId(Options):
         self._call(call, param, step=step)
 
     def reject(self, private_data: bytes = b"", *, for_ece: bool = False) -> None:
-        """Reject a connection request, on the request's own ID. Close the ID afterwards.
+        """Reject a connection request. Call this on the ID that the request created.
 
-        The peer gets a REJECTED event with reason 28, or 35 (unacceptable options) with
-        ``for_ece``.
+        Then close the ID. The peer gets a REJECTED event with reason 28 or, if ``for_ece`` is true,
+        with reason 35 (unacceptable ECE options).
 
         Raises:
-            LimitError: If there is too much private data (at most 148 bytes for PortSpace.TCP, 136
-                for PortSpace.UDP).
+            LimitError: If there is too much private data (the maximum is 148 bytes for
+                PortSpace.TCP and 136 bytes for PortSpace.UDP).
         """
         check_private_data(self.port_space, "reject", private_data)
         data = bytes(private_data)
@@ -306,13 +309,13 @@ class ConnectionId(Options):
         self._call(call, data or ffi.NULL, len(data), step="reject")
 
     def listen(self, backlog: int = 128) -> None:
-        """Listen on the bound address. Each request is a CONNECT_REQUEST event with a new ID.
+        """Listen for connection requests. Each request is a CONNECT_REQUEST event with a new ID.
 
-        An ID that is not bound listens on all IPv4 addresses and a free port.
+        If the ID is not bound to an address, it listens on all IPv4 addresses and a free port.
 
         Args:
-            backlog: The maximum number of requests whose event has not been received; 0 means the
-                maximum of the system. Further requests wait longer or are rejected.
+            backlog: The maximum number of requests whose event has not been taken yet; 0 means the
+                system's maximum. Further requests wait longer or are rejected.
 
         Raises:
             AddressError: If the port is in use, as in :meth:`bind_addr`.
@@ -334,8 +337,8 @@ class ConnectionId(Options):
     def disconnect(self) -> None:
         """End the connection. The queue pair enters the error state, which flushes posted work.
 
-        Resulting event: DISCONNECTED at the peer, which must then call this method as well. This
-        side gets DISCONNECTED when the peer does so, and TIMEWAIT_EXIT later.
+        The peer gets a DISCONNECTED event and must then call this method too. When it does so, this
+        side also gets DISCONNECTED, and later TIMEWAIT_EXIT.
 
         Raises:
             VerbsError: With EINVAL, if the ID is not connected.
@@ -346,16 +349,17 @@ class ConnectionId(Options):
     # --- multicast: of a datagram id that is bound to a device -----------------------------
 
     def join_multicast(self, address: Address, *, send_only: bool = False) -> None:
-        """Join the multicast group of an address. The port is ignored.
+        """Join the multicast group with the given address. The port in the address is ignored.
 
-        Resulting event: MULTICAST_JOIN or MULTICAST_ERROR. ``datagrams`` of the MULTICAST_JOIN
-        event is the destination for messages to the group. The ID's queue pair, if any, then
-        receives messages to the group, unless ``send_only`` is true.
+        The resulting event is MULTICAST_JOIN or MULTICAST_ERROR. In a MULTICAST_JOIN event,
+        ``datagrams`` is the destination for sending to the group. From then on, the ID's queue
+        pair, if there is one, receives the messages sent to the group, unless ``send_only`` is
+        true.
 
         Raises:
-            VerbsError: With EINVAL, if the port space does not use datagrams, or if the ID is not
+            VerbsError: With EINVAL, if the port space is not for datagrams, or if the ID is not
                 bound to a device.
-            UnsupportedError: If the device does not support groups of that address family.
+            UnsupportedError: If the device does not support groups of this address family.
         """
         sockaddr, _keep = as_sockaddr(address)
         attr = ffi.new("struct rdma_cm_join_mc_attr_ex *")
@@ -372,10 +376,10 @@ class ConnectionId(Options):
             raise
 
     def leave_multicast(self, address: Address) -> None:
-        """Leave the group of an address that was passed to :meth:`join_multicast`.
+        """Leave a multicast group that was joined with :meth:`join_multicast`.
 
         Raises:
-            VerbsError: With EADDRNOTAVAIL, if the ID has not joined that group.
+            VerbsError: With EADDRNOTAVAIL, if the ID has not joined this group.
         """
         sockaddr, _keep = as_sockaddr(address)
         self._call(self.library.calls.rdma_leave_multicast, sockaddr)
@@ -396,26 +400,26 @@ class ConnectionId(Options):
         return leave
 
     def group_of(self, context: h.Characters | h.VoidPointer) -> Address | None:
-        """Return the group of an event, or None if the ID has left that group."""
+        """Return the multicast group of an event, or None if the ID has left the group."""
         return self._groups.get(int(ffi.cast("uintptr_t", context)))
 
     # --- enhanced connection establishment -------------------------------------------------
 
     def set_local_ece(self, ece: ECE) -> None:
-        """Set the options to offer (before ``connect``) or to select (before ``accept``).
+        """Set the ECE options to offer (before ``connect``) or to select (before ``accept``).
 
-        This is only for an ID that does not own a queue pair. The devices negotiate the options of
-        an ID's own queue pair. Source: rdma_set_local_ece(3).
+        This is only for IDs without their own queue pair. If the ID owns its queue pair, the
+        devices negotiate the options. See rdma_set_local_ece(3).
 
         Raises:
-            VerbsError: With EINVAL, if the ID owns a queue pair, or for vendor 0.
+            VerbsError: With EINVAL, if the ID owns a queue pair, or if ``vendor_id`` is 0.
         """
         self._call(self.library.calls.rdma_set_local_ece, ece.packed())
 
     def get_remote_ece(self) -> ECE:
-        """Return the peer's options, after CONNECT_REQUEST or CONNECT_RESPONSE.
+        """Return the peer's ECE options, after CONNECT_REQUEST or CONNECT_RESPONSE.
 
-        A ``vendor_id`` of 0 means no options.
+        If ``vendor_id`` is 0, the peer has not sent any options.
 
         Raises:
             VerbsError: With EINVAL, if the ID owns a queue pair.
@@ -427,7 +431,7 @@ class ConnectionId(Options):
     # --- channels --------------------------------------------------------------------------
 
     def migrate(self, channel: cm.EventChannel) -> None:
-        """Move the ID and its future events to another channel of the same library."""
+        """Move the ID to another channel of the same library, which then delivers its events."""
         instance("channel", channel, type(self.channel), "an EventChannel")
         if channel.library is not self.library:
             raise ValueError(

@@ -37,13 +37,14 @@ def _parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Rea
 
 
 class EventChannel(Resource[h.rdma_event_channel]):
-    """A channel that delivers the events of many IDs.
+    """A channel that delivers the events of connection IDs.
 
-    The channel is synchronous and never blocks. ``fd`` is readable if there may be an event, but
-    ``get_event`` may still return None. Closing the channel closes every connection ID on it.
+    The channel is synchronous and never blocks. When an event arrives, the file descriptor ``fd``
+    becomes readable. It may also be readable without an event, so ``get_event`` may return None.
+    Closing the channel closes every connection ID on it.
 
-    Creating a channel raises UnsupportedError in the child of a fork whose parent had already
-    opened devices through the connection manager.
+    In a child process, creating a channel raises UnsupportedError if the parent process had already
+    opened devices through the connection manager before the fork.
     """
 
     def __init__(self, library: Library) -> None:
@@ -65,7 +66,7 @@ class EventChannel(Resource[h.rdma_event_channel]):
             raise failure("fcntl", code, "cannot make the event channel non-blocking")
 
     def create_id(self, port_space: PortSpace = PortSpace.TCP) -> ConnectionId:
-        """Create an ID for a connection or a listener.
+        """Create a connection ID, for a connection or a listener.
 
         Raises:
             UnsupportedError: If the library does not support this port space.
@@ -88,10 +89,10 @@ class EventChannel(Resource[h.rdma_event_channel]):
     def get_event(self) -> ConnectionEvent | None:
         """Return and acknowledge the next event, without waiting.
 
-        Events of IDs whose Python object is closed or deleted are acknowledged and skipped.
+        If the Python object of an ID is closed or deleted, its events are acknowledged and skipped.
 
         Returns:
-            The event, or None if there is no event.
+            The event, or None if no event is pending.
         """
         calls = self.library.calls
         result = ffi.new("struct rdma_cm_event **")

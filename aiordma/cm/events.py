@@ -1,4 +1,4 @@
-"""Events of the connection manager, and the exceptions for failed operations."""
+"""Events of the connection manager, and the exceptions for operations that fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .parameters import ConnectionParameters, DatagramParameters
 
 
 class EventType(OpenEnum):
-    """The type of an event: ``enum rdma_cm_event_type``, see rdma_get_cm_event(3)."""
+    """The type of an event (``enum rdma_cm_event_type``). See rdma_get_cm_event(3)."""
 
     ADDR_RESOLVED = 0
     ADDR_ERROR = 1
@@ -58,20 +58,22 @@ _CLASSES = {
 
 
 class ConnectionEvent(NamedTuple):
-    """An event of the connection manager.
+    """An event of the connection manager. See rdma_get_cm_event(3).
 
-    The event is a copy, and the original has already been acknowledged. For CONNECT_REQUEST, ``id``
-    is the new connection, which you must accept or reject, and close. ``listen_id`` is the
-    listening ID, or None if its object is deleted. ``status`` is a negative errno, or the reason of
-    a rejection. ``private_data`` is padded with zeros by the connection manager. ``parameters`` are
-    the other values that the peer requested or granted.
+    The object is a copy of the event, which has already been acknowledged.
 
-    In a datagram port space, and for MULTICAST_JOIN, ``datagrams`` is the destination. ``group`` is
-    the multicast address that was joined or, for MULTICAST_ERROR, could not be joined.
+    - ``id``: The ID to which the event belongs. For CONNECT_REQUEST, this is a new ID, which you
+      must accept or reject, and which you must close.
+    - ``listen_id``: For CONNECT_REQUEST, the listening ID, or None if its object is deleted.
+    - ``status``: A negative errno value, or the reason of a rejection.
+    - ``private_data``: The peer's private data, padded with zeros by the connection manager.
+    - ``parameters``: The other values that the peer requested or granted.
+    - ``datagrams``: In a datagram port space, and for MULTICAST_JOIN, the destination.
+    - ``group``: For MULTICAST_JOIN and MULTICAST_ERROR, the address of the multicast group.
 
-    After DEVICE_REMOVAL, close every object on the device, because the removal waits for that.
-    ADDR_CHANGE means that the route to the peer now uses another port, which a new connection will
-    use. Source: rdma_get_cm_event(3).
+    After DEVICE_REMOVAL, close every object on the device, because the device cannot be removed
+    before that. ADDR_CHANGE means that the route to the peer now uses another port. To use that
+    port, open a new connection.
     """
 
     type: EventType
@@ -84,11 +86,11 @@ class ConnectionEvent(NamedTuple):
 
     @property
     def private_data(self) -> bytes:
-        """The private data of the peer."""
+        """The private data that the peer sent."""
         return (self.datagrams or self.parameters).private_data
 
     def error(self) -> ConnectionManagerError | None:
-        """Return the exception for a failure event, or None for other events."""
+        """Return the exception for the event if it reports a failure, or else None."""
         if self.type not in _WHAT:
             return None
         peer = self.group or self.id.peer_address

@@ -1,4 +1,7 @@
-"""Lookup of devices and addresses without an ID: rdma_get_devices(3), rdma_getaddrinfo(3)."""
+"""Functions that look up devices and addresses without a connection ID.
+
+See rdma_get_devices(3) and rdma_getaddrinfo(3).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from .parameters import PortSpace
 
 
 def check_library(library: object) -> Library:
-    """Return the library, or raise TypeError if it is something else, such as a name."""
+    """Return ``library`` if it is a Library, and otherwise raise TypeError."""
     return instance(
         "library", library, Library, "a Library, such as verbs.find_device(name).library"
     )
@@ -26,8 +29,9 @@ def check_library(library: object) -> Library:
 def get_devices(library: Library) -> list[Context]:
     """Return the devices that the connection manager has opened.
 
-    The contexts are borrowed (:meth:`Context.borrow`). The :attr:`ConnectionId.context` of an ID is
-    one of them. In the child of a fork, this raises the same exceptions as :class:`EventChannel`.
+    The contexts are borrowed (see :meth:`Context.borrow`). The :attr:`ConnectionId.context` of a
+    connection ID is one of these objects. After a fork, this function raises the same exceptions in
+    the child process as :class:`EventChannel`.
 
     Raises:
         VerbsError: With ENODEV, if there are no devices.
@@ -43,7 +47,7 @@ def get_devices(library: Library) -> list[Context]:
 
 
 class AddressFlags(IntFlag):
-    """Hints for :func:`getaddrinfo`: ``RAI_*``."""
+    """Hints for :func:`getaddrinfo` (the ``RAI_*`` constants)."""
 
     PASSIVE = 1
     NUMERICHOST = 2
@@ -55,10 +59,10 @@ _NO_FLAGS = AddressFlags(0)
 
 
 class AddressInfo(NamedTuple):
-    """A result of :func:`getaddrinfo`: ``struct rdma_addrinfo``.
+    """A result of :func:`getaddrinfo` (``struct rdma_addrinfo``).
 
     Pass ``source`` to :meth:`ConnectionId.bind_addr`, and ``destination`` to
-    :meth:`ConnectionId.resolve_addr`. With PASSIVE, ``destination`` is None.
+    :meth:`ConnectionId.resolve_addr`. If the flag PASSIVE was set, ``destination`` is None.
     """
 
     source: Address | None
@@ -85,13 +89,14 @@ def getaddrinfo(
     flags: AddressFlags = _NO_FLAGS,
     port_space: PortSpace = PortSpace.TCP,
 ) -> list[AddressInfo]:
-    """Resolve the names of a host and a service. This blocks while the resolver works.
+    """Resolve the names of a host and a service. The call blocks until they are resolved.
 
-    In asyncio programs, use ``loop.getaddrinfo``, or call this function in a thread. With PASSIVE
-    and no host, the result is the address for a listener on all addresses.
+    In asyncio programs, use ``loop.getaddrinfo`` instead, or call this function in a thread. With
+    the flag PASSIVE and without a host, the result is the address for listening on all local
+    addresses.
 
     Raises:
-        AddressError: If the name cannot be resolved.
+        AddressError: If a name cannot be resolved.
     """
     if host is None and service is None:
         raise ValueError("getaddrinfo() needs a host, a service or both")

@@ -1,4 +1,4 @@
-"""Options of a connection ID (rdma_set_option(3)), and calls whose errors describe the ID."""
+"""Options of a connection ID (see rdma_set_option(3)), and error messages that describe the ID."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiordma.verbs._device.resource import Resource
 
 
 class Option(IntEnum):
-    """The number of an ID's option at level RDMA_OPTION_ID; see rdma_set_option(3)."""
+    """An option of a connection ID, at level RDMA_OPTION_ID. See rdma_set_option(3)."""
 
     TOS = 0
     REUSEADDR = 1
@@ -54,7 +54,7 @@ _WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EAL
 
 
 class Options(Resource[h.rdma_cm_id]):
-    """The part of a connection ID that sets options. The connection manager cannot read options."""
+    """The base class of connection IDs that sets options. Options cannot be read."""
 
     library: Library
     _history: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Options(Resource[h.rdma_cm_id]):
         return f"{rule}; calls and events so far: {', '.join(self._history) or 'none'}"
 
     def set_option(self, option: Option, value: int) -> None:
-        """Set an option to a number.
+        """Set an option of the ID.
 
         Raises:
             ValueError: If the value is out of range for the option.
@@ -101,7 +101,7 @@ class Options(Resource[h.rdma_cm_id]):
         self._call(self.library.calls.rdma_set_option, _LEVEL, option.value, data, size)
 
     def set_tos(self, tos: int) -> None:
-        """Set the type of service of the packets, from 0 to 255.
+        """Set the type of service (TOS) of the packets, from 0 to 255.
 
         Call this before connecting or listening.
         """
@@ -113,28 +113,28 @@ class Options(Resource[h.rdma_cm_id]):
         Call this before binding.
 
         Raises:
-            VerbsError: With EINVAL, if the option is turned off after binding.
+            VerbsError: With EINVAL, if you turn the option off after binding.
         """
         self.set_option(Option.REUSEADDR, int(truth("enabled", enabled)))
 
     def set_afonly(self, enabled: bool) -> None:
-        """Restrict a listener on ``::`` to IPv6, like IPV6_V6ONLY.
+        """Choose whether a listener on ``::`` only accepts IPv6, like IPV6_V6ONLY.
 
         Call this before listening.
 
         Raises:
-            VerbsError: With EINVAL, after listening.
+            VerbsError: With EINVAL, if the ID is already listening.
         """
         self.set_option(Option.AFONLY, int(truth("enabled", enabled)))
 
     def set_ack_timeout(self, seconds: float) -> None:
-        """Set how long the queue pair waits for an acknowledgement before it retransmits.
+        """Set how long the queue pair waits for an acknowledgement before it retransmits a packet.
 
         Call this before connecting or accepting.
 
         Args:
-            seconds: 0.0000082 to 8796 seconds. The time is rounded up to 4.096 us times a power of
-                2.
+            seconds: The time, from 0.0000082 to 8796 seconds. It is rounded up to 4.096
+                microseconds times a power of 2.
 
         Raises:
             ValueError: If the time is out of range.

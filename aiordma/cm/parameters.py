@@ -15,7 +15,10 @@ from aiordma.verbs._memory.buffers import require_data
 
 
 class PortSpace(IntEnum):
-    """The namespace of a port, which determines the kind of service: ``enum rdma_port_space``."""
+    """The namespace that a port number belongs to (``enum rdma_port_space``).
+
+    It determines the kind of service, for example connections or datagrams.
+    """
 
     IPOIB = 0x0002
     TCP = 0x0106
@@ -24,12 +27,12 @@ class PortSpace(IntEnum):
 
     @property
     def datagrams(self) -> bool:
-        """Whether the port space is for datagrams (UD) instead of connections (RC)."""
+        """Whether the port space is for datagrams (UD) and not for connections (RC)."""
         return self in (PortSpace.UDP, PortSpace.IPOIB)
 
 
 UDP_QKEY = 0x01234567
-"""``RDMA_UDP_QKEY``: the Q_Key of queue pairs in PortSpace.UDP."""
+"""The Q_Key of queue pairs in PortSpace.UDP (``RDMA_UDP_QKEY``)."""
 
 
 # Bytes of private data in requests, acceptances and rejections. The messages have room for 92, 196
@@ -37,15 +40,15 @@ UDP_QKEY = 0x01234567
 # and their responses for 136 (clause 12.11). The CM's own header uses 36 bytes of each request
 # (rdma_connect(3)).
 CONNECT_DATA_MAX = 56
-"""The maximum private data in a connection request of PortSpace.TCP, in bytes."""
+"""The maximum number of bytes of private data in a connection request (PortSpace.TCP)."""
 ACCEPT_DATA_MAX = 196
-"""The maximum private data in the acceptance of a connection of PortSpace.TCP, in bytes."""
+"""The maximum number of bytes of private data when a connection is accepted (PortSpace.TCP)."""
 REJECT_DATA_MAX = 148
-"""The maximum private data in the rejection of a connection of PortSpace.TCP, in bytes."""
+"""The maximum number of bytes of private data when a connection is rejected (PortSpace.TCP)."""
 DATAGRAM_REQUEST_DATA_MAX = 180
-"""The maximum private data in a request of PortSpace.UDP, in bytes."""
+"""The maximum number of bytes of private data in a datagram service's request (PortSpace.UDP)."""
 DATAGRAM_ANSWER_DATA_MAX = 136
-"""The maximum private data in a response of PortSpace.UDP, positive or negative, in bytes."""
+"""The maximum number of bytes of private data in a datagram service's response (PortSpace.UDP)."""
 
 # The limits of each call: for connections, for datagrams.
 _LIMITS = {
@@ -58,7 +61,7 @@ _LIMITS = {
 def check_private_data(
     port_space: PortSpace, call: str, data: bytes | bytearray | memoryview
 ) -> None:
-    """Raise LimitError if the data is too long, or TypeError if it is not bytes."""
+    """Raise LimitError if the private data is too long, or TypeError if it is not bytes."""
     try:
         length = memoryview(data).nbytes
     except TypeError:
@@ -87,13 +90,14 @@ _FIELDS: dict[str, tuple[Callable[..., int], tuple[int, ...]]] = {
 
 
 class ConnectionParameters(NamedTuple):
-    """The parameters of a connection: ``struct rdma_conn_param``, see rdma_connect(3).
+    """The parameters of a connection (``struct rdma_conn_param``). See rdma_connect(3).
 
-    ``responder_resources`` is the maximum number of the peer's outstanding reads and atomics.
-    ``initiator_depth`` is the maximum number of this side's outstanding reads and atomics. The
-    event contains the peer's response. ``retry_count`` and ``rnr_retry_count`` are 0 to 7; an
-    ``rnr_retry_count`` of 7 means no limit. ``private_data`` arrives padded with zeros. ``srq`` and
-    ``qp_num`` are only used if :meth:`ConnectionId.create_qp` did not create the queue pair.
+    ``initiator_depth`` is the maximum number of outstanding reads and atomics that this side
+    starts. ``responder_resources`` is the maximum number that the peer starts. The event with the
+    result of the request contains the peer's values. ``retry_count`` and ``rnr_retry_count`` are
+    from 0 to 7; an ``rnr_retry_count`` of 7 means no limit. ``private_data`` is for use by the
+    program. The receiver gets it padded with zeros. ``srq`` and ``qp_num`` are only used if the
+    queue pair was not created by :meth:`ConnectionId.create_qp`.
     """
 
     private_data: bytes = b""
@@ -106,7 +110,7 @@ class ConnectionParameters(NamedTuple):
     qp_num: int = 0
 
     def packed(self) -> tuple[h.rdma_conn_param, object]:
-        """Return the C structure, and an object to keep alive while it is used."""
+        """Return the C structure, and an object that must be kept alive while it is used."""
         param = ffi.new("struct rdma_conn_param *")
         # A copy: the frames of an error would keep the caller's buffer pinned.
         content = bytes(self.private_data)
@@ -119,7 +123,7 @@ class ConnectionParameters(NamedTuple):
 
     @classmethod
     def read(cls, param: h.rdma_conn_param) -> ConnectionParameters:
-        """Convert a ``struct rdma_conn_param``, including the private data."""
+        """Convert a ``struct rdma_conn_param``, including its private data."""
         return copy_of(param, cls, private_data=_private_data(param))
 
 
@@ -129,11 +133,12 @@ def _private_data(param: h.rdma_conn_param | h.rdma_ud_param) -> bytes:
 
 
 class DatagramParameters(NamedTuple):
-    """The destination of datagrams, or the private data of a request: ``struct rdma_ud_param``.
+    """The destination of datagrams, or the private data of a request (``struct rdma_ud_param``).
 
-    Create an address handle from ``vector``, and use it with ``qp_num`` and ``qkey`` in each send.
-    A CONNECT_REQUEST and a rejection have no destination: ``vector`` is None, and both numbers are
-    0. ``private_data`` arrives padded with zeros.
+    To send to the destination, create an address handle from ``vector``, and use it with ``qp_num``
+    and ``qkey`` in each send. A CONNECT_REQUEST event or a rejection does not contain a
+    destination. In this case, ``vector`` is None, and both numbers are 0. ``private_data`` is
+    padded with zeros.
     """
 
     private_data: bytes = b""
@@ -143,7 +148,7 @@ class DatagramParameters(NamedTuple):
 
     @classmethod
     def read(cls, param: h.rdma_ud_param, *, private_data: bool, destination: bool) -> Self:
-        """Convert the members of a ``struct rdma_ud_param`` that are valid for the event."""
+        """Convert the members of a ``struct rdma_ud_param`` that are valid for an event."""
         data = _private_data(param) if private_data else b""
         if not destination:
             return cls(data)
