@@ -7,17 +7,17 @@
     server = await aiordma.create_server(Protocol, host, port)
     server = await aiordma.start_stream_server(handler, host, port)
 
-The first three functions correspond to asyncio's functions of the same names. `start_stream_server`
-corresponds to `asyncio.start_server`. After the address, these functions accept the options of
-`aiordma.connect` and `aiordma.listen`, except `ssl`. As in asyncio, `ssl` encrypts the stream with
-TLS.
+The first three functions correspond to those of the same name in asyncio. `start_stream_server`
+corresponds to `asyncio.start_server`. Besides the address, they accept the options of
+`aiordma.connect` and `aiordma.listen`, except that `ssl` has the same meaning as in asyncio: it
+encrypts the stream with TLS.
 
 Both ends of a connection must be streams, because streams have their own message format (see
 `StreamTransport`).
 
-Use `EventLoop` for software that opens its connections through its event loop and cannot be
-configured in another way. Source: the asyncio documentation, "Transports and Protocols" and
-"Streams".
+Some software opens its connections through the event loop and cannot be configured to use these
+functions. Run it on an `EventLoop`. For the interfaces, see "Transports and Protocols" and
+"Streams" in the asyncio documentation.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`create_connection` and `open_connection` over RDMA, and sending files."""
+"""Clients: `create_connection` and `open_connection` over RDMA, and a function that sends files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT = 64 << 10
 
 
 class ClientTLS:
-    """The checked TLS options of a client: `ssl`, `server_hostname` and the time limits."""
+    """The TLS options of a client, already checked: `ssl`, `server_hostname` and the limits."""
 
     def __init__(
         self, ssl: TLS, server_hostname: str | None, host: str | None, limits: TLSLimits = NO_LIMITS
@@ -53,17 +53,16 @@ async def create_connection(
 ) -> tuple[asyncio.Transport, P]:
     """Connect to a host and attach a protocol, like `loop.create_connection`.
 
-    The function returns after `connection_made` has been called. The transport is a
-    `StreamTransport`. With TLS, the transport is asyncio's SSL transport on top of a
-    `StreamTransport`.
+    The function returns after the protocol's `connection_made` has been called. The transport is a
+    `StreamTransport`. With TLS, it is asyncio's SSL transport, which uses a `StreamTransport`.
 
-    `port` may be a number, a str of digits, or the name of a service. `ssl` may be a context, or
-    True for the default context. TLS then encrypts the whole stream, and the server must have a
-    certificate for `server_hostname`, by default `host`. Other errors are those of
-    `aiordma.connect`.
+    `port` may be a number, a str of digits, or the name of a service. `ssl` may be an SSL context,
+    or True for the default context. The whole stream is then encrypted with TLS, and the server
+    must have a certificate for `server_hostname`, which is `host` by default. The function also
+    raises the exceptions of `aiordma.connect`.
 
     Raises:
-        ssl.SSLError: If the server does not have such a certificate.
+        ssl.SSLError: If the server does not have a valid certificate for that name.
         ValueError: If `server_hostname` is given without `ssl`.
     """
     check_factory(protocol_factory)
@@ -83,7 +82,7 @@ def check_factory(factory: object) -> None:
 
 
 def port_number(port: int | str | bytes | None) -> int:
-    """Convert a port to a number; the values are those of `getaddrinfo`."""
+    """Convert a port to a number. Accepts the same values as `getaddrinfo`."""
     if port is None or isinstance(port, int):
         return port or 0
     if not isinstance(port, str | bytes):
@@ -102,7 +101,7 @@ def port_number(port: int | str | bytes | None) -> int:
 async def attach(
     connection: Connection, protocol_factory: Callable[[], P], tls: ClientTLS
 ) -> tuple[asyncio.Transport, P]:
-    """Create the transport and protocol of a client's connection, and call `connection_made`."""
+    """Create the transport and the protocol of a client, and call `connection_made`."""
     handshake, shutdown = tls.limits
     if handshake is None:
         handshake = connection._endpoint.config.handshake_timeout
@@ -135,7 +134,7 @@ async def open_connection(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to a host and return a reader and a writer, like `asyncio.open_connection`.
 
-    `limit` is the limit of the reader's buffer, in bytes. The other arguments are those of
+    `limit` is the size limit of the reader's buffer, in bytes. The other arguments are those of
     `create_connection`.
     """
     given = complete("open_connection", options, STREAM)
@@ -153,15 +152,15 @@ async def sendfile(
     """Send a part of a regular file without copying it, and return the number of bytes sent.
 
     The part starts at `offset` and has `count` bytes. By default, it extends to the end of the
-    file. Data that was written earlier is sent first. The call returns when the transport has no
-    data in flight. As with `loop.sendfile`, the file's position is then at the end of the part. Do
-    not truncate the file before that.
+    file. It follows the data that was written to the transport before. The call returns when all of
+    this has been sent, and the file's position is then at the end of the part, as with
+    `loop.sendfile`. Do not truncate the file before the call returns.
 
     Raises:
         ConnectionError: If the connection ends before everything has been sent.
         TypeError: If `transport` is not a `StreamTransport`.
-        ValueError: If the file is not a regular file or is open in text mode, or if the transport
-            uses TLS, which has to copy.
+        ValueError: If the file is not a regular file or was opened in text mode, or if the
+            transport uses TLS, which cannot send without copying.
     """
     if not isinstance(transport, StreamTransport):
         if isinstance(transport, asyncio.Transport) and transport.get_extra_info("ssl_object"):
@@ -183,7 +182,7 @@ async def sendfile(
 
 
 def check_part(file: IO[bytes], offset: int, count: int | None) -> None:
-    """Raise TypeError or ValueError if this is not a part of a binary file."""
+    """Raise TypeError or ValueError if the arguments do not describe a part of a binary file."""
     if hasattr(file, "encoding"):
         raise ValueError(f"file must be opened in binary mode: {file!r}")
     integer("offset", offset)

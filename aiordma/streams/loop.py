@@ -3,7 +3,7 @@
     with asyncio.Runner(loop_factory=aiordma.streams.EventLoop) as runner: runner.run(main())
 
 Connections and servers that are opened by host and port use RDMA. Sockets that the program has
-connected itself, Unix sockets, datagrams and pipes are not affected.
+connected itself, Unix sockets, datagrams and pipes work as usual.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _dialled: WeakKeyDictionary[socket.socket, finalize[..., socket.socket]] = WeakK
 
 
 PART = 256 << 10
-"""The number of bytes to read at a time from a file that cannot be mapped."""
+"""The number of bytes to read at a time from a file that cannot be mapped into memory."""
 
 
 def check_options(function: str, given: dict[str, Any], known: set[str]) -> None:
-    """Raise TypeError for options that asyncio's function of this name does not accept."""
+    """Raise TypeError for options that the asyncio function of the given name does not accept."""
     for name in given:
         if name not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def abort(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
-    """Abort a connection whose socket was garbage-collected, from any thread."""
+    """Abort a connection whose socket was garbage-collected. May be called from any thread."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(connection.abort)
 
@@ -68,9 +68,9 @@ def abort(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
 class OverRDMA:
     """A mixin that makes an event loop connect over RDMA: `class Loop(OverRDMA, uvloop.Loop): ...`.
 
-    The attributes `device`, `via` and `config` are the options of `aiordma.connect` and
-    `aiordma.listen`. Set them on the class or on the loop. Override `applies` to use RDMA only for
-    some addresses.
+    The attributes `device`, `via` and `config` have the same meaning as the options of
+    `aiordma.connect` and `aiordma.listen`. Set them on the class or on the loop. To use RDMA only
+    for some addresses, override `applies`.
     """
 
     device: Devices = None
@@ -82,7 +82,7 @@ class OverRDMA:
         return {"device": self.device, "via": self.via, "config": self.config}
 
     def applies(self, host: str | None, port: int) -> bool:
-        """Return whether connections to this address, or a server at it, use RDMA."""
+        """Return whether to use RDMA for connections to an address, or for a server at it."""
         return True
 
     async def create_connection(
@@ -92,9 +92,9 @@ class OverRDMA:
         port: int | str | None = None,
         **options: Any,
     ) -> Any:
-        """Connect over RDMA, with the arguments of `AbstractEventLoop.create_connection`.
+        """Connect over RDMA. Takes the arguments of `AbstractEventLoop.create_connection`.
 
-        Addresses that `applies` excludes are connected without RDMA.
+        If `applies` returns False for the address, the connection does not use RDMA.
         """
         ssl, sock = options.get("ssl"), options.get("sock")
         server_hostname = options.get("server_hostname")
@@ -138,12 +138,12 @@ class OverRDMA:
         return await connect_with(options, security, host, port, **asked)
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        """Connect over RDMA to an address, for a later `create_connection` with the same socket.
+        """Connect to an address over RDMA, for a later `create_connection` with the same socket.
 
-        Clients that choose between addresses themselves, such as aiohttp, connect in this way.
-        `create_connection(sock=...)` returns a stream over the RDMA connection, and the socket
-        itself stays unconnected. If nothing at the address accepts RDMA connections, the socket is
-        connected over TCP.
+        Clients that choose between addresses themselves, such as aiohttp, use this method. The
+        socket itself stays unconnected, and `create_connection(sock=...)` later returns a stream
+        over the RDMA connection. If nothing at the address accepts RDMA connections, the socket is
+        connected over TCP instead.
         """
         stream = (
             sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
@@ -172,9 +172,9 @@ class OverRDMA:
         port: int | str | None = None,
         **options: Any,
     ) -> Any:
-        """Listen over RDMA, with the arguments of `AbstractEventLoop.create_server`.
+        """Listen over RDMA. Takes the arguments of `AbstractEventLoop.create_server`.
 
-        The server does not use RDMA if `applies` excludes its address.
+        If `applies` returns False for the address, the server does not use RDMA.
         """
         limits = TLSLimits.of(options)
         number = client.port_number(port)
@@ -221,8 +221,8 @@ class OverRDMA:
     ) -> int:
         """Send a file, like `AbstractEventLoop.sendfile`.
 
-        Over RDMA, a regular file is sent by `aiordma.streams.sendfile`. Any other file, such as a
-        BytesIO or a pipe, is read and copied in parts.
+        Over RDMA, a regular file is sent by `aiordma.streams.sendfile`. Other files, such as a
+        BytesIO or a pipe, are read and copied piece by piece.
 
         Raises:
             asyncio.SendfileNotAvailableError: If the file is not a regular file and `fallback` is
@@ -245,7 +245,7 @@ class OverRDMA:
 async def copy_file(
     transport: StreamTransport, file: IO[bytes], offset: int, count: int | None
 ) -> int:
-    """Read the file in a thread, send the data, and return the number of bytes sent."""
+    """Read a file in a thread, send its data, and return the number of bytes sent."""
     client.check_part(file, offset, count)
     if offset or (hasattr(file, "seekable") and file.seekable()):
         file.seek(offset)  # also for 0, because the position may differ
@@ -261,4 +261,4 @@ async def copy_file(
 
 
 class EventLoop(OverRDMA, asyncio.SelectorEventLoop):
-    """asyncio's event loop with connections over RDMA."""
+    """asyncio's selector event loop, but with connections over RDMA."""

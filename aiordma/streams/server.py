@@ -28,8 +28,8 @@ Hosts = str | Iterable[str | None] | None
 class StreamServer(AsyncContext, asyncio.AbstractServer):
     """A server that attaches a protocol to each connection, created by `create_server`.
 
-    Use it like an `asyncio.Server`, for example in an `async with` statement. `close` stops
-    listening but does not close accepted connections.
+    Use it like an `asyncio.Server`, for example in an `async with` statement. `close` makes the
+    server stop listening, but does not close the connections that it has accepted.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
 
     @property
     def address(self) -> Address:
-        """The (host, port) of the server. If port 0 was requested, this is the actual port."""
+        """The server's address, (host, port). If you requested port 0, it has the actual port."""
         return self._listener.address
 
     @property
     def sockets(self) -> tuple[TransportSocket, ...]:
-        """Objects with the server's addresses, as in `asyncio.Server`; empty once it is closed."""
+        """Objects that have the server's addresses, as in `asyncio.Server`; empty after `close`."""
         addresses = () if self._closing else self._listener.addresses
         return tuple(transport_socket(address)[1] for address in addresses)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop of the server."""
+        """Return the event loop on which the server runs."""
         return self._loop
 
     def is_serving(self) -> bool:
@@ -79,7 +79,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         return self._accepting is not None and self._closing is None
 
     async def start_serving(self) -> None:
-        """Start accepting connections; do nothing if the server already does."""
+        """Start accepting connections. If the server already does, the call has no effect."""
         self._affinity.check(self)
         if self._closing is not None:
             raise RuntimeError(f"{self!r} is closed; create another server")
@@ -87,10 +87,11 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._accepting = background(self._loop, self._accept())
 
     async def serve_forever(self) -> None:
-        """Serve until the server is closed. Cancelling the task closes the server.
+        """Accept connections until the server is closed. Cancelling this call closes the server.
 
         Raises:
-            DeviceEventError: If the device has failed. The server has then ended; start a new one.
+            DeviceEventError: If the device has failed. The server cannot be used any more, so start
+                a new one.
         """
         if self._serving_forever is not None:
             raise RuntimeError(f"serve_forever() of {self!r} is already running")
@@ -141,7 +142,10 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._all_lost.set()
 
     def close(self) -> None:
-        """Stop listening, and close connections not yet accepted. Accepted connections continue."""
+        """Stop listening. Connections that the server has already accepted stay open.
+
+        Connections that it has not accepted yet are closed.
+        """
         if self._closing is None and not self._affinity.is_after_fork:
             self._affinity.check(self)
             self._loop_shutdown.remove(self)
@@ -149,17 +153,20 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._close_begun.set()
 
     def close_clients(self) -> None:
-        """Close every connection after its written data has been sent."""
+        """Close every accepted connection after its written data has been sent."""
         for transport in list(self._transports):
             transport.close()
 
     def abort_clients(self) -> None:
-        """Abort every connection."""
+        """Close every accepted connection immediately, without waiting for data to be sent."""
         for transport in list(self._transports):
             transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until the server and all of its connections have ended, as in Python 3.12."""
+        """Wait until the server is closed and all of its connections have ended.
+
+        `asyncio.Server.wait_closed` behaves like this since Python 3.12.
+        """
         if self._closing is None and self._affinity.is_after_fork:
             return
         self._affinity.check(self)
@@ -186,11 +193,12 @@ async def create_server(
     port: int | str | None = 0,
     **options: Unpack[StreamServerOptions],
 ) -> StreamServer:
-    """Listen, and attach a protocol to each connection, like `loop.create_server`.
+    """Listen for connections and attach a protocol to each of them, like `loop.create_server`.
 
-    If `host` is None or "", the server listens at every address. If `host` is a sequence, the
-    server listens at the same port of each host. `ssl` is a context with a certificate, and TLS
-    then encrypts the whole streams. Other options and errors are those of `aiordma.listen`.
+    If `host` is None or "", the server listens on all addresses. If `host` is a sequence of hosts,
+    the server uses the same port for all of them. `ssl` is an SSL context with a certificate. The
+    streams are then encrypted with TLS. The other options and the exceptions are those of
+    `aiordma.listen`.
     """
     given = complete("create_server", options, STREAM_SERVER)
     return await serve(given, protocol_factory, host, port)
@@ -206,7 +214,7 @@ async def serve(
     family: int = 0,
     flags: int = 0,
 ) -> StreamServer:
-    """Start a server as `create_server` does, with the other options of the loop's method."""
+    """Start a server like `create_server`, but with all options of the event loop's method."""
     check_factory(protocol_factory)
     start = truth("start_serving", options["start_serving"])
     context = context_of(options["ssl"], client=False)
@@ -227,7 +235,7 @@ async def serve(
 
 
 def hosts_of(host: Hosts) -> list[str | None]:
-    """Return the hosts of a server as a list."""
+    """Return the hosts on which a server listens, as a list."""
     one = isinstance(host, str | bytes) or not isinstance(host, Iterable)
     return [host] if one else list(host)  # type: ignore[list-item, arg-type]
 
@@ -246,7 +254,7 @@ async def start_stream_server(
 ) -> StreamServer:
     """Start a server that calls a handler with a reader and a writer, like `asyncio.start_server`.
 
-    `limit` is the limit of the reader's buffer, in bytes. The other arguments are those of
+    `limit` is the size limit of the reader's buffer, in bytes. The other arguments are those of
     `create_server`.
     """
     given = complete("start_stream_server", options, STREAM_SERVER)

@@ -1,8 +1,8 @@
-"""A substitute for the socket of a stream, with addresses and options.
+"""A substitute for the socket of a stream, which has addresses and options.
 
-Programs ask a transport for its socket to get addresses, to set options, and to check whether an
-idle connection is still usable. As in asyncio, they get a `TransportSocket`. It wraps an object of
-this module instead of a real socket.
+Programs ask a transport for its socket to get the addresses, to set options, or to check whether an
+idle connection is still usable. As in asyncio, they get a `TransportSocket`, but it wraps an object
+of this module instead of a real socket.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ READ_ONLY = {
 
 
 def socket_name(address: Address | None) -> SocketName | None:
-    """Return an address as sockets do: (host, port), or (host, port, flow, scope) for IPv6."""
+    """Return an address in the form that sockets use.
+
+    This is (host, port) for IPv4, and (host, port, flow, scope) for IPv6.
+    """
     if address is None or ":" not in address[0]:
         return address
     host, port = address
@@ -48,7 +51,7 @@ def refused(what: str, number: int, instead: str) -> OSError:
 
 
 class StreamSocket:
-    """The object that a stream's `TransportSocket` wraps instead of a socket."""
+    """The object that a stream's `TransportSocket` wraps instead of a real socket."""
 
     type: int = socket.SOCK_STREAM
     proto: int = socket.IPPROTO_TCP
@@ -78,11 +81,11 @@ class StreamSocket:
         return socket_name(self._peer)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable if the stream has data or has ended.
+        """Return a file descriptor that is readable if the stream has data or has ended.
 
-        The descriptor shows the state at the time of this call, and data cannot be read from it.
-        HTTP clients use it to check an idle connection before they reuse it. The result is -1 if
-        the stream is closed.
+        HTTP clients use it to check an idle connection before they reuse it. The descriptor shows
+        the state at the time of this call, and you cannot read data from it. If the stream is
+        closed, the result is -1.
         """
         if self._closed:
             return -1
@@ -95,7 +98,7 @@ class StreamSocket:
         return self._fd
 
     def close(self) -> None:
-        """Close the descriptor and forget the stream. The addresses remain available."""
+        """Close the file descriptor and release the stream. The addresses remain available."""
         self._closed = True
         self._is_readable = bool
         fd, self._fd = self._fd, -1
@@ -103,7 +106,7 @@ class StreamSocket:
             os.close(fd)
 
     def getsockopt(self, level: int, option: int, buflen: int = 0) -> Any:
-        """Return the value that was set for an option, or the default of a new socket."""
+        """Return the value to which an option was set, or the default value of a new socket."""
         key = (level, option)
         known = {**WITHOUT_EFFECT, **READ_ONLY, **self._options}
         if key not in known:
@@ -111,7 +114,7 @@ class StreamSocket:
         return known[key]
 
     def setsockopt(self, level: int, option: int, value: Any, optlen: int = 0) -> None:
-        """Store the value of an option that has no effect on a stream.
+        """Store the value of an option that does not have any effect on a stream.
 
         Raises:
             OSError: With ENOPROTOOPT, for any other option.
@@ -129,11 +132,11 @@ class StreamSocket:
         return False
 
     def shutdown(self, how: int) -> None:
-        """Raise OSError (EOPNOTSUPP)."""
+        """Raise OSError with EOPNOTSUPP, because the operation is not supported."""
         raise refused("shutdown", errno.EOPNOTSUPP, "use write_eof() of the transport instead")
 
     def dup(self) -> socket.socket:
-        """Raise OSError (EOPNOTSUPP)."""
+        """Raise OSError with EOPNOTSUPP, because the operation is not supported."""
         raise refused("dup", errno.EOPNOTSUPP, "the stream has no socket to duplicate")
 
 
@@ -142,6 +145,6 @@ def transport_socket(
     peer: Address | None = None,
     is_readable: Callable[[], bool] = lambda: False,
 ) -> tuple[StreamSocket, TransportSocket]:
-    """Create the socket of a stream or listener, and the TransportSocket for the program."""
+    """Create the socket of a stream or a listener, and the `TransportSocket` that programs get."""
     made: Any = StreamSocket(local, peer, is_readable)
     return made, TransportSocket(made)

@@ -1,9 +1,9 @@
-"""TLS over streams: asyncio's TLS protocol between a stream's transport and the user's protocol.
+"""TLS for streams. asyncio's TLS protocol runs between the transport and the user's protocol.
 
 `ssl=` has the same meaning as in asyncio. The whole stream is encrypted, and the protocol's
-`connection_made` is called after the server has shown its certificate. TLS records are sent as
-messages of the connection. The connection's own keys and tokens therefore do not expose the data of
-the stream.
+`connection_made` is only called after the server's certificate has been verified. TLS records are
+sent as messages of the connection, so someone who learns the connection's own keys and tokens
+cannot read the data of the stream.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..errors import TLS_HINT, cause_text
 
 
 class TLSLimits(NamedTuple):
-    """The time limits of TLS in seconds, named as in asyncio; None means its default."""
+    """The time limits of TLS in seconds, named as in asyncio. None means asyncio's default."""
 
     ssl_handshake_timeout: float | None
     ssl_shutdown_timeout: float | None
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> TLSLimits:
-        """Return the limits in a call's options, or raise ValueError for a limit without `ssl`."""
+        """Return the limits in a call's options; ValueError if there are limits without `ssl`."""
         limits = cls(*map(options.get, cls._fields))
         for name, value in limits._asdict().items():
             if value is None:
@@ -43,7 +43,7 @@ NO_LIMITS = TLSLimits(None, None)
 
 
 def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
-    """Return the context for `ssl=`; True gives clients the machine's trusted certificates."""
+    """Return the SSL context for `ssl=`. True stands for a client's default context."""
     if tls is None or tls is False:
         return None
     if tls is True:
@@ -76,7 +76,7 @@ def between(
     limits: TLSLimits,
     **who: Any,
 ) -> Any:
-    """Create asyncio's TLS protocol between the stream's transport and the user's protocol."""
+    """Create asyncio's TLS protocol, between the stream's transport and the user's protocol."""
     protocol_of_tls: Any = sslproto.SSLProtocol
     return protocol_of_tls(
         asyncio.get_running_loop(), protocol, context, ready, **limits._asdict(), **who

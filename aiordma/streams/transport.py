@@ -1,22 +1,24 @@
-"""`asyncio.Transport` over a connection: a byte stream for protocols written for TCP.
+"""An `asyncio.Transport` over a connection: a byte stream for protocols written for TCP.
 
-A stream is sent as messages of the connection. A message with data is a part of the stream, and an
-empty message is the end of that direction (`write_eof`). If the connection is closed without one,
-both directions end.
+A stream is sent as messages of the connection. A message that contains data is a part of the
+stream. An empty message means that its sender will not send any more data (`write_eof`). If the
+connection is closed without an empty message, both directions end.
 
 Reasons for the design:
 
-- A message costs about the same whether it has ten bytes or ten thousand. Therefore, while a few
-  messages are in flight, further writes are joined into one.
-- `write` never waits, so data that the peer has no space for must be stored. Data not yet passed to
-  the connection counts towards the water marks. Data passed to it is limited by `WINDOW`.
-- After `pause_reading`, nothing may be delivered. Messages then stay with the connection and their
-  credits are not returned, which slows the peer down.
-- A message lies in memory that is returned to the pool. `data_received` therefore gets a copy, and
-  the buffer of a BufferedProtocol is filled directly from the message.
-- After a program has closed or aborted a TCP socket, or has ended with the socket open, the kernel
-  still delivers the data it was given. Here the connection does so, for at most
-  `Config.close_timeout`: a stream that has ended leaves its connection to the loop.
+- A message costs about the same whether it has ten bytes or ten thousand. While a few messages are
+  in flight, further writes are therefore joined into one message.
+- `write` never waits, so data for which the peer does not have space yet must be stored. Data that
+  has not been passed to the connection counts towards the transport's water marks. The amount of
+  data that has been passed to the connection but not sent is limited by `WINDOW`.
+- After `pause_reading`, no data may be delivered. The connection then keeps the messages and does
+  not return their credits, which slows the peer down.
+- The memory of a message is returned to the pool after use. `data_received` therefore gets a copy.
+  For a BufferedProtocol, the data is copied directly from the message into the protocol's buffer.
+- When a program closes or aborts a TCP socket, or exits without closing it, the kernel still
+  delivers the data that was written to the socket. Here, the connection does this, for at most
+  `Config.close_timeout`. When a stream has ended, the event loop's shutdown code therefore takes
+  over its connection.
 """
 
 from __future__ import annotations
@@ -63,9 +65,10 @@ NOT_SENT = "the connection to {} ended before all data was sent"
 
 
 def take_buffered(protocol: object) -> bytes:
-    """Take the unread data of a `StreamReader`, which is the beginning of TLS at `start_tls`.
+    """Remove the unread data from a `StreamReader` and return it, for `start_tls`.
 
-    asyncio would leave the data in the reader, while TLS waits for it.
+    The data is the beginning of the TLS handshake. asyncio would leave it in the reader, while TLS
+    waits for it.
     """
     reader = getattr(protocol, "_stream_reader", None)
     if not isinstance(reader, asyncio.StreamReader):
@@ -79,8 +82,8 @@ def take_buffered(protocol: object) -> bytes:
 def refuse_drain(protocol: object) -> None:
     """Make `StreamWriter.drain` raise ConnectionResetError, as it does over TCP after `close`.
 
-    Over TCP, `connection_lost` has been called by then. Here it is called when the peer has
-    received everything.
+    Over TCP, `connection_lost` has been called by that time. Here, it is only called when the peer
+    has received all data.
     """
     if isinstance(protocol, FlowControlMixin):
         vars(protocol)["_connection_lost"] = True
@@ -227,12 +230,12 @@ class _Inbox:
 class StreamTransport(_FlowControlMixin):
     """An `asyncio.Transport` over a connection, created by `create_connection` and `create_server`.
 
-    It implements what asyncio documents for transports: a write buffer with water marks, flow
-    control in both directions, half-closing, `abort` and buffered protocols. `get_extra_info`
-    supports these names:
+    It supports everything that asyncio documents for transports: a write buffer with water marks,
+    flow control in both directions, half-closing, `abort`, and buffered protocols. `get_extra_info`
+    accepts these names:
 
-    - `peername` and `sockname`: The addresses.
-    - `socket`: An `asyncio.trsock.TransportSocket` without a real socket.
+    - `peername` and `sockname`: The peer's address and the local address.
+    - `socket`: An `asyncio.trsock.TransportSocket`, but not for a real socket.
     - `connection`: The `Connection`.
     """
 
@@ -298,8 +301,8 @@ class StreamTransport(_FlowControlMixin):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Set the protocol that receives data and events from now on.
 
-        As in uvloop, a protocol with `get_buffer` that is not an `asyncio.Protocol` is treated as a
-        BufferedProtocol.
+        As in uvloop, a protocol that has a `get_buffer` method but is not an `asyncio.Protocol` is
+        treated as a BufferedProtocol.
         """
         if isinstance(protocol, SSLProtocol):
             self._inbox.before_tls += take_buffered(self._protocol)
@@ -380,7 +383,10 @@ class StreamTransport(_FlowControlMixin):
             self.close()
 
     def is_reading(self) -> bool:
-        """Return whether received data is delivered immediately."""
+        """Return whether the transport delivers the data that it receives.
+
+        It does so unless reading is paused or the transport is closing.
+        """
         return not self._paused and not self._closing
 
     def pause_reading(self) -> None:
@@ -393,7 +399,7 @@ class StreamTransport(_FlowControlMixin):
                 self._flush()
 
     def resume_reading(self) -> None:
-        """Resume delivering received data."""
+        """Start delivering data again after `pause_reading`."""
         self._affinity.check(self)
         if self._paused:
             self._paused = False
@@ -402,7 +408,7 @@ class StreamTransport(_FlowControlMixin):
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue data for sending, without waiting. You can reuse the buffer immediately."""
+        """Queue data to be sent, without waiting. The data is copied."""
         self._affinity.check(self)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(refusal("data", "bytes, bytearray or memoryview", data))
@@ -421,10 +427,9 @@ class StreamTransport(_FlowControlMixin):
         self._maybe_pause_protocol()
 
     async def write_from(self, data: memoryview) -> None:
-        """Send data without copying it, after the data written before.
+        """Send data without copying it, after all data that was written before.
 
-        The call returns when the transport has no data in flight. Do not change the data before
-        that.
+        The call returns when the transport has sent everything. Do not change the data until then.
 
         Raises:
             ConnectionError: If the connection ends before that.
@@ -438,14 +443,14 @@ class StreamTransport(_FlowControlMixin):
         await self._outbox.wait()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Queue several buffers for sending, joined into one."""
+        """Join several buffers and queue the result to be sent, without waiting."""
         self.write(b"".join(map(require_data, list_of_data)))
 
     def can_write_eof(self) -> bool:
         return True
 
     def write_eof(self) -> None:
-        """Close the write direction after the data written before. Reading continues."""
+        """Close the sending direction after the data that has been written. Reading continues."""
         self._affinity.check(self)
         if not self._outbox.eof_written and not self._closing:
             self._outbox.eof_written = self._outbox.eof_owed = True
@@ -479,17 +484,17 @@ class StreamTransport(_FlowControlMixin):
             self._finish_if_flushed()
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of written bytes that the connection has not accepted yet."""
+        """Return the number of bytes that were written but not yet passed to the connection."""
         return self._outbox.size
 
     # ---- the end -------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
-        """Return whether the transport is closed, or is closing after its last data."""
+        """Return whether the transport is closing or closed."""
         return self._closing
 
     def close(self) -> None:
-        """Stop reading, send the written data, then close and call `connection_lost(None)`."""
+        """Stop reading, send all written data, close, and then call `connection_lost(None)`."""
         if self._closing or self._affinity.is_after_fork:
             return
         self._affinity.check(self)
@@ -525,11 +530,11 @@ class StreamTransport(_FlowControlMixin):
             self._end.add_done_callback(lambda _: self._force_close(None))
 
     def abort(self) -> None:
-        """Close the transport immediately, like a socket.
+        """Close the transport immediately, without waiting for written data to be sent.
 
-        Data that was passed to the connection is still delivered, followed by the end of the
-        stream. If other written data or unread received data is left, that data is lost, and the
-        peer sees a broken connection.
+        Data that has been passed to the connection is still delivered, followed by the end of the
+        stream. If other written data or unread received data remains, it is lost, and the peer sees
+        a broken connection, as with a socket.
         """
         if not self._affinity.is_after_fork:
             self._affinity.check(self)
