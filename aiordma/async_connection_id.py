@@ -1,4 +1,4 @@
-"""Connections and listeners for any RDMA protocol: the connection manager on an event loop.
+"""Connections and listeners for any RDMA protocol, using the connection manager on an event loop.
 
 ::
 
@@ -16,12 +16,12 @@
         async for request in listener:                  # an AsyncConnectionId
             group.create_task(serve(request))           # create_qp, accept; close at the end
 
-Each method waits for the event that it causes. A disconnect fails everything that waits on the
-queue pair. A listener should serve each request in a separate task, because `accept` waits as long
-as the peer is silent, and fails if the peer has given up.
+Each coroutine waits for the event that its operation causes. If the connection ends, everything
+that waits on the queue pair fails. A listener should serve each request in a separate task, because
+`accept` waits until the peer responds, and fails if the peer has given up.
 
-This module has no flow control, and messages must fit the receives. See :mod:`aiordma.transport`
-for a connection with both.
+This module does not provide flow control, and each message must fit into the receive that it
+consumes. For a connection without these restrictions, see :mod:`aiordma.transport`.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ _PARAMETERS = cm.ConnectionParameters()
 
 
 class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
-    """One end of a connection, or a listener, of the connection manager on an event loop.
+    """One end of a connection, or a listener, that uses the connection manager on an event loop.
 
-    ``id`` is the :class:`cm.ConnectionId`. Use it for calls that do not wait, such as addresses,
-    options, the context and ``join_multicast``. If a call fails or is cancelled, the ID is
-    unusable, and you should close it.
+    ``id`` is the :class:`cm.ConnectionId`. Use it directly for addresses, options, the context,
+    ``join_multicast`` and other calls that do not wait. If a call fails or is cancelled, close this
+    object, because the ID cannot be used any more.
 
-    Create, use and close this object in the event loop's thread. If it is still open when it is
-    dropped, or when the loop ends, it is closed together with its queue pair, with a
-    ResourceWarning.
+    Create, use and close this object in the event loop's thread. If it is still open when its last
+    reference is dropped or the loop ends, it is closed together with its queue pair, and a
+    ResourceWarning is issued.
 
     Args:
         device: The name of a device. None means the device in the environment variable
-            AIORDMA_DEVICE, or the default device. The connection manager itself uses the device
-            that has the address. If this is not the named device, the call raises
-            ConnectionManagerError.
+            AIORDMA_DEVICE or, if it is not set, the default device. The connection manager chooses
+            the device by address. If it chooses a different device than the one named, the call
+            raises ConnectionManagerError.
 
     Raises:
-        DeviceNotFoundError: If there is no such device.
+        DeviceNotFoundError: If there is no device with this name.
     """
 
     def __init__(
@@ -119,9 +119,10 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- connecting ----------------------------------------------------------------------
 
     async def resolve_addr(self, address: cm.Address, source: cm.Address | None = None) -> None:
-        """Find the device for a numeric (host, port), optionally from a given local address.
+        """Find the device that has a route to a numeric (host, port).
 
-        This takes at most 10 seconds. Use ``asyncio.timeout`` for a shorter limit.
+        ``source`` is the local address to use; by default, the route determines it. The call takes
+        at most 10 seconds. Use ``asyncio.timeout`` for a shorter limit.
 
         Raises:
             AddressError: If no device has a route to the address, or if none was found in time.
@@ -131,10 +132,10 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         check_name(self.id, self._device and (self._device,), address)
 
     async def resolve_route(self) -> None:
-        """Find the route to the peer.
+        """Find the route to the peer, after its address has been resolved.
 
         Raises:
-            RouteError: If there is no route, or if none was found in 10 seconds.
+            RouteError: If there is no route, or if none was found within 10 seconds.
         """
         self.id.resolve_route(_RESOLVE_TIMEOUT)
         await self.expect(cm.EventType.ROUTE_RESOLVED)
@@ -159,9 +160,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     ) -> AsyncQueuePair:
         """Create the ID's queue pair in :attr:`pd`. The queue pair is closed with the ID.
 
-        Call this after ``resolve_addr``, or for a request before ``accept``. Post receives before
-        the connection is established, because the peer may send immediately. The exceptions are
-        those of :meth:`cm.ConnectionId.create_qp`.
+        Call this after ``resolve_addr`` or, on the ID of a request, before ``accept``. Post
+        receives before the connection is established, because the peer may send immediately. The
+        method raises the exceptions of :meth:`cm.ConnectionId.create_qp`.
         """
         self.queue = AsyncQueuePair(self.pd, capabilities, id=self.id, **options)
         self.queue._of_id = self  # a program may keep only the queue pair
@@ -170,16 +171,17 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     async def connect(
         self, parameters: cm.ConnectionParameters = _PARAMETERS
     ) -> cm.ConnectionEvent:
-        """Connect to the resolved address.
+        """Connect to the resolved address and wait until the connection is established.
 
-        Without a response, this fails after about a minute, which is the connection manager's own
-        timeout. Use ``asyncio.timeout`` for a shorter limit.
+        If the peer does not respond, the connection manager gives up after about a minute. Use
+        ``asyncio.timeout`` for a shorter limit.
 
         Returns:
-            The event ESTABLISHED, with the peer's private data and parameters.
+            The event ESTABLISHED, which contains the peer's private data and parameters.
 
         Raises:
-            RejectedError: If the peer rejects the request; it has the peer's private data.
+            RejectedError: If the peer rejects the request. The exception contains the peer's
+                private data.
             UnreachableError: If there is no response.
             LimitError: If there is too much private data.
         """
@@ -189,15 +191,15 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- listening -----------------------------------------------------------------------
 
     def listen(self, backlog: int = 128) -> None:
-        """Start receiving requests, for ``async for`` or :meth:`get_request`.
+        """Start to receive connection requests, which ``async for`` or :meth:`get_request` returns.
 
         Args:
-            backlog: The maximum number of requests that wait to be taken. Further requests are
-                rejected. On the embedded device, requests whose peers have given up are dropped
-                first.
+            backlog: The maximum number of requests that have arrived but have not been taken.
+                Further requests are rejected. On the embedded device, requests whose peers have
+                given up are dropped first to make room.
 
         Raises:
-            ValueError: If the backlog is below 1. See also :meth:`cm.ConnectionId.listen`.
+            ValueError: If ``backlog`` is less than 1. See also :meth:`cm.ConnectionId.listen`.
         """
         if integer("backlog", backlog, None) < 1:
             raise ValueError(f"backlog must be at least 1, not {backlog}")
@@ -226,12 +228,14 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
                 self._requests.append(request)
 
     async def get_request(self) -> AsyncConnectionId:
-        """Wait for the next request, to accept or reject it. Cancelling does not lose a request.
+        """Wait for the next connection request, which you must then accept or reject.
+
+        Cancelling the call does not lose a request.
 
         Raises:
-            BufferStateError: If the listener is closed, even while a task is waiting.
-            ConnectionManagerError: If the listener's device was removed.
-            ValueError: If :meth:`listen` was not called before.
+            BufferStateError: If the listener is closed, even while the call is waiting.
+            ConnectionManagerError: If the listener's device has been removed.
+            ValueError: If :meth:`listen` has not been called.
         """
         while not self._requests:
             if self._closed:
@@ -244,7 +248,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         return self._requests.popleft()
 
     async def __aiter__(self) -> AsyncIterator[AsyncConnectionId]:
-        """Iterate over requests until the listener is closed."""
+        """Yield connection requests until the listener is closed."""
         with suppress(BufferStateError):
             while True:
                 yield await self.get_request()
@@ -252,10 +256,12 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     async def accept(
         self, parameters: cm.ConnectionParameters = _PARAMETERS
     ) -> cm.ConnectionEvent | None:
-        """Accept a request. Call this on the request's own ID.
+        """Accept a connection request. Call this on the object that represents the request.
 
         Returns:
-            The event ESTABLISHED. For a datagram service, None is returned immediately.
+            The event ESTABLISHED. For a datagram service, there is no event, so the call returns
+            None
+            without waiting.
 
         Raises:
             VerbsError: With EINVAL, if the peer has given up in the meantime.
@@ -267,10 +273,10 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         return await self.expect(cm.EventType.ESTABLISHED)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Reject a request and close its ID, even if the peer has already given up.
+        """Reject a connection request and close this object, even if the peer has already given up.
 
         Raises:
-            LimitError: If there is too much private data. You can then reject the request with
+            LimitError: If there is too much private data. You can then call this method again with
                 less.
         """
         try:
@@ -283,9 +289,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- the end -------------------------------------------------------------------------
 
     def disconnect(self) -> None:
-        """End the connection. Work in progress on the queue pair fails, here and at the peer.
+        """End the connection. Work in progress on the queue pair fails, both here and at the peer.
 
-        A second call, or a call without a connection, has no effect.
+        If there is no connection, or if it has already ended, the call has no effect.
         """
         self._affinity.check(self)
         if self._connected:
@@ -295,7 +301,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         """Wait until either side ends the connection, and return the reason as an exception.
 
         Raises:
-            BufferStateError: If the ID is closed instead.
+            BufferStateError: If this object is closed instead.
         """
         while self._ended is None:
             if self._closed:
@@ -306,9 +312,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     def close(self) -> None:
         """Disconnect, close the queue pair and :attr:`pd`, and destroy the ID, without waiting.
 
-        Waiters fail, and requests that were not taken are rejected. You can then use the memory of
-        work requests again. In the child of a fork, this has no effect, because the ID belongs to
-        the parent.
+        Everything that is waiting fails, and requests that have not been taken are rejected. After
+        this call, the device does not use the memory of work requests any more. In a child process
+        after a fork, the call has no effect, because the ID belongs to the parent process.
         """
         if self._closed or self._affinity.is_after_fork:
             return

@@ -11,20 +11,22 @@
             batch.read([other], remote_addr, rkey, wr_id=77)
         completion = await received
 
-If the connection manager connects the queue pair, create it with `AsyncConnectionId.create_qp`.
+If you use the connection manager to connect, create the queue pair with
+`AsyncConnectionId.create_qp`.
 
-A completion has the ``wr_id`` of its request. A request with ``signaled=False`` has no completion.
-Awaiting it returns None as soon as it is posted, and its future ends together with that of the next
-signaled request. The last of several requests that are posted together is always signaled.
-Unsignaled requests can therefore not fill the send queue permanently.
+A completion has the ``wr_id`` of its request. A request with ``signaled=False`` does not generate a
+completion. Awaiting it returns None as soon as it is posted. If you have a future for it, the
+future is done at the same time as that of the next signaled request. If several requests are posted
+together, the last one is always signaled, so that unsignaled requests cannot fill the send queue
+permanently.
 
-A task that finds the send queue full waits for a slot, in first-come, first-served order. A posted
-request cannot be withdrawn. If you cancel the task that awaits it, the device still owns its memory
-until the completion, or until the queue pair is closed. If a request fails, all other requests fail
-immediately, with the first failure as their cause.
+If the send queue is full, tasks wait for a free slot, in first-come, first-served order. A posted
+request cannot be withdrawn. If you cancel the task that awaits it, the device keeps using its
+memory until the request completes or the queue pair is closed. If a request fails, all other
+requests fail immediately, and their exceptions have the first failure as their cause.
 
-This module has no flow control, and messages must fit the receives. See :mod:`aiordma.transport`
-for a connection with both.
+This module does not provide flow control, and each message must fit into the receive that it
+consumes. For a connection without these restrictions, see :mod:`aiordma.transport`.
 """
 
 from __future__ import annotations
@@ -106,18 +108,19 @@ def _collected(
 
 
 class AsyncQueuePair(shutdown.ClosesAtExit):
-    """A queue pair with its own completion queue, on the running event loop.
+    """A queue pair on the running event loop, with its own completion queue.
 
-    ``qp`` is the queue pair. Use it to connect and to query, but not to post or poll. Create, use
-    and close this object in the event loop's thread. If it is still open when it is dropped, or
-    when the loop ends, it is closed with a ResourceWarning.
+    ``qp`` is the queue pair itself. You can use it to connect and to query attributes, but not to
+    post or poll. Create, use and close this object in the event loop's thread. If it is still open
+    when its last reference is dropped or the loop ends, it is closed, and a ResourceWarning is
+    issued.
 
     Args:
-        pd: The protection domain. With ``id``, it must belong to the ID's context.
-        capabilities: The sizes of the queue pair.
-        id: The connection ID that owns the queue pair. The connection manager then changes the
+        pd: The protection domain. If ``id`` is given, it must belong to the context of that ID.
+        capabilities: The requested sizes of the queue pair.
+        id: The connection ID that will own the queue pair. The connection manager then changes the
             states of the queue pair.
-        **options: Options of :meth:`verbs.ProtectionDomain.create_qp` or
+        **options: Options of :meth:`verbs.ProtectionDomain.create_qp` or, if ``id`` is given, of
             :meth:`cm.ConnectionId.create_qp`.
     """
 
@@ -170,14 +173,15 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     # ---- sending -------------------------------------------------------------------------
 
     def submit_nowait(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
-        """Post requests with one doorbell, and return a future for each of them.
+        """Post requests together, without waiting, and return a future for each of them.
 
-        The future of an unsignaled request gets the completion of the next signaled one, with its
-        own ``wr_id``. This method also raises all exceptions of :meth:`verbs.QueuePair.post_send`.
+        The result of a future is the completion of its request. For an unsignaled request, it is a
+        copy of the completion of the next signaled request, but with its own ``wr_id``. This method
+        also raises the exceptions of :meth:`verbs.QueuePair.post_send`.
 
         Raises:
             QueueFullError: If there are not enough free slots, or if other tasks are waiting for
-                slots. Nothing is posted then.
+                slots. Nothing is posted in this case.
         """
         self._check_list(requests)
         if not self._has_room(requests):
@@ -190,10 +194,11 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return self._post(requests)
 
     async def submit(self, requests: Sequence[verbs.SendWorkRequest]) -> list[verbs.WorkCompletion]:
-        """Post requests as soon as there is room for all of them, and wait for the signaled ones.
+        """Post requests together as soon as all of them fit, and wait for the signaled ones.
 
-        If the call is cancelled while it waits for room, nothing is posted, unless room has just
-        become available. A later cancellation has no effect on the device.
+        If the call is cancelled while it is waiting for room, nothing is posted, unless room has
+        just become available. Once the requests have been posted, cancelling the call does not stop
+        the device.
 
         Returns:
             The completions of the signaled requests, in order. The unsignaled requests before them
@@ -235,7 +240,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return completions
 
     def batch(self) -> AsyncBatch:
-        """Return a context manager that collects requests, and posts and awaits them at its end."""
+        """Return an async context manager that collects requests, posts them and awaits them."""
         return AsyncBatch(self)
 
     send: Final = _awaitable(verbs.SendBatch.send)
@@ -290,7 +295,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     # ---- receiving -----------------------------------------------------------------------
 
     def recv_nowait(self, sges: Pieces = ()) -> Completed:
-        """Post a receive and return a future of its completion.
+        """Post a receive and return a future for its completion.
 
         Raises:
             QueueFullError: If the receive queue is full.
@@ -303,15 +308,20 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return future
 
     async def recv(self, sges: Pieces = ()) -> verbs.WorkCompletion:
-        """Post a receive and wait for its completion. Raises like :meth:`submit`."""
+        """Post a receive and wait for its completion.
+
+        Raises the exceptions of :meth:`recv_nowait`, and those of :meth:`submit` if the receive
+        fails.
+        """
         return await self.recv_nowait(sges)
 
     def receives(self, count: int, size: int) -> ReceiveRing:
-        """Post ``count`` receives of ``size`` bytes, which are posted again after you take them.
+        """Post ``count`` receives of ``size`` bytes, and keep them posted as messages are taken.
 
         Raises:
-            ValueError: If no message can have this size.
-            QueueFullError: If there is no room for all of the receives. Nothing is posted then.
+            ValueError: If ``count`` or ``size`` is out of range.
+            QueueFullError: If the receive queue does not have room for all of the receives. Nothing
+                is posted in this case.
         """
         return ReceiveRing(self, count, size)
 
@@ -359,12 +369,12 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             self.fail(event_error(event, self.qp.context))
 
     def fail(self, cause: Exception) -> None:
-        """Fail all waiters, for example because a protocol has detected that the peer is gone.
+        """Fail everything that is waiting, for example when a protocol finds that the peer is gone.
 
-        Completions that have already arrived are still delivered. All other requests fail as
-        flushed, including later ones. The cause of their errors is ``cause``, or an earlier
-        failure. The memory belongs to the device until :meth:`close`. An :class:`AsyncConnectionId`
-        calls this method on a disconnect.
+        Completions that have already arrived are still delivered. All other requests, including
+        later ones, fail as if they had been flushed. The cause of their exceptions is ``cause``, or
+        the first failure if a request has failed before. The device may use their memory until
+        :meth:`close`. An :class:`AsyncConnectionId` calls this method when it is disconnected.
         """
         instance("cause", cause, Exception, "an exception")
         if self._cause is not None or self._channel.closed:
@@ -409,7 +419,10 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             raise self._flushed("work request")
 
     def close(self) -> None:
-        """Destroy the queue pair and fail all waiters. You can then use the memory again."""
+        """Destroy the queue pair and fail everything that is waiting.
+
+        After this call, the device does not use the memory of the requests any more.
+        """
         if self._channel.closed:
             return
         text = f"{self!r} was closed"
@@ -437,12 +450,13 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
 
 class ReceiveRing(AsyncIteration):
-    """Receives of one size with their own memory, taken in the order in which they were posted.
+    """A fixed number of receives of the same size, which are posted again after use.
 
-    A ring is for protocols whose peer may send at any time. Create it with
-    :meth:`AsyncQueuePair.receives`. All ``count`` receives stay posted, except the one that you
-    took last. If your own receives have filled the receive queue, a later :meth:`get` posts the
-    missing ones. The memory is registered for local use, and closed with the queue pair.
+    A ring is useful if the peer may send at any time. It is created by
+    :meth:`AsyncQueuePair.receives`, and has its own memory, which is registered for local use until
+    the queue pair is closed. Messages are taken in the order in which the receives were posted. All
+    receives of the ring stay posted, except the one whose message you took last. If other receives
+    have filled the receive queue, a later call of :meth:`get` posts the missing ones.
     """
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
@@ -480,17 +494,16 @@ class ReceiveRing(AsyncIteration):
             self._posted.append((self._queue.recv_nowait((piece,)), self._taken.popleft()))
 
     async def get(self) -> tuple[verbs.WorkCompletion, memoryview]:
-        """Wait for the next completion, and return it with the received bytes.
+        """Wait for the next message, and return its completion and its bytes.
 
-        The bytes are valid until the next call. A write with immediate data consumes a receive but
-        has no bytes here, because the peer has written them elsewhere. If you cancel the call,
-        nothing is lost.
+        The bytes are valid until the next call. A write with immediate data also completes a
+        receive, but then there are no bytes, because the peer has written the data elsewhere.
+        Cancelling the call does not lose a message.
 
         Raises:
             WorkCompletionError: If the receive failed.
             BufferStateError: If the queue pair is closed.
-            QueueFullError: If none of these receives is posted, and the receive queue has no room
-                for one.
+            QueueFullError: If none of the ring's receives is posted, and the receive queue is full.
             BusyError: If another task is already waiting for this ring.
         """
         if self._is_waited_for:
@@ -521,16 +534,16 @@ class ReceiveRing(AsyncIteration):
         return completion, self._memory[start : start + here]
 
     async def __aiter__(self) -> AsyncIterator[tuple[verbs.WorkCompletion, memoryview]]:
-        """Iterate over the results of :meth:`get`."""
+        """Yield the results of :meth:`get`."""
         while True:
             yield await self.get()
 
 
 class AsyncBatch(AsyncContext, verbs.SendBatch):
-    """A batch for ``async with``, which posts all requests with one doorbell and waits for them.
+    """A batch for ``async with``, which posts all requests together and waits for them.
 
-    An exception in the block discards the requests. After the block, ``completions`` are the
-    completions of the signaled requests, in order.
+    If the block raises an exception, nothing is posted. After the block, ``completions`` contains
+    the completions of the signaled requests, in order.
     """
 
     def __init__(self, queue: AsyncQueuePair) -> None:

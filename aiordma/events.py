@@ -1,4 +1,4 @@
-"""Asynchronous events of a device, for `async for`."""
+"""Asynchronous events of a device, for use with `async for`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
             async for event in events:
                 print(event.type.name, event.port_num or event.element)
 
-    Use :func:`device_events` to create one. From then on, it receives all events, as do all other
-    open iterators and this library's connections.
+    Use :func:`device_events` to create an iterator. It receives all events from then on. The other
+    open iterators and the connections of this library receive them too.
 
-    Up to 1024 events are stored until you take them. After that, the oldest events are dropped, and
-    a warning is logged. An iterator that is still open when it is dropped, or when its event loop
-    ends, is closed with a ResourceWarning.
+    Up to 1024 events are stored until you take them. If there are more, the oldest events are
+    dropped, and a warning is logged. If an iterator is still open when its last reference is
+    dropped or its event loop ends, it is closed, and a ResourceWarning is issued.
     """
 
     def __init__(self, context: verbs.Context, *, owned: bool) -> None:
@@ -62,7 +62,8 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         """Wait for the next event and return it. Cancelling the call does not lose an event.
 
         Raises:
-            BufferStateError: If this iterator is closed before an event arrives.
+            BufferStateError: If this iterator is closed and all events received before have been
+                returned.
         """
         while not self._events:
             if self._closed:
@@ -71,7 +72,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         return self._events.popleft()
 
     def get_nowait(self) -> verbs.AsyncEvent | None:
-        """Return the next stored event, or None."""
+        """Return the next stored event without waiting, or None if there is none."""
         if self._events:
             return self._events.popleft()
         if self._closed:
@@ -79,7 +80,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         return None
 
     async def __aiter__(self) -> AsyncIterator[verbs.AsyncEvent]:
-        """Iterate over the events received before `close`."""
+        """Yield events, and stop after the last event that was received before `close`."""
         while True:
             try:
                 event = await self.get()
@@ -88,7 +89,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
             yield event
 
     def close(self) -> None:
-        """Stop receiving events. If `device_events` opened the device, it is closed too."""
+        """Stop receiving events, and close the device if `device_events` has opened it."""
         if self._closed:
             return
         self._end_without_loop()
@@ -110,10 +111,11 @@ def device_events(device: str | verbs.Device | verbs.Context | None = None) -> D
     """Return an asynchronous iterator over the events of a device. Requires a running event loop.
 
     Args:
-        device: A device name, or any other argument of :func:`aiordma.verbs.find_device`. The
-            device is then opened, and reports its own events and those of its ports. With an open
-            context, the events of objects created on the context are included, and
-            ``context.async_events()`` no longer returns events.
+        device: The name of a device, a Device, an open context, or None for the default device (see
+            :func:`aiordma.verbs.find_device`). An open context also reports the events of the
+            objects created on it, and its ``async_events()`` does not return any events while the
+            iterator is open. In the other cases, the device is opened, and only reports its own
+            events and those of its ports.
 
     Raises:
         DeviceNotFoundError: If there is no such device.
