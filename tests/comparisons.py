@@ -18,7 +18,7 @@ from bench.lanes import Options
 
 # perftest's is tested with the programs: softdev/tests/programs.
 @pytest.mark.parametrize("name", [name for name in IN_ALL if name != "perftest"])
-def test_comparison(name: str) -> None:
+def test_comparison_runs_and_judges_every_contender(name: str) -> None:
     """One run with the least work: every contender runs and every requirement is judged."""
     comparison = COMPARISONS[name]
     data = comparison.measure(Options(turns=1, share=0.01, most=64 << 10))

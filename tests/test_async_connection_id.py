@@ -104,7 +104,7 @@ async def connected(device_name: str, host: str) -> AsyncIterator[tuple[End, End
             yield one, two
 
 
-async def test_a_write_with_immediate_takes_a_receive_without_bytes(
+async def test_write_with_immediate_consumes_a_receive_without_bytes(
     device_name: str, host: str
 ) -> None:
     async with connected(device_name, host) as (one, two):
@@ -118,7 +118,7 @@ async def test_a_write_with_immediate_takes_a_receive_without_bytes(
         assert (completion.imm_data, len(data), bytes(target.buf[:5])) == (9, 0, b"hello")
 
 
-async def test_a_receive_that_was_cancelled_loses_nothing(device_name: str, host: str) -> None:
+async def test_cancelled_receive_loses_no_message(device_name: str, host: str) -> None:
     async with connected(device_name, host) as (one, two):
         for _ in range(3):
             waiting = asyncio.create_task(two.receives.get())
@@ -131,7 +131,7 @@ async def test_a_receive_that_was_cancelled_loses_nothing(device_name: str, host
 
 
 @pytest.mark.parametrize("active", [True, False], ids=["active", "passive"])
-async def test_a_disconnect_ends_what_waits_at_both_ends(
+async def test_disconnect_ends_pending_calls_at_both_sides(
     device_name: str, host: str, active: bool
 ) -> None:
     async with connected(device_name, host) as (one, two):
@@ -156,7 +156,7 @@ async def test_a_disconnect_ends_what_waits_at_both_ends(
                 await end.send(b"too late")
 
 
-async def test_a_request_wakes_the_task_that_wants_one(device_name: str, host: str) -> None:
+async def test_request_wakes_the_task_in_get_request(device_name: str, host: str) -> None:
     """Not one that waits for the listener's end."""
     async with listening(device_name, host) as (listener, address):
         ending = asyncio.create_task(listener.wait_disconnected())
@@ -173,7 +173,7 @@ async def test_a_request_wakes_the_task_that_wants_one(device_name: str, host: s
             await ending
 
 
-async def test_a_disconnect_before_the_connection_does_nothing(device_name: str, host: str) -> None:
+async def test_disconnect_before_the_connection_does_nothing(device_name: str, host: str) -> None:
     async with (
         listening(device_name, host) as (listener, address),
         AsyncConnectionId(device_name) as id,
@@ -193,7 +193,7 @@ async def test_a_disconnect_before_the_connection_does_nothing(device_name: str,
             assert host in str(await request.wait_disconnected())
 
 
-async def test_a_request_is_rejected_with_data(device_name: str, host: str) -> None:
+async def test_request_can_be_rejected_with_data(device_name: str, host: str) -> None:
     async with (
         listening(device_name, host) as (listener, address),
         asking(device_name, address) as (_, connecting),
@@ -204,7 +204,7 @@ async def test_a_request_is_rejected_with_data(device_name: str, host: str) -> N
         assert caught.value.private_data[:9] == b"not today"
 
 
-async def test_a_request_is_rejected_whose_peer_has_given_up(device_name: str, host: str) -> None:
+async def test_request_of_a_gone_peer_can_be_rejected(device_name: str, host: str) -> None:
     async with listening(device_name, host) as (listener, address):
         async with asking(device_name, address) as (_, connecting):
             request = await listener.get_request()
@@ -220,7 +220,9 @@ async def test_a_request_is_rejected_whose_peer_has_given_up(device_name: str, h
             id.reject()  # it is no request
 
 
-async def test_a_request_that_was_answered_is_not_accepted(device_name: str, host: str) -> None:
+async def test_accept_of_an_answered_request_raises_verbs_error(
+    device_name: str, host: str
+) -> None:
     async with (
         listening(device_name, host) as (listener, address),
         asking(device_name, address) as (_, connecting),
@@ -252,7 +254,9 @@ async def test_requests_beyond_the_backlog_are_rejected(device_name: str, host: 
             await listener.get_request()
 
 
-async def test_a_peer_that_has_given_up_leaves_its_place(device_name: str, host: str) -> None:
+async def test_request_of_a_gone_peer_frees_its_place_in_the_backlog(
+    device_name: str, host: str
+) -> None:
     """In a full backlog, where the device tells: a card's driver does not before the accept."""
     async with listening(device_name, host, backlog=1) as (listener, address):
         async with asking(device_name, address, b"first") as (_, connecting):
@@ -279,7 +283,7 @@ async def test_a_peer_that_has_given_up_leaves_its_place(device_name: str, host:
                 await connecting
 
 
-async def test_closing_wakes_what_waits(device_name: str, host: str) -> None:
+async def test_closing_an_id_wakes_waiting_tasks(device_name: str, host: str) -> None:
     async with listening(device_name, host) as (listener, address):
         requests = [request async for request in closing_soon(listener)]
         assert requests == []
@@ -301,7 +305,7 @@ async def closing_soon(listener: AsyncConnectionId) -> AsyncIterator[AsyncConnec
         yield request
 
 
-async def test_a_connect_that_is_cancelled(device_name: str, host: str) -> None:
+async def test_cancelled_connect_cannot_be_accepted(device_name: str, host: str) -> None:
     async with listening(device_name, host) as (listener, address):
         async with AsyncConnectionId(device_name) as id:
             (await resolved(id, address)).create_qp()
@@ -315,7 +319,7 @@ async def test_a_connect_that_is_cancelled(device_name: str, host: str) -> None:
                 await request.accept()
 
 
-async def test_addresses_without_a_device(device_name: str, host: str) -> None:
+async def test_addresses_without_a_device_raise_errors(device_name: str, host: str) -> None:
     async with AsyncConnectionId(device_name) as id:
         with pytest.raises(ValueError, match=r"call resolve_addr\(\) first"):
             id.pd  # noqa: B018
@@ -326,7 +330,7 @@ async def test_addresses_without_a_device(device_name: str, host: str) -> None:
         assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)
 
 
-async def test_failures_that_events_report(device_name: str, host: str) -> None:
+async def test_failure_events_raise_the_matching_errors(device_name: str, host: str) -> None:
     """Events that this machine does not bring about, as the channel would hand them out."""
 
     async def after(
@@ -356,7 +360,7 @@ async def test_failures_that_events_report(device_name: str, host: str) -> None:
             await waiting
 
 
-async def test_mistakes(device_name: str, host: str) -> None:
+async def test_invalid_uses_of_a_connection_id_raise_errors(device_name: str, host: str) -> None:
     with pytest.raises(DeviceNotFoundError):
         AsyncConnectionId("no_such_device")
     async with AsyncConnectionId(device_name) as id:
@@ -391,7 +395,9 @@ async def test_mistakes(device_name: str, host: str) -> None:
                 await connecting
 
 
-async def test_no_other_thread_ends_a_connection(device_name: str, host: str) -> None:
+async def test_disconnect_in_another_thread_raises_wrong_loop_error(
+    device_name: str, host: str
+) -> None:
     async with connected(device_name, host) as (one, two):
         for end in (one.id.disconnect, one.id.close):
             with pytest.raises(WrongLoopError, match="used in thread"):
@@ -400,7 +406,7 @@ async def test_no_other_thread_ends_a_connection(device_name: str, host: str) ->
         assert bytes((await two.receives.get())[1]) == b"hello"
 
 
-async def test_the_queue_pair_of_a_synchronous_id(device: verbs.Device, host: str) -> None:
+async def test_async_queue_pair_accepts_a_synchronous_id(device: verbs.Device, host: str) -> None:
     """AsyncQueuePair takes an id of aiordma.cm, too."""
     with cm.EventChannel(device.library) as channel, channel.create_id() as id:
         id.bind_addr((host, 0))
@@ -412,7 +418,7 @@ async def test_the_queue_pair_of_a_synchronous_id(device: verbs.Device, host: st
                     aiordma.AsyncQueuePair(pd, ROOM, id=id, source_qpn=1)
 
 
-def test_an_id_that_is_open_when_its_loop_ends(device_name: str, host: str) -> None:
+def test_open_id_warns_when_its_loop_ends(device_name: str, host: str) -> None:
     async def forget() -> None:
         id = AsyncConnectionId(device_name)
         id.id.bind_addr((host, 0))

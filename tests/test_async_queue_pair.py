@@ -67,7 +67,7 @@ async def connected(
             side.mr.close()
 
 
-async def test_every_operation(pd: verbs.ProtectionDomain) -> None:
+async def test_every_operation_can_be_awaited_or_started(pd: verbs.ProtectionDomain) -> None:
     """Each is that of a batch (tests/verbs/test_batch.py), awaited or as a future."""
     async with connected(pd) as (one, two):
         queue, piece, there = one.queue, one.piece(), (two.mr.addr, two.mr.rkey)
@@ -90,7 +90,7 @@ async def test_every_operation(pd: verbs.ProtectionDomain) -> None:
         assert bytes(two.mr.buf[:8]) == bytes(two.mr.buf[64:72]) == b"12345678"
 
 
-async def test_a_batch_is_one_await(pd: verbs.ProtectionDomain) -> None:
+async def test_async_batch_completes_or_discards_all_requests(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd) as (one, two):
         one.mr.buf[:8] = b"12345678"
         async with one.queue.batch() as batch:
@@ -111,7 +111,7 @@ async def test_a_batch_is_one_await(pd: verbs.ProtectionDomain) -> None:
         assert not any(one.mr.buf[8:16])  # it was dropped
 
 
-async def test_a_full_queue_is_waited_for_in_order(pd: verbs.ProtectionDomain) -> None:
+async def test_full_send_queue_is_waited_for_in_order(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=2)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         done: list[int] = []
@@ -128,7 +128,7 @@ async def test_a_full_queue_is_waited_for_in_order(pd: verbs.ProtectionDomain) -
         assert one.queue.qp.free_send_slots == size
 
 
-async def test_a_waiter_that_needs_more_room_is_not_overtaken(pd: verbs.ProtectionDomain) -> None:
+async def test_waiter_that_needs_more_room_is_not_overtaken(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=4)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         order: list[str] = []
@@ -148,7 +148,7 @@ async def test_a_waiter_that_needs_more_room_is_not_overtaken(pd: verbs.Protecti
             await write("too many", size + 1)
 
 
-async def test_failed_by_the_protocol(pd: verbs.ProtectionDomain) -> None:
+async def test_fail_ends_pending_operations_with_its_cause(pd: verbs.ProtectionDomain) -> None:
     """What has completed is delivered; everything else fails with that cause, later too."""
     async with connected(pd) as (one, two):
         arrived, waiting = two.queue.recv_nowait([two.piece()]), two.queue.recv_nowait()
@@ -165,7 +165,7 @@ async def test_failed_by_the_protocol(pd: verbs.ProtectionDomain) -> None:
         assert caught.value.__cause__ is cause
 
 
-async def test_a_ring_beside_other_receives(pd: verbs.ProtectionDomain) -> None:
+async def test_receive_ring_posts_later_when_the_queue_is_full(pd: verbs.ProtectionDomain) -> None:
     """A place of the ring for which there is no room is posted later, not lost."""
     async with connected(pd, rnr_retry=7, min_rnr_timer=0.4) as (one, two):
         ring = two.queue.receives(2, 8)
@@ -189,7 +189,7 @@ async def test_a_ring_beside_other_receives(pd: verbs.ProtectionDomain) -> None:
         assert len(ring._posted) + len(ring._taken) == 2
 
 
-async def test_a_ring_without_room_posts_nothing(pd: verbs.ProtectionDomain) -> None:
+async def test_receive_ring_without_room_posts_nothing(pd: verbs.ProtectionDomain) -> None:
     """Receives that stayed posted would take messages that are longer than they are."""
     async with connected(pd, QPCapabilities(max_recv_wr=8)) as (one, two):
         size = two.queue.qp.capabilities.max_recv_wr
@@ -209,7 +209,9 @@ async def test_a_ring_without_room_posts_nothing(pd: verbs.ProtectionDomain) -> 
             two.queue.receives(1, 1)
 
 
-async def test_the_end_of_a_ring(pd: verbs.ProtectionDomain) -> None:
+async def test_receive_ring_delivers_arrived_messages_before_the_failure(
+    pd: verbs.ProtectionDomain,
+) -> None:
     """What had arrived comes first, then the failure, each time; nothing after the close."""
     async with connected(pd) as (one, two):
         rings = two.queue.receives(2, 8), two.queue.receives(1, 8)
@@ -228,7 +230,7 @@ async def test_the_end_of_a_ring(pd: verbs.ProtectionDomain) -> None:
                 await ring.get()
 
 
-async def test_futures_that_are_given_up_make_no_noise(pd: verbs.ProtectionDomain) -> None:
+async def test_abandoned_futures_report_no_exception(pd: verbs.ProtectionDomain) -> None:
     """A failure that is never retrieved is not reported to the loop, which would fail the test."""
     async with connected(pd) as (one, _):
         one.queue.recv_nowait()
@@ -237,7 +239,7 @@ async def test_futures_that_are_given_up_make_no_noise(pd: verbs.ProtectionDomai
     gc.collect()
 
 
-async def test_a_ring_is_for_one_task_at_a_time(pd: verbs.ProtectionDomain) -> None:
+async def test_receive_ring_raises_busy_error_for_a_second_task(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd) as (one, two):
         ring = two.queue.receives(2, 8)
         waiting = asyncio.create_task(ring.get())
@@ -250,7 +252,7 @@ async def test_a_ring_is_for_one_task_at_a_time(pd: verbs.ProtectionDomain) -> N
             await sent
 
 
-async def test_nowait_says_that_it_is_full(pd: verbs.ProtectionDomain) -> None:
+async def test_submit_nowait_raises_queue_full_error(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, rnr_retry=7, min_rnr_timer=0.4) as (one, _):
         size = one.queue.qp.capabilities.max_send_wr
         requests = [SendWorkRequest(0, WROpcode.SEND) for _ in range(size)]
@@ -267,7 +269,7 @@ async def test_nowait_says_that_it_is_full(pd: verbs.ProtectionDomain) -> None:
 
 
 @pytest.mark.parametrize("signal_all", [False, True], ids=["by request", "all"])
-async def test_unsignaled_requests_never_fill_the_queue_for_good(
+async def test_unsignaled_requests_never_block_the_send_queue(
     pd: verbs.ProtectionDomain, signal_all: bool
 ) -> None:
     """Ten times what the queue holds, alone, and in lists of all that it holds."""
@@ -293,9 +295,7 @@ async def test_unsignaled_requests_never_fill_the_queue_for_good(
         assert int.from_bytes(one.mr.buf[16:24], "little") == 20 * size - 1
 
 
-async def test_the_future_of_an_unsignaled_request_ends_with_the_next_completion(
-    pd: verbs.ProtectionDomain,
-) -> None:
+async def test_unsignaled_future_ends_with_the_next_completion(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd) as (one, two):
         request = SendWorkRequest(
             5, WROpcode.RDMA_WRITE, [one.piece()], 0, remote_addr=two.mr.addr, rkey=two.mr.rkey
@@ -312,7 +312,9 @@ async def test_the_future_of_an_unsignaled_request_ends_with_the_next_completion
         assert (await refused[0]).ok
 
 
-async def test_cancelled_while_it_waits_for_room(pd: verbs.ProtectionDomain) -> None:
+async def test_request_cancelled_while_waiting_for_room_is_not_posted(
+    pd: verbs.ProtectionDomain,
+) -> None:
     """Nothing is posted for it, and the next one gets its turn."""
     async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
@@ -335,7 +337,7 @@ async def test_cancelled_while_it_waits_for_room(pd: verbs.ProtectionDomain) -> 
         assert one.queue.qp.free_send_slots == size
 
 
-async def test_cancelled_after_posting_changes_nothing(pd: verbs.ProtectionDomain) -> None:
+async def test_cancellation_after_posting_changes_nothing(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd) as (one, two):
         one.mr.buf[:8] = b"12345678"
         task = asyncio.create_task(one.queue.write([one.piece()], two.mr.addr, two.mr.rkey))
@@ -348,7 +350,7 @@ async def test_cancelled_after_posting_changes_nothing(pd: verbs.ProtectionDomai
         assert one.queue.qp.free_send_slots == one.queue.qp.capabilities.max_send_wr
 
 
-async def test_a_refused_request_blocks_no_other(pd: verbs.ProtectionDomain) -> None:
+async def test_refused_request_blocks_no_other(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         wrong = SendWorkRequest(0, WROpcode.TSO)
@@ -367,7 +369,7 @@ async def test_a_refused_request_blocks_no_other(pd: verbs.ProtectionDomain) -> 
         assert not isinstance(results[2], BaseException)
 
 
-async def test_a_failure_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
+async def test_failure_ends_every_pending_operation(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         receive = one.queue.recv_nowait([one.piece(64)])
@@ -389,7 +391,9 @@ async def test_a_failure_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
             one.queue.fail(TimeoutError("no keep-alive"))  # heard of later, it hides no failure
 
 
-async def test_nothing_and_what_is_no_memory(pd: verbs.ProtectionDomain) -> None:
+async def test_submit_accepts_empty_lists_and_rejects_invalid_elements(
+    pd: verbs.ProtectionDomain,
+) -> None:
     async with connected(pd) as (one, _):
         assert await one.queue.submit([]) == []
         assert one.queue.submit_nowait([]) == []
@@ -400,7 +404,7 @@ async def test_nothing_and_what_is_no_memory(pd: verbs.ProtectionDomain) -> None
                 one.queue.recv_nowait(wrong)  # type: ignore[arg-type]
 
 
-async def test_closing_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
+async def test_close_ends_every_pending_operation(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd) as (one, _):
         task = asyncio.create_task(one.queue.recv([one.piece()]))
         await asyncio.sleep(0)
@@ -416,12 +420,12 @@ async def test_closing_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
         assert one.queue.qp.closed
 
 
-async def test_a_queue_pair_that_cannot_be_made_leaves_nothing(pd: verbs.ProtectionDomain) -> None:
+async def test_failed_queue_pair_creation_leaves_nothing_behind(pd: verbs.ProtectionDomain) -> None:
     with pytest.raises(UnsupportedError):
         AsyncQueuePair(pd, max_tso_header=64)
 
 
-async def test_datagrams(pd: verbs.ProtectionDomain) -> None:
+async def test_datagram_is_sent_and_received(pd: verbs.ProtectionDomain) -> None:
     async with AsyncQueuePair(pd, qp_type=QPType.UD) as queue:
         mine = queue.qp.endpoint()
         queue.qp.start(mine)
@@ -436,7 +440,7 @@ async def test_datagrams(pd: verbs.ProtectionDomain) -> None:
 
 
 @pytest.mark.parametrize("kind", [EventType.QP_FATAL, EventType.CQ_ERR, EventType.DEVICE_FATAL])
-async def test_the_device_reports_a_failure(
+async def test_device_failure_ends_every_pending_operation(
     context: verbs.Context, pd: verbs.ProtectionDomain, kind: EventType
 ) -> None:
     """Nothing may complete any more: every waiter is told, with the report as the cause."""

@@ -44,7 +44,7 @@ def until_all_are(expected: str, pids: list[str]) -> None:
     assert {*map(state, pids)} == {expected}
 
 
-def test_what_polls_for_ever_is_stopped_between_its_turns(tmp_path: Path) -> None:
+def test_polling_contender_is_stopped_between_its_turns(tmp_path: Path) -> None:
     """And ends with what started it.  A Python by another name is that of another environment."""
     program = (
         "import os, sys; from bench.contender import InPython, two_cores;"
@@ -70,7 +70,7 @@ def test_what_polls_for_ever_is_stopped_between_its_turns(tmp_path: Path) -> Non
     until_all_are("Z", pids)
 
 
-def test_what_another_run_has_left_behind_is_noticed() -> None:
+def test_processes_of_another_run_stop_the_measurement() -> None:
     """It computes, and halves what is measured beside it."""
     left = [sys.executable, "-c", "while True: pass", "bench.worker"]
     with subprocess.Popen(left) as process:
@@ -84,7 +84,7 @@ def test_what_another_run_has_left_behind_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("rest", "said"), [("sys.exit(3)", "ended with 3"), ("signal.pause()", "hung")]
 )
-def test_a_contender_that_fails_or_hangs_is_named_and_ended(
+def test_failing_or_hanging_contender_is_named_and_ended(
     rest: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the others go on."""
@@ -107,7 +107,7 @@ def test_a_contender_that_fails_or_hangs_is_named_and_ended(
 COMMITTED = command.HERE / command.SAVED
 
 
-def test_the_committed_results_are_those_of_the_command() -> None:
+def test_committed_results_match_the_command() -> None:
     """Generated pages are unedited; a row that misses its goal has a note, and no other one has."""
     results = json.loads(COMMITTED.read_text())
     text = (command.HERE / "RESULTS.md").read_text()
@@ -121,7 +121,7 @@ def test_the_committed_results_are_those_of_the_command() -> None:
     assert command.NOTES.keys() <= asked
 
 
-def test_one_comparison_is_printed() -> None:
+def test_bench_prints_one_comparison() -> None:
     done = bench("imports", "--quick")
     assert done.returncode == 0
     assert done.stderr.endswith("measuring: Import\n")
@@ -135,8 +135,7 @@ OWN = (64 << 10) * (4 if SANITIZED else 1)
 REACHED = 4 if SANITIZED else 5
 
 
-def test_cost(tmp_path: Path) -> None:
-    """The costs are within their limits."""
+def test_costs_are_within_their_limits(tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
     sizes = ("--count", "60", "--mib", "64", "--seconds", "0.5")
     done = bench("cost", *sizes, "--json", str(file))
@@ -172,7 +171,7 @@ RECORDED = {instructions.CALIBRATION: 1000.0, "an echo": 50_000.0}
         ((1000, 50_000, 7), "here", "another: not recorded", False),
     ],
 )
-def test_more_instructions_are_noticed(
+def test_instruction_growth_beyond_the_limit_is_reported(
     counts: tuple[float, ...], where: str, said: str, good: bool
 ) -> None:
     names = (*RECORDED, "another")

@@ -75,7 +75,7 @@ def until_it_receives(conn: blocking.Connection) -> None:
         pass
 
 
-def test_a_block_that_an_exception_leaves(serve: blocking.Listener) -> None:
+def test_exception_in_with_is_named_to_the_peer(serve: blocking.Listener) -> None:
     """The peer gets what was sent, and then an error with the type of the exception."""
     with connected(serve) as (client, server):
         with pytest.raises(ZeroDivisionError), client:
@@ -85,7 +85,7 @@ def test_a_block_that_an_exception_leaves(serve: blocking.Listener) -> None:
         assert "secret" not in str(caught.value)
 
 
-def test_memory(serve: blocking.Listener) -> None:
+def test_memory_operations_work_from_several_threads(serve: blocking.Listener) -> None:
     memory = bytearray(16)
     with connected(serve) as (client, server), server.register(memory) as region:
         share = server.send_region(region, access=Rights.READ | Rights.WRITE | Rights.ATOMIC)
@@ -104,7 +104,7 @@ def test_memory(serve: blocking.Listener) -> None:
         blocking.call(share.revoke)
 
 
-def test_several_threads_at_a_time(serve: blocking.Listener) -> None:
+def test_connections_of_several_threads_wait_concurrently(serve: blocking.Listener) -> None:
     """Each thread has a connection of its own; they wait at the same time."""
 
     def echo(_: int) -> None:
@@ -125,7 +125,7 @@ def test_several_threads_at_a_time(serve: blocking.Listener) -> None:
             each.result()
 
 
-def test_a_stream_is_read_by_one_thread(host: str, device_name: str) -> None:
+def test_second_thread_reading_a_stream_raises_busy_error(host: str, device_name: str) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         reading.set()
         await reader.read()
@@ -149,7 +149,7 @@ def test_a_stream_is_read_by_one_thread(host: str, device_name: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(asyncio.StreamWriter, "__del__"), reason="new in Python 3.11.5")
-def test_a_dropped_stream(host: str, device_name: str) -> None:
+def test_dropped_stream_warns_and_ends(host: str, device_name: str) -> None:
     """It ends in the thread of its loop, which says so."""
     ended = SimpleQueue[bytes]()
 
@@ -175,7 +175,7 @@ def test_a_dropped_stream(host: str, device_name: str) -> None:
 # ---- time limits, errors, interrupts ------------------------------------------------------------
 
 
-def test_a_call_that_takes_too_long(serve: blocking.Listener) -> None:
+def test_timed_out_call_loses_no_message(serve: blocking.Listener) -> None:
     """Its object goes on, and nothing is lost."""
     with connected(serve) as (client, server):
         with pytest.raises(TimeoutError, match=r"after 0\.01 seconds"):
@@ -189,7 +189,7 @@ def test_a_call_that_takes_too_long(serve: blocking.Listener) -> None:
 @pytest.mark.parametrize(
     ("seconds", "kind"), [("x", TypeError), (1j, TypeError), (float("nan"), ValueError)]
 )
-def test_a_limit_that_is_no_time(
+def test_within_rejects_invalid_times(
     serve: blocking.Listener, seconds: Any, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind, match=r"within\(\) must be a number of seconds"):
@@ -231,7 +231,7 @@ def handling(handler: Callable[[], object], conn: blocking.Connection) -> Iterat
         signal.signal(signal.SIGALRM, before)
 
 
-def test_an_interrupt_ends_the_call(serve: blocking.Listener) -> None:
+def test_interrupt_ends_the_call(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server):
         with (
             pytest.raises(KeyboardInterrupt),
@@ -243,7 +243,7 @@ def test_an_interrupt_ends_the_call(serve: blocking.Listener) -> None:
         assert client.statistics().messages_sent == 1
 
 
-def test_an_interrupt_before_the_wait_ends_the_call(serve: blocking.Listener) -> None:
+def test_interrupt_before_the_wait_ends_the_call(serve: blocking.Listener) -> None:
     """It has been submitted, and its thread does not wait for it yet."""
     with connected(serve) as (client, server):
         interrupt(server.recv, has_result=False)
@@ -289,7 +289,7 @@ def by_recv_with(conn: blocking.Connection) -> tuple[bytes, int | None]:
 RECEIVERS = [by_recv, by_next, by_recv_into, by_recv_with]
 
 
-def test_an_interrupt_loses_no_message(serve: blocking.Listener) -> None:
+def test_interrupt_loses_no_message(serve: blocking.Listener) -> None:
     """Whatever receives it next: it has its place, and its immediate data."""
     with connected(serve) as (client, server):
         for lost, then in itertools.product(RECEIVERS, repeat=2):
@@ -310,7 +310,7 @@ def look_for_signals() -> None:
     """Python does so as it begins a function."""
 
 
-def test_an_interrupt_that_comes_last_of_all(
+def test_interrupt_after_the_result_loses_no_message(
     serve: blocking.Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing between the result and the program, a loop's condition for one, looks for signals."""
@@ -345,7 +345,7 @@ def test_an_interrupt_that_comes_last_of_all(
     assert (received, interrupts) == (sent, 4)
 
 
-def test_a_message_that_an_interrupt_has_kept_obeys_the_rules(serve: blocking.Listener) -> None:
+def test_message_kept_by_an_interrupt_obeys_the_rules(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server), server.register(bytearray(9)) as region:
         client.send(b"kept", imm=1)
         client.send(b"until the end")
@@ -365,7 +365,7 @@ def test_a_message_that_an_interrupt_has_kept_obeys_the_rules(serve: blocking.Li
         assert list(server) == []
 
 
-def test_an_interrupt_loses_no_memory(serve: blocking.Listener) -> None:
+def test_interrupt_loses_no_region_or_buffer(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server), server.register(bytearray(8)) as region:
         for _ in range(2):
             server.send_region(region)
@@ -381,7 +381,7 @@ def test_an_interrupt_loses_no_memory(serve: blocking.Listener) -> None:
         assert [server.recv_buffer() for _ in range(2)] == [b"1st", b"2nd"]
 
 
-def test_what_an_interrupt_keeps_from_its_caller_is_given_back(
+def test_result_of_an_interrupted_call_is_released(
     serve: blocking.Listener, host: str, device_name: str
 ) -> None:
     with connected(serve) as (client, server), server.register(bytearray(8)) as region:
@@ -419,7 +419,7 @@ def figures_of_memory(conn: blocking.Connection) -> dict[str, int]:
     return conn.asynchronous._sharing.figures()
 
 
-def test_an_interrupt_loses_no_bytes_of_a_stream(host: str, device_name: str) -> None:
+def test_interrupt_loses_no_bytes_of_a_stream(host: str, device_name: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"0123456789a line\nthe rest")
         await reader.read()
@@ -473,13 +473,13 @@ print("no deadlock")
 
 
 @pytest.mark.any_device
-def test_a_call_in_the_middle_of_any_step_of_another() -> None:
+def test_call_nested_at_any_step_does_not_deadlock() -> None:
     """As of a signal handler, or of a destructor, which the collector runs at any time."""
     done = run_python("-c", AT_ANY_STEP)
     assert (done.returncode, done.stdout, done.stderr) == (0, "no deadlock\n", "")
 
 
-def test_a_signal_handler_during_a_call(serve: blocking.Listener) -> None:
+def test_signal_handler_can_call_during_a_call(serve: blocking.Listener) -> None:
     with (
         connected(serve) as (client, server),
         handling(partial(client.send, b"from the handler"), server),
@@ -488,9 +488,7 @@ def test_a_signal_handler_during_a_call(serve: blocking.Listener) -> None:
 
 
 @pytest.mark.parametrize("where", ["its own thread", "the thread of leases"])
-def test_a_destructor_in_a_thread_of_aiordma_can_close(
-    serve: blocking.Listener, where: str
-) -> None:
+def test_destructor_in_a_thread_of_aiordma_can_close(serve: blocking.Listener, where: str) -> None:
     """It only begins it: what it would wait for may wait for this thread."""
     refused: SimpleQueue[type[Exception]] = SimpleQueue()
 
@@ -519,7 +517,7 @@ def test_a_destructor_in_a_thread_of_aiordma_can_close(
         assert list(client) == []
 
 
-def test_an_end_that_fails_where_nothing_waits(
+def test_failure_of_an_unawaited_close_is_logged(
     serve: blocking.Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -533,7 +531,7 @@ def test_an_end_that_fails_where_nothing_waits(
 # ---- beside an event loop -----------------------------------------------------------------------
 
 
-def test_a_server_of_the_callers_own_loop(
+def test_connecting_to_a_server_of_the_own_loop_raises_wrong_loop_error(
     serve: blocking.Listener, host: str, device_name: str
 ) -> None:
     """It could not answer: refused at once. What can work does, as in a notebook."""
@@ -566,7 +564,9 @@ def test_a_server_of_the_callers_own_loop(
     asyncio.run(main())
 
 
-def test_memory_that_is_registered_without_with(serve: blocking.Listener) -> None:
+def test_region_registered_without_with_can_be_closed_in_any_thread(
+    serve: blocking.Listener,
+) -> None:
     memory = bytearray(8)
     with connected(serve) as (client, server):
         region = client.register(memory)
@@ -583,12 +583,12 @@ def test_memory_that_is_registered_without_with(serve: blocking.Listener) -> Non
 # ---- the thread ---------------------------------------------------------------------------------
 
 
-def test_not_in_its_own_thread(serve: blocking.Listener) -> None:
+def test_call_from_its_own_thread_raises_wrong_loop_error(serve: blocking.Listener) -> None:
     with pytest.raises(errors.WrongLoopError, match="may be waiting for"):
         blocking.call(serve.accept)
 
 
-def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
+def test_stop_ends_pending_calls_and_warns(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server), ThreadPoolExecutor(1) as threads:
         region = client.register(bytearray(16))
         waiting = threads.submit(list, server)  # which `stop` does not end as the peer would
@@ -611,7 +611,7 @@ def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
     blocking.stop()  # there is nothing to end
 
 
-def test_a_cancellation_of_its_own_is_not_stop(serve: blocking.Listener) -> None:
+def test_cancellation_within_a_call_is_not_stop(serve: blocking.Listener) -> None:
     """Neither of a call, nor of one with a time limit; its thread goes on."""
 
     async def cancel() -> None:
@@ -628,7 +628,7 @@ def test_a_cancellation_of_its_own_is_not_stop(serve: blocking.Listener) -> None
         assert server.recv() == b"after it"
 
 
-def test_a_thread_that_cannot_begin(
+def test_failed_thread_start_is_raised_and_can_be_repeated(
     monkeypatch: pytest.MonkeyPatch, host: str, device_name: str
 ) -> None:
     """The caller gets the error, and the next use works."""
@@ -644,7 +644,7 @@ def test_a_thread_that_cannot_begin(
         assert listener.port
 
 
-def test_a_call_that_exits(serve: blocking.Listener) -> None:
+def test_exit_in_a_call_is_raised_to_the_caller(serve: blocking.Listener) -> None:
     """The caller exits; the thread and what is open go on."""
     with connected(serve) as (client, server):
         for function in (sys.exit, exit_later):
@@ -660,7 +660,9 @@ async def exit_later(status: int) -> None:
     sys.exit(status)
 
 
-def test_a_task_that_exits(serve: blocking.Listener, caplog: pytest.LogCaptureFixture) -> None:
+def test_exit_in_a_task_is_logged(
+    serve: blocking.Listener, caplog: pytest.LogCaptureFixture
+) -> None:
     """That is logged; the thread and what is open go on."""
     tasks = []
 
@@ -676,7 +678,7 @@ def test_a_task_that_exits(serve: blocking.Listener, caplog: pytest.LogCaptureFi
     assert "exit_later" in caplog.text  # in its traceback
 
 
-def test_a_task_that_stops_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+def test_stopped_loop_is_replaced_by_the_next_call(caplog: pytest.LogCaptureFixture) -> None:
     """The caller is told, and the next use has another thread."""
 
     async def stop() -> None:
@@ -690,7 +692,7 @@ def test_a_task_that_stops_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     blocking.stop()
 
 
-def test_threads_that_begin_it_together() -> None:
+def test_concurrent_first_calls_share_one_thread() -> None:
     """They share one thread."""
     barrier = threading.Barrier(8)
 
@@ -703,7 +705,7 @@ def test_threads_that_begin_it_together() -> None:
         assert len({one.result() for one in each}) == 1
 
 
-def test_the_thread_does_not_stop_itself() -> None:
+def test_stop_from_its_own_thread_raises_wrong_loop_error() -> None:
     with pytest.raises(errors.WrongLoopError, match="may be waiting for"):
         blocking.call(blocking.stop)
     assert blocking.call(len, b"goes on") == 7
@@ -718,7 +720,7 @@ def test_the_thread_does_not_stop_itself() -> None:
         (False, "", "b'hello'\n"),  # the program ends after the thread
     ],
 )
-def test_the_end_of_a_program(
+def test_program_end_matches_the_blocking_page(
     host: str, device_name: str, daemon: bool, last: str, printed: str
 ) -> None:
     """As docs/blocking.md says of a thread that waits while the program ends."""
@@ -764,7 +766,9 @@ def in_child(function: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_after_fork(serve: blocking.Listener, host: str, device_name: str) -> None:
+def test_forked_child_opens_its_own_connections(
+    serve: blocking.Listener, host: str, device_name: str
+) -> None:
     if kind_of(device_name) != "embedded":
         return  # RDMAV_FORK_SAFE has to be set before: tests/transport/test_fork.py
     with connected(serve) as (client, server), client.register(bytearray(16)) as region:
@@ -798,7 +802,7 @@ def test_after_fork(serve: blocking.Listener, host: str, device_name: str) -> No
 # ---- derived ------------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_connection_is_missing() -> None:
+def test_blocking_classes_have_every_public_name() -> None:
     for ours, theirs, left_out in (
         (blocking.Connection, transport.Connection, LEFT_OUT),
         (blocking.Listener, transport.Listener, {"addresses", "host", "stop"}),

@@ -39,7 +39,7 @@ def test_every_source_is_built(folder: str) -> None:
 
 
 @pytest.mark.parametrize("module", [_lib, work_queue], ids=lambda it: it.__name__)
-def test_a_module_exports_only_what_python_calls(module: ModuleType) -> None:
+def test_extension_modules_export_only_their_init_function(module: ModuleType) -> None:
     """Both are linked with a static library, whose names could meet those of libibverbs."""
     assert module.__file__
     options = ("--dynamic", "--defined-only", "--format=just-symbols")
@@ -58,9 +58,7 @@ def test_a_module_exports_only_what_python_calls(module: ModuleType) -> None:
         ("programs", "ibverbs-utils"),
     ],
 )
-def test_a_package_that_is_missing_is_named_first(
-    target: str, package: str, tmp_path: Path
-) -> None:
+def test_make_names_the_missing_package_first(target: str, package: str, tmp_path: Path) -> None:
     """Not after a set-up of minutes."""
     make, bash = shutil.which("make"), shutil.which("bash")
     assert make
@@ -72,7 +70,7 @@ def test_a_package_that_is_missing_is_named_first(
     assert f"is missing: on Debian and Ubuntu, apt-get install {package}\n" in done.stderr
 
 
-def test_a_change_compiles_what_depends_on_it(tmp_path: Path) -> None:
+def test_change_recompiles_only_dependent_modules(tmp_path: Path) -> None:
     """Also where the PATH has no program `cython`: an import compiles, whatever started it."""
     source, folder = tmp_path / "source", tmp_path / "build"
     # Other processes write and replace compiled files meanwhile; their folders stay.

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.any_device
 
 
 @pytest.mark.parametrize("field", fields(Config), ids=lambda field: field.name)
-def test_a_setting_of_another_type(field: Field[Any]) -> None:
+def test_config_names_the_setting_of_a_wrong_type(field: Field[Any]) -> None:
     optional = str(field.type).endswith(" | None")
     wanted = {"int": "an int", "float": "a number of seconds", "bool": "True or False"}
     wanted["Rights"] = "a member of Rights"
@@ -32,7 +32,7 @@ NUMBERS = [field for field in fields(Config) if str(field.type).startswith(("int
 
 
 @pytest.mark.parametrize("field", NUMBERS, ids=lambda field: field.name)
-def test_numbers_of_numpy(field: Field[Any]) -> None:
+def test_config_converts_numpy_numbers(field: Field[Any]) -> None:
     """They become Python's own, so that nothing behind Config meets them."""
     kind: Any
     kind, value = (np.int64, 9) if str(field.type).startswith("int") else (np.float32, 0.5)
@@ -47,13 +47,13 @@ def test_numbers_of_numpy(field: Field[Any]) -> None:
                 Config(**{field.name: wrong})
 
 
-def test_truth_and_whole_seconds() -> None:
+def test_config_converts_booleans_and_whole_seconds() -> None:
     numbers: dict[str, Any] = {"huge_pages": np.True_, "in_band": 0, "keep_alive": 1}
     config = Config(**numbers)
     assert (config.huge_pages, config.in_band, config.keep_alive) == (True, False, 1.0)
 
 
 @pytest.mark.parametrize("number", [14, np.int64(14)])
-def test_a_number_that_a_program_in_c_would_write(number: Any) -> None:
+def test_encoded_ack_timeout_is_rejected_with_advice(number: Any) -> None:
     with pytest.raises(ValueError, match=r"Config.ack_timeout of 14: .*\(14\), 0.0671 s"):
         Config(ack_timeout=number)

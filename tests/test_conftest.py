@@ -75,7 +75,7 @@ def pytest_run(*arguments: str, below: Path = ROOT) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("option", ["--device", "--peer"])
-def test_a_missing_device_is_a_failure(option: str) -> None:
+def test_missing_device_fails_the_run(option: str) -> None:
     done = pytest_run(
         option, "nobody0", "tests/verbs/test_raw.py::test_raw_calls_transfer_a_message"
     )
@@ -86,7 +86,9 @@ def test_a_missing_device_is_a_failure(option: str) -> None:
 
 
 @pytest.mark.any_device
-def test_what_is_wrong_fails(tmp_path: Path, device_name: str) -> None:
+def test_conftest_fails_tests_with_leaks_and_reported_errors(
+    tmp_path: Path, device_name: str
+) -> None:
     """Leaks, expectations, what reaches only the loop; what asks for no device is not repeated."""
     path = tmp_path / "test_broken.py"
     path.write_text(BROKEN)

@@ -54,7 +54,7 @@ def functions(inside: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, s
                 yield from functions(node, name)
 
 
-def test_no_decoder_of_the_core_is_missing() -> None:
+def test_every_decoder_of_the_core_is_covered() -> None:
     covered = [name for decoder in DECODERS.values() for name in decoder.covers]
     assert sorted([*covered, *NO_DECODERS]) == sorted(taking_input())
 
@@ -116,7 +116,9 @@ def test_any_input_gives_a_result_or_a_documented_error(name: str, data: st.Data
 @pytest.mark.parametrize("name", [name for name in DECODERS if not name.startswith("field")])
 @settings(FUZZ, max_examples=25)
 @given(st.data())
-def test_valid_input_is_taken(name: str, data: st.DataObject) -> None:
+def test_valid_input_is_decoded_and_truncated_input_rejected(
+    name: str, data: st.DataObject
+) -> None:
     """Else the test above would only see errors; what is cut off at any point is refused."""
     decoder = DECODERS[name]
     content = data.draw(decoder.valid)
@@ -178,7 +180,7 @@ BEGINNINGS = (b"", b"AIOT\x01\0", b"AIOR\x01\0", b"AIOE\x01\0")
 
 
 @pytest.mark.parametrize("name", [name for name, one in DECODERS.items() if one.covers])
-def test_cost_is_that_of_the_input(name: str) -> None:
+def test_decoding_cost_is_bounded_by_the_input(name: str) -> None:
     """The cost does not depend on lengths that the input claims."""
     decoder = DECODERS[name]
     for claim, content in CLAIMS.items():

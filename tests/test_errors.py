@@ -173,12 +173,12 @@ def all_classes() -> list[type[RDMAError]]:
     ]
 
 
-def test_every_class_is_made_here() -> None:
+def test_every_error_class_has_an_example() -> None:
     assert {*map(type, ERRORS)} == set(all_classes())
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_copies_and_pickles(error: RDMAError) -> None:
+def test_errors_can_be_copied_and_pickled(error: RDMAError) -> None:
     error.add_note("seen by a test")
     for again in (
         copy.copy(error),
@@ -194,7 +194,7 @@ def test_copies_and_pickles(error: RDMAError) -> None:
             assert (again.errno, again.strerror) == (error.errno, error.strerror)
 
 
-def test_the_docstring_draws_the_tree() -> None:
+def test_module_docstring_draws_the_tree_of_errors() -> None:
     assert errors.__doc__
     drawn = re.findall(r"^ *[│├└─ ]*(\w+Error)\b", errors.__doc__, re.MULTILINE)
     completions = {*WORK_COMPLETION_ERRORS.values()}
@@ -211,12 +211,14 @@ def test_the_docstring_draws_the_tree() -> None:
 
 
 @pytest.mark.parametrize(("error", "attributes", "text"), SAYS)
-def test_what_it_says(error: RDMAError, attributes: dict[str, object], text: str) -> None:
+def test_error_has_its_attributes_and_text(
+    error: RDMAError, attributes: dict[str, object], text: str
+) -> None:
     assert {name: getattr(error, name) for name in attributes} == attributes
     assert re.fullmatch(".*".join(map(re.escape, text.split("…"))), str(error)), str(error)
 
 
-def test_kinds_of_errors() -> None:
+def test_work_completion_error_has_the_class_of_its_status() -> None:
     cause = ValueError("first")
     assert work_completion_error(10, cause=cause).__cause__ is cause
     kinds = {5: WorkRequestFlushedError, 10: RemoteAccessError, 99: WorkCompletionError}
@@ -228,7 +230,7 @@ def test_kinds_of_errors() -> None:
     assert not issubclass(ConnectionBrokenError, ConnectionClosedError)
 
 
-def test_each_status_has_a_sentence_of_its_own() -> None:
+def test_each_status_has_its_own_advice() -> None:
     sentences = {cls.advice for cls in WORK_COMPLETION_ERRORS.values()}
     assert len(sentences) == len(WORK_COMPLETION_ERRORS)
     assert WorkCompletionError.advice not in sentences

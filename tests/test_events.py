@@ -48,7 +48,9 @@ async def next_of(events: DeviceEvents, kind: EventType) -> AsyncEvent:
                 return event
 
 
-async def test_events_as_they_happen(device: verbs.Device, addresses_change: Happen) -> None:
+async def test_device_events_are_delivered_as_they_happen(
+    device: verbs.Device, addresses_change: Happen
+) -> None:
     async with aiordma.device_events(device.name) as events:
         assert events.get_nowait() is None
         addresses_change()
@@ -61,7 +63,9 @@ async def test_events_as_they_happen(device: verbs.Device, addresses_change: Hap
     assert events.context.closed
 
 
-async def test_every_subscriber_hears(device: verbs.Device, addresses_change: Happen) -> None:
+async def test_every_subscriber_receives_the_event(
+    device: verbs.Device, addresses_change: Happen
+) -> None:
     with device.open() as context:
         async with (
             aiordma.device_events(context) as one,
@@ -74,7 +78,7 @@ async def test_every_subscriber_hears(device: verbs.Device, addresses_change: Ha
         assert not context.closed  # it is the caller's
 
 
-async def test_an_event_names_its_object(device: verbs.Device) -> None:
+async def test_event_names_its_object(device: verbs.Device) -> None:
     """IBTA volume 1, clause 10.3.1.5: a send queue that has run dry, when asked to tell."""
     with device.open() as context, context.alloc_pd() as pd, context.create_cq(64) as cq:
         async with aiordma.device_events(context) as events:
@@ -86,7 +90,7 @@ async def test_an_event_names_its_object(device: verbs.Device) -> None:
             assert event.element is qp
 
 
-async def test_closing_ends_the_iteration_and_who_waits(device: verbs.Device) -> None:
+async def test_close_ends_iteration_and_waiting_tasks(device: verbs.Device) -> None:
     events = aiordma.device_events(device.name)
     event = AsyncEvent(EventType.PORT_ACTIVE, None, 1)
     ContextEvents.deliver(events.context, event)
@@ -121,7 +125,7 @@ async def test_get_nowait_returns_events_received_before_the_close(device: verbs
         events.get_nowait()
 
 
-async def test_a_cancelled_wait_loses_no_event(device: verbs.Device) -> None:
+async def test_cancelled_get_loses_no_event(device: verbs.Device) -> None:
     async with aiordma.device_events(device.name) as events:
         first = asyncio.create_task(events.get())
         second = asyncio.create_task(events.get())
@@ -133,7 +137,9 @@ async def test_a_cancelled_wait_loses_no_event(device: verbs.Device) -> None:
         assert first.cancelled() or (await asyncio.wait([first]))[0]
 
 
-async def test_no_task_polls(device: verbs.Device, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unread_events_are_limited_with_a_warning(
+    device: verbs.Device, caplog: pytest.LogCaptureFixture
+) -> None:
     async with aiordma.device_events(device.name) as events:
         for port in range(1, KEPT + 3):
             ContextEvents.deliver(events.context, AsyncEvent(EventType.PORT_ERR, None, port))
@@ -146,12 +152,12 @@ async def test_no_task_polls(device: verbs.Device, caplog: pytest.LogCaptureFixt
         assert found == list(range(3, KEPT + 3))
 
 
-async def test_a_device_that_is_not_there() -> None:
+async def test_unknown_device_raises_device_not_found_error() -> None:
     with pytest.raises(DeviceNotFoundError):
         aiordma.device_events("nobody0")
 
 
-async def test_another_loop_that_has_ended_blocks_no_other(
+async def test_loop_that_ended_without_closing_blocks_no_other(
     device: verbs.Device, host: str, addresses_change: Happen
 ) -> None:
     """It went without closing."""
@@ -172,7 +178,7 @@ async def test_another_loop_that_has_ended_blocks_no_other(
     channel.close()
 
 
-async def test_what_was_heard_too_late(device: verbs.Device) -> None:
+async def test_event_after_unsubscribe_is_not_delivered(device: verbs.Device) -> None:
     """An event on its way to a loop that has no subscriber any more."""
     heard: list[AsyncEvent] = []
     with device.open() as context:

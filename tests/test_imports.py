@@ -271,7 +271,7 @@ def group_and_module(name: str) -> tuple[str, str]:
     return parts[0], ".".join(parts[:2])
 
 
-def test_groups_import_only_what_they_may() -> None:
+def test_groups_import_only_allowed_groups() -> None:
     wrong = [found for path in modules() for found in not_allowed(path)]
     assert not wrong, "; ".join(map(str, wrong))
 
@@ -295,7 +295,7 @@ def not_allowed(path: Path) -> Iterable[Import]:
                 yield found
 
 
-def test_no_event_loop_below_the_driver_no_clock_above_and_nothing_impure_in_the_core() -> None:
+def test_groups_do_not_import_banned_modules() -> None:
     wrong = []
     for path in modules():
         group = group_of(path)
@@ -317,7 +317,7 @@ def test_groups_form_no_cycle() -> None:
     TopologicalSorter(graph).prepare()  # CycleError names one
 
 
-def test_the_data_path_cimports_in_no_circle() -> None:
+def test_data_path_cimports_form_no_cycle() -> None:
     graph: dict[str, set[str]] = {}
     for path in (PACKAGE / "_datapath").glob("*.p[xy][dx]"):
         found = re.findall(r"^from \.(\w+) cimport", path.read_text(), re.MULTILINE)
@@ -335,7 +335,7 @@ def test_the_data_path_cimports_in_no_circle() -> None:
         ("libc.time", "nowhere"),
     ],
 )
-def test_what_only_its_own_folder_imports(beginning: str, where: str) -> None:
+def test_restricted_modules_are_imported_by_their_folder_only(beginning: str, where: str) -> None:
     found = [it for path in modules() for it in imports(path) if it.module.startswith(beginning)]
     assert [str(it) for it in found if not it.where.startswith(where)] == []
 
@@ -347,13 +347,13 @@ def test_what_only_its_own_folder_imports(beginning: str, where: str) -> None:
         ({"register_at_fork"}, "_native/fork.py"),
     ],
 )
-def test_what_is_done_in_one_place(names: set[str], where: str) -> None:
+def test_registrations_are_made_in_one_place(names: set[str], where: str) -> None:
     places = (path for path in modules() if attributes(path) & names)
     found = [str(path.relative_to(PACKAGE)) for path in places]
     assert [it for it in found if not it.startswith("_simulation/")] == [where]
 
 
-def test_the_software_device_is_reached_by_its_table_of_calls() -> None:
+def test_software_device_is_reached_by_its_table_of_calls() -> None:
     """And beyond that by one module."""
     beyond = re.compile(r"aiordma_(?:embedded|sim|trace)_|AIORDMA_SIM_")
     sources = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyx")]
@@ -367,7 +367,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_the_pure_groups_load_without_the_rest() -> None:
+def test_pure_groups_load_without_the_rest() -> None:
     """In an interpreter where ``aiordma`` is an empty package, so that only they are loaded."""
     names = [
         ".".join(("aiordma", *path.relative_to(PACKAGE).with_suffix("").parts))

@@ -93,7 +93,7 @@ def faults(path: Path) -> Iterator[str]:
                 yield f"{path.name} includes {own}"
 
 
-def test_folders_include_only_what_they_may() -> None:
+def test_folders_include_only_allowed_folders() -> None:
     assert not [
         fault
         for folder in FOLDERS
@@ -119,7 +119,7 @@ def symbols(*options: str) -> Iterator[tuple[str, str]]:
         yield rank_folder(source), done.stdout
 
 
-def test_calls_go_down() -> None:
+def test_calls_go_to_lower_folders_only() -> None:
     defined: dict[str, str] = {}
     needed: defaultdict[str, set[str]] = defaultdict(set)
     for folder, lines in symbols("--extern-only", "--format=posix"):
@@ -140,7 +140,7 @@ def test_calls_go_down() -> None:
     assert not [call for call in calls if RANKS[call[2]] >= RANKS[call[0]]]
 
 
-def test_state_is_in_soft_device() -> None:
+def test_global_state_is_limited_to_known_variables() -> None:
     # A static of a function is called name.0 by GCC, function.name by clang; what begins with __ is
     # the compiler's.
     variable = r"^(?!__)(?:\w+\.)??(\w+?)(?:\.\d+)? *\|.*\|\.(?:data(?!\.rel\.ro)|bss)"

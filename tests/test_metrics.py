@@ -34,7 +34,7 @@ from .test_monitoring import load
 @pytest.mark.parametrize(
     ("module", "package"), [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry")]
 )
-def test_the_extra_that_is_missing(
+def test_missing_extra_is_named_by_the_import_error(
     monkeypatch: pytest.MonkeyPatch, module: str, package: str
 ) -> None:
     monkeypatch.delitem(sys.modules, f"aiordma.{module}")
@@ -148,7 +148,7 @@ def counted(ends: tuple[Connection, Connection]) -> dict[str, int]:
 
 
 @pytest.mark.any_device
-async def test_prometheus(device_name: str) -> None:
+async def test_prometheus_agrees_with_statistics(device_name: str) -> None:
     registry = CollectorRegistry()
     registry.register(Collector())
     server, thread = start_http_server(0, "127.0.0.1", registry)
@@ -161,7 +161,7 @@ async def test_prometheus(device_name: str) -> None:
 
 
 @pytest.mark.any_device
-async def test_opentelemetry(device_name: str) -> None:
+async def test_opentelemetry_agrees_with_statistics(device_name: str) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     instrument(provider)
@@ -172,7 +172,7 @@ async def test_opentelemetry(device_name: str) -> None:
 
 
 @pytest.mark.any_device
-async def test_a_collection_takes_one_snapshot(
+async def test_collection_takes_one_snapshot(
     device_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
