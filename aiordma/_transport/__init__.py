@@ -7,7 +7,7 @@ from .._core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from .connection import Connection as Connection
     from .sharing import Sharing as Sharing
-else:  # for annotations in modules which these two import
+else:  # lazy, for annotations in modules that these two import
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__, {".connection": "Connection", ".sharing": "Sharing"}
     )

@@ -45,7 +45,7 @@ class ConnectionLimitError(RDMAError):
 def refusal_text(error: BaseException) -> str:
     """Return the text that the peer's user sees when this side gives up a handshake."""
     text = cause_text(error)
-    # A verb that fails here is no verdict on the peer.
+    # A verb that fails on this host says nothing about the peer.
     return f"the listener's host failed: {text}" if isinstance(error, VerbsError) else text
 
 
@@ -142,7 +142,7 @@ class Handshake:
     """A handshake in progress."""
 
     request: Request
-    peer: str | None  # it may not be known any more when it fails
+    peer: str | None  # kept, because it may be unknown when the handshake fails
     host: str
     share: FairShare[Handshake]
     place: Place
@@ -269,7 +269,7 @@ class Acceptor:
         handshake.dropped = error
         handshake.share.remove(handshake)
         handshake.place.free()
-        if not handshake.begun:  # else its task does it
+        if not handshake.begun:  # otherwise, its task gives it up
             self._give_up(handshake.request, handshake.peer, error, "dropped")
         assert handshake.task is not None
         handshake.task.cancel()
@@ -287,7 +287,7 @@ class Acceptor:
                 limited = f"Config.handshake_timeout, {self.config.handshake_timeout:g} seconds"
                 raise TimeoutError(f"the handshake took longer than {limited}") from error
         except BaseException as error:
-            # The peer, or this machine, failed one handshake: the listener goes on.
+            # The peer or this machine has failed one handshake, and the listener continues.
             self._count_failure(handshake.host, error)
             handshake.place.free()
             self._give_up(request, handshake.peer, handshake.dropped or error, "failed")
@@ -297,7 +297,7 @@ class Acceptor:
         else:
             if self.security.auth is not None:
                 self._failures.succeeded(handshake.host)
-                handshake.share.remove(handshake)  # it gives way to no stranger any more
+                handshake.share.remove(handshake)  # it can no longer be evicted for a stranger
             admitted = await self._admits(connection, handshake, limit)
             if admitted:
                 connection._begin(accepted=True)
@@ -305,7 +305,7 @@ class Acceptor:
             return admitted
         finally:
             handshake.share.remove(handshake)
-            handshake.task = None  # which keeps the error that cancels it, whose frames have this
+            handshake.task = None  # the frames of its cancellation error refer to this object
 
     async def _admits(self, connection: Connection, handshake: Handshake, limit: float) -> bool:
         """Return whether there is a place for the connection and the application accepts it.
@@ -363,7 +363,7 @@ class Acceptor:
         self.closed = True
         for task, handshake in list(self._handshakes.items()):
             if not handshake.begun:
-                handshake.begun = True  # a second call gives nothing up again
+                handshake.begun = True  # a second call must not give it up again
                 handshake.request.give_up(ConnectionClosedError("the listener is closed"))
             task.cancel()
 

@@ -39,26 +39,27 @@ T = TypeVar("T", bound=Hashable)
 Networks = tuple[str, ...]
 """Nested networks of an address, the largest first. The last one counts as one host."""
 
-# The numbers are chosen by judgement.
+# The following numbers are estimates.
 
-# A network that has more than one in so many of all places loses its own peers first: several such
-# networks are needed to press upon the others.
+# A network with more than 1/SHARE of all places loses its own peers first. An attacker therefore
+# needs several large networks to displace other peers.
 SHARE = 8
 
-# All places of a kind are at most one in so many of the descriptors that the process may have.
+# All places of one kind use at most 1/SHARE_OF_FILES of the file descriptors of the process.
 SHARE_OF_FILES = 8
 
-# A socket may be silent for one in so many parts of `Config.handshake_timeout`.
+# A socket may be silent for 1/SHARE_OF_TIMEOUT of `Config.handshake_timeout`.
 SHARE_OF_TIMEOUT = 5
 
-# Failures of one host at once, and further ones in a second; the same in all.  A program with a
-# wrong key that is started again and again is told so each time.
+# These are the failures that are allowed in a burst, and the further failures per second, for one
+# host and for all hosts together. They are high enough that a program with a wrong key that is
+# restarted repeatedly is told the reason each time.
 HOST_BURST = 16
 HOST_RATE = 2.0
 TOTAL_BURST = 256
 TOTAL_RATE = 32.0
 
-# Hosts that are remembered; the one that failed longest ago is forgotten first.
+# If failures of more hosts are known, the host whose latest failure is the oldest is forgotten.
 MAX_HOSTS = 4096
 
 IPV6_PREFIXES = (48, 56, 64)
@@ -75,7 +76,7 @@ def networks_of(host: str) -> Networks:
     """
     numeric = host.partition("%")[0]
     if "." in numeric:
-        ipv4 = numeric.removeprefix("::ffff:")  # of a socket that takes both
+        ipv4 = numeric.removeprefix("::ffff:")  # from a dual-stack socket
         return f"{ipv4.rpartition('.')[0]}.0/24", ipv4
     raw = socket.inet_pton(socket.AF_INET6, numeric) if numeric else b""
     if not any(raw[:8]) or raw[0] == 0xFE:
@@ -127,9 +128,10 @@ class FairShare(Generic[T]):
         self._draw = draw
         self._share = max(1, limit // SHARE)
         self._networks_of: dict[T, Networks] = {}
-        # Of each network by its place among the nested ones; () has all, oldest first.
+        # The key is a network, preceded by the networks that contain it. () has all peers, the
+        # oldest first.
         self._peers: dict[Networks, dict[T, None]] = {(): {}}
-        self._full: dict[Networks, None] = {}  # those of them with a share or more, without ()
+        self._full: dict[Networks, None] = {}  # networks with at least a full share, except ()
 
     def __len__(self) -> int:
         return len(self._networks_of)
@@ -290,7 +292,7 @@ class FailureLimit:
     """The failed handshakes of one listener. `now` is a loop time in seconds."""
 
     def __init__(self, now: float) -> None:
-        self._hosts: OrderedDict[str, Bucket] = OrderedDict()  # that have failed lately
+        self._hosts: OrderedDict[str, Bucket] = OrderedDict()  # hosts with recent failures
         self._total = Bucket(TOTAL_BURST, TOTAL_RATE, now)
 
     def wait(self, host: str, now: float) -> float:

@@ -100,7 +100,7 @@ def check_config(config: object) -> None:
     instance("config", config, Config, wanted, hint)
 
 
-# The connection manager takes these from the route, and has no call that sets them.
+# The connection manager takes these values from the route and has no call that sets them.
 NOT_BY_CM = {
     "path_mtu": "the route gives it",
     "gid_index": "pass a source address as source=",

@@ -208,7 +208,7 @@ class KeyProof:
                 self._take_nonce(message.nonce)
                 self._check("server", message.proof)
                 self._send(protocol.AuthProof(0, self._proof("client")))
-                if not self.done.done():  # to send may have ended the connection
+                if not self.done.done():  # sending may have ended the connection
                     self.done.set_result(None)
             case protocol.AuthProof() if (
                 not self._client and self._peer_nonce is not None and not self.done.done()

@@ -63,7 +63,7 @@ class Batch(BatchOfTransfers, AsyncContext):
         self._check()
         return self._chain
 
-    # The common case is compiled (one_sided.pyx); the end of the scope checks the connection in any
+    # The common case is compiled (one_sided.pyx). The end of the block checks the connection in any
     # case.
 
     def _here(self, memory: LocalMemory | AnyMemory, remote: Remote, target: bool) -> LocalMemory:
@@ -106,7 +106,7 @@ class Batch(BatchOfTransfers, AsyncContext):
         if self._chain is not None:
             raise BufferStateError("this batch has already been entered")
         self._queue = self._session.lead
-        self._held = ExitStack()  # until the end of the scope
+        self._held = ExitStack()  # closed at the end of the block
         self._collect(new_chain(self._queue, OperationKind.BATCH))
         return self
 
@@ -129,7 +129,8 @@ class Batch(BatchOfTransfers, AsyncContext):
                 raise
             finally:
                 cancel(atomics)
-                # The frames of an error have this one.  A chain that was not posted ends with this.
+                # The frames of an error refer to this frame, and a chain that was not posted is
+                # released when the last reference to it is gone.
                 del chain, atomics
 
 
@@ -155,7 +156,7 @@ class MovingBatch(Batch):
 def tell(atomics: Atomics, error: Exception | None) -> None:
     """Give the futures their old values, or the error of the batch."""
     for old, future in atomics:
-        settle(future, None if error else number(old), error)  # which the batch tells too
+        settle(future, None if error else number(old), error)  # the batch raises it, too
 
 
 def cancel(atomics: Atomics) -> None:

@@ -125,10 +125,10 @@ class ConnectAttempt(Generic[E]):
             link.send_control(
                 protocol.Goodbye(0, protocol.GoodbyeCode.NOT_AUTHENTICATED, str(error))
             )
-            error.__traceback__ = None  # whose frames have the proof
+            error.__traceback__ = None  # its frames refer to the proof
             raise
         finally:
-            del proof  # the frames of its error have this one
+            del proof  # the frames of its error refer to this frame
 
     async def start(
         self, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
@@ -147,7 +147,7 @@ class ConnectAttempt(Generic[E]):
 
     def give_up(self, error: BaseException) -> None:
         """Release everything after a failed handshake."""
-        # The connection keeps the error, and the frames of the error keep this.
+        # The connection keeps the error, and the frames of the error refer to this object.
         link, self.link = self.link, NoLink()
         endpoint, self._endpoint = self._endpoint, None
         connection, self._connection = self._connection, None

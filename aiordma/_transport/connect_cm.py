@@ -49,13 +49,14 @@ logger = logging.getLogger("aiordma.cm")
 
 VIA_HINT = 'is an aiordma listener running there, with via="cm" and not "tcp"?'
 
-# Statuses of a failed connect: IBTA clause 12.6.7.2, and what the embedded device makes of bytes
-# that are not those of its connection manager.
+# These are the statuses of a failed connect: one of IBTA section 12.6.7.2, and the one that the
+# embedded device reports if the data does not come from its connection manager.
 NO_LISTENER = 8
 NOT_THIS_PROTOCOL = -errno.EPROTO
 
-# Requests of a client with a key: for a challenge, with a ticket, and with another one if the first
-# challenge is out of use already, since so many others have come meanwhile.
+# A client with a key makes these requests: one for a challenge, one with a ticket, and one with
+# another ticket if the first challenge has expired because many other requests arrived in the
+# meantime.
 TRIES = 3
 
 
@@ -155,7 +156,7 @@ def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> Ra
     endpoint = RailEndpoint(driver, config, security)
     try:
         endpoint.create_qp(lambda cq, caps: id.create_qp(driver.pd, cq, None, caps, reserved=True))
-        # The connection manager's own would be seconds; with the retries, half a minute.
+        # The connection manager's own timeout would be seconds, or half a minute with the retries.
         id.set_ack_timeout(config.ack_timeout)
     except BaseException:
         endpoint.close()
@@ -203,7 +204,7 @@ async def _ask(link: CMLink, to: Target) -> Never:
     try:
         hello = make_hello(to.config, to.security)
         link.id.connect(cm.ConnectionParameters(private_data=hello.pack()))
-        event = await link.expect(cm.EventType.CONNECT_RESPONSE)  # there is no queue pair
+        event = await link.expect(cm.EventType.CONNECT_RESPONSE)  # without a queue pair
         to.security.agree(Hello.unpack(event.private_data), to.address)
         raise ProtocolError(
             f"{host_port(to.address)} requires a key, but the listener did not ask for a ticket"
@@ -224,7 +225,7 @@ async def _connect(link: CMLink, to: Target, challenge: bytes) -> Connection:
             ticket = new_ticket(security.auth, challenge, attempt.hello.pack())
         id.connect(parameters(attempt.endpoint, attempt.hello, ticket=ticket))
         event = await link.expect(cm.EventType.ESTABLISHED)
-        attempt.endpoint.withhold_rights()  # which the connection manager has granted
+        attempt.endpoint.withhold_rights()  # the connection manager has granted them
         peer = Hello.unpack(event.private_data)
         security.agree(peer, to.address)
         return await attempt.start(peer, to.devices, client=True)
@@ -234,7 +235,7 @@ def check_device(id: cm.ConnectionId, only: Collection[str] | None, address: Add
     """Raise unless the device is one of those allowed and its port can carry the connection."""
     check_name(id, only, address)
     assert id.context is not None
-    with route_errors():  # the connection manager itself does not mind a port that is down
+    with route_errors():  # the connection manager does not check whether the port is up
         active_port(id.context, id.port_num)
 
 
@@ -312,7 +313,7 @@ class CMRequest(Request):
             return True
         hello = make_hello(acceptor.config, acceptor.security)
         self._reject(tickets.challenge.pack() + hello.pack())
-        acceptor.security.agree(self._peer)  # the peer has got our hello, and knows as well
+        acceptor.security.agree(self._peer)  # the peer has this side's hello and fails as well
         self._id.close()
         return False
 
@@ -331,9 +332,9 @@ class CMRequest(Request):
         attempt.make(when_closed)
         attempt.post_receives()
         id.accept(parameters(attempt.endpoint, attempt.hello, peer))
-        attempt.endpoint.withhold_rights()  # which the connection manager has granted
+        attempt.endpoint.withhold_rights()  # the connection manager has granted them
         await link.expect(cm.EventType.ESTABLISHED)
-        acceptor.security.agree(peer)  # by now the peer has got our hello, and knows as well
+        acceptor.security.agree(peer)  # the peer has this side's hello and fails as well
         return await attempt.start(peer, acceptor.devices, client=False)
 
     def give_up(self, error: BaseException) -> None:

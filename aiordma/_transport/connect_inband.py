@@ -57,10 +57,10 @@ from .lifecycle import ControlChannel, Link, NoLink
 
 logger = logging.getLogger("aiordma.tcp")
 
-# The part of `Config.connect_timeout` that a reply may take; the rest is for a socket.
+# A reply may take this part of `Config.connect_timeout`. The rest is for a socket.
 REPLY_SHARE = 0.25
 
-# Connections that are tried for a credit before a socket is used.
+# This many connections are tried for a credit before a socket is used.
 TRIES = 4
 
 
@@ -82,7 +82,7 @@ _groups: weakref.WeakKeyDictionary[
     asyncio.AbstractEventLoop, weakref.WeakValueDictionary[PeerKey, ConnectionGroup]
 ] = weakref.WeakKeyDictionary()
 
-# In the child of a fork all of them are its parent's.
+# In the child of a fork, all groups belong to the parent.
 fork.reset_in_child(_groups.clear)
 
 
@@ -105,7 +105,7 @@ class PendingConnect:
         self.reply: asyncio.Future[protocol.ConnectReply] = loop.create_future()
 
     def give_up(self) -> Link:
-        """Stop waiting; returns the link to release: the group's member if the reply had come."""
+        """Stop waiting. Returns the link to release, which is the group's member after a reply."""
         if self._replied:
             return self.member
         self._given_up = True
@@ -242,7 +242,7 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, to: Target) -> 
         loop = asyncio.get_running_loop()
         timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.time_out)
         try:
-            attempt.make()  # while the other side makes its own
+            attempt.make()  # in parallel with the other side
             reply = await pending.reply
             remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
             security.agree(peer, group.peer_address)
@@ -260,7 +260,7 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, to: Target) -> 
             raise
         finally:
             timer.cancel()
-            del pending  # the frames of its error have this one
+            del pending  # the frames of its error refer to this frame
 
 
 # ---- the listener's side -------------------------------------------------------------------------

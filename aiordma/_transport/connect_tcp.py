@@ -76,10 +76,10 @@ READY = b"ready\x00\x00\x01"
 TICKET = b"ticket\x00\x01"
 MESSAGE_SIZE = len(MAGIC) + ENDPOINT_SIZE + HELLO_SIZE
 
-# Seconds until a listener tries again when it cannot accept.
+# A listener that cannot accept tries again after this number of seconds.
 ACCEPT_PAUSE = 0.1
 
-# Peers that are accepted in one iteration of the loop.
+# At most this many peers are accepted in one iteration of the loop.
 ACCEPTS = 64
 
 
@@ -106,7 +106,7 @@ async def connect(to: Target) -> Connection:
             AddressedEndpoint(to.devices, config, security, tcp.local_address), rails=to.rails
         )
         tcp.write(MAGIC + endpoint.packed(attempt.hello))
-        attempt.make()  # while the other side makes its own
+        attempt.make()  # in parallel with the other side
         answer, peer = await read_message(tcp)
         security.agree(peer, to.address)
         if security.auth is not None:
@@ -180,14 +180,14 @@ class TCPListener:
             except OSError as error:
                 if error.errno in SHORTAGES and self._silent.drop_oldest():
                     continue
-                # It would fail again at once.
+                # Another attempt would fail immediately.
                 logger.warning("accept on %s: %s", host_port(self.address), error)
                 self._watch.close()
                 self._pause = self._loop.call_later(ACCEPT_PAUSE, self._resume)
                 return
             accepted.setblocking(False)
-            with suppress(OSError):  # it may have been reset already
-                # A proof in two parts would wait for an acknowledgement, 40 ms.
+            with suppress(OSError):  # the peer may have reset it
+                # Otherwise, a proof in two parts would wait 40 ms for an acknowledgement.
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             request = TCPRequest(accepted, address[:2])
             self._silent.add(accepted, address[:2], partial(self._on_first_bytes, request))
@@ -219,12 +219,12 @@ class TCPRequest(Request):
     via: Way = "tcp"
 
     def __init__(self, accepted: socket.socket, address: Address) -> None:
-        self._socket: socket.socket | None = accepted  # None: it is the link's
+        self._socket: socket.socket | None = accepted  # None once it belongs to the link
         self._accepted_from = address
         self._address = address_of(address) or address
-        self._tickets: TicketOffice | None = None  # once it was challenged
-        self._offer = b""  # that has been read before there was a link
-        self._is_ours = False  # the peer began as peers of aiordma do
+        self._tickets: TicketOffice | None = None  # set once the peer has been challenged
+        self._offer = b""  # offer that was read before there was a link
+        self._is_ours = False  # the peer's first bytes are those of aiordma
         self._tcp: TCPLink | None = None
         self._attempt = ConnectAttempt[AddressedEndpoint]()
 
@@ -293,7 +293,7 @@ class TCPRequest(Request):
         if security.auth is not None:
             if not challenged:
                 tcp.write(self._new_challenge(acceptor))
-                security.agree(peer)  # by now the peer has got our hello, and knows as well
+                security.agree(peer)  # the peer has this side's hello and fails as well
             assert self._tickets is not None
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
             if not self._tickets.admits(ticket, offer):
@@ -318,7 +318,7 @@ class TCPRequest(Request):
             attempt.endpoint.connect(remote, tcp.peer_address)
             attempt.post_receives()
             tcp.write(MAGIC + attempt.endpoint.packed(attempt.hello))
-            security.agree(peer)  # as above
+            security.agree(peer)  # the peer has this side's hello and fails as well
             await tcp.read(len(READY), READY)
         if in_band:
             group, channel = ConnectionGroup(tcp), attempt.control_channel
@@ -328,9 +328,10 @@ class TCPRequest(Request):
         return await attempt.start(peer, devices, client=False)
 
     def give_up(self, error: BaseException) -> None:
-        # A peer of another release has the magic, and then something else than this side expects.
-        # One without the magic speaks another protocol, and would take a refusal for its answer.
-        # A wrong key shows before there is an attempt, or in the proof, which tells of it.
+        # A peer with another release sends the magic, and then something that this side does not
+        # expect. A peer that does not send the magic uses another protocol, and would take a
+        # refusal for a response of that protocol. A wrong key is detected before there is an
+        # attempt, or in the proof, which reports it.
         early = self._is_ours and not self._attempt.made
         early = early and isinstance(error, ProtocolError | AuthenticationError)
         told = BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError

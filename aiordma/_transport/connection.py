@@ -90,7 +90,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         if (counted := getattr(self, "_statistics", None)) is not None:
             observation.finalized(counted)
 
-    # ---- what it is ----------------------------------------------------------------------
+    # ---- properties ----------------------------------------------------------------------
 
     def __repr__(self) -> str:
         if self._close_cause is not None:
@@ -215,13 +215,13 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         """Return the loop that must call `_read_wire`; None if `wire` is known or requested."""
         if self._wire_seen is not None or self._wire_requested:
             return None
-        self._wire_requested = True  # a loop that is stuck is asked once
+        self._wire_requested = True  # a loop that is blocked is only asked once
         return self._loop
 
     def _read_wire(self) -> None:
         """Cache `wire`. Runs in the loop's thread, because it queries the device."""
         self._wire_requested = False
-        with suppress(RDMAError, OSError):  # its device has failed
+        with suppress(RDMAError, OSError):  # the device has failed
             self._wire_seen = self.wire
 
     # ---- the end --------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
                     await self._sharing.tell(goodbye)
                     self._finish(at_once=True)
             except RDMAError:
-                pass  # the peer is gone, or does not read: it will see the disconnect
+                pass  # the peer is gone or does not read; it will see the disconnect
             finally:
                 self._finish()
         await self._closed.wait()
@@ -266,7 +266,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
             return
 
         async def close() -> None:
-            await asyncio.sleep(0)  # uvloop runs what is ready before the exception leaves it
+            await asyncio.sleep(0)  # uvloop runs ready callbacks before the exception leaves it
             await self._close(protocol.failed(error))
 
         self._loop_shutdown.closing(self)
@@ -298,7 +298,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         KeyboardInterrupt, which end the program, do not wait until the connection is closed. The
         shutdown of the event loop does.
         """
-        # An asynchronous generator whose user needs no more of it ends with GeneratorExit.
+        # GeneratorExit only means that the user of an asynchronous generator needs no more items.
         if exc is None or isinstance(exc, GeneratorExit):
             await self.close()
         elif isinstance(exc, EXITS):

@@ -108,7 +108,7 @@ class ConnectionGroup:
         return member
 
     def _on_peer_ended(self, number: int) -> None:
-        # An unknown number is of one that has ended on this side at the same time.
+        # A connection with an unknown number has ended on this side at the same time.
         member = self._members.get(number)
         if member is not None:
             member.end("the peer aborted the connection")

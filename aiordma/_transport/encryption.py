@@ -26,7 +26,7 @@ __all__ = ["InvalidTag", "KeyExchange", "new_sealing", "payload_opener", "payloa
 if not hasattr(AESGCM, "encrypt_into"):
     raise ImportError("encrypt= needs cryptography 47 or newer: pip install 'aiordma[encrypt]'")
 
-# The key is used for one message.
+# The nonce is constant, because each key is used for one message only.
 _NONCE = bytes(12)
 
 

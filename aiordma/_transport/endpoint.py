@@ -40,13 +40,14 @@ logger = logging.getLogger("aiordma.connection")
 
 NO_RIGHTS = verbs.AccessFlags.NONE
 
-# Reads and atomics under way at once that are asked for, unless the device offers less.
+# This is the number of concurrent reads and atomics to request, unless the device supports fewer.
 RD_ATOMIC = 16
 
-# Scatter/gather elements of a frame: its header, and a message where it lies.
+# A frame needs one scatter/gather element for its header, and one for a message that is sent from
+# its own memory.
 SEND_PIECES = 2
 
-# The same for all connections of a listener.
+# All connections of a listener have the same hello.
 _hello = lru_cache(maxsize=16)(Hello)
 
 
@@ -87,8 +88,8 @@ def most_rails(config: Config, devices: tuple[verbs.Device, ...]) -> int:
     return config.max_rails or len(devices)
 
 
-# What the verbs report of a route that does not work now: a port that is not active, or a GID from
-# which the peer cannot be reached.
+# These errors of the verbs mean that the route does not work now: the port is not active, or the
+# peer cannot be reached from the GID.
 _ROUTE_ERRORS = NO_ROUTE | {errno.ENETDOWN}
 
 
@@ -106,7 +107,7 @@ def route_errors() -> Iterator[None]:
         raise RouteError(error.strerror or "", status=-error.errno) from error
 
 
-@cache  # once for each device and level
+@cache  # logs once per device and level
 def tell_of_windows(name: str, level: int) -> None:
     """Log that a device cannot restrict keys to one connection."""
     logger.log(
@@ -168,7 +169,7 @@ class RailEndpoint:
         self.driver.context.library.end_with_peer(self.qp.pointer)
         granted = self.qp.capabilities
         more = granted.max_send_wr + granted.max_recv_wr - self._entries
-        if more > 0:  # the device has rounded up, and all of it may be posted
+        if more > 0:  # the device has rounded up, and all entries may be used
             self.cq.make_room(more)
             self._entries += more
         return self.qp
@@ -195,14 +196,14 @@ class RailEndpoint:
         try:
             self.qp.modify(qp_access_flags=rights)
         except (RDMAError, OSError) as error:
-            # It has failed meanwhile, which the connection finds out by itself.
+            # The queue pair has failed in the meantime, which the connection detects itself.
             logger.debug("rights of %r: %s", self.qp, error)
 
     def close(self) -> None:
         """Destroy whatever exists, in the order that verbs prescribe."""
         try:
             if self.qp is not None:
-                self.qp.close()  # refused, it keeps its entries: it may complete more
+                self.qp.close()  # if this fails, the entries stay reserved for more completions
             self.driver.release_cq(self.cq, self._entries)
         finally:
             self.driver.release()
@@ -284,7 +285,7 @@ class AddressedEndpoint(RailEndpoint):
                     max_dest_rd_atomic=self.max_dest_rd_atomic,
                 )
             if config.path_mtu is not None:
-                code = (config.path_mtu // 128).bit_length() - 1  # enum ibv_mtu
+                code = (config.path_mtu // 128).bit_length() - 1  # value of enum ibv_mtu
                 endpoint = replace(endpoint, mtu=min(endpoint.mtu, code))
             self.endpoint: Endpoint = endpoint
         except BaseException:
@@ -332,7 +333,7 @@ class AddressedEndpoint(RailEndpoint):
         except ValueError as error:
             raise ProtocolError(f"the peer's queue pair is incompatible: {error}") from error
         except VerbsError as error:
-            # EIO is a device that has failed, which puts its queue pairs into ERR as well.
+            # EIO means that the device has failed, which also moves its queue pairs to ERR.
             if error.errno != errno.EINVAL or self.qp.query().qp_state is not verbs.QPState.ERR:
                 raise
             raise HandshakeBrokenError(

@@ -30,7 +30,7 @@ from .rails import Rail, Rails, RailState
 
 ALIVE = (RailState.CONNECTING, RailState.UP)
 LEFT = "the rail broke at the peer, and the peer continues on another rail"
-LEAST_WAIT = 1.0  # seconds, for the peer's Resume
+LEAST_WAIT = 1.0  # seconds to wait for the peer's Resume
 
 
 class FailoverState(Enum):
@@ -145,8 +145,8 @@ class Failover:
             return
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
         resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
-        # In the order of coming up, not of their numbers: if the lead lost a RailReady, the sides
-        # would choose differently.
+        # The order is that in which the rails came up, not that of their numbers. If a RailReady
+        # was lost with the lead, the sides would otherwise choose differently.
         lanes = self.rails.messages.outbox.stripes.lanes
         up = [rail for lane in lanes for rail in alive if rail.queue is lane.rail]
         if candidates := resumed + up:
@@ -157,9 +157,9 @@ class Failover:
     def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
         """Process a Resume of the peer that arrived over `queue`. Called from within a drain."""
         if number <= self.latest:
-            return  # the peer has left that rail: a later one came by a faster rail
+            return  # the peer has left that rail; a later Resume came by a faster one
         self.latest, self.resume = number, (queue.number, frames)
-        if not queue.failed:  # else the peer will find that, and come to this side's lead
+        if not queue.failed:  # otherwise, the peer will notice and move to this side's lead
             by_lead = queue is self.rails.lead.queue
             self._take(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
 
@@ -182,7 +182,8 @@ class Failover:
         assert queue is not None
         self.rails.lead_on(rail)
         self.leads += 1
-        # First, by the keys that its work has.
+        # This comes before `moved`, because the work still has the region keys for the previous
+        # lead.
         self.rails.messages.lead_on(queue, self.leads)
         self.moved(rail)
         if self.resume and self.resume[0] == rail.number and not queue.failed:

@@ -82,6 +82,6 @@ class HandshakeParts:
         """Fail all waiters with an error each, because the connection has ended."""
         if self.proof is not None and not self.proof.done.done():
             self.proof.done.set_exception(error())
-            self.proof.done.exception()  # retrieved, also if it is not awaited yet
+            self.proof.done.exception()  # retrieved, even if nothing awaits it yet
         if self.inspection is not None:
             self.inspection.end(error)

@@ -105,8 +105,8 @@ async def admits(connection: Connection, via: Way, on_request: OnRequest, limit:
                 ConnectionRequest(connection.peer_address, message.data, via, connection.device),
             )
         expired = deadline.expired()
-        del deadline  # it refers to the task, and that to the error that cancels it
-        if expired:  # and the application has gone on all the same
+        del deadline  # it refers to the task, which refers to its cancellation error
+        if expired:  # the application has ignored the cancellation
             raise TimeoutError
     except TimeoutError:
         refusal = "the on_request function of the listener did not return in time"

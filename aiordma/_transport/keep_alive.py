@@ -63,7 +63,7 @@ class KeepAlive:
             return
         if queue.free:
             queue.post_checked(Probe(self._answered))
-        # Else the send queue is full of unanswered work, which serves as a probe.
+        # Otherwise, the send queue is full of outstanding work, which serves as a probe.
         self._timer = self._timers.call_later(self._timeout, self._give_up)
 
     def _answered(self) -> None:
@@ -73,7 +73,7 @@ class KeepAlive:
 
     def _give_up(self) -> None:
         if self._queue.completions != self._heard:
-            self._answered()  # something else came
+            self._answered()  # something else has completed
         else:
             self._queue.rail_broke(
                 ConnectionBrokenError(

@@ -64,11 +64,11 @@ class Deadline:
 
     def __init__(self, when: float, action: Callable[[], object]) -> None:
         self.when = float(when)
-        self._action = [action]  # a thread that takes it out runs it, or never lets it run
-        self._over = threading.Lock()  # while it has not run
+        self._action = [action]  # the thread that removes it either runs it or cancels it
+        self._over = threading.Lock()  # held until the action has run or been cancelled
         self._over.acquire()
         self._forks = fork.generation()
-        self._threads: list[_LeaseThread] = []  # that know of it
+        self._threads: list[_LeaseThread] = []  # threads that have this deadline
 
     @property
     def pending(self) -> bool:
@@ -96,10 +96,10 @@ class Deadline:
         try:
             action = self._action.pop()
         except IndexError:
-            return  # cancelled
+            return  # it was cancelled
         try:
             action()
-        except BaseException:  # the others have to end in time as well
+        except BaseException:  # other leases must still end in time
             logger.exception("ending a lease failed")
         finally:
             self._over.release()
@@ -111,20 +111,22 @@ class _LeaseThread(ServiceThread):
     def __init__(self) -> None:
         super().__init__(self._main, "aiordma leases")
         self._new: deque[Deadline] = deque()
-        self._cancelled: deque[None] = deque()  # one for each since the heap was searched
-        # Taken by the thread as it waits, released by what wakes it.  Not a SimpleQueue: in Python
-        # 3.11 and 3.12 its `get` waits for ever when the time is over before it begins to wait.
+        self._cancelled: deque[None] = deque()  # one item per cancellation since the last search
+        # The thread acquires this lock to wait, and other threads release it to wake the thread. A
+        # SimpleQueue would not work: in Python 3.11 and 3.12, its `get` waits forever if the
+        # timeout expires before it begins to wait.
         self._asleep = threading.Lock()
         self._asleep.acquire()
         self._heap: list[tuple[float, int, Deadline]] = []
-        self._numbers = itertools.count()  # of deadlines at the same time
-        self._looks_at = -math.inf  # when it looks by itself: as it begins
-        self._search_after = 1  # so many are cancelled
+        self._numbers = itertools.count()  # tie-breakers for equal times
+        self._looks_at = -math.inf  # time of the next check; -inf while it is running
+        self._search_after = 1  # number of cancellations after which it searches
         self.ending = False
         """Whether the thread is about to end and may not see further deadlines."""
 
-    # Another thread changes something, then looks whether this one has to be told; this one says
-    # when it looks next, then looks whether something has changed.
+    # Other threads first make a change, and then check whether this thread must be woken. This
+    # thread first announces when it checks next, and then checks for changes. No change is
+    # therefore missed.
 
     def add(self, deadline: Deadline) -> None:
         """Add a deadline. If the thread is `ending` afterwards, it may not have seen it."""
@@ -140,7 +142,7 @@ class _LeaseThread(ServiceThread):
             self._wake()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # it has been woken already
+        with suppress(RuntimeError):  # it has already been woken
             self._asleep.release()
 
     def _main(self) -> None:
@@ -162,11 +164,11 @@ class _LeaseThread(ServiceThread):
         with suppress(IndexError):
             while True:
                 deadline = self._new.popleft()
-                if deadline.pending:  # one that is not may have been counted before the last search
+                if deadline.pending:  # a cancelled one may have been counted before the last search
                     heapq.heappush(self._heap, (deadline.when, next(self._numbers), deadline))
 
     def _drop_cancelled(self) -> None:
-        self._cancelled.clear()  # first: what is cancelled from now on counts for the next time
+        self._cancelled.clear()  # first, because later cancellations count for the next search
         self._heap = [entry for entry in self._heap if entry[2].pending]
         heapq.heapify(self._heap)
 
@@ -210,7 +212,7 @@ def at(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
             f"({error}); end other threads, raise the limit on threads (ulimit -u, pids.max), or "
             "share the memory without a lease"
         ) from error
-    _thread = thread  # another thread may have begun one at the same time: each ends its own
+    _thread = thread  # another thread may have started one too; each one ends in time
     return deadline
 
 

@@ -199,8 +199,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._close_timer: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
         self._on_closed: Callable[[], None] | None = None
-        # The device refers to the parts, and the parts refer to this only weakly: a connection that
-        # the user drops is finalized (`__del__`).
+        # The device refers to the parts, and the parts refer to the connection only weakly. A
+        # connection that the user drops is therefore finalized (`__del__`).
         self._owner = ConnectionOwner(self)
         driver = endpoint.driver
         self._queue = endpoint.make_queue(self._owner)
@@ -274,7 +274,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         assert self._endpoint.qp is not None
         here, there = self._endpoint.qp.qp_num, self._endpoint.qp.query().dest_qp_num
         sides = granter(here, there, client=client), granter(there, here, client=not client)
-        self._sharing.regions.begin(*(sides if there else (0, 0)))  # iWARP tells no number
+        self._sharing.regions.begin(*(sides if there else (0, 0)))  # iWARP has no number
         self._keep_alive = keep_alive_of(self._queue, self._endpoint.driver.timers, config)
         if security.auth is None or self._handshake.proof is not None:
             self._messages.awaiting_auth = False
@@ -291,14 +291,14 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         try:
             await proof.done
         except BaseException:
-            self._handshake.proof = None  # the frames of its error have this connection
+            self._handshake.proof = None  # the frames of its error refer to this connection
             raise
         finally:
             del proof
 
     def _send_proof(self, message: protocol.Message) -> None:
         self._messages.controls.send(message)
-        self._hear()  # before it counts as proved
+        self._hear()  # a failure counts before the key is proved
 
     def _report_end(self) -> None:
         """Report the end to counters and hooks, if the user has got the connection."""
@@ -307,7 +307,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     def _give_up(self, link: Link, error: BaseException) -> None:
         """Release everything, including `link`, after a failed handshake."""
         self._link = link
-        if self._state is ConnectionState.CLOSED:  # the queue pair failed before it had a link
+        if self._state is ConnectionState.CLOSED:  # the queue pair failed before there was a link
             link.release()
         self._end(error)
 
@@ -338,8 +338,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             except AuthenticationError as error:
                 self._blame(error)
             else:
-                # Now, not when `_start` goes on: the peer's next message may be here already.
-                # To send may have ended the connection.
+                # This is done now and not when `_start` continues, because the peer's next message
+                # may have arrived already. Sending may have ended the connection.
                 if self._state is ConnectionState.AUTHENTICATING and proof.done.done():
                     self._messages.awaiting_auth = False
                     self._endpoint.grant_rights()
@@ -353,7 +353,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             case protocol.ConnectData() | protocol.ConnectAccepted() if self._handshake.inspection:
                 self._handshake.inspection.control(message)
             case _ if self._inband is not None and self._inband.control(message):
-                pass  # also now: a further connection is inspected like this one
+                pass  # also before admission, because further connections are inspected too
             case _ if self._messages.awaiting_admission:
                 raise ProtocolError(
                     f"the peer sent a {type(message).__name__} before its connection was accepted"
@@ -380,7 +380,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         """Send a goodbye with the reason, and end without waiting for its delivery."""
         code = protocol.GoodbyeCode.PROTOCOL_ERROR
         if isinstance(error, IntegrityError) and self._messages.awaiting_auth:
-            # Frames that are sealed with another key come from a peer that has another one.
+            # Frames that are encrypted with another key come from a peer that has another key.
             error = AuthenticationError(
                 f"the peer does not have the key given as auth=, or {error}"
             )
@@ -388,7 +388,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             code = protocol.GoodbyeCode.NOT_AUTHENTICATED
         logger.warning("%r: %s", self, error)
         self._messages.controls.send(protocol.Goodbye(0, code, str(error)))
-        self._end(error.with_traceback(None))  # whose frames have this connection
+        self._end(error.with_traceback(None))  # the frames refer to this connection
 
     def _disconnected(self, reason: str) -> None:
         """Handle the end of the link: the peer has ended, or has left the first rail.
@@ -398,7 +398,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         if self._close_cause is None:
             self._endpoint.driver.poll()
         error = ConnectionBrokenError(reason)
-        # To a goodbye the end is the answer.
+        # After a goodbye, the end of the link is the response.
         goes_on = self._rails is not None and self._state is not ConnectionState.GOODBYE_SENT
         if self._endpoint.has_link and goes_on:
             self._queue.rail_broke(error)
@@ -411,7 +411,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._end(self._queue.error)
 
     def _hear_rails(self) -> None:
-        """Do as `_hear`, and stop failed rails. Do not call this from within a drain."""
+        """End the connection like `_hear`, and stop failed rails. Not for use within a drain."""
         self._hear()
         if self._rails is not None and self._close_cause is None:
             self._rails.hear()
@@ -442,7 +442,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._queue = rail.queue
         self._sharing.moved(rail.queue)
         if self._keep_alive is not None:
-            self._keep_alive.stop()  # the rail has one
+            self._keep_alive.stop()  # the rail has its own timer
 
     def _end(self, error: BaseException) -> None:
         """End the connection with this error, unless it has ended already.
@@ -453,7 +453,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             error = self._queue.error or error
         broken = isinstance(error, ConnectionBrokenError | WorkCompletionError)
         if self._advance(LifecycleEvent.BROKEN if broken else LifecycleEvent.ABORTED, error):
-            # Not from here: this may be the middle of a drain, or of a post.
+            # The resources are not released here, because this may be called within a drain or a
+            # post.
             self._loop.call_soon(self._tear_down)
 
     def _finish(self, *, at_once: bool = False) -> None:
@@ -462,7 +463,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         With `at_once`, the resources are released now, which is only allowed outside of a drain.
         """
         if self._state in (ConnectionState.DRAINING, ConnectionState.GOODBYE_SENT):
-            # The peer has not said goodbye, so there may be messages that have arrived by now.
+            # The peer has not said goodbye, so messages may still have arrived.
             self._queue.stop(ConnectionClosedError())
         if self._advance(LifecycleEvent.FINISHED, ConnectionClosedError()):
             if at_once and not self._queue.table.wakeups.calling_back:
@@ -503,16 +504,16 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     def _tear_down(self) -> None:
         try:
             self._give_back()
-        finally:  # also where the device refuses to destroy something, and keeps it
+        finally:  # even if the device refuses to destroy an object and keeps it
             self._advance(LifecycleEvent.RELEASED)
             if self._loop.is_closed():
-                self._closed = asyncio.Event()  # those that wait have ended with the loop
+                self._closed = asyncio.Event()  # its waiters have ended with the loop
             self._closed.set()
             self._loop_shutdown.remove(self)
             self._report_end()
 
     def _give_back(self) -> None:
-        with ExitStack() as steps:  # the last of them first, and all, also if one fails
+        with ExitStack() as steps:  # runs all steps in reverse order, even if one fails
             if self._link is not None:
                 steps.callback(self._link.release)
             steps.callback(self._endpoint.close)
@@ -523,7 +524,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             if self._rails is not None:
                 steps.callback(self._rails.close_queues)
             steps.callback(self._queue.close)
-            steps.callback(self._sharing.end_keys)  # without `end`: the loop was closed
+            steps.callback(self._sharing.end_keys)  # not ended yet if the loop was closed
             steps.callback(self._messages.outbox.offers.end_windows)
             if self._link is not None:
                 steps.callback(self._link.close)
@@ -542,7 +543,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         super().__del__()
         ended = getattr(self, "_close_cause", None) is not None
         if ended and self._loop.is_closed() and not self._affinity.is_after_fork:
-            self._end_without_loop()  # the loop has not come to the callback that gives all back
+            self._end_without_loop()  # the loop ended before the callback that releases everything
 
 
 class ConnectionOwner:
@@ -578,7 +579,7 @@ class ConnectionOwner:
 
     def broken(self, error: BaseException) -> None:
         connection = self._connection()
-        # The end of a loop gives all back by itself.
+        # If the loop is closed, its shutdown releases everything.
         if connection is not None and not connection._loop.is_closed():
             connection._loop.call_soon(connection._hear_rails)
 
@@ -615,7 +616,8 @@ class ConnectionOwner:
             error = type(root)(f"{before}{cause_text(root)}")
         else:
             error = ConnectionBrokenError(f"{before}the connection{peer} broke: {in_short(root)}")
-        # A traceback prints the cause as well, so that is none whose text this one has.
+        # A traceback also prints the cause, so a cause whose text is already in this error is
+        # omitted.
         repeated = isinstance(root, ConnectionError | ProtocolError)
         error.__cause__ = root.__cause__ if repeated else root
         return error

@@ -13,10 +13,11 @@ from ..errors import AddressError, host_port
 
 logger = logging.getLogger("aiordma.transport")
 
-# Port numbers that are tried until one is free at every address.
+# At most this many port numbers are tried until one is free on every address.
 TRIES = 32
 
-# This machine has no such address now, or no device for it: another address of the name may do.
+# These errors mean that this machine does not have the address now, or has no device for it.
+# Another address of the host may work.
 NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENODEV})
 
 
@@ -73,7 +74,7 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
             assert failure is not None
             raise failure
     finally:
-        del failure  # its frames have this one
+        del failure  # its frames refer to this frame
     return ports
 
 

@@ -15,8 +15,9 @@ from ..config import Config
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool, OwnMemory, Region
 from ..verbs._memory.buffers import AnyMemory, bytes_of, keeper_of
 
-# Unregistered memory up to this size is copied through the pool; beyond, it is registered for the
-# one operation.  A copy of 64 KiB costs a few microseconds, a registration on a card tens.
+# Unregistered memory up to this size is copied through the pool. Larger memory is registered for
+# the one operation. A copy of 64 KiB takes a few microseconds, and a registration on a card takes
+# tens of microseconds.
 STAGING_LIMIT = 64 << 10
 
 
@@ -77,7 +78,7 @@ class Memory:
         `view` shows the bytes of `data`. It is released, so that the frames of an error pin
         nothing.
         """
-        with view:  # what is registered has a view of its own
+        with view:  # registered memory has its own view
             kept = self.registrations.find(data)
             return Region(self.pd.reg_mr(view)) if kept is None else kept
 
@@ -113,7 +114,7 @@ class Memory:
 
     def close(self) -> None:
         """Release the pools when no block is in use any more."""
-        with ExitStack() as steps:  # all of them, also if one fails
+        with ExitStack() as steps:  # runs all steps, even if one fails
             while self._drivers:
                 steps.callback(self._drivers.pop().release)
 

@@ -31,7 +31,7 @@ logger = logging.getLogger("aiordma.connection")
 class Statistics(Counts):
     """The counts of a connection since it was created."""
 
-    # Each is a member of Counts: a plain default here would stand before it.
+    # These are attributes of Counts. A plain default would hide them.
     messages_sent: int = field(default_factory=int)
     messages_received: int = field(default_factory=int)
     bytes_sent: int = field(default_factory=int)
@@ -89,11 +89,11 @@ class _Past:
     """The counts that are included in the sums but still in `_counted`."""
 
 
-# The counts of each connection, by the address of the object, until the connection is finalized:
-# messages can still be received after its end.
+# These are the counts of each connection, by the address of the object, until the connection is
+# finalized, because messages can still be received after its end.
 _counted: dict[int, Statistics | _Event] = {}
 _finalized: deque[int] = deque()
-_adding = threading.Lock()  # no thread waits for it
+_adding = threading.Lock()  # never waited for
 MOST_FINALIZED = 64
 
 
@@ -256,7 +256,7 @@ def counts() -> ProcessCounts:
     while True:
         past = _past
         counted = list(_counted.items())
-        if past is _past:  # else another thread has added something between the two
+        if past is _past:  # otherwise, another thread has added counts in the meantime
             break
     return past.counts.plus(one for key, one in counted if key not in past.included)
 

@@ -63,14 +63,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("aiordma.rails")
 
-# Offers that a peer may make at once, and how many more each second: what answers one makes a queue
-# pair, and may open a device.
+# A peer may make this many offers in a burst, and this many more per second. Each response creates
+# a queue pair and may open a device.
 OFFER_BURST, OFFER_RATE = MAX_RAILS, 1.0
 
-# Seconds until a device without a rail is tried again, doubled each time.
+# A device without a rail is tried again after this number of seconds, which is doubled each time.
 FIRST_DELAY, LONGEST_DELAY = 0.25, 5.0
 
-# A rail cannot be made here: the device, the route to the peer, or memory.
+# These errors mean that a rail cannot be created here, because of the device, the route to the
+# peer, or memory.
 UNMADE = (RDMAError, OSError, ValueError, MemoryError)
 
 
@@ -116,7 +117,7 @@ TRANSITIONS: Mapping[tuple[RailState, RailEvent], RailState] = MappingProxyType(
         (_S.CONNECTING, _E.DOWN): _S.DOWN,
         (_S.UP, _E.BROKE): _S.STOPPED,
         (_S.UP, _E.DOWN): _S.DOWN,
-        (_S.STOPPED, _E.READY): _S.STOPPED,  # they have crossed
+        (_S.STOPPED, _E.READY): _S.STOPPED,  # the two messages have crossed
         (_S.STOPPED, _E.DOWN): _S.DOWN,
     }
 )
@@ -215,7 +216,7 @@ class Rail:
             self.keep_alive.stop()
         queue, self.queue = self.queue, None
         endpoint, self.endpoint = self.endpoint, None
-        with ExitStack() as steps:  # the last of them first, and all, also if one fails
+        with ExitStack() as steps:  # runs all steps in reverse order, even if one fails
             if endpoint is not None:
                 steps.callback(endpoint.close)
             if queue is not None:
@@ -272,7 +273,8 @@ class Berth:
 
     def _event(self, event: verbs.AsyncEvent) -> None:
         if event.type is verbs.EventType.DEVICE_FATAL:
-            # To be opened anew, not by this driver; nor is it closed while it hands out events.
+            # The device must be opened again by another driver. This driver cannot be released
+            # while it dispatches events.
             asyncio.get_running_loop().call_soon(self._leave)
         elif event.type is verbs.EventType.PORT_ACTIVE:
             self._delay = FIRST_DELAY
@@ -372,7 +374,7 @@ class Rails:
         rail.error_at = self.clock()
         if not known:
             rail.broke_at = rail.error_at
-        rail.error = error.with_traceback(None)  # whose frames have this
+        rail.error = error.with_traceback(None)  # its frames refer to this object
         if rail.state in (_S.CONNECTING, _S.UP):
             observation.rail_broke(rail.device)
 
@@ -389,11 +391,11 @@ class Rails:
             rail.limit = self.later(seconds, partial(self._overdue, rail, rail.state, error))
 
     def _overdue(self, rail: Rail, state: RailState, error: ConnectionBrokenError) -> None:
-        self.messages.lead.driver.poll()  # it may have, while this loop computed
+        self.messages.lead.driver.poll()  # the message may have arrived while this loop was busy
         if rail.state is not state:
             return
         if state is _S.STOPPED:
-            if self.messages.outbox.stripes.holds(rail.number):  # it cannot be written again
+            if self.messages.outbox.stripes.holds(rail.number):  # the bytes cannot be repeated
                 self.messages.lead.connection_broke(error)
         else:
             self._broke(rail, error)
@@ -435,7 +437,7 @@ class Rails:
         return AddressedEndpoint((device,), self.config, self.security, None, to, more_receives=1)
 
     def _connect(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
-        # With a key the peer has proved it, and may name any address.
+        # With a key, the peer has proved it and may use any address.
         proved = self.security.auth is not None
         endpoint.connect(remote, None if proved else self.peer, proved=proved)
 
@@ -496,13 +498,13 @@ class Rails:
 
     def lead_on(self, rail: Rail) -> None:
         """Make `rail` the lead."""
-        if rail.state is _S.CONNECTING:  # the peer has found that it works
+        if rail.state is _S.CONNECTING:  # the peer has already found that it works
             self._advance(rail, _E.READY)
             rail.ready_comes = True
         observation.lead_moved(self.lead.device)
         self.left, self.lead, rail.since = self.lead, rail, self.clock()
         for it in self.rails:
-            self._limit(it)  # the peer could say nothing meanwhile
+            self._limit(it)  # restarted, because the peer could not send anything meanwhile
 
     def lead_moved(self, again: int) -> None:
         """Log that the peer uses the new lead, and the number of items posted again."""
@@ -582,7 +584,7 @@ class Rails:
         counts = self.messages.outbox.counts
         others = [it for it in self.rails if it is not self.lead]
         sent = counts.bytes_sent - sum(rail.bytes_sent for rail in others)
-        # They count when they are taken.
+        # Received bytes only count when they are taken.
         received = counts.bytes_received - sum(rail.all_received for rail in others)
         return sent, max(0, received)
 
@@ -637,7 +639,7 @@ class OfferingRails(Rails):
         """Stop the lead, and offer rails on its device from now on."""
         for device in self.devices:
             if device.name == self.lead.device and device.name not in self.berths:
-                with suppress(RDMAError, OSError):  # it is tried again
+                with suppress(RDMAError, OSError):  # it will be tried again
                     self._berth(device).watch(self.config)
         super().lead_broke()
 
@@ -671,7 +673,7 @@ class OfferingRails(Rails):
                 self._new(rail := Rail(name, _S.DOWN, self.clock()))
             self._trouble(
                 rail, "cannot be created", error
-            )  # one that was before is down for longer
+            )  # an earlier rail keeps the time since it is down
             berth.empty(self.clock())
             return
         self.latest += 1
@@ -694,7 +696,7 @@ class OfferingRails(Rails):
 
     def _bring_up(self, rail: Rail, remote: Endpoint) -> None:
         if rail.endpoint is None or rail.queue is None or rail.state is not _S.CONNECTING:
-            return  # it has ended meanwhile
+            return  # it has ended in the meantime
         try:
             self._connect(rail.endpoint, remote)
             self.messages.prepare_rail(rail.queue)
@@ -705,11 +707,11 @@ class OfferingRails(Rails):
 
     def _acknowledged(self, rail: Rail) -> None:
         if rail.state is _S.CONNECTING:
-            # First: the keys that are told of a rail that is up go behind it.
+            # This is sent first, because the keys for a rail that is up must follow it.
             self._tell(protocol.RailReady(0, rail.number))
-        if rail.state is _S.CONNECTING:  # else that has ended the connection
+        if rail.state is _S.CONNECTING:  # otherwise, sending has ended the connection
             self._advance(rail, _E.READY)
-            if self.lead.state is not _S.UP:  # it broke, and no other one has become the lead
+            if self.lead.state is not _S.UP:  # it broke, and no other rail has become the lead
                 self.messages.failover.rose()
 
     def _refused(self, error: protocol.Error) -> bool:
@@ -751,7 +753,7 @@ class AnsweringRails(Rails):
             )
             return
         self.offers.take(now)
-        self._loop.call_soon(self._answer, offer, remote)  # to open a device takes a while
+        self._loop.call_soon(self._answer, offer, remote)  # opening a device takes a while
 
     def _refuse(self, offer: protocol.RailOffer, code: protocol.ErrorCode, why: str) -> None:
         if code == protocol.ErrorCode.QUOTA:
@@ -781,7 +783,7 @@ class AnsweringRails(Rails):
             except UNMADE as error:
                 failure = error
             self._tell(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
-            if failure is not None and rail.state is _S.CONNECTING:  # else that was the end
+            if failure is not None and rail.state is _S.CONNECTING:  # else the connection has ended
                 self._broke(rail, failure)
 
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:
@@ -815,4 +817,4 @@ class AnsweringRails(Rails):
         try:
             raise errors[0]
         finally:
-            errors.clear()  # their frames have this one
+            errors.clear()  # their frames refer to this frame

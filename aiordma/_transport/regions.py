@@ -35,15 +35,15 @@ class Regions:
     """The regions that both sides know, and the rails over which they can be used."""
 
     def __init__(self, pool: MemoryPool, config: Config, lead: SendQueue) -> None:
-        self.pool: MemoryPool = pool  # of the lead's device
+        self.pool: MemoryPool = pool  # pool of the lead's device
         self.lead: SendQueue = lead
-        self.rails: dict[SendQueue, MemoryPool] = {}  # those besides the lead that are up
+        self.rails: dict[SendQueue, MemoryPool] = {}  # rails that are up, except for the lead
         self._config = config
         self._granter = self._peer = 0
         self._ended: list[int] = []
         """The ids of the peer's ended regions, as the bounds of runs: even entries start a run."""
         self.shares: dict[int, Share] = {}
-        self.lent_bytes: int = 0  # what was handed over and not yet received included
+        self.lent_bytes: int = 0  # including memory handed over but not received yet
         self.used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
         self.keyless: dict[int, Callable[[], object]] = {}
         """Regions that wait for the key for the lead, each with the function that delivers it."""
@@ -66,7 +66,7 @@ class Regions:
     def granted(self, share: Share) -> None:
         """Note that the peer knows the region by the time it gets a later message."""
         share.told = True
-        share._open_rails()  # those that came up meanwhile
+        share._open_rails()  # for rails that came up in the meantime
 
     def renumber(self, share: Share) -> None:
         """Give the share a new id for a token with a new key. The old token has ended."""
@@ -134,7 +134,7 @@ class Regions:
         for bound in (region_id, region_id + 1):
             at = bisect_left(ended, bound)
             if ended[at : at + 1] == [bound]:
-                del ended[at]  # where it meets the run before or behind
+                del ended[at]  # it meets the run before or after it
             else:
                 ended.insert(at, bound)
         if len(ended) > MOST_ENDED:
@@ -211,7 +211,7 @@ class Regions:
         """Make a rail that is up the lead, and continue what works only over the lead."""
         before, self.lead, self.pool = self.lead, lead, self.rails.pop(lead)
         for share in list(self.shares.values()):
-            share._remove_rail(before)  # of one that was made since that broke
+            share._remove_rail(before)  # if it was created after that rail broke
             try:
                 share._move(lead, self.pool)
             except (RDMAError, OSError, MemoryError) as error:

@@ -195,7 +195,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
             self._user = None
         elif not self.ended:
             self._why, self._deadline = "lost with the rail that had its key", -math.inf
-            self._usable = False  # its owner may share it still, by a token with another key
+            self._usable = False  # the owner may still share it, with a token for another key
             self._wake()
         return rkey is not None
 
@@ -254,7 +254,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
     @finalizer
     def __del__(self) -> None:
         """Return borrowed memory. Runs in any thread, at any time."""
-        if getattr(self, "_lent", False) and self._usable:  # also of one whose lease is over
+        if getattr(self, "_lent", False) and self._usable:  # even if its lease has expired
             self._sharing.call_soon(self._sharing.give_back, self.token.region_id)
 
 

@@ -33,8 +33,9 @@ from .._loop.futures import settle
 from ..errors import VerbsError
 from ..mr_pool import LocalMemory, MemoryPool
 
-# The kernel takes no windows on memory that the process may only read (EFAULT), nor on a dma-buf
-# (EINVAL): Linux, ib_umem_get and UVERBS_METHOD_REG_DMABUF_MR.  It has the key of a region then.
+# The kernel rejects windows on memory that the process may only read (EFAULT) and on a dma-buf
+# (EINVAL); see ib_umem_get and UVERBS_METHOD_REG_DMABUF_MR in Linux. This memory gets the key of a
+# region.
 WITHOUT_WINDOWS = frozenset({errno.EFAULT, errno.EINVAL})
 
 GRACE = 0.01
@@ -119,7 +120,7 @@ class WindowKey(ShareKey):
         self._rights = rights
         self._under_way: set[WorkRequest] = set()
         self._closing = self._expired = False
-        self._bind: Bind | None = None  # until the device has let go of it
+        self._bind: Bind | None = None  # None once the device has finished with it
         super().__init__(mr)
 
     def _begin(self) -> None:
@@ -150,12 +151,12 @@ class WindowKey(ShareKey):
         self._bind = None
         self._end_wait(error)
         if self._closing:
-            self._free()  # now: a queue pair is destroyed after its windows
+            self._free()  # now, because a queue pair is destroyed after its windows
 
     def end_now(self) -> bool:
         if self._under_way:
             return False
-        self._free()  # nothing becomes under way again
+        self._free()  # no further request will be posted
         return True
 
     def end_under_way(self) -> None:
@@ -163,14 +164,14 @@ class WindowKey(ShareKey):
         bind = self._bind
         if bind is not None:
             bind.expired = True
-        if bind is None or bind.was_posted:  # else it never will be
+        if bind is None or bind.was_posted:  # otherwise, it will never be posted
             self._free()
 
     def close(self) -> None:
         if self._closing:
             return
         self._closing = True
-        if self._mr.closed:  # at the end of its lease
+        if self._mr.closed:  # its lease has ended
             return
         if self._under_way and not self._queue.failed:
             self._queue.withdraw(self._under_way.copy())

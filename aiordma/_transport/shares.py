@@ -43,14 +43,14 @@ class Share:
         regions = sharing.regions
         key = share_keys.make_key(regions.pool, regions.lead, memory, rights)
         self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead: key}
-        self._replaced: share_keys.ShareKey | None = None  # the last one, by that of the next lead
+        self._replaced: share_keys.ShareKey | None = None  # last key, until the next lead has one
         self.told = False
         """Whether the peer knows the region and must be told of the keys for other rails."""
         memory._pin()
         self._over = False
-        self._lapsed = False  # the thread of leases has ended the keys that it saw
+        self._lapsed = False  # the lease thread has ended the keys
         self._deadline: Deadline | None = None
-        self._grace: Deadline | None = None  # after the deadline, for a bind that is under way
+        self._grace: Deadline | None = None  # pause after the deadline for a bind in progress
         self.region_id = region_id
         self.rights = rights
         self.token: RegionToken = RegionToken(
@@ -71,7 +71,7 @@ class Share:
             key = self._first
             try:
                 await asyncio.shield(key.ready)
-            except OutcomeUnknownError:  # the key of another rail will take its place
+            except OutcomeUnknownError:  # the key of another rail will replace it
                 if self._first is key and not self._over:
                     await self._sharing.switched()
                 continue
@@ -113,7 +113,7 @@ class Share:
             return
         key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
         if self._lease_is_over():
-            key.close()  # the thread may not have seen it
+            key.close()  # the lease thread may not have seen it
         elif self.told:
             key.on_ready(partial(self._tell_key, rail))
 
@@ -132,7 +132,7 @@ class Share:
         if before is None or self.told:
             self.token = replace(self.token, rkey=key.rkey)
             return
-        self._sharing.notify(protocol.RegionEnd(0, self.region_id))  # for the token before
+        self._sharing.notify(protocol.RegionEnd(0, self.region_id))  # ends the previous token
         self._sharing.regions.renumber(self)
         self.token = replace(self.token, region_id=self.region_id, rkey=key.rkey)
         before.replace(key)
@@ -148,12 +148,12 @@ class Share:
 
         If its key was the last one, the key of the next rail that comes up replaces it.
         """
-        key = self._keys.pop(rail, None)  # the thread of leases does not end it from now on
+        key = self._keys.pop(rail, None)  # from now on, the lease thread does not end it
         if key is None:
             return
         if self._lease_is_over():
             self._expired()
-        key.withdraw_news()  # else a peer that gives no credits could have many wait
+        key.withdraw_news()  # otherwise, many could wait for a peer that returns no credits
         key.close()
         if self._keys:
             key.give_up()
@@ -170,7 +170,7 @@ class Share:
     def _lease_is_over(self) -> bool:
         """Return whether the lease thread has ended the keys, waiting for it if it is doing so."""
         if self._deadline is not None and not self._deadline.pending:
-            self._deadline.cancel()  # it may be under way
+            self._deadline.cancel()  # waits if it is in progress
         return self._lapsed
 
     def revoke(self) -> None:
@@ -224,7 +224,7 @@ class Share:
                 try:
                     self._deadline = lease_thread.at(self._clock, when, self._expire)
                 except RDMAError:
-                    self._end(tells=True)  # the peer could use it for ever
+                    self._end(tells=True)  # otherwise, the peer could use it forever
                     raise
         return True
 
@@ -251,7 +251,7 @@ class Share:
             self._deadline.cancel()
         if self._grace is not None:
             self._grace.cancel()
-        with ExitStack() as closing:  # all of them, also if the device refuses one
+        with ExitStack() as closing:  # closes all keys, even if the device refuses one
             for key in self._keys.values():
                 closing.callback(key.close)
         self._memory._unpin()
@@ -286,7 +286,8 @@ class Loan(Share):
         super().__init__(sharing, region_id, buffer, rights, lease)
 
     def _expired(self) -> None:
-        # The peer has counted from its request: it knows, and could make this side tell it no end.
+        # The peer counts from its request, so it knows. If this side reported it, the peer could
+        # make it send any number of messages.
         self._end(tells=False)
 
     def _end(self, *, tells: bool) -> None:

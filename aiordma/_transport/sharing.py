@@ -147,7 +147,7 @@ class Sharing:
         self.check_allowed()
         self.regions.check(token)
         known = self.regions.used.get(token.region_id)
-        # One that was made later has the key of another lead.
+        # A region that was shared later has the key of another lead.
         if known is not None and known._usable and replace(known.token, rkey=token.rkey) == token:
             return known
         return self.regions.use(RemoteRegion(self, token, lent=False), granted=False)
@@ -157,14 +157,14 @@ class Sharing:
         told: asyncio.Future[None] | None = None
         try:
             share._open_rails()
-            await share.ready()  # until then no peer can use it
+            await share.ready()  # no peer can use it before
             share._lease_from_now(lease)
             told = self.tell(protocol.RegionGrant(0, share.token, share._keys_of_rails()))
             self.regions.granted(share)
             await told
         except BaseException:
-            # A caller that gave up does not expect the memory to be used, so it is withdrawn, even
-            # if the peer has been told of it.
+            # A caller that gave up does not expect the memory to be used, so the share is withdrawn
+            # even if the peer already knows it.
             if told is not None:
                 self._controls.withdraw(told)
             share._end(tells=told is not None)
@@ -234,7 +234,7 @@ class Sharing:
     def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
         internal = protocol.ErrorCode.INTERNAL
         try:
-            if loan._lease_from_now(lease):  # when the peer can use it
+            if loan._lease_from_now(lease):  # the peer can use it from now on
                 grant = protocol.RegionGrant(request_id, loan.token, loan._keys_of_rails())
                 self._controls.send(grant)
                 self.regions.granted(loan)
@@ -298,19 +298,20 @@ class Sharing:
             await self.tell(message)
             return await future
         except asyncio.CancelledError:
-            # The grant may still come; then it goes back at once.
+            # The grant may still arrive. The region is then returned immediately.
             if future.done() and not future.cancelled() and future.exception() is None:
                 unwanted(future.result())
             future.cancel()
             raise
         except BaseException:
-            # Also as garbage of a closed loop, where a future cannot be cancelled any more.
+            # This also runs for a task that is garbage of a closed loop, where a future cannot be
+            # cancelled any more.
             self._answered(request_id)
             if future.done() and not future.cancelled():
-                future.exception()  # retrieved: the same end is raised from here
+                future.exception()  # retrieved, because the same error is raised from here
             raise
         finally:
-            del future  # the frames of its error have this one
+            del future  # the frames of its error refer to this frame
 
     def _answered(self, request_id: int) -> Request | None:
         """Remove a request that is complete, if it exists, and make room for another."""
@@ -357,7 +358,7 @@ class Sharing:
                 self._granted(message)
             case protocol.RegionReturn():
                 share = self.regions.shares.get(message.region_id)
-                # A loan whose lease has ended is gone here, and the peer cannot know yet.
+                # A loan whose lease has ended no longer exists here, and the peer may not know yet.
                 if isinstance(share, Loan):
                     handed = share.hand_over()
                     self.regions.lent_bytes += len(handed)
@@ -454,7 +455,7 @@ class Sharing:
         for share in list(self.regions.shares.values()):
             try:
                 share._end(tells=False)
-            except (RDMAError, OSError) as error:  # the device has it for good: the rest goes on
+            except (RDMAError, OSError) as error:  # the device keeps it; other shares still end
                 if not self._loop.is_closed():
                     self._loop.call_exception_handler(
                         {

@@ -41,28 +41,29 @@ VIA_HINT = 'is an aiordma listener running there, with via="tcp" and not "cm"?'
 
 REFUSED = b"refused\x01"
 
-# What asyncio reports of a socket that ends during the handshake of TLS.
+# asyncio reports these errors if a socket ends during the TLS handshake.
 TLS_BROKEN = (ConnectionError, SSLEOFError)
 
-# The first bytes of a TLS handshake and of an alert: record type and major version.
+# A TLS handshake and a TLS alert begin with these bytes: the record type and the major version.
 TLS_RECORDS = (b"\x16\x03", b"\x15\x03")
 
-# A control message in the bootstrap: magic, and the length of the message that follows.
+# The header of a control message in the bootstrap is the magic and the length of the message.
 _CONTROL = struct.Struct("<4sI")
 CONTROL = b"ctrl"
 
-# The number of a connection that has ended while others that share the socket go on.
+# This is the number of a connection that has ended while others still use the socket.
 _ENDED = struct.Struct("<4sI")
 ENDED = b"over"
 
-# This process has run out of something: neither the peer nor the way to it is to blame.
+# These errors mean that this process has run out of a resource. The peer and the route are not to
+# blame.
 SHORTAGES = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 
-# Bytes that may wait for a peer that does not read before it counts as gone.
+# If more bytes than this wait for a peer that does not read, the peer counts as gone.
 MOST_WAITING = 1 << 16
 
-# Bytes that are kept before they are asked for: more than a whole bootstrap has.  A peer that sends
-# more than that ahead is not read any further.
+# This many bytes are kept before they are requested, which is more than a whole bootstrap has. If a
+# peer sends more than that in advance, reading stops.
 MOST_AHEAD = 4096
 
 
@@ -207,7 +208,7 @@ class TCPLink(asyncio.Protocol):
             f"the bootstrap connection with {self._peer} broke: {cause_text(error)}; {VIA_HINT}"
         )
 
-    # ---- after it ------------------------------------------------------------------------
+    # ---- after the bootstrap -------------------------------------------------------------
 
     def established(
         self, on_end: Callable[[str], None], on_ended: Callable[[int], None] | None = None
@@ -240,7 +241,7 @@ class TCPLink(asyncio.Protocol):
             self._on_ended(number)
         if self._on_ended is not None and ENDED.startswith(bytes(self._came[:4])):
             if not self._lost:
-                return  # the rest of it will come
+                return  # the rest has not arrived yet
             self._came.clear()
         self._end()
 
@@ -248,7 +249,7 @@ class TCPLink(asyncio.Protocol):
         on_end, self._on_end = self._on_end, None
         self._on_ended = None
         if on_end is None:
-            return  # closed meanwhile
+            return  # it was closed in the meantime
         reason = "the peer sent data after the bootstrap" if self._came else UNANNOUNCED
         error = f": {self._error}" if self._error is not None else ""
         on_end(f"{reason} (the socket of the TCP bootstrap{error})")
@@ -260,7 +261,7 @@ class TCPLink(asyncio.Protocol):
         fork.remove_socket(self._inode)
         transport, self._transport = self._transport, None
         if self._loop.is_closed():
-            self._socket.close()  # its transport can do nothing without the loop
+            self._socket.close()  # its transport cannot do anything without the loop
         elif transport is not None:
             transport.close()
 
@@ -291,7 +292,7 @@ async def connected_socket(address: Address, source: Address | None) -> socket.s
         name = socket_name(address)
         code = connecting.connect_ex(name)
         if code == EINPROGRESS:
-            code = connecting.connect_ex(name)  # within a host it is connected by now
+            code = connecting.connect_ex(name)  # on the same host, it is connected by now
         if code in (EINPROGRESS, EALREADY):
             await writable(connecting.fileno())
             code = connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -347,7 +348,7 @@ async def accepted_link(accepted: socket.socket, security: Security) -> TCPLink:
     loop = asyncio.get_running_loop()
     link = TCPLink(accepted)
     try:
-        # uvloop does not return the protocol but its own, with TLS.
+        # With TLS, uvloop does not return this protocol but its own.
         await loop.connect_accepted_socket(lambda: link, accepted, ssl=security.tls)
     except BaseException:
         accepted.close()
