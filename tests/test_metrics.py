@@ -196,7 +196,7 @@ PAGE = (ROOT / "docs" / "monitoring.md").read_text()
 
 
 @pytest.mark.any_device
-async def test_the_dashboard_and_the_alerts(device_name: str) -> None:
+async def test_dashboard_and_alerts_query_existing_series(device_name: str) -> None:
     """They query the series that a scrape has, by labels of these; the dashboard has them all."""
     registry = CollectorRegistry()
     registry.register(Collector())
@@ -237,7 +237,7 @@ async def test_the_dashboard_and_the_alerts(device_name: str) -> None:
     assert queried == there.keys()
 
 
-def test_the_page_has_every_metric() -> None:
+def test_metrics_page_lists_every_metric() -> None:
     lists = re.findall(r"^- (counter|histogram|gauge): (.*?)(?=^- |^$)", PAGE, re.M | re.S)
     assert [
         (name, kind, labels)

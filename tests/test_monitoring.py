@@ -78,7 +78,7 @@ LOAD = {
 
 
 @pytest.mark.any_device
-async def test_a_snapshot_has_the_counts_of_statistics(device_name: str) -> None:
+async def test_snapshot_has_the_counts_of_statistics(device_name: str) -> None:
     before = snapshot()
     async with testing.connected_pair(device=device_name) as (client, server):
         await load(client, server)
@@ -98,7 +98,7 @@ def vars_of(connection: Connection) -> dict[str, int]:
 
 
 @pytest.mark.any_device
-async def test_what_a_snapshot_tells(device_name: str, host: str) -> None:
+async def test_snapshot_describes_connections_and_listeners(device_name: str, host: str) -> None:
     async with await aiordma.listen(host, device=device_name) as listener:
         client = await aiordma.connect(host, listener.port, device=device_name)
         async with client, await listener.accept() as server:
@@ -134,7 +134,7 @@ async def test_what_a_snapshot_tells(device_name: str, host: str) -> None:
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("what", ["credits", "send_queue", "memory"])
-async def test_a_snapshot_tells_what_is_waited_for(device_name: str, what: str) -> None:
+async def test_snapshot_counts_waiting_operations(device_name: str, what: str) -> None:
     """A peer that receives nothing gives no credits; more work than entries waits for them."""
 
     def waiting() -> int:
@@ -182,7 +182,7 @@ async def test_a_snapshot_tells_what_is_waited_for(device_name: str, what: str) 
 
 
 @pytest.mark.any_device
-async def test_latencies(device_name: str) -> None:
+async def test_snapshot_latencies_form_a_histogram(device_name: str) -> None:
     """Every 17th request is measured; a histogram adds up."""
     before = snapshot()["latencies"]
     async with testing.connected_pair(device=device_name) as (client, _):
@@ -199,7 +199,7 @@ async def test_latencies(device_name: str) -> None:
 
 
 @pytest.mark.any_device
-async def test_a_snapshot_from_another_thread(device_name: str) -> None:
+async def test_snapshot_can_be_taken_in_another_thread(device_name: str) -> None:
     async with testing.connected_pair(device=device_name) as (client, server):
         await load(client, server)
         # The loop is stuck meanwhile.
@@ -215,7 +215,7 @@ async def test_a_snapshot_from_another_thread(device_name: str) -> None:
 
 
 @pytest.mark.any_device
-async def test_snapshots_while_connections_come_and_go(device_name: str) -> None:
+async def test_snapshot_works_while_connections_come_and_go(device_name: str) -> None:
     """Each number is read while another thread changes it."""
     over = threading.Event()
     taken: list[int] = []
@@ -259,7 +259,7 @@ asyncio.run(main())
 
 
 @pytest.mark.any_device
-def test_the_child_of_a_fork_begins_anew(device_name: str) -> None:
+def test_forked_child_starts_with_empty_counts(device_name: str) -> None:
     # Python 3.12 warns of every fork of a process with threads.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS, device_name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
@@ -267,7 +267,9 @@ def test_the_child_of_a_fork_begins_anew(device_name: str) -> None:
 
 
 @pytest.mark.any_device
-async def test_hooks(device_name: str, changes: list[ConnectionChange]) -> None:
+async def test_hooks_report_begin_and_end_of_connections(
+    device_name: str, changes: list[ConnectionChange]
+) -> None:
     before = snapshot()["connection_events"]
     async with testing.connected_pair(device=device_name) as (client, server):
         assert sorted(kinds(changes)) == [("begin", False), ("begin", True)]
@@ -284,7 +286,9 @@ async def test_hooks(device_name: str, changes: list[ConnectionChange]) -> None:
 
 
 @pytest.mark.needs("faults")
-async def test_a_connection_that_breaks(device_name: str, changes: list[ConnectionChange]) -> None:
+async def test_broken_connection_is_reported_and_counted(
+    device_name: str, changes: list[ConnectionChange]
+) -> None:
     before = snapshot()
     async with testing.connected_pair(device=device_name) as (client, server):
         changes.clear()
@@ -301,7 +305,7 @@ async def test_a_connection_that_breaks(device_name: str, changes: list[Connecti
 
 
 @pytest.mark.any_device
-async def test_an_attempt_that_fails(
+async def test_failed_connect_is_reported_to_hooks(
     device_name: str, host: str, changes: list[ConnectionChange]
 ) -> None:
     async with await aiordma.listen(host, device=device_name) as listener:
@@ -318,7 +322,7 @@ async def test_an_attempt_that_fails(
 
 
 @pytest.mark.any_device
-async def test_a_peer_without_the_key(
+async def test_authentication_failure_is_reported_on_both_sides(
     device_name: str, host: str, changes: list[ConnectionChange]
 ) -> None:
     before = snapshot()["errors"].get("AuthenticationError", 0)
@@ -339,7 +343,7 @@ async def test_a_peer_without_the_key(
 
 
 @pytest.mark.any_device
-async def test_a_peer_beyond_the_limit(
+async def test_refusal_beyond_max_connections_is_reported_on_both_sides(
     device_name: str, host: str, changes: list[ConnectionChange]
 ) -> None:
     one = Config(max_connections=1)
@@ -358,7 +362,7 @@ async def test_a_peer_beyond_the_limit(
 @pytest.mark.parametrize(
     "error", [KeyError("a mistake"), GeneratorExit(), asyncio.CancelledError()]
 )
-async def test_a_hook_that_raises_costs_nothing(
+async def test_failing_hook_is_logged_and_others_are_called(
     device_name: str,
     changes: list[ConnectionChange],
     caplog: pytest.LogCaptureFixture,
@@ -392,7 +396,7 @@ async def leave_open(device_name: str, host: str) -> list[object]:
 
 
 @pytest.mark.any_device
-def test_hooks_at_the_end_of_asyncio_run(device_name: str, host: str) -> None:
+def test_hooks_are_called_at_the_end_of_asyncio_run(device_name: str, host: str) -> None:
     """They are called in the thread of the loop, which still runs."""
     called: list[tuple[str, int, int]] = []
 
@@ -419,7 +423,7 @@ def test_hooks_at_the_end_of_asyncio_run(device_name: str, host: str) -> None:
 
 
 @pytest.mark.any_device
-def test_hooks_of_a_loop_that_was_closed_early(
+def test_hooks_are_called_when_the_loop_is_closed_early(
     device_name: str, host: str, changes: list[ConnectionChange]
 ) -> None:
     """They are called as the loop is closed, also without asyncio.run."""
@@ -434,7 +438,7 @@ def test_hooks_of_a_loop_that_was_closed_early(
     assert {str(change.error) for change in changes} == {"its event loop has been closed"}
 
 
-def test_counts_wait_for_no_thread() -> None:
+def test_counting_does_not_wait_for_another_thread() -> None:
     """Another thread that adds up may be below a destructor that waits for this one."""
     before = observation.counts()
     statistics = Statistics(messages_sent=5)

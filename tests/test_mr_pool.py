@@ -60,7 +60,7 @@ def leases(pool: MemoryPool) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 255, 256, 257, 4096, 5000, SLAB_SIZE, SLAB_SIZE + 1])
-def test_sizes(pool: MemoryPool, size: int) -> None:
+def test_alloc_returns_memory_of_the_requested_size(pool: MemoryPool, size: int) -> None:
     with pool.alloc(size) as buffer:
         assert len(buffer) == size
         view = buffer.view
@@ -76,7 +76,7 @@ def test_sizes(pool: MemoryPool, size: int) -> None:
     assert leases(pool) == (0, 0)
 
 
-def test_no_view_by_way_of_an_old_one(pool: MemoryPool) -> None:
+def test_released_block_cannot_be_exported_again(pool: MemoryPool) -> None:
     """Its end would give the block back once more."""
     buffer = pool.alloc(64)
     view = buffer.view
@@ -88,7 +88,7 @@ def test_no_view_by_way_of_an_old_one(pool: MemoryPool) -> None:
     assert leases(pool) == (0, 0)
 
 
-def test_few_registrations(pool: MemoryPool) -> None:
+def test_buffers_share_registrations(pool: MemoryPool) -> None:
     assert pool.statistics() == (0, 0, 0, 0, LIMIT, 0, 0)
     buffers = [pool.alloc(4096) for _ in range(SLAB_SIZE // 4096)]
     assert pool.statistics().regions == 1
@@ -133,7 +133,7 @@ def test_released_buffer_is_inert(pool: MemoryPool) -> None:
 
 
 @pytest.mark.parametrize("under_way", [False, True])
-def test_forgotten_buffer_warns_and_comes_back(pool: MemoryPool, under_way: bool) -> None:
+def test_forgotten_buffer_warns_and_returns(pool: MemoryPool, under_way: bool) -> None:
     buffer = pool.alloc(300)
     part = buffer[:]
     if under_way:
@@ -158,7 +158,7 @@ def test_forgotten_buffer_warns_and_comes_back(pool: MemoryPool, under_way: bool
     ],
     ids=["slice", "read-only", "cast", "memoryview", "array", "part of an array"],
 )
-def test_whatever_is_made_from_a_view_counts(pool: MemoryPool, derive: object) -> None:
+def test_derived_views_keep_the_block(pool: MemoryPool, derive: object) -> None:
     buffer = pool.alloc(300)
     derived = derive(buffer.view)  # type: ignore[operator]
     buffer.release()
@@ -171,7 +171,9 @@ def test_whatever_is_made_from_a_view_counts(pool: MemoryPool, derive: object) -
 
 @pytest.mark.parametrize("block_is_older", [False, True])
 @pytest.mark.parametrize("size", [300, SLAB_SIZE + 1])
-def test_view_in_a_cycle(pool: MemoryPool, block_is_older: bool, size: int) -> None:
+def test_block_returns_when_a_view_in_a_cycle_is_collected(
+    pool: MemoryPool, block_is_older: bool, size: int
+) -> None:
     """It comes back when the garbage collector has found it, and does no harm before.
 
     Which of the two the collector lets go of first follows from their age.
@@ -196,7 +198,7 @@ def test_view_in_a_cycle(pool: MemoryPool, block_is_older: bool, size: int) -> N
     assert pool.statistics().regions == 1
 
 
-def test_pool_in_a_cycle_with_a_view(pd: verbs.ProtectionDomain) -> None:
+def test_pool_in_a_cycle_with_a_view_is_collected(pd: verbs.ProtectionDomain) -> None:
     """All of it is garbage."""
     pool = MemoryPool(pd, limit=LIMIT)
     buffer = pool.alloc(300)
@@ -215,7 +217,7 @@ def test_pool_in_a_cycle_with_a_view(pd: verbs.ProtectionDomain) -> None:
 # ---- limit ---------------------------------------------------------------------------------------
 
 
-def test_limit(make_pool: MakePool) -> None:
+def test_alloc_raises_quota_error_beyond_the_limit(make_pool: MakePool) -> None:
     pool = make_pool(2 * SLAB_SIZE)
     buffers = [pool.alloc(SLAB_SIZE // 2) for _ in range(4)]
     with pytest.raises(QuotaError, match="limited") as caught:
@@ -229,7 +231,7 @@ def test_limit(make_pool: MakePool) -> None:
     assert leases(pool) == (0, 0)
 
 
-def test_limit_for_large_blocks(make_pool: MakePool) -> None:
+def test_large_blocks_count_towards_the_limit(make_pool: MakePool) -> None:
     pool = make_pool(8 * SLAB_SIZE)
     large = pool.alloc(4 * SLAB_SIZE)
     with pytest.raises(QuotaError):
@@ -242,7 +244,7 @@ def test_limit_for_large_blocks(make_pool: MakePool) -> None:
             pool.alloc(1)
 
 
-def test_large_blocks(pool: MemoryPool) -> None:
+def test_large_blocks_are_reused(pool: MemoryPool) -> None:
     size = SLAB_SIZE + 1
     with pool.alloc(size) as buffer:
         address = buffer.address
@@ -272,7 +274,7 @@ def test_large_blocks_kept_ready_are_limited(make_pool: MakePool) -> None:
 # ---- the end -------------------------------------------------------------------------------------
 
 
-def test_closed_pool(context: verbs.Context) -> None:
+def test_closed_pool_refuses_leases_and_keeps_views(context: verbs.Context) -> None:
     """No more leases; what is still seen stays readable, what is still leased is released."""
     pd = context.alloc_pd()
     pool = MemoryPool(pd, limit=LIMIT)
@@ -295,7 +297,7 @@ def test_closed_pool(context: verbs.Context) -> None:
 # ---- slices --------------------------------------------------------------------------------------
 
 
-def test_slices(pool: MemoryPool) -> None:
+def test_buffer_slices_share_address_and_key(pool: MemoryPool) -> None:
     with pool.alloc(100) as buffer:
         buffer.view[:] = bytes(range(100))
         part = buffer[10:50]
@@ -330,7 +332,7 @@ def test_region_pins_the_users_memory(pd: verbs.ProtectionDomain) -> None:
     assert "closed" in repr(region)
 
 
-def test_region_closed_during_an_operation(pd: verbs.ProtectionDomain) -> None:
+def test_region_closed_during_an_operation_stays_pinned(pd: verbs.ProtectionDomain) -> None:
     memory = bytearray(10)
     region = Region(pd.reg_mr(memory))
     region._pin()
@@ -464,7 +466,7 @@ class Tenant:
         assert all(view[:1] == self.mark and view[-1:] == self.mark for view in views)
 
 
-def test_any_order(pd: verbs.ProtectionDomain) -> None:
+def test_pool_is_consistent_in_any_order_of_operations(pd: verbs.ProtectionDomain) -> None:
     class Machine(PoolMachine):
         pass
 
@@ -480,7 +482,9 @@ def test_any_order(pd: verbs.ProtectionDomain) -> None:
     )
 
 
-def test_a_pool_on_huge_pages(pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_uses_huge_pages_when_configured(
+    pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slabs and large blocks; tests/verbs/test_pages.py has what such memory is."""
     asked: list[bool] = []
 

@@ -73,7 +73,7 @@ async def test_host_with_a_null_character_is_refused_before_any_lookup(
 
 
 @pytest.mark.any_device
-async def test_event_loop_does_not_connect_by_tcp_to_a_part_of_a_host() -> None:
+async def test_event_loop_rejects_host_with_a_null_character() -> None:
     with socket.socket() as sock, pytest.raises(AddressError, match=TEXT):
         await streams.OverRDMA().sock_connect(sock, (HOST, 1))
 

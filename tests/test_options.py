@@ -36,7 +36,7 @@ FUNCTIONS: dict[Callable[..., Any], tuple[object, ...]] = {
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
-def test_each_option_is_shown(function: Callable[..., Any]) -> None:
+def test_signature_shows_each_option(function: Callable[..., Any]) -> None:
     parameters = inspect.signature(function).parameters
     assert parameters.keys() >= {"device", "config", "auth", "encrypt"}
     assert parameters["config"].default == aiordma.Config()
@@ -45,7 +45,7 @@ def test_each_option_is_shown(function: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
 @pytest.mark.parametrize("name", ["devise", "timeout", "close_timeout"])
-def test_an_option_that_there_is_not(function: Callable[..., Any], name: str) -> None:
+def test_unknown_option_is_rejected_with_a_hint(function: Callable[..., Any], name: str) -> None:
     async def call() -> None:
         result = function(*FUNCTIONS[function], **{name: 1})
         await (anext(result) if function is aiordma.reconnect else result)

@@ -245,7 +245,7 @@ def report(
     return run_python("-m", "pytest", *options, folder, cwd=folder, **environment)
 
 
-def test_results(report: subprocess.CompletedProcess[str]) -> None:
+def test_plugin_gives_the_expected_results(report: subprocess.CompletedProcess[str]) -> None:
     found = re.findall(
         r"^(PASSED|FAILED|ERROR) .*::(test_\w+)(?:\[\d\])?(?: - ([\w.]*))?",
         report.stdout,
@@ -300,7 +300,9 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
         "the test has no marker with faults: add @pytest.mark.rdma(loss=0.01)",
     ],
 )
-def test_what_a_wrong_use_says(report: subprocess.CompletedProcess[str], says: str) -> None:
+def test_plugin_misuse_is_reported_in_one_line(
+    report: subprocess.CompletedProcess[str], says: str
+) -> None:
     """In one line, without the code of the plug-in."""
     before = r"^_+ ERROR at setup of \S+ _+\n(?:\[gw.*\n)?"
     assert re.search(before + re.escape(says), report.stdout, re.MULTILINE), report.stdout
@@ -368,7 +370,9 @@ def test_simulation():
     assert listed.returncode == 0
 
 
-def test_what_a_failed_test_shows(report: subprocess.CompletedProcess[str]) -> None:
+def test_report_of_a_failed_test_shows_faults_and_trace(
+    report: subprocess.CompletedProcess[str],
+) -> None:
     """The faults with the seed that repeats them; the trace, and what the program printed."""
     assert re.search(
         r"RDMA faults -+\nseed=7,register=@1; in this process: .*registrations=1", report.stdout
@@ -377,7 +381,7 @@ def test_what_a_failed_test_shows(report: subprocess.CompletedProcess[str]) -> N
     assert re.search(r"True\nE +out", report.stdout)
 
 
-def test_it_costs_nothing_until_it_is_used() -> None:
+def test_plugin_loads_nothing_until_it_is_used() -> None:
     """In each run of pytest where aiordma is installed."""
     code = (
         "import sys, pytest; before = {*sys.modules}; import aiordma.pytest_plugin;"

@@ -47,14 +47,14 @@ def commands(page: str, program: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("program", "output"), list(zip(PROGRAMS, OUTPUTS, strict=True)))
-def test_the_programs_print_what_the_readme_says(program: str, output: str) -> None:
+def test_readme_programs_print_the_shown_output(program: str, output: str) -> None:
     """The programs run on the embedded device, without hardware."""
     done = run_python("-W", "error", "-c", program, AIORDMA_DEVICE="embedded0")
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
     assert output.strip() in README.replace(program, "") + program.partition("#")[2]
 
 
-def test_the_readme_begins_with_installing_and_a_short_echo() -> None:
+def test_readme_begins_with_installing_and_a_short_echo() -> None:
     """Ten lines besides the import of asyncio; `make wheel` runs it from each wheel, too.
 
     The landing page of the site begins with the same.
@@ -76,14 +76,14 @@ def test_pages_that_offer_cards_say_that_none_was_tested(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_landing_pages_tell_the_card_from_the_embedded_device(page: str) -> None:
+def test_landing_pages_distinguish_the_card_from_the_embedded_device(page: str) -> None:
     text = " ".join((ROOT / page).read_text().split())
     assert "card moves data between the memories of two programs without the kernel" in text
     assert re.search(r"The (embedded )?software device does copy: ", text)
     assert "zero-copy" not in text
 
 
-def test_the_figures_are_those_of_the_measurements() -> None:
+def test_readme_figures_match_the_measurements() -> None:
     measured = (ROOT / "bench" / "RESULTS.md").read_text()
     rows = re.findall(r"^\| (\d.*|the same.*) \| (.*) \| (.*) \| ([\d.]+) \|$", README, re.M)
     assert len(rows) == 6
@@ -91,7 +91,7 @@ def test_the_figures_are_those_of_the_measurements() -> None:
         assert f"| {' | '.join(row)} (" in measured
 
 
-def test_the_note_of_a_failed_simulation_is_that_of_the_page_about_testing() -> None:
+def test_readme_simulation_note_is_on_the_testing_page() -> None:
     notes = re.findall(r"^```text\n(simulate\(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     assert len(notes) == 1
     assert notes[0] in (ROOT / "docs" / "testing.md").read_text()
@@ -101,7 +101,7 @@ def test_the_note_of_a_failed_simulation_is_that_of_the_page_about_testing() -> 
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_make_targets_are_there(page: str) -> None:
+def test_named_make_targets_exist(page: str) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {words[0] for words in commands(page, "make")}
     assert named
@@ -109,7 +109,7 @@ def test_the_make_targets_are_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "docs/command-line.md"])
-def test_the_commands_and_options_are_there(page: str) -> None:
+def test_named_commands_and_options_exist(page: str) -> None:
     context = click.Context(app)
     for name, *words in commands(page, "aiordma"):
         command = app.get_command(context, name)
@@ -129,6 +129,6 @@ def test_the_commands_and_options_are_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_public_names_are_there(page: str) -> None:
+def test_named_public_names_exist(page: str) -> None:
     for name in re.findall(r"`(aiordma\.[\w.]+)`", (ROOT / page).read_text()):
         pkgutil.resolve_name(name)  # which imports modules, as aiordma.blocking

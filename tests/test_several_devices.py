@@ -43,7 +43,7 @@ def printed(program: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_each_is_found_by_its_name_address_and_guid() -> None:
+def test_each_device_is_found_by_name_address_and_guid() -> None:
     assert printed("""
         one, two = verbs.devices()
         assert two.guid != one.guid and verbs.find_device(guid=two.guid) == two
@@ -56,7 +56,7 @@ def test_each_is_found_by_its_name_address_and_guid() -> None:
     ]  # fmt: skip
 
 
-def test_doctor_is_about_the_first() -> None:
+def test_doctor_describes_the_first_device() -> None:
     assert printed("""
         from aiordma.cli.facts import Facts
         print(Facts.collect().embedded.name)
@@ -64,7 +64,7 @@ def test_doctor_is_about_the_first() -> None:
 
 
 @pytest.mark.parametrize("links", ["shared", "tcp"])
-def test_the_address_chooses_the_device(links: str) -> None:
+def test_address_selects_the_device(links: str) -> None:
     wire = {"shared": "shared memory", "tcp": "tcp"}[links]
     assert printed("""
         print(*asyncio.run(echo("127.0.0.1")), sep=", ")
@@ -79,7 +79,7 @@ def test_the_address_chooses_the_device(links: str) -> None:
     ]  # fmt: skip
 
 
-def test_a_port_that_is_down_and_faults_are_of_one() -> None:
+def test_port_state_and_faults_belong_to_one_device() -> None:
     assert printed("""
         lib.aiordma_embedded_raise_on(b"embedded0", EventType.PORT_ERR)
         print(*map(state, verbs.devices()))
@@ -107,7 +107,7 @@ def test_a_port_that_is_down_and_faults_are_of_one() -> None:
     ]  # fmt: skip
 
 
-def test_memory_of_one_is_registered_with_the_other_when_that_needs_it() -> None:
+def test_memory_is_registered_with_the_other_device_on_demand() -> None:
     """The lkey of another device's domain is refused; here without a key to all memory."""
     assert printed("""
         from aiordma import MemoryPool, mr_pool

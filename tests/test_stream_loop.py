@@ -65,7 +65,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> boo
 
 
 @pytest.mark.parametrize("kind", [Loop, UVLoop])
-def test_addresses_that_are_not_meant_stay_tcp(
+def test_other_addresses_stay_on_tcp(
     kind: Any, device_name: str, host: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -87,7 +87,7 @@ def test_addresses_that_are_not_meant_stay_tcp(
 
 
 @pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
-def test_tls_is_that_of_the_stream(kind: Any, device_name: str, host: str) -> None:
+def test_tls_runs_over_rdma(kind: Any, device_name: str, host: str) -> None:
     authority = trustme.CA()
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("server.example").configure_cert(serving)
@@ -111,7 +111,7 @@ def test_tls_is_that_of_the_stream(kind: Any, device_name: str, host: str) -> No
 
 @pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_task_that_is_cancelled_at_the_end_still_hears(
+def test_protocol_of_a_cancelled_task_still_receives_data(
     kind: Any, device_name: str, host: str, paused: bool
 ) -> None:
     """With TCP, asyncio.run cancels the program's tasks and not its connections."""
@@ -153,7 +153,7 @@ def test_a_task_that_is_cancelled_at_the_end_still_hears(
 
 
 @pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
-def test_a_server_accepts_when_all_tasks_are_cancelled(
+def test_server_accepts_after_all_tasks_were_cancelled(
     kind: Any, device_name: str, host: str
 ) -> None:
     """As `asyncio.run` cancels them at its end: what has connected by then is served."""
@@ -177,7 +177,9 @@ def test_a_server_accepts_when_all_tasks_are_cancelled(
 
 
 @pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
-def test_the_loop_sends_files(kind: Any, device_name: str, host: str, tmp_path: Path) -> None:
+def test_loop_sendfile_works_over_rdma_and_tcp(
+    kind: Any, device_name: str, host: str, tmp_path: Path
+) -> None:
     """Over RDMA, and over TCP as the loop does without it."""
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
@@ -210,7 +212,7 @@ def test_the_loop_sends_files(kind: Any, device_name: str, host: str, tmp_path: 
     run_on(kind, device_name, main())
 
 
-def test_the_loop_copies_what_is_no_regular_file(device_name: str, host: str) -> None:
+def test_loop_sendfile_copies_other_files(device_name: str, host: str) -> None:
     data = bytes(range(256)) * 3000  # several parts
 
     async def main() -> None:
@@ -317,7 +319,7 @@ def wanted(given: Any, expected: type[Exception] | None, options: dict[str, Any]
 @pytest.mark.any_device
 @WIRES
 @KINDS
-def test_the_options_of_create_connection(run: Any, kind: Any, device_name: str) -> None:
+def test_create_connection_options_match_asyncio(run: Any, kind: Any, device_name: str) -> None:
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
         async with await loop.create_server(asyncio.Protocol, "127.0.0.1", 0) as server:
@@ -342,7 +344,7 @@ def test_the_options_of_create_connection(run: Any, kind: Any, device_name: str)
 @pytest.mark.any_device
 @WIRES
 @KINDS
-def test_the_options_of_create_server(run: Any, kind: Any, device_name: str) -> None:
+def test_create_server_options_match_asyncio(run: Any, kind: Any, device_name: str) -> None:
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
         for options, expected in SERVE:
@@ -366,7 +368,7 @@ def test_the_options_of_create_server(run: Any, kind: Any, device_name: str) -> 
 
 
 @KINDS
-def test_options_that_only_some_loops_have(kind: Any, device_name: str, host: str) -> None:
+def test_loop_specific_options_are_accepted(kind: Any, device_name: str, host: str) -> None:
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
         options = {"reuse_port": True, "keep_alive": True}
@@ -393,7 +395,7 @@ def test_options_that_only_some_loops_have(kind: Any, device_name: str, host: st
     run_on(kind, device_name, main())
 
 
-def test_a_server_of_hosts_of_two_kinds(device_name: str) -> None:
+def test_server_on_rdma_and_tcp_hosts_is_rejected(device_name: str) -> None:
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
         with pytest.raises(ValueError, match="for only some of these hosts"):
@@ -403,7 +405,9 @@ def test_a_server_of_hosts_of_two_kinds(device_name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Loop, UVLoop])
-def test_sockets_that_the_loop_connects(kind: Any, device_name: str, host: str) -> None:
+def test_sock_connect_prepares_rdma_or_falls_back_to_tcp(
+    kind: Any, device_name: str, host: str
+) -> None:
     """They are for `create_connection`, or TCP where nothing listens by RDMA."""
 
     async def main() -> None:
@@ -439,7 +443,7 @@ def test_sockets_that_the_loop_connects(kind: Any, device_name: str, host: str) 
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_a_callback_that_ends_the_program(
+def test_exit_in_a_callback_ends_the_program(
     kind: type[BaseException], device_name: str, host: str
 ) -> None:
     """Also where the program waits for the end of its connections."""
@@ -464,7 +468,7 @@ def test_a_callback_that_ends_the_program(
 @WIRES
 @pytest.mark.parametrize("size", [5, 300_000])
 @pytest.mark.parametrize("end", ["close", "write_eof", "abort"])
-def test_the_end_of_a_program_loses_nothing(
+def test_data_written_before_the_end_of_the_program_arrives(
     run: Any, kind: Any, end: str, size: int, device_name: str, host: str
 ) -> None:
     """It has written and drained, and waits for no end."""

@@ -41,7 +41,9 @@ def receive(end: End, number: int = 1) -> None:
 @needs_faults
 @pytest.mark.parametrize("via", ["cm", "tcp"])
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_connection_survives_what_gets_lost(device_name: str, via: Via, seed: int) -> None:
+async def test_connection_survives_loss_and_duplicates(
+    device_name: str, via: Via, seed: int
+) -> None:
     with testing.faults(
         seed=seed, loss=0.03, duplicate=0.03, jitter=1e-4, device=device_name
     ) as faults:
@@ -63,7 +65,7 @@ async def test_a_connection_survives_what_gets_lost(device_name: str, via: Via, 
 
 
 @needs_faults
-def test_not_ready(connected_pair: ConnectedPair, device_name: str) -> None:
+def test_rnr_fault_delays_or_fails_a_send(connected_pair: ConnectedPair, device_name: str) -> None:
     a, b = connected_pair(rnr_retry=3)
     for number in range(2):
         receive(b, number)
@@ -78,7 +80,7 @@ def test_not_ready(connected_pair: ConnectedPair, device_name: str) -> None:
 
 
 @needs_faults
-async def test_a_lost_handshake(device_name: str) -> None:
+async def test_handshake_fault_delays_connect_until_its_timeout(device_name: str) -> None:
     async def connected(seconds: float) -> None:
         config = aiordma.Config(connect_timeout=seconds)
         async with testing.connected_pair(device=device_name, config=config):
@@ -100,7 +102,7 @@ async def test_a_lost_handshake(device_name: str) -> None:
 
 
 @needs_faults
-def test_a_full_queue(
+def test_overrun_fault_reports_cq_err(
     context: verbs.Context, connected_pair: ConnectedPair, device_name: str
 ) -> None:
     a, b = connected_pair()
@@ -114,7 +116,9 @@ def test_a_full_queue(
 
 
 @needs_faults
-def test_registrations(pd: verbs.ProtectionDomain, device_name: str) -> None:
+def test_register_fault_fails_the_numbered_registration(
+    pd: verbs.ProtectionDomain, device_name: str
+) -> None:
     """Counts begin and end with each plan."""
     for _ in range(2):
         with testing.faults(register="@2", device=device_name) as faults:
@@ -140,7 +144,9 @@ def which_fail(pd: verbs.ProtectionDomain, faults: testing.Faults) -> str:
 
 
 @needs_faults
-def test_a_failure_tells_how_to_repeat_it(pd: verbs.ProtectionDomain, device_name: str) -> None:
+def test_failure_note_has_the_seed_that_repeats_it(
+    pd: verbs.ProtectionDomain, device_name: str
+) -> None:
     def fail(faults: testing.Faults) -> None:
         raise LookupError(faults.seed, which_fail(pd, faults))
 
@@ -161,7 +167,7 @@ def test_a_failure_tells_how_to_repeat_it(pd: verbs.ProtectionDomain, device_nam
 
 
 @needs_faults
-def test_all_parts_of_a_plan(device_name: str, cq: verbs.CompletionQueue) -> None:
+def test_faults_plan_contains_every_part(device_name: str, cq: verbs.CompletionQueue) -> None:
     given: dict[str, Any] = {
         "seed": 3, "loss": 1e-9, "duplicate": "0.5@7-", "frames": "answers", "delay": 1e-6,
         "jitter": 2.5, "rate": 10, "cut": "@4", "cut_after": 5, "rnr": 0.25, "overrun": "@6-8",
@@ -177,9 +183,7 @@ def test_all_parts_of_a_plan(device_name: str, cq: verbs.CompletionQueue) -> Non
 
 
 @needs_faults
-def test_a_fault_that_never_happens_is_an_error(
-    pd: verbs.ProtectionDomain, device_name: str
-) -> None:
+def test_fault_that_never_happens_is_an_error(pd: verbs.ProtectionDomain, device_name: str) -> None:
     """One with a probability, where there was nothing that it could strike."""
 
     def register(times: int, **given: Any) -> None:
@@ -208,7 +212,7 @@ def test_a_fault_that_never_happens_is_an_error(
 
 
 @needs_faults
-def test_one_plan_at_a_time(device_name: str) -> None:
+def test_second_fault_plan_raises_busy_error(device_name: str) -> None:
     with (
         testing.faults(seed=1, device=device_name),
         pytest.raises(BusyError, match=rf"already injects faults \(seed=1,device={device_name}\)"),
@@ -218,7 +222,7 @@ def test_one_plan_at_a_time(device_name: str) -> None:
 
 
 @needs_faults
-def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> None:
+def test_invalid_plan_names_its_part(device: verbs.Device, device_name: str) -> None:
     wrong: dict[str, dict[str, object]] = {
         "'loss=2': expected a probability from 0 to 1": {"loss": 2},
         "'qp=0': expected a number from 1": {"qp": 0},
@@ -300,7 +304,7 @@ def child(program: str, plan: str) -> subprocess.CompletedProcess[str]:
     return run_python("-c", program, AIORDMA_EMBEDDED_FAULTS=plan, AIORDMA_DEVICE="embedded0")
 
 
-def test_the_environment() -> None:
+def test_fault_variable_injects_faults() -> None:
     program = (
         "from aiordma import verbs\n"
         "with verbs.find_device('embedded0').open() as context, context.alloc_pd() as pd:\n"
@@ -317,7 +321,7 @@ def test_the_environment() -> None:
 # --- pairs and leaks -----------------------------------------------------------------------------
 
 
-async def test_a_connected_pair(device_name: str) -> None:
+async def test_connected_pair_uses_the_config_and_closes(device_name: str) -> None:
     """Its first member has called; with the configuration given; closed at the end."""
     config = aiordma.Config(max_message=100_000)
     async with testing.connected_pair(device=device_name, config=config) as pair:
@@ -340,14 +344,16 @@ def leak(match: str) -> Iterator[None]:
         yield
 
 
-def test_nothing_is_left(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leak_check_does_not_wait_without_leaks(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without leaks the check does not wait."""
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it has waited"))
     with testing.check_leaks(), open(os.devnull), context.alloc_pd():
         pass
 
 
-def test_a_file_is_left(left: list[object]) -> None:
+def test_leaked_file_is_reported(left: list[object]) -> None:
     """Also under the number of another one."""
     with leak(r"file \d+: /dev/null"):
         left.append(open(os.devnull))  # noqa: SIM115
@@ -358,13 +364,13 @@ def test_a_file_is_left(left: list[object]) -> None:
         left.append(open(os.devnull))  # noqa: SIM115
 
 
-def test_what_stays_open_may_be_renamed(tmp_path: Path) -> None:
+def test_renamed_open_file_is_not_a_leak(tmp_path: Path) -> None:
     with open(tmp_path / "before", "w"), testing.check_leaks(timeout=0):
         (tmp_path / "before").rename(tmp_path / "after")
         (tmp_path / "after").unlink()
 
 
-def test_a_thread_is_left() -> None:
+def test_leaked_thread_is_reported() -> None:
     """Even if another one has ended."""
     ends = {name: threading.Event() for name in ("first", "second")}
     first, second = (threading.Thread(target=end.wait, name=name) for name, end in ends.items())
@@ -379,7 +385,7 @@ def test_a_thread_is_left() -> None:
         second.join()
 
 
-def test_a_thread_of_io_uring_is_not_left() -> None:
+def test_io_uring_thread_is_not_a_leak() -> None:
     """The kernel makes and ends it as it likes: uvloop's appeared in a test that made none."""
     libc, sqpoll = ctypes.CDLL(None, use_errno=True), 2
     parameters = (ctypes.c_uint32 * 30)(0, 0, sqpoll)
@@ -392,7 +398,7 @@ def test_a_thread_of_io_uring_is_not_left() -> None:
         assert before.growth(testing.Held.now()) == f"file {ring}: anon_inode:[io_uring]"
 
 
-def test_a_thread_that_was_not_listed_before_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_missing_in_the_first_list_is_not_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's list may lack threads while another one ends; the check lists them again."""
     lists = 0
 
@@ -419,7 +425,7 @@ def test_a_thread_that_was_not_listed_before_is_not_left(monkeypatch: pytest.Mon
         thread.join()
 
 
-def test_what_ends_on_its_own_is_not_left(
+def test_leak_check_waits_for_objects_that_end(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file, a queue pair and a thread end in turn while the check waits."""
@@ -441,7 +447,7 @@ def test_what_ends_on_its_own_is_not_left(
 
 
 @pytest.mark.any_device
-def test_a_joined_thread_is_not_left(device: verbs.Device) -> None:
+def test_joined_thread_is_not_a_leak(device: verbs.Device) -> None:
     """The kernel lists a thread for some time after the join, such as the device's."""
     for _ in range(200):
         with testing.check_leaks(timeout=60), device.open():
@@ -452,7 +458,7 @@ def test_a_joined_thread_is_not_left(device: verbs.Device) -> None:
             thread.join()
 
 
-def test_the_blocks_own_exception_goes_before(left: list[object]) -> None:
+def test_exception_of_the_block_takes_precedence(left: list[object]) -> None:
     def leak_and_fail() -> None:
         left.append(open(os.devnull))  # noqa: SIM115
         raise LookupError

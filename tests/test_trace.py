@@ -57,7 +57,7 @@ def write_to_oneself(count: int) -> int:
             return qp.qp_num
 
 
-def test_a_recording_has_what_was_done(tmp_path: Path) -> None:
+def test_recording_contains_requests_and_states(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     with trace.recording(path) as used:
         assert used == path
@@ -89,7 +89,7 @@ def test_a_recording_has_what_was_done(tmp_path: Path) -> None:
     assert 0 < found[-1].took < times[-1] - times[0]
 
 
-def test_extended_reliable_connections(tmp_path: Path) -> None:
+def test_recording_contains_extended_reliable_connections(tmp_path: Path) -> None:
     device = verbs.find_device("embedded0")
     with (
         trace.recording(tmp_path / "trace") as path,
@@ -123,7 +123,7 @@ def test_extended_reliable_connections(tmp_path: Path) -> None:
     ]
 
 
-def test_one_at_a_time_and_behind_each_other(tmp_path: Path) -> None:
+def test_only_one_recording_runs_and_files_are_appended(tmp_path: Path) -> None:
     with pytest.raises(KeyError), trace.recording(tmp_path / "failed") as failed:
         raise KeyError
     assert trace.read(failed)[0].end is not None
@@ -153,7 +153,9 @@ def test_one_at_a_time_and_behind_each_other(tmp_path: Path) -> None:
         ("linked", errno.EMLINK, r"it has other names \(2 hard links\)"),
     ],
 )
-def test_a_file_that_cannot_be_written(name: str, code: int, why: str, tmp_path: Path) -> None:
+def test_unwritable_trace_file_raises_os_error(
+    name: str, code: int, why: str, tmp_path: Path
+) -> None:
     os.mkfifo(tmp_path / "fifo")
     for file in ("open", "linked"):
         (tmp_path / file).touch(0o600)
@@ -168,7 +170,7 @@ def test_a_file_that_cannot_be_written(name: str, code: int, why: str, tmp_path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
-def test_private_files_belong_to_this_user(tmp_path: Path) -> None:
+def test_trace_file_of_another_user_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "theirs"
     path.touch(0o600)
     os.chown(path, 65533, 65533)
@@ -183,7 +185,7 @@ def test_private_files_belong_to_this_user(tmp_path: Path) -> None:
     assert "VerbsError: [Errno 1] ibv_open_device: Operation not permitted" in done.stderr
 
 
-def test_what_is_no_trace(tmp_path: Path) -> None:
+def test_read_rejects_files_that_are_not_traces(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         trace.read(tmp_path / "missing")
     path = tmp_path / "other"
@@ -192,7 +194,7 @@ def test_what_is_no_trace(tmp_path: Path) -> None:
         trace.read(path)
 
 
-def test_why_memory_could_not_be_used(tmp_path: Path) -> None:
+def test_trace_explains_why_memory_could_not_be_used(tmp_path: Path) -> None:
     """A key that was never given out, one that has ended, and one of another domain."""
     with (
         trace.recording(tmp_path / "trace") as path,
@@ -280,7 +282,7 @@ def run_traced(end: str, path: str) -> subprocess.CompletedProcess[str]:
     ("end", "status"),
     [("pass", 0), ("os._exit(0)", 0), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
 )
-def test_a_program_that_knows_nothing_of_it(end: str, status: int, tmp_path: Path) -> None:
+def test_variable_traces_a_program_however_it_ends(end: str, status: int, tmp_path: Path) -> None:
     """However the process ends, every posted request is in the trace."""
     done = run_traced(end, str(tmp_path / "%p.jsonl"))
     assert (done.returncode, done.stderr) == (status, "")

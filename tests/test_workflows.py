@@ -17,18 +17,18 @@ STEPS = re.findall(r"^step (\S+) (.*)$", (ROOT / ".ci/run").read_text(), re.MULT
 VERSIONS = [f"3.{minor}" for minor in MINORS]
 
 
-def test_the_jobs_of_ci_are_the_steps() -> None:
+def test_ci_jobs_match_the_steps() -> None:
     (listed,) = re.findall(r"^ +step:\n((?: +- \S+\n)+)", WORKFLOWS["ci.yml"], re.MULTILINE)
     assert re.findall(r"- (\S+)", listed) == [name for name, _ in STEPS if name != "packages"]
     assert ".ci/run ${{ matrix.step }}" in WORKFLOWS["ci.yml"]
 
 
-def test_the_targets_are_there() -> None:
+def test_workflow_make_targets_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"\bmake ([\w-]+)", "".join(WORKFLOWS.values()))) <= targets
 
 
-def test_the_files_that_they_name_are_there() -> None:
+def test_files_named_by_workflows_exist() -> None:
     others = [(ROOT / it).read_text() for it in ("action.yml", "Makefile", ".ci/run")]
     named = re.findall(
         r"\b(?<!/)(?:docs|tests|softdev|native|integrations)/[\w/.-]+\.(?:py|md|toml|json)\b",
@@ -38,7 +38,7 @@ def test_the_files_that_they_name_are_there() -> None:
     assert [it for it in named if not (ROOT / it).exists()] == []
 
 
-def test_the_release_has_every_version_of_python_and_every_integration() -> None:
+def test_release_covers_every_python_version_and_integration() -> None:
     text = WORKFLOWS["release.yml"]
     (installed,) = re.findall(r"python-version: \|\n((?: +[\d.]+\n)+)", text)
     (made,) = re.findall(r"make wheel .*ARGS='(.*)'", text)
@@ -54,7 +54,7 @@ def test_the_release_has_every_version_of_python_and_every_integration() -> None
     assert "max-parallel: 1" in text
 
 
-def test_the_release_names_the_repository_of_its_workflow(tmp_path: Path) -> None:
+def test_release_names_the_repository_of_its_workflow(tmp_path: Path) -> None:
     """In the metadata, as the job that publishes asks, and in the links of READMEs."""
     text, clone = WORKFLOWS["release.yml"], tmp_path / "clone"
     assert text.index("tests.release") < text.index("make wheel")
@@ -83,11 +83,11 @@ def test_the_release_names_the_repository_of_its_workflow(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("address", ["us/aiordma", "https://forge.test/aiordma", "ftp://a/b/c"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_release_rejects_invalid_addresses(address: str) -> None:
     assert "usage" in run_python("-m", "tests.release", address).stderr
 
 
-def test_what_is_written_twice_is_the_same() -> None:
+def test_repeated_project_data_is_consistent() -> None:
     """Version, licence, keywords, versions of Python and glibc, the commands of a release."""
     project, text = PYPROJECT["project"], WORKFLOWS["release.yml"]
     cited = (ROOT / "CITATION.cff").read_text()
@@ -116,7 +116,7 @@ def test_what_is_written_twice_is_the_same() -> None:
         assert set(of_python) <= set(other["project"]["classifiers"])
 
 
-def test_the_version_of_ray() -> None:
+def test_ray_versions_are_consistent() -> None:
     """In the package's requirement, in `make ray`, and in the errors of another one."""
     folder = ROOT / "integrations/ray"
     (asked,) = re.findall(r'"(ray>=.*?)"', (folder / "pyproject.toml").read_text())
@@ -126,7 +126,7 @@ def test_the_version_of_ray() -> None:
     assert asked == f"ray>={tried.removesuffix('.0')}"
 
 
-def test_only_a_tag_is_published_and_without_a_password() -> None:
+def test_only_tags_are_published_without_a_password() -> None:
     publish = WORKFLOWS["release.yml"].partition("\n  publish:\n")[2]
     assert "if: startsWith(github.ref, 'refs/tags/v')" in publish
     assert "id-token: write" in publish
