@@ -484,7 +484,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self.reserve(entries)
 
     def release(self, entries: int) -> None:
-        """Release reserved entries immediately, when their completions have already been polled."""
+        """Release reserved entries immediately, once their completions have been polled."""
         try:
             self.entries.release(entries)
         except ValueError as error:

@@ -2,10 +2,12 @@
 
 An overrun breaks a completion queue and every queue pair that uses it (IBTA volume 1, clause
 11.6.3.2). Entries are therefore reserved before anything can be posted. A queue pair reserves
-entries for everything that fits in its send queue and its receive queue. A shared receive queue
-does the same on every completion queue where its receives may complete. When one of them is
-destroyed, the completion queue may still contain its completions. The entries are therefore
-released only when a poll has found the completion queue empty.
+entries for everything that fits into its send queue and its receive queue. A shared receive queue
+does the same on every completion queue where its receives may complete.
+
+When a queue pair or a shared receive queue is destroyed, the completion queue may still contain
+completions of its work. Its entries are therefore released only when a poll has found the
+completion queue empty.
 """
 
 from __future__ import annotations

@@ -175,9 +175,7 @@ class Context(Resource[h.ibv_context]):
         See ibv_query_rt_values_ex(3).
 
         Returns:
-            The time in ticks of ``hca_core_clock``. Only the bits in ``completion_timestamp_mask``
-            are
-            used.
+            The time in ticks of ``hca_core_clock``, within ``completion_timestamp_mask``.
 
         Raises:
             UnsupportedError: If the device's clock cannot be read.

@@ -21,4 +21,7 @@ def report_unknown_variables() -> None:
 
 
 check_environment = cache(report_unknown_variables)
-"""The same function, but only its first call looks at the environment. It may be called often."""
+"""A version of `report_unknown_variables` that is cheap to call often.
+
+Only its first call looks at the environment.
+"""

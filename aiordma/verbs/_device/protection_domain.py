@@ -322,7 +322,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         """Create a queue pair in state RESET. See ibv_create_qp(3) and ibv_create_qp_ex(3).
 
         Entries for all completions of the queue pair are reserved in the completion queues, so that
-        these cannot overrun. If a completion queue is too small, it is resized.
+        these cannot overrun. If a completion queue is too small, it is enlarged.
 
         Args:
             send_cq: The completion queue for sends.
@@ -331,11 +331,11 @@ class ProtectionDomain(Resource[h.ibv_pd]):
                 ``QueuePair.capabilities`` contains.
             qp_type: The transport.
             sq_sig_all: Whether every send generates a completion, even without SendFlags.SIGNALED.
-            srq: A shared receive queue to receive from. The sizes of the receive queue in
-                ``capabilities`` are ignored in this case.
-            send_ops: The operations to post with the functions of ibv_wr_post(3), which post either
-                all of the given requests or none. See :func:`send_ops_of`. The methods of the queue
-                pair are the same.
+            srq: A shared receive queue to receive from. If it is given, the sizes of the receive
+                queue in ``capabilities`` are ignored.
+            send_ops: The operations that you will post, if requests should be posted with the
+                functions of ibv_wr_post(3). The methods of the queue pair then use these functions,
+                and post either all of the given requests or none. See :func:`send_ops_of`.
             create_flags: Options that only some devices support.
             source_qpn: The queue pair number that a UD queue pair puts into its packets.
             max_tso_header: The maximum header length of a segmented send, in bytes.
@@ -343,7 +343,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
                 tracks the posted work (see :meth:`QueuePair.untrack`).
 
         Raises:
-            BusyError: If a completion queue is too small and cannot be resized.
+            BusyError: If a completion queue is too small and cannot be enlarged.
             UnsupportedError: If the device does not support a feature. The message names the
                 feature.
             VerbsError: If the device cannot create the queue pair. The message contains the

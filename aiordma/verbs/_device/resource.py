@@ -222,7 +222,7 @@ class Resource(Generic[P]):
 
     @property
     def pointer(self) -> P:
-        """The C structure, such as ``struct ibv_qp *``, for calling the C functions in :mod:`.raw`.
+        """A pointer to the C structure, such as ``struct ibv_qp``, for :mod:`aiordma.verbs.raw`.
 
         The structure still belongs to this object. Raises BufferStateError if the object is closed.
         """

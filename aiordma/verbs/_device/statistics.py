@@ -36,7 +36,7 @@ class ChannelStatistics(NamedTuple):
 
 
 class CQStatistics(NamedTuple):
-    """The size and the counters of a completion queue, without the calls that drain its channel."""
+    """The size and the counters of a completion queue. Draining the channel is not counted."""
 
     entries: int
     """The number of completions that the queue can hold."""

@@ -2,8 +2,9 @@
 
 A tensor returns a capsule that describes its memory and keeps it alive. The view holds the capsule,
 so the memory exists until the last view is gone, as with any other buffer. A capsule from torch
-keeps only the tensor alive, whose memory can be replaced. `torch_storage` keeps that memory alive.
-See the Python C API on capsules, and the DLPack specification, version 1.0 (dlpack.h).
+only keeps the tensor alive, and the tensor's memory can still be replaced. Torch tensors are
+therefore handled by `torch_storage`. See the Python C API on capsules, and the DLPack
+specification, version 1.0 (dlpack.h).
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
     def prefetch(
         self, offset: int = 0, length: int | None = None, *, write: bool = False, wait: bool = True
     ) -> None:
-        """Load the pages of a range into memory before they are needed, for an on-demand region.
+        """Load a range of an on-demand region into memory before it is needed.
 
         Args:
             offset: The start of the range in the region.

@@ -1,6 +1,6 @@
-"""Memory windows: keys to parts of a memory region that can be created and revoked quickly.
+"""Memory windows, which give peers access to parts of a memory region.
 
-Unlike a memory region, a window does not require the memory to be registered again.
+A window has its own key, which can be created and revoked without registering memory again.
 """
 
 from __future__ import annotations

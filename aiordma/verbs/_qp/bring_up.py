@@ -65,7 +65,7 @@ def _random_bits(count: int) -> int:
 
 
 class BringUp(Resource[h.ibv_qp]):
-    """The base class of :class:`QueuePair` that changes the state, from RESET to RTS and beyond."""
+    """The base class of :class:`QueuePair` with the methods that change its state."""
 
     context: verbs.Context
     qp_num: int
@@ -178,7 +178,8 @@ class BringUp(Resource[h.ibv_qp]):
             retry_cnt: The maximum number of retransmissions.
             rnr_retry: The maximum number of retries while the peer has not posted a receive; 7
                 means no limit.
-            min_rnr_timer: The time in seconds that the peer must wait before such a retry.
+            min_rnr_timer: The time in seconds that the peer must wait before a retry while this
+                side has not posted a receive.
             max_rd_atomic: The maximum number of outstanding reads and atomics that this side
                 starts. The default is the maximum that both sides support.
             max_dest_rd_atomic: The maximum number of outstanding reads and atomics that the peer
@@ -253,7 +254,7 @@ class BringUp(Resource[h.ibv_qp]):
         """Return a destination for sending datagrams to ``remote``, with a new address handle.
 
         Close the address handle, ``destination.ah``, when the last request that uses it has
-        completed. If you don't, it is closed together with the protection domain.
+        completed. Otherwise, it is closed together with the protection domain.
 
         Raises:
             ValueError: If the endpoints do not match each other or this queue pair.

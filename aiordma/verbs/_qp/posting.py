@@ -37,7 +37,7 @@ def address(pointer: h.ibv_qp | h.ibv_qp_ex | h.Null) -> int:
 
 
 class Posting(BringUp):
-    """The base class of :class:`QueuePair` that posts to the send queue and the receive queue."""
+    """The base class of :class:`QueuePair` with the methods that post to its queues."""
 
     sq_sig_all: bool
     capabilities: QPCapabilities

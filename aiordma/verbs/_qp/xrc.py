@@ -42,7 +42,10 @@ class XRCDomain(Resource[h.ibv_xrcd]):
         self._own = own
 
     def create_qp(self) -> QueuePair:
-        """Create the receiving side of a connection, in state RESET. Its type is XRC_RECV."""
+        """Create the receiving side of a connection.
+
+        It is a queue pair of type XRC_RECV, and its state is RESET.
+        """
         context, calls = self.context, self.context.library.calls
         attr = ffi.new("struct ibv_qp_init_attr_ex *")
         attr.qp_type, attr.comp_mask, attr.xrcd = QPType.XRC_RECV, _XRCD, self.pointer

@@ -114,7 +114,7 @@ def create_srd_qp(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> SRDQueuePair:
-    """Create an SRD queue pair in state RESET, for posting the operations in ``send_ops``.
+    """Create an SRD queue pair in state RESET that accepts only the operations in ``send_ops``.
 
     Raises:
         UnsupportedError: If the device is not an EFA device, or if the library is not installed.

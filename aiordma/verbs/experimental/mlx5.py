@@ -71,7 +71,7 @@ def create_dc_initiator(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> DCInitiator:
-    """Create an initiator in state RESET, for posting the operations in ``send_ops``.
+    """Create an initiator in state RESET that accepts only the operations in ``send_ops``.
 
     Raises:
         UnsupportedError: If the device is not an mlx5 device, or if the library is not installed.
