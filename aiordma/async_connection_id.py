@@ -259,9 +259,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         """Accept a connection request. Call this on the object that represents the request.
 
         Returns:
-            The event ESTABLISHED. For a datagram service, there is no event, so the call returns
-            None
-            without waiting.
+            The event ESTABLISHED, or None without waiting if this is a datagram service.
 
         Raises:
             VerbsError: With EINVAL, if the peer has given up in the meantime.

@@ -240,7 +240,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return completions
 
     def batch(self) -> AsyncBatch:
-        """Return an async context manager that collects requests, posts them and awaits them."""
+        """Return an async context manager that collects requests, then posts and awaits them."""
         return AsyncBatch(self)
 
     send: Final = _awaitable(verbs.SendBatch.send)

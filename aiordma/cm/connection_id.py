@@ -271,7 +271,7 @@ class ConnectionId(Options):
         self._with_parameters("connect", self.library.calls.rdma_connect, parameters)
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
-        """Accept a connection request. Call this on the ID that the request created.
+        """Accept a connection request. Call this on the ID in the CONNECT_REQUEST event.
 
         The resulting event is ESTABLISHED. For a datagram service, there is no event, and the peer
         may send immediately.
@@ -293,7 +293,7 @@ class ConnectionId(Options):
         self._call(call, param, step=step)
 
     def reject(self, private_data: bytes = b"", *, for_ece: bool = False) -> None:
-        """Reject a connection request. Call this on the ID that the request created.
+        """Reject a connection request. Call this on the ID in the CONNECT_REQUEST event.
 
         Then close the ID. The peer gets a REJECTED event with reason 28 or, if ``for_ece`` is true,
         with reason 35 (unacceptable ECE options).

@@ -54,7 +54,7 @@ _WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EAL
 
 
 class Options(Resource[h.rdma_cm_id]):
-    """The base class of connection IDs that sets options. Options cannot be read."""
+    """The base class of :class:`ConnectionId` with its options, which can be set but not read."""
 
     library: Library
     _history: tuple[str, ...] = ()

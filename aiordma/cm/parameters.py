@@ -40,15 +40,15 @@ UDP_QKEY = 0x01234567
 # and their responses for 136 (clause 12.11). The CM's own header uses 36 bytes of each request
 # (rdma_connect(3)).
 CONNECT_DATA_MAX = 56
-"""The maximum number of bytes of private data in a connection request (PortSpace.TCP)."""
+"""The maximum private data in a connection request (PortSpace.TCP), in bytes."""
 ACCEPT_DATA_MAX = 196
-"""The maximum number of bytes of private data when a connection is accepted (PortSpace.TCP)."""
+"""The maximum private data when accepting a connection request (PortSpace.TCP), in bytes."""
 REJECT_DATA_MAX = 148
-"""The maximum number of bytes of private data when a connection is rejected (PortSpace.TCP)."""
+"""The maximum private data when rejecting a connection request (PortSpace.TCP), in bytes."""
 DATAGRAM_REQUEST_DATA_MAX = 180
-"""The maximum number of bytes of private data in a datagram service's request (PortSpace.UDP)."""
+"""The maximum private data in a request to a datagram service (PortSpace.UDP), in bytes."""
 DATAGRAM_ANSWER_DATA_MAX = 136
-"""The maximum number of bytes of private data in a datagram service's response (PortSpace.UDP)."""
+"""The maximum private data in a response from a datagram service (PortSpace.UDP), in bytes."""
 
 # The limits of each call: for connections, for datagrams.
 _LIMITS = {

@@ -152,9 +152,9 @@ async def sendfile(
     """Send a part of a regular file without copying it, and return the number of bytes sent.
 
     The part starts at `offset` and has `count` bytes. By default, it extends to the end of the
-    file. It follows the data that was written to the transport before. The call returns when all of
-    this has been sent, and the file's position is then at the end of the part, as with
-    `loop.sendfile`. Do not truncate the file before the call returns.
+    file. It is sent after the data that has already been written to the transport. The call returns
+    when everything has been sent. As with `loop.sendfile`, the file's position is then at the end
+    of the part. Do not truncate the file before the call returns.
 
     Raises:
         ConnectionError: If the connection ends before everything has been sent.

@@ -79,7 +79,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         return self._accepting is not None and self._closing is None
 
     async def start_serving(self) -> None:
-        """Start accepting connections. If the server already does, the call has no effect."""
+        """Start accepting connections. If the server already accepts them, this does nothing."""
         self._affinity.check(self)
         if self._closing is not None:
             raise RuntimeError(f"{self!r} is closed; create another server")

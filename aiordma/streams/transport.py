@@ -235,7 +235,7 @@ class StreamTransport(_FlowControlMixin):
     accepts these names:
 
     - `peername` and `sockname`: The peer's address and the local address.
-    - `socket`: An `asyncio.trsock.TransportSocket`, but not for a real socket.
+    - `socket`: An `asyncio.trsock.TransportSocket`, but without a real socket behind it.
     - `connection`: The `Connection`.
     """
 
