@@ -50,7 +50,7 @@ def test_credit_frame_is_due_for_two_control_credits() -> None:
     assert not credit_frame_due(credits)
 
 
-def test_the_last_control_credit_is_for_giving_control_credits_back() -> None:
+def test_last_control_credit_is_reserved_for_returning_credits() -> None:
     credits = same(2, 4)
     for _ in range(2):
         assert credits.may_send()[1]
@@ -66,7 +66,7 @@ def test_the_last_control_credit_is_for_giving_control_credits_back() -> None:
 
 
 @pytest.mark.parametrize("kind", FrameKind)
-def test_the_largest_sizes(kind: FrameKind) -> None:
+def test_header_holds_the_largest_credit_counts(kind: FrameKind) -> None:
     """All that may be owed goes into one header."""
     account = Credits(65535, 255, 65535, 255)
     for _ in range(65535):
@@ -82,7 +82,7 @@ def test_the_largest_sizes(kind: FrameKind) -> None:
 
 
 @pytest.mark.parametrize("kind", FrameKind)
-def test_a_peer_that_sends_without_a_credit(kind: FrameKind) -> None:
+def test_frame_without_a_credit_raises_protocol_error(kind: FrameKind) -> None:
     credits, message, back = same(8, 4), kind in MESSAGES, int(kind is CREDIT)
     for _ in range(8):
         credits.sent(DATA)  # so that there are credits to give back
@@ -95,7 +95,7 @@ def test_a_peer_that_sends_without_a_credit(kind: FrameKind) -> None:
 
 
 @pytest.mark.parametrize(("control", "data"), [(1, 0), (0, 1), (255, 0), (0, 65535), (3, 3)])
-def test_a_peer_that_gives_back_what_was_not_used(control: int, data: int) -> None:
+def test_returning_unused_credits_raises_protocol_error(control: int, data: int) -> None:
     with pytest.raises(ProtocolError, match="more than it has"):
         same(2, 4).received(DATA, control, data)
     used = same(2, 4)
@@ -105,12 +105,12 @@ def test_a_peer_that_gives_back_what_was_not_used(control: int, data: int) -> No
         used.received(DATA, control + 1, data + 1)
 
 
-def test_a_peer_that_sends_an_empty_credit_frame() -> None:
+def test_empty_credit_frame_raises_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="returns no credits"):
         same(2, 4).received(CREDIT, 0, 0)
 
 
-def test_no_more_receives_are_posted_again_than_were_used() -> None:
+def test_reposting_unused_receives_raises_internal_error() -> None:
     with pytest.raises(InternalError, match="1 data receives were reposted, but only 0 were used"):
         same(2, 4).posted(1, 0)
 

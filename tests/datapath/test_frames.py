@@ -29,7 +29,7 @@ def counted(content: bytes | bytearray) -> int:
 
 @settings(max_examples=500)
 @given(entries, st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3))
-def test_a_bundle_is_checked_as_in_the_model(
+def test_bundle_check_agrees_with_the_model(
     messages: list[tuple[bytes, int | None]], changes: list[tuple[int, int]]
 ) -> None:
     content = bytearray(HEADER_SIZE) + packed_bundle(*messages)
@@ -41,13 +41,13 @@ def test_a_bundle_is_checked_as_in_the_model(
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_bundle_as_in_the_model(data: bytes) -> None:
+def test_bundle_check_agrees_with_the_model_for_any_bytes(data: bytes) -> None:
     content = bytes(HEADER_SIZE) + data
     assert answer(count_bundled, content) == answer(counted, content)
 
 
 @pytest.mark.parametrize("behind", [b"", bytes(4), bytes(8), bytes(16)])
-def test_a_bundle_of_too_many(behind: bytes) -> None:
+def test_bundle_with_too_many_messages_is_rejected(behind: bytes) -> None:
     content = bytes(HEADER_SIZE) + packed_bundle(*[(b"", None)] * MAX_BUNDLE) + behind
     assert answer(count_bundled, content) == answer(counted, content)
     assert (answer(count_bundled, content) == MAX_BUNDLE) == (not behind)

@@ -24,7 +24,7 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_its_failure_is_raised_where_it_is_awaited() -> None:
+async def test_future_raises_its_exception_when_awaited() -> None:
     one = new_future()
     error = LookupError("no")
     with pytest.raises(asyncio.InvalidStateError):
@@ -41,7 +41,7 @@ async def test_its_failure_is_raised_where_it_is_awaited() -> None:
         one.result()
 
 
-async def test_it_is_cancelled_with_its_task() -> None:
+async def test_future_is_cancelled_with_its_task() -> None:
     one = new_future()
 
     async def wait() -> None:
@@ -62,7 +62,7 @@ async def test_it_is_cancelled_with_its_task() -> None:
     assert one.cancelled()
 
 
-async def test_callbacks_come_in_their_order_and_context() -> None:
+async def test_callbacks_run_in_order_and_context() -> None:
     one = new_future()
     seen: list[tuple[str, object, str]] = []
 
@@ -87,7 +87,7 @@ async def test_callbacks_come_in_their_order_and_context() -> None:
     assert seen == expected
 
 
-async def test_asyncio_takes_it_for_a_future() -> None:
+async def test_asyncio_accepts_op_future() -> None:
     several = [new_future() for _ in range(4)]
     together = asyncio.gather(*several[:2])
     shielded = asyncio.shield(several[2])
@@ -107,7 +107,7 @@ async def test_asyncio_takes_it_for_a_future() -> None:
     assert (len(done), len(pending)) == (4, 0)
 
 
-async def test_it_is_collected_with_what_waits_for_it() -> None:
+async def test_future_in_a_cycle_is_collected() -> None:
     class Circle(OpFuture):
         pass
 
@@ -164,7 +164,7 @@ class Spins:
         await one
 
 
-async def test_spins_that_find_nothing_become_short() -> None:
+async def test_unsuccessful_spins_become_short() -> None:
     """Between long ones are spins of no length, which find what has completed already."""
     spins = Spins()
     for _ in range(16):
@@ -178,7 +178,7 @@ async def test_spins_that_find_nothing_become_short() -> None:
     assert spins.lasted == [LONG, SHORT, LONG, LONG]  # one that found: long ones again
 
 
-async def test_no_task_polls_while_others_wait() -> None:
+async def test_task_does_not_spin_while_others_wait() -> None:
     spins = Spins()
     others = [asyncio.ensure_future(spins.future()) for _ in range(2)]
     for other in others:
@@ -191,7 +191,7 @@ async def test_no_task_polls_while_others_wait() -> None:
     assert spins.count == 1
 
 
-async def test_how_many_wait_is_known_whatever_becomes_of_them() -> None:
+async def test_wakeups_count_waiting_futures() -> None:
     wakeups = Wakeups(asyncio.get_running_loop())
     one = OpFuture(wakeups)
 
@@ -214,7 +214,7 @@ async def test_how_many_wait_is_known_whatever_becomes_of_them() -> None:
     assert wakeups.waiting == 0
 
 
-async def test_what_a_spin_raises_is_raised_where_it_is_awaited() -> None:
+async def test_exception_of_a_spin_is_raised_by_the_await() -> None:
     spins = Spins()
 
     def interrupted(_: int) -> None:

@@ -17,7 +17,7 @@ def sent(count: int, control: int = -1) -> tuple[Journal, list[Frame]]:
     return journal, frames
 
 
-def test_numbers_that_cannot_be() -> None:
+def test_journal_rejects_impossible_frame_numbers() -> None:
     journal, frames = sent(5, 2)
     journal.credited(1, 1)  # the peer has handled three
     for wrong in (0, 2, 6):
@@ -27,7 +27,7 @@ def test_numbers_that_cannot_be() -> None:
         assert journal.after(right) == frames[right:]
 
 
-def test_a_credit_for_a_frame_that_is_missing() -> None:
+def test_credit_for_a_missing_frame_raises_protocol_error() -> None:
     """Its block is still to be sent from, so it is not given back."""
     journal, frames = sent(3)
     assert journal.after(2) == frames[2:]

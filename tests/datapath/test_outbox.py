@@ -25,7 +25,7 @@ def waiting(bare: BareChannel) -> tuple[int, int]:
     return figures["messages_waiting"], figures["frames_under_way"]
 
 
-def test_what_waits_for_a_bundle_goes_with_the_next_iteration(wire: Wire) -> None:
+def test_messages_waiting_for_a_bundle_leave_in_the_next_iteration(wire: Wire) -> None:
     """Every time, whether or not something has completed."""
     bare = BareChannel(wire)
     bare.send(b"at once")
@@ -39,7 +39,7 @@ def test_what_waits_for_a_bundle_goes_with_the_next_iteration(wire: Wire) -> Non
     bare.close()
 
 
-def test_nothing_goes_on_after_the_end(wire: Wire) -> None:
+def test_outbox_sends_nothing_after_the_end(wire: Wire) -> None:
     bare = BareChannel(wire)
     sending = [bare.send(b"") for _ in range(2)]
     bare.close()
@@ -50,7 +50,7 @@ def test_nothing_goes_on_after_the_end(wire: Wire) -> None:
     assert len(wire.peer_has()) == 1
 
 
-def test_no_message_begins_while_the_connection_is_being_closed(
+def test_closing_refuses_new_messages_and_sends_waiting_ones(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that wait go on."""
@@ -73,7 +73,7 @@ def test_no_message_begins_while_the_connection_is_being_closed(
     bare.close()
 
 
-def test_what_is_sent_within_a_send_waits_for_its_credit(
+def test_message_sent_within_a_send_waits_for_its_credit(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a finalizer can that runs where a block is made."""
@@ -97,7 +97,7 @@ def test_what_is_sent_within_a_send_waits_for_its_credit(
     bare.close()
 
 
-def test_it_is_drained_when_nothing_waits_nor_is_under_way(wire: Wire) -> None:
+def test_channel_is_drained_when_no_message_is_pending(wire: Wire) -> None:
     bare = BareChannel(wire, peer=Room(data_receives=1))
     first, second = bare.send(b""), bare.send(b"")
     drained = bare.channel.drained()
@@ -114,7 +114,7 @@ def test_it_is_drained_when_nothing_waits_nor_is_under_way(wire: Wire) -> None:
     bare.close()
 
 
-def test_memory_that_comes_back_is_for_who_waits_longest(
+def test_returned_memory_goes_to_the_longest_waiter(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where something else has the messages looked at before that gets it."""

@@ -13,7 +13,7 @@ LARGEST, TAG = 4096, 16
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(64, 2 * LARGEST)), max_size=30))
-def test_sizes_are_those_that_the_peer_has_announced(said: list[tuple[int, int]]) -> None:
+def test_peer_room_follows_announced_sizes(said: list[tuple[int, int]]) -> None:
     """Each from its receive on, but never more than this side uses; a tag takes its part of it."""
     room, sizes = PeerRoom(256, LARGEST, TAG, 0), [(0, 256)]
     for sent, (ahead, size) in enumerate(said):
@@ -28,7 +28,7 @@ def test_sizes_are_those_that_the_peer_has_announced(said: list[tuple[int, int]]
         assert room.longest_after(1) == min(now, LARGEST) - TAG
 
 
-def test_a_receive_that_is_used_has_its_size() -> None:
+def test_size_of_a_used_receive_cannot_change() -> None:
     room = PeerRoom(256, LARGEST, TAG, 0)
     room.longest_after(3)
     with pytest.raises(ProtocolError, match="receive 2, which is already used"):

@@ -129,7 +129,7 @@ ROWS: dict[str, tuple[Callable[[Wire], None], str]] = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_what_breaks_by_a_failure(wire: Wire, row: str) -> None:
+def test_failure_breaks_the_rail_or_the_connection(wire: Wire, row: str) -> None:
     """The owner is told once; what fails afterwards is no news."""
     fail, what = ROWS[row]
     fail(wire)
@@ -142,7 +142,7 @@ def test_what_breaks_by_a_failure(wire: Wire, row: str) -> None:
     assert wire.owner.failures == [error]
 
 
-def test_an_end_that_the_owner_knows_is_no_news(wire: Wire) -> None:
+def test_failure_after_a_known_end_is_not_reported(wire: Wire) -> None:
     error = ZeroDivisionError("it has ended")
     wire.queue.fail(error)
     wire.queue.rail_broke(ZeroDivisionError("too late"))

@@ -42,7 +42,7 @@ GROWN = (LARGEST, GROW_AFTER, "told")
 @example([GROWN, (SMALL, SHRINK_AFTER - 1, "told"), (LARGEST, 1, "told"), (SMALL, 2, "told")])
 @example([GROWN, (SMALL, SHRINK_AFTER, "told"), GROWN, (LARGEST, COUNT, "told")])
 @given(st.lists(st.tuples(lengths, counts, answers), max_size=8))
-def test_they_have_the_size_that_the_frames_fit(runs: list[tuple[int, int, str]]) -> None:
+def test_receive_sizes_fit_recent_frames(runs: list[tuple[int, int, str]]) -> None:
     """Blocks are kept for the receives that were posted before they grew."""
     sizes, size, before = ReceiveSizes(SMALL, LARGEST), SMALL, 0
     frames = list[int]()
@@ -62,7 +62,9 @@ def test_they_have_the_size_that_the_frames_fit(runs: list[tuple[int, int, str]]
 
 
 @pytest.mark.parametrize(("credits", "size"), [(8, LARGEST), (1, SMALL)])
-def test_they_change_once_the_peer_can_be_told(wire: Wire, credits: int, size: int) -> None:
+def test_receive_size_changes_when_the_peer_can_be_told(
+    wire: Wire, credits: int, size: int
+) -> None:
     """And the blocks that are kept for it go with the connection, as the wire's end looks."""
     room = Room(6, eager_size=SMALL, max_eager_size=LARGEST)  # which are posted again one by one
     bare = BareChannel(wire, room, Room(control_receives=credits))
@@ -108,7 +110,7 @@ def receives() -> int:
     return 6
 
 
-def test_growth_that_is_refused_is_tried_after_as_many_frames_more(
+def test_refused_growth_is_retried_after_more_frames(
     wire: Wire, growing: BareChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blocks that there were go back to the pool."""
@@ -127,7 +129,7 @@ def test_growth_that_is_refused_is_tried_after_as_many_frames_more(
     assert asked == [GROW_AFTER] * 3 + [2 * GROW_AFTER] * 3
 
 
-def test_no_block_is_kept_that_no_receive_needs(wire: Wire, growing: BareChannel) -> None:
+def test_unneeded_blocks_are_released(wire: Wire, growing: BareChannel) -> None:
     """Receives grow while large ones are posted from the time before they shrank."""
     figures = growing.channel.figures
     peer_sends_large(wire, growing)
@@ -141,9 +143,7 @@ def test_no_block_is_kept_that_no_receive_needs(wire: Wire, growing: BareChannel
 
 
 @pytest.mark.parametrize("receives", [24])  # which are posted again by six
-def test_a_block_is_kept_for_each_receive_that_is_too_small(
-    wire: Wire, growing: BareChannel
-) -> None:
+def test_block_is_kept_for_each_small_receive(wire: Wire, growing: BareChannel) -> None:
     """One that a control frame has used is posted again at once, whatever the pool has."""
     peer_sends_large(wire, growing, 6)
     assert growing.channel.figures()["larger_blocks"] > 0
@@ -151,7 +151,7 @@ def test_a_block_is_kept_for_each_receive_that_is_too_small(
         wire.peer_sends(frame(FrameKind.CONTROL, protocol.encode(protocol.Pong(0))))
 
 
-def test_a_receive_without_memory_is_posted_later(
+def test_receive_without_memory_is_posted_later(
     wire: Wire, growing: BareChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several are with the first of them; and none is after the end."""

@@ -126,7 +126,7 @@ MEMORY: dict[str, Callable[[bytes], Any]] = {
 
 
 @pytest.mark.parametrize(("pieces", "offered"), [(3, 3), (4, 1)])
-def test_pieces_are_joined_where_the_request_has_no_room(
+def test_pieces_are_joined_when_the_request_has_no_room(
     wire: Wire, bare: BareChannel, pieces: int, offered: int
 ) -> None:
     """It has 16 bytes and 24 for each piece, in a receive of 100."""
@@ -137,9 +137,7 @@ def test_pieces_are_joined_where_the_request_has_no_room(
 
 @pytest.mark.parametrize("kind", MEMORY)
 @pytest.mark.parametrize("imm", [None, 0, 0xFFFFFFFF])
-def test_the_peer_reads_it_until_it_has_acknowledged(
-    wire: Wire, kind: str, imm: int | None
-) -> None:
+def test_peer_reads_a_message_until_it_acknowledges(wire: Wire, kind: str, imm: int | None) -> None:
     bare = BareChannel(wire, peer=Room(eager_size=100))
     data = pattern(3000)
     future = bare.send(MEMORY[kind](data), imm)
@@ -156,7 +154,7 @@ def test_the_peer_reads_it_until_it_has_acknowledged(
     bare.close()
 
 
-def test_it_is_registered_for_reading_alone(wire: Wire, bare: BareChannel) -> None:
+def test_sent_memory_is_registered_read_only(wire: Wire, bare: BareChannel) -> None:
     data = bytearray(SIZE)
     bare.send(data)
     ((request_id, imm, (piece,)),) = requests(wire, 1)
@@ -169,7 +167,7 @@ def test_it_is_registered_for_reading_alone(wire: Wire, bare: BareChannel) -> No
 # ---- in turn -------------------------------------------------------------------------------------
 
 
-def test_only_so_many_are_unacknowledged(wire: Wire, library: Library) -> None:
+def test_unacknowledged_messages_are_limited(wire: Wire, library: Library) -> None:
     bare = BareChannel(
         wire, peer=Room(eager_size=100, data_receives=1000), dereg_mr=library.dereg_mr
     )
@@ -190,7 +188,7 @@ def test_only_so_many_are_unacknowledged(wire: Wire, library: Library) -> None:
 # ---- acknowledgements ----------------------------------------------------------------------------
 
 
-def test_the_memory_is_held_until_the_acknowledgement(
+def test_memory_is_pinned_until_the_acknowledgement(
     wire: Wire, bare: BareChannel, library: Library
 ) -> None:
     data = bytearray(SIZE)
@@ -205,7 +203,9 @@ def test_the_memory_is_held_until_the_acknowledgement(
     future.result()
 
 
-def test_the_peer_could_not_take_it(wire: Wire, bare: BareChannel, library: Library) -> None:
+def test_negative_acknowledgement_fails_the_message(
+    wire: Wire, bare: BareChannel, library: Library
+) -> None:
     data = bytearray(SIZE)
     future = bare.send(data)
     wire.peer_sends(acknowledgement(1, BUSY))
@@ -217,7 +217,7 @@ def test_the_peer_could_not_take_it(wire: Wire, bare: BareChannel, library: Libr
 
 @pytest.mark.parametrize("negative", [False, True])  # providers have it either way
 @pytest.mark.parametrize("number", [errno.EBUSY, errno.EIO])
-def test_a_registration_that_cannot_be_closed(
+def test_failed_deregistration_is_reported_and_message_succeeds(
     wire: Wire, bare: BareChannel, library: Library, number: int, negative: bool
 ) -> None:
     """The message has been delivered all the same.  EIO: its device has gone, and it as well."""
@@ -239,7 +239,7 @@ def test_a_registration_that_cannot_be_closed(
 # ---- ends ----------------------------------------------------------------------------------------
 
 
-def test_closing_releases_all(wire: Wire, library: Library) -> None:
+def test_close_releases_every_pending_message(wire: Wire, library: Library) -> None:
     bare = BareChannel(wire, peer=THERE, dereg_mr=library.dereg_mr)
     several = [bytearray(SIZE + n) for n in range(3)]
     futures = [bare.send(data) for data in several]
@@ -256,7 +256,7 @@ def test_closing_releases_all(wire: Wire, library: Library) -> None:
     assert not any(map(is_pinned, several))
 
 
-def test_nothing_is_left_over(wire: Wire, bare: BareChannel) -> None:
+def test_completed_messages_leave_no_references(wire: Wire, bare: BareChannel) -> None:
     data = bytearray(pattern())
     view = memoryview(data)
 
@@ -276,7 +276,7 @@ def test_nothing_is_left_over(wire: Wire, bare: BareChannel) -> None:
     assert not is_pinned(data)
 
 
-def test_the_child_of_a_fork_leaves_it_alone(
+def test_forked_child_leaves_pending_messages_alone(
     wire: Wire, bare: BareChannel, library: Library
 ) -> None:
     data = bytearray(SIZE)

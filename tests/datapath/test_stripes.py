@@ -133,20 +133,20 @@ class Net:
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 1), (512 * KB - 1, 1), (512 * KB, 3)])
-def test_short_operations_are_of_the_lead(size: int, count: int) -> None:
+def test_short_operations_use_the_lead(size: int, count: int) -> None:
     assert order([1, 2, 3], size) == [1, 2, 3][:count]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [MB, 16 * MB, 64 * MB, 1000 * MB + 1])
-def test_equal_rails_have_equal_parts(count: int, size: int) -> None:
+def test_equal_rails_get_equal_parts(count: int, size: int) -> None:
     """But for the last chunk, and what the first ones, of different lengths, make of the shares."""
     net = Net(*[MB] * count)
     assert net.takes(size) <= (1.04 * size / count + 256 * KB) / MB
 
 
 @pytest.mark.parametrize("rates", [(1, 3), (3, 1), (4, 2, 1), (10, 1)])
-def test_parts_follow_the_rates(rates: tuple[int, ...]) -> None:
+def test_parts_follow_the_rates_of_rails(rates: tuple[int, ...]) -> None:
     """After some operations all rails end together, and shares are measured, not given."""
     net = Net(*[rate * MB for rate in rates])
     for _ in range(20):
@@ -158,7 +158,7 @@ def test_parts_follow_the_rates(rates: tuple[int, ...]) -> None:
         assert (rail.moved - moved) / (640 * MB) == pytest.approx(rate / sum(rates), rel=0.25)
 
 
-def test_they_follow_when_rates_change() -> None:
+def test_parts_follow_changed_rates() -> None:
     net = Net(MB, MB)
     for _ in range(5):
         net.takes(64 * MB)
@@ -168,7 +168,7 @@ def test_they_follow_when_rates_change() -> None:
     assert net.takes(64 * MB) <= 1.15 * 64 / 6
 
 
-def test_a_rail_that_stops_has_two_chunks_at_most() -> None:
+def test_stopped_rail_holds_at_most_two_chunks() -> None:
     net = Net(MB, MB)
     operation = net.begin(64 * MB)
     net.rails[1].rate = 0
@@ -182,7 +182,7 @@ def test_a_rail_that_stops_has_two_chunks_at_most() -> None:
     assert operation.is_done
 
 
-def test_a_rail_joins_what_has_begun() -> None:
+def test_new_rail_joins_an_operation_in_progress() -> None:
     net = Net(MB)
     operation = net.begin(64 * MB)
     net.step()
@@ -193,7 +193,7 @@ def test_a_rail_joins_what_has_begun() -> None:
     assert net.rails[1].moved > 20 * MB
 
 
-def test_chunks_end_with_the_memory_and_where_keys_end() -> None:
+def test_chunks_end_at_memory_and_key_boundaries() -> None:
     net = Net(MB, MB)
     lead, other = net.rails
     operation = net.begin(8 * MB, pieces=MB, open_to={other: 0})
@@ -207,7 +207,7 @@ def test_chunks_end_with_the_memory_and_where_keys_end() -> None:
     assert lead.moved + other.moved == 8 * MB
 
 
-def test_what_is_dropped_is_not_asked_for_any_more() -> None:
+def test_dropped_operation_gets_no_more_chunks() -> None:
     net = Net(MB, MB)
     first, second = net.begin(64 * MB), net.begin(MB)
     net.stripes.drop(first)

@@ -124,7 +124,7 @@ def test_both_rails_can_read_until_the_acknowledgement(rails: Rails) -> None:
     assert peer_reads(rails.lead, piece, (piece.rkey, 0)) is verbs.WCStatus.REM_ACCESS_ERR
 
 
-def test_windows_are_used_again(rails: Rails) -> None:
+def test_windows_are_reused(rails: Rails) -> None:
     """A window's key has the same upper bits."""
     found = []
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_windows_are_used_again(rails: Rails) -> None:
         assert len(set(found)) == 1
 
 
-def test_a_message_that_is_not_striped_has_one_key(rails: Rails) -> None:
+def test_message_that_is_not_striped_has_one_key(rails: Rails) -> None:
     future = rails.bare.send(bytes((512 << 10) - 1))
     ((kind, _, content),) = rails.lead.peer_got(1)
     assert kind is FrameKind.RNDV_RTS
@@ -146,7 +146,7 @@ def test_a_message_that_is_not_striped_has_one_key(rails: Rails) -> None:
     assert not rails.kinds
 
 
-def test_keys_are_split_to_what_the_peer_has_room_for(rails: Rails) -> None:
+def test_keys_are_split_to_fit_receives_of_the_peer(rails: Rails) -> None:
     """Its receives have become shorter since the request, and it has given no credits."""
     many = [pattern(1 << 15)] * MOST
     for _ in range(PEER.control_receives - 2):
@@ -173,7 +173,7 @@ def test_keys_are_split_to_what_the_peer_has_room_for(rails: Rails) -> None:
         assert peer_reads(rails.other, piece, key) == pattern(1 << 15)[:4096]
 
 
-def test_keys_do_not_overtake_a_control_message(rails: Rails) -> None:
+def test_keys_do_not_overtake_control_messages(rails: Rails) -> None:
     """Which may say that the rail is ready: before that the peer does not know it."""
 
     def fill(count: int) -> None:
@@ -188,7 +188,7 @@ def test_keys_do_not_overtake_a_control_message(rails: Rails) -> None:
     assert rails.kinds == [FrameKind.RNDV_RTS, FrameKind.CONTROL, FrameKind.RNDV_KEYS]
 
 
-def test_a_rail_that_cannot_register_is_left_out(
+def test_rail_that_cannot_register_is_left_out(
     rails: Rails, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def register(pd: verbs.ProtectionDomain, *args: Any, **named: Any) -> Any:
@@ -292,7 +292,9 @@ def gets(rails: Rails, task: asyncio.Task[Any], data: bytes) -> None:
     assert rails.kinds.count(FrameKind.RNDV_ACK) == 1
 
 
-def test_keys_come_in_parts_before_it_is_read(rails: Rails, offer: Callable[..., Offer]) -> None:
+def test_rail_reads_parts_whose_keys_have_arrived(
+    rails: Rails, offer: Callable[..., Offer]
+) -> None:
     """What has no key yet is for the lead."""
     it = offer(4 * LONG, 8)
     it.send()
@@ -324,7 +326,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_lies(rails: Rails, offer: Callable[..., Offer], lie: str) -> None:
+def test_lie_about_keys_is_reported(rails: Rails, offer: Callable[..., Offer], lie: str) -> None:
     it = offer(LONG, 2)
     it.send()
     rails.lead.peer_sends(frame(FrameKind.RNDV_KEYS, LIES[lie]))
@@ -333,7 +335,7 @@ def test_lies(rails: Rails, offer: Callable[..., Offer], lie: str) -> None:
 
 
 @pytest.mark.parametrize("again", [(0, 1), (0, 2), (1, 2)])
-def test_keys_do_not_change(
+def test_changed_keys_are_rejected(
     rails: Rails, offer: Callable[..., Offer], again: tuple[int, int]
 ) -> None:
     it = offer(LONG, 2)
@@ -344,9 +346,7 @@ def test_keys_do_not_change(
     assert "the keys of 2 pieces are known" in str(error)
 
 
-def test_keys_of_a_rail_that_is_gone_are_not_kept(
-    rails: Rails, offer: Callable[..., Offer]
-) -> None:
+def test_keys_of_a_removed_rail_are_dropped(rails: Rails, offer: Callable[..., Offer]) -> None:
     gc.collect()
     it = offer(LONG)
     it.send()
@@ -359,7 +359,7 @@ def test_keys_of_a_rail_that_is_gone_are_not_kept(
     gets(rails, receiving(rails), it.data)
 
 
-def test_keys_that_are_not_needed(rails: Rails, offer: Callable[..., Offer]) -> None:
+def test_unneeded_keys_are_ignored(rails: Rails, offer: Callable[..., Offer]) -> None:
     """Of a message that has been read, or a rail that is gone, they may be on their way."""
     it = offer(LONG)
     it.send()

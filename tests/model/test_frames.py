@@ -27,7 +27,7 @@ def packed(kind: FrameKind, control: int, data: int, imm: int | None = None) -> 
     return bytes(buffer)
 
 
-def test_layout() -> None:
+def test_frame_header_layout_is_stable() -> None:
     assert HEADER_SIZE == 8
     assert packed(FrameKind.DATA, 2, 0x0304, 0x05060708).hex() == "8102040308070605"
     assert packed(FrameKind.DATA, 0, 0).hex() == "0100000000000000"
@@ -40,7 +40,7 @@ def test_layout() -> None:
     assert packed(FrameKind.WRITTEN, 1, 0, 5).hex() == "8801000005000000"
 
 
-def test_keys_in_bytes() -> None:
+def test_keys_layout_is_stable() -> None:
     content = pack_keys(1, 2, 3, [(0x11223344, 1), (5, 0)])
     assert content.hex(" ", 8) == (
         "0100000002000000 0300000002000000 4433221101000000 0500000000000000"
@@ -62,7 +62,7 @@ def test_keys_in_bytes() -> None:
         ("0300000000000001", "CREDIT frame with unexpected immediate"),
     ],
 )
-def test_what_is_refused(header: str, text: str) -> None:
+def test_unpack_header_rejects_malformed_headers(header: str, text: str) -> None:
     with pytest.raises(ProtocolError, match=f"the peer sent .*{text}"):
         unpack_header(bytes.fromhex(header))
 
@@ -94,7 +94,7 @@ entries = st.lists(
 )
 
 
-def test_bundle_in_bytes() -> None:
+def test_bundle_layout_is_stable() -> None:
     content = packed_bundle((b"abc", 7), (b"", None), (b"12345678", None))
     assert content.hex(" ", 8) == (
         "0300008007000000 6162630000000000 0000000000000000 0800000000000000 3132333435363738"
@@ -114,6 +114,6 @@ def test_bundle_in_bytes() -> None:
         ("0000000000000000" * (MAX_BUNDLE + 1), f"more than {MAX_BUNDLE} messages"),
     ],
 )
-def test_bundles_that_are_refused(content: str, text: str) -> None:
+def test_unpacked_bundle_rejects_malformed_bundles(content: str, text: str) -> None:
     with pytest.raises(ProtocolError, match=f"the peer sent a bundle .*{text}"):
         unpacked_bundle(bytes.fromhex(content))

@@ -13,14 +13,14 @@ from aiordma._native.calls import checked
 from aiordma.errors import UnsupportedError, VerbsError
 
 
-def test_a_call_that_the_library_does_not_have_is_unsupported() -> None:
+def test_missing_call_raises_unsupported_error() -> None:
     older = ffi.new("struct aiordma_calls *", embedded().table[0])
     older.ibv_get_device_list = ffi.NULL
     with pytest.raises(UnsupportedError, match="ibv_get_device_list: the installed library is too"):
         Calls(older).ibv_get_device_list(ffi.NULL)
 
 
-def test_conventions_fit_the_c_result_types() -> None:
+def test_conventions_match_the_c_result_types() -> None:
     kinds = {
         Convention.POINTER: {"pointer"},
         Convention.COUNT: {"primitive"},
@@ -67,7 +67,9 @@ def _call(convention: Convention, result: object, code: int = 0) -> Any:
         (Convention.EVENT, -1, errno.EIO, errno.EIO),
     ],
 )
-def test_failures(convention: Convention, result: object, code: int, expected: int) -> None:
+def test_failed_call_raises_its_errno(
+    convention: Convention, result: object, code: int, expected: int
+) -> None:
     ffi.errno = errno.EPERM  # a stale one is not shown
     with pytest.raises(VerbsError) as caught:
         _call(convention, result, code)
@@ -83,7 +85,7 @@ def test_denied_system_call_is_not_reported_as_unsupported_by_the_device() -> No
     assert str(error) == "[Errno 38] timerfd_create: Function not implemented"
 
 
-def test_too_many_files_says_how_many_there_may_be() -> None:
+def test_too_many_files_error_names_the_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with pytest.raises(VerbsError, match=rf"is {soft} \(hard limit: {hard}\).*ulimit -n"):
         _call(Convention.MINUS_ONE, -1, errno.EMFILE)
@@ -100,11 +102,13 @@ def test_too_many_files_says_how_many_there_may_be() -> None:
         (Convention.PLAIN, -1, -1),
     ],
 )
-def test_successes(convention: Convention, result: object, expected: object) -> None:
+def test_successful_call_returns_its_result(
+    convention: Convention, result: object, expected: object
+) -> None:
     assert _call(convention, result) == expected
 
 
-def test_event_is_tried_again_after_a_signal() -> None:
+def test_interrupted_event_call_is_retried() -> None:
     codes = [errno.EINTR, errno.EINTR, errno.EAGAIN]
 
     def interrupted() -> int:
@@ -116,7 +120,7 @@ def test_event_is_tried_again_after_a_signal() -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, 524])
-def test_unsupported_is_told_apart(code: int) -> None:
+def test_unsupported_errnos_raise_unsupported_error(code: int) -> None:
     error = failure("ibv_resize_cq", code)
     assert isinstance(error, UnsupportedError)
     assert error.verb == "ibv_resize_cq"

@@ -25,13 +25,13 @@ print(fork.generation(), flush=True)
 """
 
 
-def test_every_reset_runs_in_the_child_and_in_order() -> None:
+def test_every_fork_reset_runs_in_order() -> None:
     done = run_python("-c", PROGRAM, check=True)
     assert done.stdout == "first\nlast\n1\n0\n"
     assert "ZeroDivisionError" in done.stderr
 
 
-def test_a_socket_is_replaced_in_the_child() -> None:
+def test_registered_socket_is_replaced_in_the_child() -> None:
     """And not a file that has got its number since."""
     here, there = socket.socketpair()
     closed, other = socket.socketpair()

@@ -18,13 +18,13 @@ from tests.processes import run_python
 UNTYPED: Any = ffi  # the stub knows only what the package does with it
 
 
-def test_embedded_is_one_object_with_all_calls() -> None:
+def test_embedded_library_is_a_singleton() -> None:
     assert embedded() is embedded()
     assert embedded().name == "embedded"
     assert repr(embedded()) == "<Library embedded>"
 
 
-def test_what_an_older_library_lacks_is_named() -> None:
+def test_missing_calls_of_an_older_library_are_named() -> None:
     table = UNTYPED.new(
         "struct aiordma_calls *", UNTYPED.cast("struct aiordma_calls *", embedded().table)[0]
     )
@@ -33,7 +33,9 @@ def test_what_an_older_library_lacks_is_named() -> None:
     assert Library("older", table).missing_calls() == ("ibv_set_ece", "rdma_get_remote_ece")
 
 
-def test_the_connection_manager_in_the_child_of_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_channel_is_refused_in_a_child_that_inherits_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Refused where the library goes on with what its parent had opened, and was used there."""
     table = embedded().table
     inherits, unused, own = (
@@ -54,7 +56,7 @@ def test_the_connection_manager_in_the_child_of_a_fork(monkeypatch: pytest.Monke
         cm.EventChannel(library).close()
 
 
-def test_what_is_missing_is_named() -> None:
+def test_library_not_found_error_names_library_and_symbol() -> None:
     text = "library libibverbs.so.1 cannot be loaded (no such file); install libibverbs1"
     for error, symbol, told in (
         (_not_found(2, text), None, "no such file"),
@@ -84,7 +86,7 @@ assert "libibverbs" not in text and "librdmacm" not in text
 
 
 @pytest.mark.parametrize("flags", [[], ["-X", "dev"]])
-def test_import_does_nothing(flags: list[str]) -> None:
+def test_import_has_no_effects(flags: list[str]) -> None:
     subprocess.run([sys.executable, *flags, "-c", _IMPORT], check=True, timeout=300)
 
 
@@ -122,7 +124,7 @@ for what in device.open, lambda: cm.EventChannel(device.library):
         ("EMBEDDED_PATH_TIMEOUT", "0", "Invalid argument", "expected a number of seconds from 1 "),
     ],
 )
-def test_a_variable_that_is_wrong_is_named(
+def test_invalid_variable_is_named_in_the_error(
     variable: str, value: str, cause: str, remedy: str
 ) -> None:
     """In the error, and for a program in C on standard error."""

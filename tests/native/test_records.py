@@ -38,7 +38,7 @@ def places(name: str) -> list[tuple[str, Any]]:
     return list(first.values())
 
 
-def test_what_shares_a_place() -> None:
+def test_work_request_fields_share_the_expected_places() -> None:
     """As _shared_places in work_request.py gives them, whatever they mean."""
     by_offset: dict[int, list[str]] = {}
     for field, info in ffi.typeof("struct aiordma_send").fields:
@@ -58,7 +58,7 @@ def test_what_shares_a_place() -> None:
 
 
 @pytest.mark.parametrize(("layout", "name", "fields"), LAYOUTS)
-def test_layout(layout: struct.Struct, name: str, fields: str) -> None:
+def test_packed_layouts_match_the_compiler(layout: struct.Struct, name: str, fields: str) -> None:
     members = places(name)
     assert [field for field, _ in members] == fields.split()
     assert layout.size == ffi.sizeof(name)
@@ -76,7 +76,7 @@ def test_layout(layout: struct.Struct, name: str, fields: str) -> None:
         assert sum(values) == index + 1, field
 
 
-def test_records_do_not_change_when_the_room_is_used_again() -> None:
+def test_records_keep_their_values_when_the_array_is_reused() -> None:
     room = CompletionArray(2)
     view = ffi.buffer(room.pointer)
     view[0 : COMPLETION.size] = COMPLETION.pack(1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -93,7 +93,7 @@ class Port(NamedTuple):
     flags: int
 
 
-def test_a_copy_of_a_structure() -> None:
+def test_copy_of_converts_fields_by_name_and_type() -> None:
     """By the names and types of the fields, in any order, but for what is given."""
     attr = ffi.new("struct ibv_port_attr *", {"flags": 7, "state": 4, "lid": 9})
     copy = copy_of(attr, Port, number=1)

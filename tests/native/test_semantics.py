@@ -56,7 +56,7 @@ TABLE = rows()
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.rule[:40])
-def test_row(row: Row) -> None:
+def test_semantics_row_names_existing_files_clauses_and_tests(row: Row) -> None:
     text = "".join(path.read_text() for name in row.files for path in DEVICE.rglob(name))
     cited = clauses_of(text) | set(MANUAL_PAGE.findall(text))
     for clause in row.clauses:
@@ -70,7 +70,7 @@ def test_row(row: Row) -> None:
     assert re.search(called, program, re.MULTILINE), "never called"
 
 
-def test_every_clause_is_in_the_table() -> None:
+def test_every_cited_clause_is_in_the_table() -> None:
     there = {clause for row in TABLE for clause in row.clauses}
     missing = {
         clause: path.name
@@ -80,5 +80,5 @@ def test_every_clause_is_in_the_table() -> None:
     assert not missing
 
 
-def test_rules_are_told_apart() -> None:
+def test_semantics_rules_are_unique() -> None:
     assert len({row.rule for row in TABLE}) == len(TABLE)

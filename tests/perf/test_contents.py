@@ -27,12 +27,12 @@ def test_contents_follow_from_the_seed() -> None:
         (b"xyz", "byte 0 is 0x78 instead of 0x61"),
     ],
 )
-def test_the_first_difference(got: bytes, text: str) -> None:
+def test_difference_names_the_first_different_byte(got: bytes, text: str) -> None:
     assert difference(got, b"abc") == text
     assert difference(memoryview(got), b"abc") == text
 
 
-def test_the_collector_is_as_it_was_afterwards() -> None:
+def test_quiet_restores_the_garbage_collector() -> None:
     assert gc.isenabled()
     with quiet():
         with quiet():

@@ -102,7 +102,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 @pytest.mark.needs("dma-buf")
 @pytest.mark.parametrize("metric", ["lat", "rate"])
 @pytest.mark.parametrize("operation", ["write", "read"])
-async def test_its_memory_is_written_from_and_read_into(
+async def test_gpu_memory_is_written_from_and_read_into(
     device_name: str, host: str, driver: Driver, operation: str, metric: str
 ) -> None:
     asked = replace(settings(operation, metric), gpu=True, connections=2)
@@ -123,7 +123,7 @@ async def test_its_memory_is_written_from_and_read_into(
         *("cuMemAlloc_v2", "cuMemGetHandleForAddressRange"),
     ],
 )
-async def test_a_gpu_that_cannot_be_used(
+async def test_failing_gpu_call_raises_gpu_error(
     device_name: str, host: str, driver: Driver, call: str
 ) -> None:
     driver.fails = call
@@ -133,8 +133,9 @@ async def test_a_gpu_that_cannot_be_used(
     assert driver.retained == (call == "cuCtxSetCurrent")
 
 
-def test_without_a_driver_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without a driver, also on a machine that has one."""
+def test_perf_gpu_is_refused_without_a_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(gpu, "LIBRARY", str(tmp_path / "libcuda.so.1"))
     done = CliRunner().invoke(app, ["perf", "--local", "read", "bw", "--gpu"])
     assert done.exit_code == 1

@@ -47,7 +47,7 @@ async def measured(
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_every_operation_and_metric(
+async def test_every_operation_and_metric_is_measured(
     device_name: str, host: str, operation: str, metric: str
 ) -> None:
     asked = settings(operation, metric)
@@ -93,7 +93,7 @@ async def test_every_operation_and_metric(
     ids=lambda asked: f"{asked.operation}-{asked.metric}",
 )
 @one_loop
-async def test_other_settings(device_name: str, host: str, asked: Settings) -> None:
+async def test_further_settings_are_measured(device_name: str, host: str, asked: Settings) -> None:
     results = await measured(device_name, host, asked)
     assert [result is not None and result.size for result in results] == list(asked.sizes)
     for result in results:
@@ -122,7 +122,7 @@ def queue_pairs() -> Iterator[Settings]:
     "asked", list(queue_pairs()), ids=lambda asked: f"{asked.qp}-{asked.operation}-{asked.metric}"
 )
 @one_loop
-async def test_plain_queue_pairs(device_name: str, host: str, asked: Settings) -> None:
+async def test_plain_queue_pairs_are_measured(device_name: str, host: str, asked: Settings) -> None:
     (result,) = await measured(device_name, host, asked)
     assert result is not None
     assert result.mismatch == ""
@@ -137,7 +137,7 @@ async def test_plain_queue_pairs(device_name: str, host: str, asked: Settings) -
 
 @pytest.mark.parametrize("moderation", [1, 4, 64])
 @one_loop
-async def test_completions_are_as_few_as_asked(
+async def test_moderation_reduces_completions(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch, moderation: int
 ) -> None:
     made = []
@@ -154,13 +154,13 @@ async def test_completions_are_as_few_as_asked(
 
 
 @one_loop
-async def test_a_datagram_of_several_packets(device_name: str, host: str) -> None:
+async def test_datagram_of_several_packets_raises_limit_error(device_name: str, host: str) -> None:
     with pytest.raises(LimitError, match=r"a datagram on .* can have at most "):
         await measured(device_name, host, replace(settings("send", "lat", 4097), qp="ud"))
 
 
 @one_loop
-async def test_datagrams_that_are_lost(
+async def test_lost_datagrams_are_counted_by_the_server(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server counts them, and the client's figures are what it has sent."""
@@ -182,7 +182,7 @@ async def test_datagrams_that_are_lost(
 
 
 @one_loop
-async def test_an_answer_that_is_lost(
+async def test_lost_response_raises_timeout_error(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Silent(QueuePair):
@@ -214,7 +214,7 @@ async def test_an_answer_that_is_lost(
     ],
 )
 @one_loop
-async def test_more_than_the_server_allows(
+async def test_settings_beyond_the_limits_are_refused(
     device_name: str, host: str, asked: Settings, limits: Limits, text: str
 ) -> None:
     with pytest.raises(RefusedError, match=text):
@@ -222,8 +222,7 @@ async def test_more_than_the_server_allows(
 
 
 @one_loop
-async def test_one_client_after_another(device_name: str, host: str) -> None:
-    """The second client waits until the first one has disconnected."""
+async def test_second_client_waits_for_the_first(device_name: str, host: str) -> None:
     async with await PerfServer.start(host, 0, device=device_name) as server:
         asked, port = settings("send", "lat"), server.listening.port
 
@@ -258,7 +257,7 @@ async def test_stopping_keeps_what_was_measured(device_name: str, host: str) -> 
 @one_loop
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("operation", ["write", "read", "atomic"])
-async def test_a_connection_that_ends_is_one_error(
+async def test_ended_connection_raises_one_error(
     device_name: str, host: str, operation: str, batch: int
 ) -> None:
     """And not one of each operation under way."""

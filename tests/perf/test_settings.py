@@ -16,7 +16,7 @@ BASE: dict[str, Any] = {"operation": "write", "metric": "bw", "sizes": (64,), "d
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("every", [True, False])
-def test_what_is_not_chosen_is_possible(operation: str, metric: str, every: bool) -> None:
+def test_default_settings_are_valid(operation: str, metric: str, every: bool) -> None:
     Settings(
         operation=operation,
         metric=metric,
@@ -25,7 +25,7 @@ def test_what_is_not_chosen_is_possible(operation: str, metric: str, every: bool
     )
 
 
-def test_a_datagram_is_a_packet() -> None:
+def test_datagram_sizes_fit_one_packet() -> None:
     assert sizes_of("send", "bw", "ud", every=False) == (1024,)
     assert sizes_of("send", "lat", "ud", every=False) == (64,)
     assert sizes_of("send", "lat", "ud", every=True) == EVERY_SIZE[:10]
@@ -67,20 +67,20 @@ def test_a_datagram_is_a_packet() -> None:
         ({"qp": "rc", "inline": 1 << 17}, "inline must be between 0 and 65536"),
     ],
 )
-def test_what_makes_no_sense(changes: dict[str, Any], text: str) -> None:
+def test_contradictory_settings_are_rejected(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Settings(**{**BASE, **changes})
 
 
-def test_the_longest_part_ends_before_the_server_gives_up() -> None:
+def test_longest_duration_ends_before_the_server_gives_up() -> None:
     assert Settings(**BASE, duration=LONGEST).duration < Limits().silence
 
 
-def test_every_size_is_that_of_perftest() -> None:
+def test_every_size_matches_perftest() -> None:
     assert (EVERY_SIZE[0], EVERY_SIZE[-1], len(EVERY_SIZE)) == (2, 1 << 23, 23)
 
 
-def test_the_warm_up_is_shorter_where_operations_are_long() -> None:
+def test_warm_up_is_shorter_for_long_operations() -> None:
     settings = Settings(operation="send", metric="lat", sizes=(0,))
     assert [settings.warm_up_for(size) for size in (0, 64, 1 << 20, 1 << 30)] == [200, 200, 32, 2]
     asked = Settings(operation="send", metric="lat", sizes=(0,), warm_up=7)

@@ -13,7 +13,7 @@ SAMPLES = st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False),
 
 
 @given(SAMPLES)
-def test_quantiles_are_those_of_numpy(samples: list[float]) -> None:
+def test_quantiles_match_numpy(samples: list[float]) -> None:
     """numpy's `inverted_cdf` is the nearest-rank method."""
     summary, ordered = Summary.of(samples), sorted(samples)
     assert summary.p99 == ordered[rank(len(samples), 990)]
@@ -32,33 +32,31 @@ def test_quantiles_are_those_of_numpy(samples: list[float]) -> None:
 
 
 @given(st.integers(1, 10**9), st.integers(0, 1000))
-def test_the_nearest_rank_has_so_many_at_or_below_it_and_no_fewer_would_do(
-    count: int, permille: int
-) -> None:
+def test_rank_is_the_nearest_rank(count: int, permille: int) -> None:
     index = rank(count, permille)
     assert 0 <= index < count
     assert (index + 1) * 1000 >= permille * count
     assert index == 0 or index * 1000 < permille * count
 
 
-def test_ranks_that_floating_point_would_miss() -> None:
+def test_rank_is_exact_where_floating_point_would_round() -> None:
     assert [rank(1000, permille) for permille in (500, 990, 999, 1000)] == [499, 989, 998, 999]
     assert rank(10_000, 999) == 9989
 
 
-def test_nothing_cannot_be_summarised() -> None:
+def test_summary_of_no_samples_raises_value_error() -> None:
     with pytest.raises(ValueError, match="no samples to summarise"):
         Summary.of([])
 
 
-def test_another_unit() -> None:
+def test_scaled_summary_converts_every_figure() -> None:
     summary = Summary.of([1.0, 2.0, 4.0])
     micro = summary.scaled(1e6)
     assert (micro.count, micro.min, micro.median, micro.max) == (3, 1e6, 2e6, 4e6)
     assert micro.deviation == pytest.approx(summary.deviation * 1e6)
 
 
-def test_the_units_of_throughput() -> None:
+def test_throughput_converts_units() -> None:
     throughput = Throughput(operations=1000, size=1 << 20, seconds=2.0)
     assert throughput.mb_per_s == 500
     assert throughput.gbit_per_s == pytest.approx(500 * 8 * 1.048576 / 1000)
@@ -66,7 +64,7 @@ def test_the_units_of_throughput() -> None:
 
 
 @given(SAMPLES)
-def test_the_tail_goes_from_all_to_one(samples: list[float]) -> None:
+def test_tail_goes_from_all_samples_to_one(samples: list[float]) -> None:
     points = tail(samples)
     assert points[0] == (min(samples), 1.0)
     assert points[-1] == (max(samples), 1 / len(samples))
@@ -80,7 +78,7 @@ def test_the_tail_goes_from_all_to_one(samples: list[float]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 1000))), st.integers(1, 8))
 @example([(4, 10), (1, 0), (4, 30)], 3)  # a sample that is too near
 @example([(2, 10)], 1)  # the end is far behind the last sample
-def test_slices_make_up_the_whole(steps: list[tuple[int, int]], rest: int) -> None:
+def test_slices_add_up_to_the_whole(steps: list[tuple[int, int]], rest: int) -> None:
     """So the throughput of the whole is between the least and the peak."""
     marks, second, done = [], 0, 0
     for seconds, operations in steps:

@@ -38,7 +38,7 @@ WRONG = [
 
 @one_loop
 @pytest.mark.parametrize(("operation", "qp", "metric", "serving"), WRONG)
-async def test_a_bit_that_differs(
+async def test_different_byte_is_reported(
     device_name: str,
     host: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -61,10 +61,9 @@ async def test_a_bit_that_differs(
 
 @one_loop
 @pytest.mark.parametrize(("operation", "metric"), [("send", "bw"), ("stream", "bw")])
-async def test_one_message_in_the_middle(
+async def test_difference_in_the_middle_is_found_with_verify_all(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch, operation: str, metric: str
 ) -> None:
-    """A difference in the middle is found only with verify-all."""
     count = 0
 
     def fifth_differs(got: bytes | memoryview, expected: bytes) -> str:
@@ -82,7 +81,7 @@ async def test_one_message_in_the_middle(
 
 
 @one_loop
-async def test_an_addition_too_many(
+async def test_wrong_sum_of_atomics_is_reported(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -97,7 +96,7 @@ async def test_an_addition_too_many(
 @pytest.mark.parametrize(
     ("operation", "metric"), [("send", "bw"), ("write", "bw"), ("send", "lat")]
 )
-async def test_immediate_data_that_is_another(
+async def test_wrong_immediate_data_is_reported(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch, operation: str, metric: str
 ) -> None:
     connection = aiordma.Connection
@@ -146,7 +145,7 @@ async def opened(
         (True, wire.pack(replace(BEGIN, size=0)), "which only send supports"),
     ],
 )
-async def test_the_server_goes_on_after_a_client_that_is_none(
+async def test_server_continues_after_an_invalid_client(
     device_name: str,
     host: str,
     caplog: pytest.LogCaptureFixture,
@@ -174,7 +173,7 @@ async def test_the_server_goes_on_after_a_client_that_is_none(
 
 
 @one_loop
-async def test_another_version_is_refused(device_name: str, host: str) -> None:
+async def test_other_protocol_version_is_refused(device_name: str, host: str) -> None:
     async with (
         await PerfServer.start(host, 0, device=device_name, limits=Limits()) as server,
         await aiordma.connect(host, server.listening.port, device=device_name) as control,
@@ -189,7 +188,7 @@ async def test_another_version_is_refused(device_name: str, host: str) -> None:
 
 
 @one_loop
-async def test_a_client_that_vanishes_makes_room_for_the_next(device_name: str, host: str) -> None:
+async def test_vanished_client_makes_room_for_the_next(device_name: str, host: str) -> None:
     async with await PerfServer.start(host, 0, device=device_name) as server:
         async with await aiordma.connect(
             host, server.listening.port, device=device_name

@@ -55,17 +55,17 @@ ANYTHING = st.recursive(
 )
 
 
-def test_every_kind_is_here() -> None:
+def test_every_message_kind_is_tested() -> None:
     assert set(wire.KINDS.values()) == set(MESSAGES)
 
 
 @given(st.one_of(*MESSAGES.values()))
-def test_there_and_back(message: wire.Wire) -> None:
+def test_messages_round_trip(message: wire.Wire) -> None:
     assert wire.unpack(wire.pack(message)) == message
 
 
 @given(st.data())
-def test_a_field_that_cannot_be_is_refused(data: st.DataObject) -> None:
+def test_invalid_field_is_rejected(data: st.DataObject) -> None:
     message = data.draw(st.one_of(*MESSAGES.values()).filter(asdict))
     field = data.draw(st.sampled_from(sorted(asdict(message))))
     wrong = data.draw(ANYTHING.filter(lambda value: not wire.FIELDS[field](value)))
@@ -78,12 +78,12 @@ def test_a_field_that_cannot_be_is_refused(data: st.DataObject) -> None:
     "value",
     [["Reached", {"more": 1}], ["Finish", {}], ["Nonsense", {}], ["Finish", {"counts": [True]}]],
 )
-def test_what_is_nearly_one(value: list[Any]) -> None:
+def test_similar_messages_are_rejected(value: list[Any]) -> None:
     with pytest.raises(ProtocolError):
         wire.unpack(msgpack.packb(value))
 
 
-def test_a_name_that_is_there_twice() -> None:
+def test_duplicate_name_is_rejected() -> None:
     name, packed = msgpack.packb("Refused"), msgpack.packb({"text": "no"})
     assert wire.unpack(b"\x92" + name + packed) == wire.Refused("no")
     with pytest.raises(ProtocolError, match="duplicate name 'text'"):
