@@ -1,20 +1,27 @@
-"""The ticket of a client that has the key, without which a listener makes nothing for its peer.
+"""The ticket of a client that has the key. A listener creates nothing for a peer without one.
+
+::
 
     client -> listener   an offer: its hello, and its endpoint in the TCP bootstrap
     listener -> client   a challenge: a nonce
-    client -> listener   the offer again, or not in the TCP bootstrap, and a ticket for it
+    client -> listener   the offer again (but not in the TCP bootstrap), and a ticket for it
 
-A ticket is HMAC-SHA256(key, nonce, salt, offer), cut to 16 bytes, after the tag and the salt.  The
-tag, the first bytes of the nonce, says which challenge it is for: that may be one of another
-listener, which was there before this one and has ended.
-It admits to one handshake, which goes on with the proof of both sides (authentication.py): neither
-takes the place of the other.  Its 24 bytes are those that a hello leaves of the private data of a
-connection request (56 bytes for RDMA_PS_TCP).
+A ticket is HMAC-SHA256(key, nonce, salt, offer), truncated to 16 bytes, after the tag and the salt.
+The tag is the first bytes of the nonce and identifies the challenge, which may be that of an
+earlier listener that has ended.
 
-A listener keeps nothing of a client that it has challenged: the nonce is the same for all, until
-TICKETS clients were admitted, and then the next is made, while the one before it is still good.
-Tickets that were admitted are remembered for as long, so that each is good once, and only clients
-that have the key make the listener remember anything.  No time is involved.
+A ticket admits its client to one handshake, which continues with the proof of both sides
+(authentication.py). The ticket and the proof do not replace each other. The 24 bytes of a ticket
+are the space that a hello leaves in the private data of a connection request (56 bytes for
+RDMA_PS_TCP).
+
+A listener keeps no state for a client that it has challenged. All clients get the same nonce until
+TICKETS clients have been admitted. Then the listener creates a new nonce, and the previous one
+remains valid. Admitted tickets are remembered for as long as their nonce is valid, so each ticket
+is valid once. Only clients that have the key make the listener remember anything. No time is
+involved.
+
+::
 
     challenge: offset  0  4s   b"AIOC"           ticket: offset  0  4s   tag
                offset  4  u8   version, 1                offset  4  4s   salt
@@ -43,7 +50,7 @@ _TAG_SIZE = 4
 SALT_SIZE = 4
 
 TICKETS = 1024
-"""Those admitted until the next challenge; at most three times as many are remembered."""
+"""The number of tickets admitted per challenge. At most three times as many are remembered."""
 
 
 class Challenge(NamedTuple):
@@ -53,7 +60,7 @@ class Challenge(NamedTuple):
 
     @property
     def tag(self) -> bytes:
-        """The first bytes of the nonce, by which a ticket names its challenge."""
+        """The first bytes of the nonce, with which a ticket identifies its challenge."""
         return self.nonce[:_TAG_SIZE]
 
     def pack(self) -> bytes:
@@ -62,7 +69,7 @@ class Challenge(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Challenge:
-        """Read a challenge. ProtocolError for anything that :meth:`pack` does not write."""
+        """Decode a challenge. Raises ProtocolError for data that :meth:`pack` does not create."""
         check_layout(
             data,
             what="challenge",
@@ -98,8 +105,8 @@ class TicketOffice:
     def admits(self, ticket: bytes, offer: bytes) -> bool:
         """Return whether the ticket admits the offer. If not, challenge its sender again.
 
-        A ticket of zeros means that the sender has none. Neither that, nor a ticket for an expired
-        challenge, nor one that was admitted before, admits an offer.
+        A ticket of zeros means that the sender has none. It does not admit an offer, and neither
+        does a ticket for an expired challenge or a ticket that was admitted before.
 
         Raises:
             AuthenticationError: The ticket was made with another key or for another offer.

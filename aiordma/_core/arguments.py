@@ -1,7 +1,8 @@
-"""Arguments of public calls: numbers of any library become Python's own, the rest is refused.
+"""Checks for the arguments of public calls.
 
-Each function returns the value to use, and its errors name the argument, what is wanted and what
-came.  A call converts its arguments before it does anything else.
+Numbers of any library are converted to Python's own types, and other types are rejected. Each
+function returns the value to use. Its errors contain the name of the argument, the expected type
+and the actual value. A call converts its arguments before it does anything else.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
 
 _BOOLS = ("bool", "bool_")
-"""Names of the classes of truth values: Python's, and those of numpy's versions."""
+"""The names of the classes of truth values, in Python and in the versions of numpy."""
 
 _OUTSIDE_A_HOST = frozenset("[]/")
-"""Characters that URLs have beside a host."""
+"""Characters that only occur in URLs, next to the host."""
 
 
 def refusal(name: str, wanted: str, value: object, hint: str = "") -> str:
@@ -37,7 +38,7 @@ def refusal(name: str, wanted: str, value: object, hint: str = "") -> str:
 def integer(name: str, value: object, low: int | None = 0, high: int | None = U64_MAX) -> int:
     """Check that `value` is an integer from `low` to `high`, and return it as an int.
 
-    None means no bound. Neither a float nor a bool counts as an integer.
+    None means that there is no limit. A float or a bool does not count as an integer.
 
     Raises:
         TypeError: `value` is not an integer.
@@ -162,7 +163,7 @@ def host_name(name: str, value: object, wanted: str = "a str") -> str:
         raise ValueError(f"invalid host name {value!r}: {what}") from None
     if value.count(":") == 1 or not _OUTSIDE_A_HOST.isdisjoint(
         value
-    ):  # IPv6 has two colons or more
+    ):  # IPv6 addresses have at least two colons
         raise ValueError(
             f"invalid host {value!r}: a host must not contain a scheme, brackets or a port; "
             "pass the port as a separate argument"
@@ -193,7 +194,7 @@ def misfit(function: Callable[..., object], args: Sequence[object]) -> str:
     """Return why the function cannot be called with these arguments; empty if it can."""
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # it is not written in Python; TypeError: Mock before 3.11.4
+    except (ValueError, TypeError):  # not written in Python; TypeError for a Mock before 3.11.4
         return ""
     try:
         signature.bind(*args)

@@ -1,20 +1,24 @@
-"""The proof of both sides that they have the same key, without telling it.
+"""The proof of both sides that they have the same key, without disclosing it.
+
+::
 
     client -> server   a nonce
     server -> client   a nonce, and HMAC-SHA256(key, "server", both nonces, the connection)
     client -> server   HMAC-SHA256(key, "client", both nonces, the connection)
 
-"The connection" is what both know of it: both hellos and both queue-pair numbers.  So an answer is
-good for one connection and one direction: replayed, sent back or passed on to another connection it
-is wrong.  An eavesdropper learns nothing of a key that cannot be guessed (RFC 2104; RFC 5869, 3.3).
+"The connection" is the knowledge that both sides share about it: both hellos and both queue pair
+numbers. A proof is therefore valid for one connection and one direction. It is wrong if it is
+replayed, reflected or forwarded to another connection. An eavesdropper learns nothing about a key
+that cannot be guessed (RFC 2104; RFC 5869, 3.3).
 
-The pre-shared key itself is in no HMAC as its key: HMAC fills short keys with zeros and replaces
-long ones by their hash, so two of them could be equal.  The keys of each use are derived from it by
-HKDF-SHA256 (RFC 5869), where it is the input, all of it.
+The pre-shared key itself is never the key of an HMAC. HMAC pads short keys with zeros and replaces
+long keys by their hash, so two different keys could be equivalent. The keys for each purpose are
+derived from it with HKDF-SHA256 (RFC 5869), whose input is the whole key.
 
-On a connection that encrypts, the nonces are X25519 public keys, made for this connection.  So the
-proofs vouch for them, and the traffic secrets come of the shared secret and the pre-shared key:
-traffic that was recorded cannot be read by learning that key later.
+On a connection that encrypts, the nonces are X25519 public keys that were created for this
+connection. The proofs therefore authenticate the public keys, and the traffic secrets are derived
+from the shared secret and the pre-shared key. Recorded traffic cannot be decrypted by learning the
+pre-shared key later.
 """
 
 from __future__ import annotations
@@ -28,18 +32,18 @@ from aiordma._core.handshake import Hello
 NONCE_SIZE = 32
 TICKET_MAC_SIZE = 16
 MIN_KEY_SIZE = 16
-"""Bytes of the shortest key that is taken: less could be tried out."""
+"""The size of the shortest key that is accepted. Shorter keys could be found by trying."""
 
 _SALT = b"aiordma pre-shared key 2"
 
 
 def _extract(salt: bytes, secret: bytes) -> bytes:
-    """HKDF-Extract."""
+    """Compute HKDF-Extract."""
     return hmac.digest(salt, secret, "sha256")
 
 
 def _expand(key: bytes, info: bytes) -> bytes:
-    """HKDF-Expand to 32 bytes: its first block is all of it."""
+    """Compute HKDF-Expand for 32 bytes, for which the first block is sufficient."""
     return hmac.digest(key, info + b"\x01", "sha256")
 
 
@@ -63,17 +67,17 @@ def transcript(client: Hello, server: Hello, client_qp: int, server_qp: int) -> 
 
 
 def proof(key: bytes, role: str, client: bytes, server: bytes, connection: bytes) -> bytes:
-    """Return the answer of `role` ("client" or "server") to the two nonces."""
+    """Return the proof of `role` ("client" or "server") for the two nonces."""
     said = role.encode() + client + server + connection
     return hmac.digest(_key_for(b"proof", key), said, "sha256")
 
 
 def proves(expected: bytes, given: bytes) -> bool:
-    """Compare in constant time."""
+    """Compare two proofs in constant time."""
     return hmac.compare_digest(expected, given)
 
 
-@lru_cache(maxsize=4)  # a listener needs it for each stranger
+@lru_cache(maxsize=4)  # a listener needs it for every unknown peer
 def ticket_key(key: bytes) -> bytes:
     """Derive the key for tickets (see admission.py)."""
     return _key_for(b"ticket", key)

@@ -118,7 +118,7 @@ IGNORED: frozenset[tuple[ConnectionState, LifecycleEvent]] = frozenset(
     {
         *((state, _E.CLOSE) for state in (_S.DRAINING, _S.GOODBYE_SENT, _S.BOTH_CLOSING)),
         *((state, _E.PEER_GOODBYE) for state in (_S.PEER_CLOSED, _S.BOTH_CLOSING)),
-        (_S.BOTH_CLOSING, _E.DRAINED),  # a peer that has left is sent no goodbye
+        (_S.BOTH_CLOSING, _E.DRAINED),  # no goodbye is sent to a peer that has left
         *((state, event) for state in (_S.ENDED, _S.CLOSED) for event in _LATE),
     }
 )

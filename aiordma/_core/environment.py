@@ -21,7 +21,7 @@ VARIABLES = (
     "AIORDMA_TRACE",
 )
 
-# What Kubernetes sets in each pod for services whose names begin with "aiordma".
+# Kubernetes sets these variables in each pod for services whose names begin with "aiordma".
 _OF_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
 
 

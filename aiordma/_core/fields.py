@@ -1,6 +1,6 @@
-"""The types of the fields of control messages: how each travels in msgpack, and what it may be.
+"""The types of the fields of control messages, with their encoding in msgpack and their checks.
 
-A type is an ``Annotated`` alias: the type checker sees the plain type, and
+Each type is an ``Annotated`` alias. Type checkers see the plain type, and
 :mod:`aiordma._core.protocol` finds the codec in the annotation.
 """
 
@@ -12,26 +12,26 @@ from aiordma._core.refusal import printable
 from aiordma._core.region import ALL_RIGHTS, RegionToken, Rights
 
 MAX_TEXT = 256
-"""Bytes (UTF-8) of the longest text in a message; longer ones are cut when they are encoded."""
+"""The maximum length of a text in a message in UTF-8 bytes. Longer texts are truncated."""
 MAX_DATA = 64
-"""Bytes of the longest data of the application in a message."""
+"""The maximum length of the application's data in a message, in bytes."""
 MAX_RAILS = 8
-"""Rails of one connection, the lead among them."""
+"""The maximum number of rails of a connection, including the lead."""
 
 
 class Codec(Protocol):
-    """Turns a field into what msgpack carries, and back; both raise ValueError with a text."""
+    """A converter between a field and its msgpack value. Both methods may raise ValueError."""
 
     def encode(self, value: object) -> object:
-        """Check a value of this side and turn it into what travels."""
+        """Check a value of this side and convert it for msgpack."""
 
     def decode(self, value: object) -> object:
-        """Check what arrived from the peer, of any type, and turn it into the value."""
+        """Check a value of any type that arrived from the peer, and convert it to the field."""
 
 
 def _unsigned(value: object, bits: int) -> int:
-    # bool is an int in Python, but not in msgpack.
-    if type(value) is int and not value >> bits:  # nor is a negative number 0 after that
+    # bool is a subclass of int in Python, but not in msgpack.
+    if type(value) is int and not value >> bits:  # a negative number stays negative
         return value
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"expected an int, not {type(value).__name__}")
@@ -54,7 +54,7 @@ class _Text:
     def encode(self, value: object) -> object:
         if not isinstance(value, str):
             raise ValueError(f"expected a str, not {type(value).__name__}")
-        # Cutting may leave half a character, and a str may hold lone surrogates: drop both.
+        # Truncation may split a character, and a str may contain lone surrogates. Both are dropped.
         return value.encode("utf-8", "ignore")[:MAX_TEXT].decode("utf-8", "ignore")
 
     def decode(self, value: object) -> object:
@@ -62,7 +62,7 @@ class _Text:
             raise ValueError(f"expected a str, not {type(value).__name__}")
         if len(value.encode()) > MAX_TEXT:
             raise ValueError(f"longer than {MAX_TEXT} bytes")
-        return printable(value)  # here, so that no error and no log can have it as it came
+        return printable(value)  # here, so that the original text cannot reach an error or a log
 
 
 class _Access:
@@ -78,7 +78,7 @@ class _Access:
 
 
 class _Bytes:
-    """So many bytes, or at most so many."""
+    """A byte string of a fixed size, or of a maximum size."""
 
     def __init__(self, size: int, *, at_most: bool = False) -> None:
         self._size = size
@@ -109,7 +109,7 @@ class _Token:
 
 
 class _Keys:
-    """Pairs of the number of a rail and an rkey."""
+    """Pairs of a rail number and an rkey."""
 
     def encode(self, value: object) -> object:
         if not isinstance(value, list | tuple) or len(value) > MAX_RAILS:

@@ -1,22 +1,23 @@
-"""The layout of a frame: a header of 8 bytes and what follows it, all numbers little endian.
+"""The layout of a frame: a header of 8 bytes and the contents, with all numbers in little endian.
 
-The compiled `_datapath/frames.pyx` reads and writes frames; this is what both ends agree on::
+The compiled `_datapath/frames.pyx` reads and writes frames. The header is::
 
     offset 0  u8   kind (bits 0..6), bit 7: immediate data present (DATA, RNDV_RTS and WRITTEN only)
     offset 1  u8   control credits returned
     offset 2  u16  data credits returned
     offset 4  u32  immediate data, 0 if absent
 
-What follows the header: DATA, a message of the user; CONTROL, a message of
-:mod:`aiordma._core.protocol`; CREDIT, nothing (the credits in the header are all it says); BUNDLE,
-several messages of the user in their order, each behind a header of its own and padded with zeros
-to a multiple of 8 bytes, so that each begins where anything may begin::
+The contents of a DATA frame are a message of the user, and those of a CONTROL frame are a message
+of :mod:`aiordma._core.protocol`. A CREDIT frame has no contents, because its header contains the
+credits. A BUNDLE frame contains several messages of the user in order. Each of them has its own
+header, and is padded with zeros to a multiple of 8 bytes for alignment::
 
     offset 0  u32  length of the message (bits 0..30), bit 31: immediate data present
     offset 4  u32  immediate data, 0 if absent
 
-RNDV_RTS ("request to send"), in the place of a message that is too long for a frame: the receiver
-reads it with RDMA, piece by piece, and answers by RNDV_ACK. The memory stays as it is until then::
+RNDV_RTS ("request to send") stands for a message that is too long for a frame. The receiver reads
+the message with RDMA, piece by piece, and responds with RNDV_ACK. The memory does not change until
+then::
 
     offset 0  u32  request id, which the acknowledgement repeats
     offset 4  u32  number of pieces, and then for each of them:
@@ -27,14 +28,14 @@ reads it with RDMA, piece by piece, and answers by RNDV_ACK. The memory stays as
     offset 20 u32  1: a memory window, which the acknowledgement may end (SEND_WITH_INV); else 0.
                    Bits 8..31: the rail of the key, the same for all pieces
 
-RNDV_ACK: the message has been read, or will not be::
+RNDV_ACK reports that the message has been read, or will not be read::
 
     offset 0  u32  request id
     offset 4  u32  0, or an ErrorCode
 
-RNDV_KEYS: another rail can read pieces of a message that has been offered, too. The keys of a rail
-come in the order of the pieces, in one frame or several; a reader that has acknowledged the message
-ignores them::
+RNDV_KEYS lets a further rail read pieces of a message that has been offered. The keys of a rail
+arrive in the order of the pieces, in one frame or in several. A reader that has acknowledged the
+message ignores them::
 
     offset 0  u32  request id
     offset 4  u32  number of the rail
@@ -44,19 +45,21 @@ ignores them::
     offset 0  u32  rkey
     offset 4  u32  1: a memory window; else 0
 
-WRITTEN: a write to the receiver's memory was posted before it, with the immediate data of the
-header. Where the connection may go on by another rail it stands for a write that brings the data
-itself, which would be in no journal::
+WRITTEN reports a write to the receiver's memory that was posted before the frame. The immediate
+data is in the header. A connection that may continue on another rail uses this frame instead of a
+write that carries the immediate data itself, because the journal could not keep that write::
 
     offset 0  u32  bytes of the last piece of the write
 
-On a connection that encrypts, the first frame of each side is as above if it is one of the proof of
-the key (AuthHello, AuthAnswer), which the TCP bootstrap has on its socket.  All others are
-*sealed*: AES-256-GCM over the whole frame, with TAG_SIZE bytes behind it.  The nonce
-is the number of frames that the sender has sealed under this key, little endian; it is not sent,
-since a queue pair delivers in order.  Both sides take the next key after as many frames or bytes.
-The memory that a sealed RNDV_RTS offers is sealed as well, as one piece, and under a key that is
-used for nothing else (nonce 0); behind the piece of the request stand::
+On a connection that encrypts, the first frame of each side is not encrypted if it belongs to the
+proof of the key (AuthHello, AuthAnswer). In the TCP bootstrap, the proof takes place on the socket
+instead. All other frames are *sealed*: the whole frame is encrypted with AES-256-GCM, and a tag of
+TAG_SIZE bytes follows. The nonce is the number of frames that the sender has sealed with this key,
+in little endian. It is not sent, because a queue pair delivers in order. Both sides switch to the
+next key after the same number of frames or bytes.
+
+The memory that a sealed RNDV_RTS offers is sealed as well, as one piece, with a key that is used
+for nothing else (nonce 0). After the piece, the request contains::
 
     offset 0  32s  the key
     offset 32 16s  the tag
@@ -67,24 +70,25 @@ from __future__ import annotations
 from enum import IntEnum
 
 HEADER_SIZE = 8
-"""Bytes of a header."""
+"""The size of a header in bytes."""
 
 TAG_SIZE = 16
-"""Bytes by which sealing makes a frame longer."""
+"""The number of bytes that sealing adds to a frame."""
 
 REKEY_FRAMES, REKEY_BYTES = 1 << 20, 1 << 36
-"""Limits of what one key seals; the first reached counts. One frame may pass the second number."""
+"""The limits for one key. The first limit reached counts. One frame may exceed the second one."""
 
 MAX_BUNDLE = 128
-"""Messages in one BUNDLE at most: each costs its receiver more memory than its own bytes."""
+"""The maximum number of messages in a BUNDLE, because each uses memory of the receiver."""
 
-# What a header can give back, and for control receives the least that ``Credits`` asks for.
+# These are the limits of what a header can return. The minimum of control receives is what
+# ``Credits`` requires.
 MIN_DATA_RECEIVES, MAX_DATA_RECEIVES = 1, 0xFFFF
 MIN_CONTROL_RECEIVES, MAX_CONTROL_RECEIVES = 4, 0xFF
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame: it tells what follows the header."""
+    """The kind of a frame, which determines its contents."""
 
     DATA = 1
     CONTROL = 2

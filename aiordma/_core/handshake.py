@@ -1,7 +1,7 @@
-"""The messages that both sides exchange before the first of the user's: fixed, little endian.
+"""The messages of the handshake, in fixed layouts and in little endian.
 
-:class:`Hello` is about the transport: sizes, credits, limits. It fits the private data of a
-connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives padded with zeros::
+:class:`Hello` describes the transport: sizes, credits and limits. It fits into the private data of
+a connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives padded with zeros::
 
     offset  0  4s   b"AIOR"                      offset  8  u32  eager_size
     offset  4  u8   version, 2                   offset 12  u16  data_receives
@@ -11,13 +11,13 @@ connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives pa
 
 Bit 1 of its flags is ``in_band``, bit 2 ``encrypts``, bit 3 ``memory_in_clear``, bit 4 ``stream``,
 bit 5 ``inspects``, bit 6 ``authenticates``, bit 7 ``rails``. Bit 0 was ``authenticates`` in
-releases that made queue pairs for peers without a ticket (admission.py): these and this one refuse
-each other's hello with a text that asks for the same release.
+releases that created queue pairs for peers without a ticket (admission.py). Those releases and this
+one reject each other's hello with a text that asks for the same release.
 
-In a connection request a ticket may follow the hello, which is no part of it.
+In a connection request, a ticket may follow the hello, but it is not part of the hello.
 
-:class:`Endpoint` is about one queue pair, for bringing up its partner without the connection
-manager; it can travel by any channel::
+:class:`Endpoint` describes a queue pair, so that a partner can be connected to it without the
+connection manager. It can be sent over any channel::
 
     offset  0  4s   b"AIOE"                      offset 24  u32  qp_num
     offset  4  u8   version, 2                   offset 28  u32  psn
@@ -162,7 +162,7 @@ class Hello:
         )
 
     @staticmethod
-    @lru_cache(maxsize=64)  # peers of a kind all say the same
+    @lru_cache(maxsize=64)  # peers of one kind send the same hello
     def unpack(data: bytes) -> Hello:
         """Decode a hello, which may be padded with zeros.
 

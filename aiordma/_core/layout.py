@@ -1,7 +1,7 @@
-"""The first six bytes that all fixed layouts share: magic (4), version (1), flags (1).
+"""The first six bytes of all fixed layouts: magic (4), version (1), flags (1).
 
-A reader checks here first, so that a foreign layout, or one of another version, is refused
-with a text that says which of the two it is.
+A reader checks them first, so that another layout or another version is rejected with a text that
+tells which of the two it is.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from aiordma.errors import ProtocolError
 
 PREFIX_SIZE = 6
-"""Bytes that all layouts share."""
+"""The number of bytes that all layouts have in common."""
 
 
 def check_layout(
@@ -22,10 +22,11 @@ def check_layout(
     size: int,
     padded: bool = False,
 ) -> None:
-    """Raise ProtocolError unless ``data`` is ``size`` bytes of this layout.
+    """Raise ProtocolError unless ``data`` has this layout and ``size`` bytes.
 
-    ``what`` names it in the text, ``flags`` are all the bits that this version knows. ``padded``
-    allows zeros after the end: the connection manager pads private data with them.
+    ``what`` is the name of the layout for the text, and ``flags`` are all the bits that this
+    version knows. ``padded`` allows zeros after the end, because the connection manager pads
+    private data.
     """
     view = memoryview(data)
     if view.nbytes < PREFIX_SIZE or view[:4] != magic:

@@ -7,8 +7,8 @@
     else:
         __all__, __getattr__, __dir__ = lazy_exports(__name__, {".device": "Device"})
 
-So `import aiordma` takes hardly any time, and a program pays for what it names, when it first
-names it.
+As a result, `import aiordma` takes hardly any time, and a program only pays for a name when it
+first uses it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 def lazy_exports(
     package: str, names: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """``__all__``, ``__getattr__`` and ``__dir__`` of a package.
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` for a package.
 
-    ``names`` has for each module, as after ``from``, the names that it exports, separated by
-    spaces. The modules themselves can be reached by their own names too, as if they had been
-    imported, also one that exports no names. A name may not be that of a module of the package:
+    ``names`` maps each module, written as after ``from``, to the names that it exports, separated
+    by spaces. The modules are also accessible by their own names, as if they had been imported,
+    even if they export no names. A name must differ from those of the package's modules, because
     importing the module would hide it.
     """
     module_of = {name: module for module, listed in names.items() for name in listed.split()}
@@ -39,7 +39,7 @@ def lazy_exports(
             value = import_module(f".{name}", package)
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        # The next use finds it without coming here.
+        # This makes the next access direct.
         setattr(modules[package], name, value)
         return value
 

@@ -1,4 +1,4 @@
-"""The kinds of operations that can be under way."""
+"""The kinds of operations that can be in flight."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class OperationKind(IntEnum):
 
     @property
     def text(self) -> str:
-        """The name as people say it: ``"fetch and add"``."""
+        """The name in words, such as ``"fetch and add"``."""
         return self.name.lower().replace("_", " ")

@@ -402,7 +402,8 @@ def _codecs(cls: type[Message]) -> tuple[tuple[str, Codec], ...]:
     return tuple((name, get_args(hints[name])[-1]) for name in cls._fields)
 
 
-# By type: the class and, for the request id and each field of the body, name and codec.
+# The key is the type number. The value has the class, and the name and codec of the request id and
+# of each field of the body.
 _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
     number: (cls, _codecs(cls)) for cls, number in NUMBERS.items()
 }
@@ -420,8 +421,8 @@ def _pack(value: list[object]) -> bytes:
 
 
 def _unpack(data: bytes | bytearray | memoryview) -> object:
-    # No map and no extension type is part of the protocol. Arrays and strings that claim to be
-    # longer than the message are refused by msgpack before it allocates anything for them.
+    # The protocol uses no maps and no extension types. msgpack rejects arrays and strings that
+    # claim to be longer than the message before it allocates memory for them.
     try:
         value: object = msgpack.unpackb(data, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
@@ -433,7 +434,7 @@ def _unpack(data: bytes | bytearray | memoryview) -> object:
 
 
 def _is(value: object, number: int) -> bool:
-    # 1.0 and True are equal to 1, but they are not what the peer has to send.
+    # 1.0 and True are equal to 1, but are not valid here.
     return type(value) is int and value == number
 
 

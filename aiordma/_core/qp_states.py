@@ -67,7 +67,7 @@ class QPAttrMask(IntFlag):
 
 
 NO_ATTRIBUTES = QPAttrMask(0)
-_KNOWN = sum(QPAttrMask)  # not ~QPAttrMask(0): that has the bits between the known ones as well
+_KNOWN = sum(QPAttrMask)  # unlike ~QPAttrMask(0), it does not have the bits between the known ones
 
 
 class Transition(NamedTuple):
@@ -94,7 +94,7 @@ def _rows() -> Iterator[Transition]:
             QPAttrMask(required | changes),
             QPAttrMask(optional | (QPAttrMask.STATE & ~changes)),
         )
-    # 10.3.1: from everywhere back to RESET, and into ERR; nothing else may be set on the way.
+    # IBTA 10.3.1 allows transitions from every state to RESET and to ERR, without other attributes.
     there = sorted({(qp_type, current) for qp_type, current, *_ in STEPS})
     for qp_type, current in (*there, *((it, QPState.ERR) for it in QPType)):
         for following in (QPState.RESET, QPState.ERR):
@@ -160,7 +160,7 @@ class TransitionCheck(NamedTuple):
         return f"{step}: {'; '.join(parts)}"
 
 
-@lru_cache  # pure, and every connection makes the same few steps
+@lru_cache  # a pure function, and all connections make the same few steps
 def check_transition(
     qp_type: QPType, current: QPState, next: QPState, mask: int
 ) -> TransitionCheck:

@@ -13,10 +13,10 @@ _MAGIC = b"AIOX"
 _KEY_MAGIC = b"AIOK"
 
 REFUSAL_SIZE = 148
-"""Bytes of a packed refusal."""
+"""The size of a packed refusal in bytes."""
 
 REJECTED_BY_APPLICATION = 28
-"""The reason of a RejectedError that the connection manager has not made: IBTA clause 12.6.7.2."""
+"""The reason of a RejectedError that does not come from the connection manager (IBTA 12.6.7.2)."""
 
 MAX_PRINTABLE = 256
 """The default limit on the characters of a peer's text in an error or a log."""

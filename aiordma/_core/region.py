@@ -87,7 +87,7 @@ class RegionToken:
     _no_memory_hint: ClassVar[str] = "pack it: token.pack()"
 
     def __post_init__(self) -> None:
-        # No memory is longer than a Python object can say that it is.
+        # The length has 63 bits, because the length of a Python object is signed.
         fields = {"region_id": 64, "address": 64, "length": 63, "rkey": 32, "lease_ms": 32}
         for name, bits in fields.items():
             value = integer(name, getattr(self, name), None, None)

@@ -1,14 +1,15 @@
-"""The arithmetic of the memory pool, which bytes of which slab, without any memory.
+"""The arithmetic of the memory pool, which determines the slab and the bytes of each block.
 
-A slab is a piece of memory that is registered at once, ``slab_size`` bytes long. It is cut into
-blocks whose sizes are powers of two, from ``smallest`` up to the slab itself; a block of size s
-begins at a multiple of s within its slab, so it is aligned to its size if the slab is.
+This module does not use any memory. A slab is a piece of memory of ``slab_size`` bytes that is
+registered as a whole. It is divided into blocks whose sizes are powers of two, from ``smallest`` up
+to the slab itself. A block of size s begins at a multiple of s within its slab, so it is aligned to
+its size if the slab is.
 
-Blocks are split in halves (buddies) as needed. A freed block goes on a list of its size and comes
-back from there, last in, first out, while it is still in the caches: that is the path nearly
-every call takes, and its cost does not depend on the number of blocks. Buddies are joined again
-only when a request would go unanswered otherwise, or a slab is to be given up: joining at every
-free would split and join the same blocks all day.
+Blocks are split into halves (buddies) as needed. A freed block is added to a list for its size, and
+is reused from there in LIFO order, while it is still in the caches. Nearly every call takes this
+path, and its cost does not depend on the number of blocks. Buddies are only joined again if a
+request could not be served otherwise, or if a slab is to be released. If they were joined whenever
+a block is freed, the same blocks would be split and joined all the time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aiordma.errors import BufferStateError
 
 
 class SlabAllocator:
-    """Blocks within slabs. Makes no slab by itself: the owner registers memory, then adds one.
+    """The blocks within the slabs of a pool. The owner registers memory and adds it as slabs.
 
     ``slab_size`` and ``smallest`` are powers of two, in bytes.
     """
@@ -33,13 +34,13 @@ class SlabAllocator:
         self._shift = slab_size.bit_length() - 1
         self._smallest_bits = smallest.bit_length() - 1
         self._classes = self._shift - self._smallest_bits + 1
-        # A place is slab << shift | offset: one integer names a block. Free ones by class,
-        # class 0 being the smallest; used ones with their class.
+        # A place is slab << shift | offset, so one integer identifies a block. Free places are
+        # listed by class, where class 0 is the smallest. Used places map to their class.
         self._free: list[list[int]] = [[] for _ in range(self._classes)]
         self._used: dict[int, int] = {}
         self._slabs: set[int] = set()
         self._used_bytes = 0
-        self._freed = False  # whether anything was freed since buddies were last joined
+        self._freed = False  # whether blocks were freed since buddies were last joined
 
     def add_slab(self) -> int:
         """Add a free slab, and return its index, which is the lowest unused one."""
@@ -83,7 +84,7 @@ class SlabAllocator:
         return None
 
     def free(self, slab: int, offset: int) -> None:
-        """Give a block back. BufferStateError if nothing is allocated there (freed twice)."""
+        """Free a block. Raises BufferStateError if no block is allocated there (freed twice)."""
         place = slab << self._shift | offset
         size_class = self._used.pop(place, None) if 0 <= offset < self.slab_size else None
         if size_class is None:
@@ -93,7 +94,7 @@ class SlabAllocator:
         self._freed = True
 
     def _join(self) -> None:
-        """Join free buddies, from the smallest class up, until no two are left."""
+        """Join free buddies, from the smallest class up, until none are left."""
         self._freed = False
         for size_class in range(self._classes - 1):
             bit = self.smallest << size_class
@@ -103,13 +104,14 @@ class SlabAllocator:
                 continue
             self._free[size_class + 1] += pairs
             places.difference_update(pairs, [place | bit for place in pairs])
-            # In descending order, so that the lowest places are used first and high ones empty.
+            # The order is descending, so that the lowest places are used first and high slabs
+            # become empty.
             self._free[size_class] = sorted(places, reverse=True)
 
     def trim(self, keep: int = 0) -> list[int]:
-        """Give up slabs that are wholly free, but for ``keep`` of them; the answer names them.
+        """Remove completely free slabs, except for ``keep`` of them, and return their indexes.
 
-        The owner can deregister those. Their indexes will be given to new slabs.
+        The owner can deregister these slabs. New slabs will reuse their indexes.
         """
         self._join()
         whole = self._free[-1]

@@ -15,23 +15,25 @@ from numbers import Integral
 from .arguments import integer
 from .arguments import seconds as as_seconds
 
-# IBTA volume 1, clause 9.7.6.1.3 and 12.7.34: 4.096 us * 2^n for n in 1..31; 0 waits for ever.
+# IBTA volume 1, clauses 9.7.6.1.3 and 12.7.34, defines 4.096 us * 2^n for n in 1..31. The value 0
+# means that the timeout never expires.
 ACK_TIMEOUT_UNIT = 4.096e-6
 
-# IBTA volume 1, table 45: the RNR NAK timer field, milliseconds for codes 1..31; code 0 is the
-# longest of all.
+# IBTA volume 1, table 45, defines the RNR NAK timer field: milliseconds for the codes 1..31. Code 0
+# is the longest time.
 _RNR_MILLISECONDS = (
     0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
     2.56, 3.84, 5.12, 7.68, 10.24, 15.36, 20.48, 30.72, 40.96, 61.44, 81.92, 122.88, 163.84,
     245.76, 327.68, 491.52, 655.36,
 )  # fmt: skip
 
-# Binary fractions: 0.064 s must not become the next step for a rounding error in the last bit.
+# Times are binary fractions, and 0.064 s must not be rounded up because of an error in the last
+# bit.
 _TOLERANCE = 1 - 1e-9
 
 
 def ack_seconds(name: str, value: object, *, endless: bool = False) -> float:
-    """Check an argument that is the time until a retransmission, as :func:`arguments.seconds`."""
+    """Check a time until a retransmission as :func:`arguments.seconds` does."""
     _refuse_encoded(name, value, decode_ack_timeout)
     return as_seconds(name, value, endless=endless)
 

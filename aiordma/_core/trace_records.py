@@ -19,7 +19,7 @@ VERSION = 1
 
 
 REASONS = {
-    # Of a call that posts.
+    # These reasons are for calls that post.
     "STATE": "the state of the queue pair does not allow the request: sends need RTS, receives "
     "need INIT or later",
     "NO_QUEUE": "this queue pair does not have that queue: it uses a shared receive queue, or it "
@@ -38,7 +38,7 @@ REASONS = {
     "NO_MEMORY": "the process is out of memory",
     "FULL": "the queue is full (max_send_wr or max_recv_wr); an unsignaled request occupies its "
     "slot until a later request completes",
-    # Of another call.
+    # These reasons are for other calls.
     "TRANSITION": "queue pairs of this type do not have this state transition",
     "MASK_MISSING": "attr_mask lacks attributes that this state transition requires",
     "MASK_UNEXPECTED": "attr_mask contains attributes that this state transition does not allow",
@@ -70,7 +70,7 @@ REASONS = {
     "IN_USE": "other objects still use this object: destroy those objects first",
     "FATAL": "the device has failed: close the context and open the device again",
     "FORKED": "the context was opened before a fork: the child must open the device itself",
-    # Of memory.
+    # These reasons are for memory.
     "KEY": "the key is unknown: this process did not create it, or created it before the trace "
     "began",
     "ENDED": "the key is no longer valid: the region was deregistered, or the window was unbound",
@@ -84,7 +84,7 @@ REASONS = {
     "cannot invalidate",
     "REGION": "the key belongs to a region, but a request can only invalidate a window",
     "QUEUE_PAIR": "the queue pair itself lacks the right (qp_access_flags)",
-    # Of a request of the peer.
+    # These reasons are for a request of the peer.
     "NO_RECEIVE": "no receive is posted",
     "LENGTH": "the message is longer than the receive",
     "QKEY": "the qkey of the datagram differs from that of the queue pair",
@@ -94,7 +94,7 @@ REASONS = {
     "SRQ": "the shared receive queue does not exist in this domain, or its completion queue has "
     "overflowed",
     "PACKET": "the packet is not valid after the packets before it",
-    # Of a packet, message or handshake that is dropped.
+    # These reasons are for a packet, message or handshake that is dropped.
     "QPN": "this process has no queue pair with that number: the peer's dest_qp_num or "
     "remote_qpn is wrong",
     "QP_STATE": "the queue pair cannot receive: it is not in RTR yet, is in ERR, or has lost its "
@@ -115,11 +115,11 @@ REASONS = {
     "REQUEST_RATE": "too many connection manager requests arrive, in total or from the sender's "
     "network; the sender repeats the request",
     "UNSENT": "the host's network stack did not accept the packet",
-    # Causes of a retry.
+    # These are causes of a retry.
     "RNR": "the peer has no receive posted",
     "LOSS": "a packet or its acknowledgement was lost, or the peer dropped the packet, for "
     "example because of a wrong dest_qp_num or PSN (see the peer's trace)",
-    # Statuses that have no other reason on this side.
+    # These are statuses that have no other reason on this side.
     "RNR_RETRY_EXC_ERR": "the peer had no receive posted, even after rnr_retry retries",
     "RETRY_EXC_ERR": "the peer did not respond, even after retry_cnt retries: the peer is "
     "unreachable, or drops the requests (wrong dest_qp_num, PSN or address; see the peer's trace)",
@@ -437,7 +437,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-# What a field's annotation asks of its value. Null is no way to leave a field out.
+# The check of a value by the annotation of its field. An absent field must not be written as null.
 _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "int": (_is_number, "a number of at most 64 bits"),
     "str": (_is_text, "a string"),

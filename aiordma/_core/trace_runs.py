@@ -45,10 +45,10 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
         TraceFormatError: If it is not a trace; the message contains ``path``.
     """
     lines = data.decode(errors="replace").split("\n")
-    torn = lines.pop()  # what follows the last newline
+    torn = lines.pop()  # the text after the last newline
     runs: list[Run] = []
-    ended: set[int] = set()  # keys of the run
-    problem: TraceFormatError | None = None  # of the line before
+    ended: set[int] = set()  # keys that have ended in this run
+    problem: TraceFormatError | None = None  # problem of the previous line
     for number, line in enumerate(lines, 1):
         try:
             record = parse(line)
@@ -63,7 +63,7 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
                     f"schema version {record.version} is not supported; this aiordma reads version "
                 )
                 raise TraceFormatError(f"{text}{VERSION}", path, number)
-            if problem and runs:  # a later process has gone on behind a torn line
+            if problem and runs:  # a later process continued after an incomplete line
                 runs[-1].torn = True
                 problem = None
         if problem:
