@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from .._core.arguments import instance, integer, real, refusal, seconds
 
 MAIN = "main"
-# Of what a Link and a FaultPlan say: seconds, and times per second.
+# This is the maximum of the seconds, and of the rates per second, in a Link and a FaultPlan.
 MOST = 1e9
 
 
-# Kinds of faults: the rate of a plan that draws them, and what is said of a host.
+# Each kind of fault has the rate of a plan that creates it, and the description of its effect on a
+# host.
 KINDS = {
     "partition": ("partitions", "is cut off from all others"),
     "cable": ("cables", "is cut off on network {}"),

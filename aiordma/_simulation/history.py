@@ -37,7 +37,8 @@ def _sum(before: Any, add: int) -> Hashable:
     return (before + add) & U64_MAX if type(before) is int else UNFIT
 
 
-# The content of a register after an operation, by the content before it and the operation's values.
+# The content of a register after an operation, given the content before it and the operation's
+# values.
 REGISTER: dict[str, Callable[..., Hashable]] = {
     "read": lambda before: before,
     "write": lambda _, value: value,
@@ -348,7 +349,7 @@ def _has_order(spans: list[Span], begins_as: Hashable, steps: int) -> bool:
         if not ended & ~done:
             return True
         others = tried.setdefault((done & ended, state), [])
-        if all(other & ~done for other in others):  # else it failed with more that could be done
+        if all(other & ~done for other in others):  # no state with more choices has failed
             others.append(done & ~ended)
             stack += _choices(spans, done, state)
             steps -= 1
@@ -367,7 +368,7 @@ def _choices(spans: list[Span], done: int, state: Hashable) -> list[Place]:
     If an operation leaves the state unchanged, completing it is the only choice.
     """
     must: list[Place] = []
-    may: dict[Hashable, Place] = {}  # of those that are alike the first one
+    may: dict[Hashable, Place] = {}  # the first of equivalent operations
     seen: list[Hashable] = []
     left, earliest_end, adds = ~done & ((1 << len(spans)) - 1), inf, 0
     while left:
@@ -391,7 +392,8 @@ def _choices(spans: list[Span], done: int, state: Hashable) -> list[Place]:
                 must.append((done | bit, after))
         elif after is not UNFIT and after != state:
             may.setdefault((kind, values), (done | bit, after))
-    # What need not be done is done for what sees it, by itself or with what is added.
+    # Operations without an end are only tried if another operation could observe their effect,
+    # directly or after additions.
     some = [it for it in may.values() if any(_leads_to(it[1], value, adds) for value in seen)]
     return [*some, *reversed(must)]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NEVER = (1 << 64) - 1
-# Of `finally` blocks of one task that are closed; each of their awaits refuses it once.
+# Each await in the `finally` blocks of a task can resist closing once. This limits the attempts.
 MOST_AWAITS = 100
 
 
@@ -145,7 +145,7 @@ class HostLoop(VirtualLoop):
             finalizer=self._asyncgen_finalizer_hook,  # type: ignore[attr-defined]
         )
         self._thread_id: int | None = threading.get_ident()
-        around = asyncio._get_running_loop()  # whose program calls `simulate`
+        around = asyncio._get_running_loop()  # loop of the program that called `simulate`
         asyncio._set_running_loop(self)
         try:
             self._run_once()  # type: ignore[attr-defined]
@@ -181,5 +181,5 @@ def _run_for(future: asyncio.Future[Any], function: Callable[..., Any], args: An
         return
     try:
         future.set_result(function(*args))
-    except BaseException as error:  # as an executor
+    except BaseException as error:  # as in an executor
         future.set_exception(error)

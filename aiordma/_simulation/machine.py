@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# An iteration of a loop takes up to so many nanoseconds.
+# An iteration of a loop takes up to this number of nanoseconds.
 TURN = 10_000
-# Where servers wait for clients: the modules and names of functions.
+# Servers wait for clients in these functions, given by module and name.
 ACCEPT = ("aiordma.transport", "Listener.accept")
 SERVE: set[tuple[object, str]] = {
     ("aiordma.transport", "Server.serve_forever"),
@@ -72,7 +72,7 @@ class Machine:
         self.services: set[asyncio.Task[Any]] = set()
         """The running programs of `Host.serve`."""
         self.program = softdev.sim_program(self.number)
-        self._programs: dict[asyncio.Task[Any], None] = {}  # asyncio does not keep them
+        self._programs: dict[asyncio.Task[Any], None] = {}  # asyncio only has weak references
         self.loop = HostLoop(self)
         self.program.fd = self.loop.fd
         self.loop.set_exception_handler(self._on_exception)
@@ -121,11 +121,12 @@ class Machine:
         where = [
             (it.f_globals.get("__name__"), it.f_code.co_qualname) for it in frames(task.get_coro())
         ]
-        # A server that is being closed awaits another coroutine in serve_forever.
+        # Only the innermost frame counts, because serve_forever awaits another coroutine while the
+        # server is being closed.
         return ACCEPT in where or not SERVE.isdisjoint(where[-1:])
 
     def due(self) -> int:
-        """Return the time of the loop's next iteration, as far as it is known."""
+        """Return the time of the loop's next iteration, or NEVER if it is not known."""
         if not self.alive or self.pauses:
             return NEVER
         program = self.program
@@ -138,7 +139,7 @@ class Machine:
         softdev.sim_note(self.number)
         program = self.program
         self.loop.turn()
-        program.has_input = self.loop.has_input()  # its own device may have answered
+        program.has_input = self.loop.has_input()  # the host's own device may have responded
         spent = self.random.random() * TURN * self.host.slowness
         program.busy_until = softdev.sim_now() + int(spent)
 

@@ -34,7 +34,7 @@ from ..verbs._device import device
 from .sockets import Socket, getaddrinfo, here, refuse
 
 SECOND = 1_000_000_000
-EPOCH = 1_800_000_000  # of the wall clock, as of the devices' (sim.c)
+EPOCH = 1_800_000_000  # start of the wall clock, as for the devices (sim.c)
 MOST_LOOKS = 1_000_000
 """How often programs may read the clock at one virtual time.
 
@@ -49,7 +49,7 @@ SOCKETS = "real sockets", "create the socket in a program of the host"
 RESOLVER = "blocking name resolution", "use loop.getaddrinfo"
 LOG = "AIORDMA_SIMULATION_LOG"
 LOG_LINE = "%(simulated_time)12.6f %(simulated_host)s %(levelname)s %(name)s: %(message)s"
-NODE = 0x020000000000  # a hardware address, as uuid.uuid1 has it
+NODE = 0x020000000000  # a hardware address for uuid.uuid1
 
 
 chance: random.Random | None = None
@@ -62,7 +62,7 @@ injected: str | None = None
 """The plan of the active `testing.faults` block."""
 
 
-# ---- the clock and chance ------------------------------------------------------------------------
+# ---- the clock and random numbers ----------------------------------------------------------------
 
 
 def monotonic_ns() -> int:
@@ -117,7 +117,7 @@ def seed_generator(
     seed(generator, urandom(32) if a is None else a, version)
 
 
-# ---- what is replaced ----------------------------------------------------------------------------
+# ---- replacements --------------------------------------------------------------------------------
 
 Row = tuple[Any, str, Any]
 """An object, the name of one of its attributes, and the replacement of that attribute."""
@@ -127,8 +127,10 @@ CLOCKS: dict[str, Callable[[], int]] = {
     **dict.fromkeys(("monotonic", "perf_counter", "process_time", "thread_time"), monotonic_ns),
 }
 
-# What would leave the simulation, or stop all hosts: names of an object, or else audit events of
-# Python, which also tell of names that were taken before; what no host has, and a remedy.
+# These operations would leave the simulation or stop all hosts. Each entry has an object and the
+# names of its functions, or None and the names of audit events of Python. Audit events also detect
+# functions that were imported earlier. The last two elements are the feature that hosts do not
+# support, and an alternative.
 REFUSED: list[tuple[Any, str, str, str]] = [
     (threading.Thread, "start", *THREADS),
     (_thread, "start_new_thread", *THREADS),
@@ -198,7 +200,7 @@ def while_on(simulated: Callable[..., Any], real: Callable[..., Any]) -> Callabl
     return call
 
 
-# What programs call, and names that their modules have taken of it (`from time import time`).
+# Programs call these functions, and modules may have copies of the names (`from time import time`).
 FUNCTIONS: list[Row] = [
     *((time, name, in_seconds(clock)) for name, clock in CLOCKS.items()),
     *((time, f"{name}_ns", clock) for name, clock in CLOCKS.items()),
@@ -213,7 +215,7 @@ FUNCTIONS: list[Row] = [
     (os, "urandom", urandom),
     (os, "getrandom", urandom),
     (ssl, "RAND_bytes", urandom),
-    (random, "_urandom", urandom),  # of `secrets`
+    (random, "_urandom", urandom),  # used by `secrets`
     (random, "seed", lambda *args, **named: random.Random.seed(random._inst, *args, **named)),
     (random.Random, "seed", seed_generator),
     (socket, "getaddrinfo", getaddrinfo),
@@ -232,13 +234,14 @@ REPLACED: list[Row] = [
     *((place, name, while_on(value, getattr(place, name))) for place, name, value in FUNCTIONS),
     (socket, "socket", Socket),
 ]
-# By what the names stand for now.  Of classes, what has the name inherits it.
+# The key is the identity of the present value. Attributes of classes are not included, because they
+# are inherited and not copied.
 TAKEN = {
     id(getattr(place, name)): value
     for place, name, value in REPLACED
     if isinstance(place, ModuleType)
 }
-# These compare the clock with waits for other threads, which take the machine's time.
+# These modules compare the clock with waits for other threads, which use the machine's time.
 WAIT_FOR_THREADS = {"threading", "queue"}
 
 
@@ -306,7 +309,8 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
     watch_events()
     generators: list[tuple[Any, Any, Any]] = [(random.seed, random.setstate, random.getstate())]
     with suppress(OSError):
-        # Where these are called first, one draws names, and one runs a program.
+        # The first call of gettempdir draws random names, and the first call of processor runs a
+        # program.
         tempfile.gettempdir()
         platform.processor()
     with suppress(ImportError):
@@ -316,13 +320,13 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
     replaced: list[Row] = [
         *REPLACED,
         *taken(),
-        # What these modules keep from one call to the next, and from the machine.
+        # These modules keep state from one call to the next, and from the machine.
         (tempfile, "_name_sequence", None),
         (uuid, "_node", NODE),
         (uuid, "_generate_time_safe", None),
         *((uuid, name, None) for name in vars(uuid) if name.startswith("_last_timestamp")),
         (device, "_embedded_devices", cache(device._embedded_devices.__wrapped__)),
-        # A poll until a time, which takes time, or it would have no end.
+        # Polling until a deadline must take virtual time, because it would never end otherwise.
         (completion, "_SLICE", 0),
         (completion, "time", SimpleNamespace(monotonic=in_seconds(softdev.sim_look))),
     ]
@@ -337,8 +341,8 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
             for seeds, *_ in generators:
                 seeds(seed % (1 << 32))
             thread = get_ident()
-            gc.disable()  # at times of its own, it would be chance
-            gc.freeze()  # what is there already is not searched again and again
+            gc.disable()  # automatic collections would make runs differ
+            gc.freeze()  # existing objects are not searched in every collection
             yield
     finally:
         chance = thread = None
@@ -346,7 +350,7 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
             setattr(place, name, value)
         for _, resets, state in generators:
             resets(state)
-        gc.collect()  # what is left is old from now on, and such objects are seldom searched
+        gc.collect()  # remaining objects become old here, and are rarely searched later
         gc.unfreeze()
         if collects:
             gc.enable()

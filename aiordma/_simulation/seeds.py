@@ -16,7 +16,7 @@ from typing import Any
 from .faults import Fault
 
 VARIABLE = "AIORDMA_SIMULATION_SEEDS"
-# Of the search for the faults that are enough.
+# This limits the search for a subset of the faults that is sufficient.
 MOST_RUNS = 200
 BAR = 30
 
@@ -77,7 +77,7 @@ def run_seeds(attempt: Attempt, seeds: Sequence[int], stop: bool) -> Seeds:
                 show(ran, len(failed))
                 if text and stop:
                     break
-        except RuntimeError as error:  # BrokenProcessPool
+        except RuntimeError as error:  # includes BrokenProcessPool
             error.add_note(f"seed {seeds[ran]} or one of the next seeds terminated its process")
             raise
     return Seeds(ran, failed)
@@ -87,7 +87,7 @@ _forked: Attempt | None = None
 """The function that the forked processes inherit and call."""
 
 
-PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_PDEATHSIG = 1  # from prctl(2)
 
 
 def _end_with_parent() -> None:
@@ -118,7 +118,7 @@ def _results(attempt: Attempt, seeds: Collection[int]) -> Iterator[Iterator[tupl
     with ProcessPoolExecutor(count, get_context("fork"), _end_with_parent) as pool:
         try:
             with warnings.catch_warnings():
-                # Python's of other threads, which no process needs.
+                # Python warns about other threads, which the forked processes do not need.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 results = pool.map(_try_in_process, seeds)
             yield results

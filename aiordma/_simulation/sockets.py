@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from .machine import Machine
     from .world import Host
 
-RETRY = 0.2  # seconds, as TCP's
+RETRY = 0.2  # seconds, as in TCP
 LONGEST_RETRY = 120.0
-CONNECT_TIMEOUT = 127.0  # seconds, of six retries: tcp(7), tcp_syn_retries
-ROUNDED = 1e-8  # seconds that a timer may be early
+CONNECT_TIMEOUT = 127.0  # seconds, for six retries: tcp(7), tcp_syn_retries
+ROUNDED = 1e-8  # seconds by which a timer may be early
 WINDOW = 256 << 10  # bytes
-FULL = bytes(4096)  # fills the smallest buffer of a socket
-PORTS = 32768, 60999  # that the kernel chooses from
-ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and what they mean for those who connect
+FULL = bytes(4096)  # enough to fill the smallest buffer of a socket
+PORTS = 32768, 60999  # range from which the kernel chooses
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the addresses that they mean for connecting
 
 real_getaddrinfo = socket.getaddrinfo
 
@@ -131,13 +131,14 @@ def ask(asking: Socket, there: Host, until: float) -> None:
 
 
 def asked(asking: Socket, there: Machine) -> None:
-    """Answer a connection request that has arrived, or drop it if the backlog is full."""
+    """Respond to a connection request that has arrived, or drop it if the backlog is full."""
     if asking._asking is None or asking._other is not None or asking._peer is None:
         return
     host, port = asking._peer
     there_is = [it for it in there.bound if it._backlog >= 0 and it._local[1] == port]
     found = [it for it in there_is if is_at(it, host)]
-    # Hosts have no addresses of IPv6, by which their names would lead there.
+    # Hosts have no IPv6 addresses to which their names could resolve, so a listener on "::" also
+    # gets these connections.
     found = found or [it for it in there_is if it._local[0] == "::"]
     if found:
         listening = there.random.choice(found)
@@ -195,18 +196,18 @@ class Socket(RealSocket, metaclass=_Kind):
         self._options: dict[tuple[int, int], Any] = {}
         self._local: Address = "::" if self.family == AF_INET6 else "0.0.0.0", 0
         self._peer: Address | None = None
-        self._backlog = -1  # it does not listen
+        self._backlog = -1  # -1 if it does not listen
         self._waiting: deque[Socket] = deque()
-        self._asking: asyncio.TimerHandle | None = None  # a listener, until there is an answer
+        self._asking: asyncio.TimerHandle | None = None  # repeats the request until it is answered
         self._error = 0
         self.hint = ""
         """Why nothing listens at the address that this socket tried to connect to."""
         self._network = 0
         self._other: Socket | None = None
         self._last = 0.0
-        self._coming: deque[tuple[float, bytes | None]] = deque()  # with the time of each
+        self._coming: deque[tuple[float, bytes | None]] = deque()  # (time of arrival, data)
         self._room = WINDOW
-        self._has_ended = False  # it sends no more
+        self._has_ended = False  # it sends no more data
 
     # ---- options and names ---------------------------------------------------------------
 
@@ -334,7 +335,7 @@ class Socket(RealSocket, metaclass=_Kind):
 
     def _fill(self) -> None:
         """Fill the kernel's buffer, so that the socket is not writable."""
-        with suppress(OSError):  # it is full, or its end has come
+        with suppress(OSError):  # it is already full or closed
             super().send(FULL)
 
     def _empty(self) -> None:
@@ -391,7 +392,7 @@ class Socket(RealSocket, metaclass=_Kind):
             self._inner.close()
 
     def _reset(self) -> None:
-        self._fill()  # that, unread by the other end, has the kernel reset this one
+        self._fill()  # the kernel resets this end when the other end is closed with unread data
         self._end()
 
     def _transmit(self, data: bytes | None) -> None:
@@ -440,12 +441,12 @@ class Socket(RealSocket, metaclass=_Kind):
                 taken = self._inner.send(data)
             except BlockingIOError:
                 taken = 0
-            except BrokenPipeError:  # it is not read any more
+            except BrokenPipeError:  # reading has been shut down
                 taken = len(data)
             if taken:
                 delay = machine.world._latency(machine.host, other._machine.host)
                 other._machine.loop.call_at(machine.now + delay, other._arrived, taken)
-            if taken < len(data):  # the rest when the program has read
+            if taken < len(data):  # the rest follows when the program has read
                 self._coming.appendleft((due, data[taken:]))
                 machine.loop.add_writer(self._inner, self._take)
                 return

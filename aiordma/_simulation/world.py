@@ -38,13 +38,14 @@ T = TypeVar("T")
 Program = Callable[..., Coroutine[Any, Any, T]]
 Hosts = Mapping[str, Callable[[], Coroutine[Any, Any, Any]]]
 
-# Turns between two collections of garbage.
+# This is the number of turns between two garbage collections.
 TURNS_PER_COLLECTION = 2000
-# Seconds that programs have to end when the main one has.
+# Programs may take this number of seconds to end after the main program.
 GRACE = 120.0
-# Of a timeline, and of what waits, in the note of an error.
+# The note of an error has at most this many lines for the timeline, and as many for waiting tasks.
 MOST_LINES = 40
-# What is no failure of one seed; pytest's failures and CancelledError are no Exception either.
+# These exceptions are not failures of a seed. They are listed because pytest's failures and
+# CancelledError do not derive from Exception either.
 STOPS = KeyboardInterrupt, SystemExit
 
 logger = logging.getLogger("aiordma.simulation")
@@ -463,7 +464,7 @@ class World:
         ]
         lines[:left_out] = [f"{left_out} earlier events; see World.faults"] * (left_out > 0)
         note += "".join(f"\n  {line}" for line in lines)
-        if not isinstance(error, StalledError | TimeLimitError):  # which say it themselves
+        if not isinstance(error, StalledError | TimeLimitError):  # their texts list the tasks
             waits = self._waiting().splitlines()
             waits[MOST_LINES:] = ["..."] * (len(waits) > MOST_LINES)
             note += "\nwaiting tasks:" + "".join(f"\n  {line}" for line in waits)
@@ -485,7 +486,7 @@ class World:
         machines = [*self._old_machines, *(host._machine for host in self.hosts.values())]
         self.hosts.clear()
         self._old_machines.clear()
-        # What was killed ends in the middle of something: that is no news.
+        # Killing a host interrupts its programs at any point, so warnings about them are expected.
         with warnings.catch_warnings(), patch.object(sys, "unraisablehook", lambda _: None):
             for kind in (ResourceWarning, RuntimeWarning):
                 warnings.simplefilter("ignore", kind)
@@ -633,7 +634,7 @@ def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop
     """Run the seeds; with `stop`, run the first one that fails again here and raise its error."""
 
     def attempt(seed: int, plan: FaultPlan = plan) -> BaseException | None:
-        with patch.dict(os.environ, {process.LOG: ""}):  # of the run whose error is shown
+        with patch.dict(os.environ, {process.LOG: ""}):  # only the final run writes the log
             try:
                 run(plan, seed)
             except STOPS:
