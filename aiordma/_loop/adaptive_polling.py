@@ -7,7 +7,7 @@ miss makes spins rarer, so a peer that is slow or shares this core costs almost 
 
 from __future__ import annotations
 
-# The maximum number of consecutive wake-ups without a spin.
+# At most this many consecutive wake-ups are not followed by a spin.
 MOST_SKIPPED = 255
 
 

@@ -17,9 +17,10 @@ from typing import Any
 from .._datapath.memory import Clock
 from .._native import failure, lib
 
-# A century in seconds: longer than any timer here, and still valid for the kernel's clock.
+# This is a century in seconds, which is longer than any timer here and still valid for the kernel's
+# clock.
 FAR = 3e9
-# The number of timers above which cancelled ones are removed from the heap.
+# If there are more timers than this, cancelled ones are removed from the heap.
 ROOM = 64
 
 
@@ -28,7 +29,8 @@ class CoarseTimers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop, self._clock = loop, clock
-        # A heap of (time, number, timer). The number ensures that timers are never compared.
+        # The entries of the heap are (time, number, timer). The number ensures that timers are
+        # never compared.
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self._number = 0
         self._room = ROOM

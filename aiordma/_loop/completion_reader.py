@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 # long a busy device can delay other tasks. Both values are judgements, not measurements.
 ROUNDS = 8
 
-# Microseconds for which a task spins before it waits: about the cost of a loop iteration.
+# A task spins for this number of microseconds before it waits, which is about the cost of a loop
+# iteration.
 BRIEF_SPIN_US = 3
 
 
 class CompletionReader:
-    """Handles completions of a driver's channel that its `Poller` leaves to Python.
+    """The handler of completions that the `Poller` of a driver's channel leaves to Python.
 
     Completions are handled when the channel is readable and when a task is about to wait. After
     other completions, the loop also polls for `spin_us` microseconds before it sleeps. If the
@@ -123,7 +124,7 @@ class CompletionReader:
                 some, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
                 found = found or some
                 rounds += 1
-        except OSError as error:  # the channel itself fails: nothing more will complete here
+        except OSError as error:  # the channel has failed, so nothing more will complete
             for sink in list(self._sinks.values()):
                 sink.rail_broke(error)
             return False

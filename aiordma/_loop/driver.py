@@ -49,12 +49,12 @@ from .time_share import TimeShare
 
 logger = logging.getLogger("aiordma.driver")
 
-# The maximum number of connection-manager events per iteration of the loop. The descriptor stays
-# readable while there are more. By judgement, this equals the number of sockets that a listener
-# accepts per iteration (connect_tcp.py).
+# At most this many connection-manager events are handled per iteration of the loop. The descriptor
+# stays readable while there are more. The value is an estimate, and equals the number of sockets
+# that a listener accepts per iteration (connect_tcp.py).
 EVENTS = 64
 
-# The default of `Config.polling`, in seconds: about the cost of a wake-up on a machine where
+# This is the default of `Config.polling` in seconds, about the cost of a wake-up on a machine where
 # wake-ups are expensive.
 POLLING = 200e-6
 
@@ -198,7 +198,8 @@ class Driver(PerLoopResource):
             if cq not in self._broken and cq.available >= entries:
                 break
         else:
-            # Classic: the driver does not read timestamps, which the device would look up.
+            # The queue is not an extended one, because the driver does not read timestamps, which
+            # would cost the device time.
             size = max(self._cq_entries, entries)
             cq = self.context.create_cq(size, self.channel, extended=False)
             cq.req_notify()
@@ -296,7 +297,7 @@ class Driver(PerLoopResource):
             qps = [event.element] if event.element in self._sinks else []
         concerned = [self._sinks[qp] for qp in qps if concerns(event, qp)]
         if event.port_num is not None or event.type is verbs.EventType.DEVICE_FATAL:
-            # Log this first, because it is the cause of what follows.
+            # This is logged first, because it is the cause of the following errors.
             level = logging.WARNING if event.type in BREAKING else logging.INFO
             port = f", port {event.port_num}" if event.port_num is not None else ""
             logger.log(level, "%s event on %s%s", event.type.name, self.context.name, port)
@@ -331,7 +332,8 @@ class ContextEvents(PerLoopResource):
         super().__init__(loop, context)
         self._context = context
         self._listeners: dict[object, Callable[[verbs.AsyncEvent], None]] = {}
-        # Keep it: the connection manager may open its device again under the same pointer.
+        # The descriptor is kept, because the connection manager may open its device again under the
+        # same pointer.
         self._fd = context.async_fd
         loop.add_reader(self._fd, shutdown.loop_end(loop).calling(self.take))
 
@@ -359,7 +361,7 @@ class ContextEvents(PerLoopResource):
             if each.loop is here:
                 each._tell(event)
             else:
-                with suppress(RuntimeError):  # that loop was closed without being cleaned up
+                with suppress(RuntimeError):  # that loop was closed without a shutdown
                     each.loop.call_soon_threadsafe(each._tell, event)
 
     def _tell(self, event: verbs.AsyncEvent) -> None:
@@ -463,7 +465,7 @@ class RequestDriver(EventDriver):
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
         super().__init__(loop, library)
         self.share: TimeShare = TimeShare(clock_of(loop))
-        """The share of time for requests, however they are answered, and for handshakes."""
+        """The share of time for requests, whatever the response, and for handshakes."""
 
     def take(self) -> None:
         """Handle one event, or pause if the share is used up.
@@ -478,7 +480,7 @@ class RequestDriver(EventDriver):
             self.share.use(self.share.now() - began)
             return
         stop_reading(self.loop, self.channel.fd)
-        # Only the loop refers to the timer. Otherwise this object would keep the `LoopEnd` alive.
+        # Only the loop refers to the timer. If this object did, it would keep the `LoopEnd` alive.
         self.loop.call_later(wait, shutdown.loop_end(self.loop).calling(self._watch))
 
     def _watch(self) -> None:

@@ -27,8 +27,8 @@ class IdEvents:
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
         """Take ownership of `id` and of one use of `events`."""
         self._events = events
-        # Not an asyncio.Queue: dropped while a task awaits it, it would call its loop, which may be
-        # closed.
+        # This is not an asyncio.Queue, because a queue that is dropped while a task awaits it would
+        # call its loop, which may be closed.
         self._seen: deque[cm.ConnectionEvent | None] = deque()
         self._arrived: asyncio.Future[None] | None = None
         self._connected = False

@@ -13,9 +13,9 @@ from typing import ClassVar, Self
 
 from .._native import fork
 
-# Seconds for which a device stays open after its last connection has closed; 0 means not at all.
-# Opening a device takes as long as connecting twice, because it needs a thread, a pool, and shared
-# memory with each local peer.
+# A device stays open for this number of seconds after its last connection has closed; 0 means that
+# it is closed immediately. Opening a device takes as long as connecting twice, because it needs a
+# thread, a pool, and shared memory with each local peer.
 IDLE_TIMEOUT = 1.0
 
 

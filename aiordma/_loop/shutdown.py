@@ -1,4 +1,4 @@
-"""Closes the objects that are still open when their event loop ends.
+"""The shutdown of objects that are still open when their event loop ends.
 
 `asyncio.run` closes the asynchronous generators of its loop before it closes the loop. Each loop
 with open objects therefore has a generator that waits for this moment. It then closes the objects
@@ -29,10 +29,10 @@ from .per_loop_resource import PerLoopResource
 
 T = TypeVar("T")
 
-# Exceptions that propagate from a callback or a task to end the program, as in asyncio.
+# These exceptions propagate from a callback or a task to end the program, as in asyncio.
 EXITS = (SystemExit, KeyboardInterrupt)
 
-# Exceptions that end the program, the task, or a garbage-collected coroutine. They propagate
+# These exceptions end the program, the task, or a garbage-collected coroutine. They propagate
 # through a coroutine that awaits user code. Any other exception is a failure of that code.
 UNWINDING = (*EXITS, asyncio.CancelledError, GeneratorExit)
 
@@ -53,7 +53,7 @@ def background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) ->
 
 def weakly(method: Callable[..., object]) -> Callable[..., None]:
     """Return a function that calls a method of an object without keeping the object alive."""
-    # Not weakref.WeakMethod, which is written in Python and takes five times as long.
+    # weakref.WeakMethod is not used, because it is written in Python and takes five times as long.
     assert isinstance(method, MethodType)
     ref, function = weakref.ref(method.__self__), method.__func__
 
@@ -202,7 +202,7 @@ class LoopShutdown:
                 self._forget()
                 texts = self._texts()
                 things = [*self.left(), *self._dropped.values()]
-                # End them concurrently, because each of them may wait for its peer.
+                # The objects are ended concurrently, because each of them may wait for its peer.
                 await asyncio.gather(*(thing._end_with_loop() for thing in things))
                 warn(texts)
 
@@ -216,14 +216,14 @@ class LoopShutdown:
     def reset_after_fork(self) -> None:
         """Reset in the child of a fork, where the loop is the parent's and must not be touched."""
         self._over = True
-        with suppress(RuntimeError):  # it is running
+        with suppress(RuntimeError):  # the generator is running
             step(self._generator.aclose())
 
     def finish(self) -> None:
         """Release everything after the loop was closed without running its generators."""
         self._over = True
         texts = self._texts()
-        with ExitStack() as ends:  # all of them, even if one fails
+        with ExitStack() as ends:  # runs all of them, even if one fails
             ends.callback(warn, texts)
             for thing in [*self._dropped.values(), *reversed(self.left())]:
                 ends.callback(thing._end_without_loop)
@@ -264,8 +264,8 @@ def step(awaitable: Awaitable[object]) -> None:
         awaitable.__await__().send(None)
 
 
-# Changed and copied by atomic operations instead of under a lock. A garbage collection can run at
-# any point, so a finalizer could find the lock held by its own thread.
+# The dictionary is changed and copied by atomic operations instead of under a lock. A garbage
+# collection can run at any point, so a finalizer could find the lock held by its own thread.
 _shutdowns: dict[asyncio.AbstractEventLoop, LoopShutdown] = {}
 
 
@@ -283,7 +283,7 @@ def all_open() -> list[Closable]:
     return [thing for shutdown in list(_shutdowns.values()) for thing in shutdown.left()]
 
 
-# Keyed by the id of the loop, which the value keeps alive.
+# The key is the id of the loop, which the value keeps alive.
 _loop_ends: weakref.WeakValueDictionary[int, LoopEnd] = weakref.WeakValueDictionary()
 
 

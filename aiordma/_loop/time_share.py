@@ -8,13 +8,13 @@ from typing import Any
 from .._core.finalizers import finalizer
 from .._datapath.memory import Clock
 
-# These values are judgements. The work may use 1/SHARE of the loop's time. With the overhead that
+# These values are estimates. The work may use 1/SHARE of the loop's time. With the overhead that
 # its steps do not show, such as the loop's own turns and garbage collection, this is about twice as
 # much: a handshake took 1.1 ms, of which its steps were 0.5 ms.
 SHARE = 16
-# Seconds of work that may be done at once.
+# This number of seconds of work may be done in a burst.
 BURST = 0.1
-# The longest wait in seconds, after a step that took long.
+# This is the longest wait in seconds after a step that took long.
 LONGEST = 1.0
 
 
@@ -61,7 +61,7 @@ class Timed(Coroutine[Any, Any, bool]):
         try:
             return self._step(self._work.throw, error)
         finally:
-            del error  # its traceback refers to this frame: avoid a reference cycle
+            del error  # its traceback refers to this frame, which would be a reference cycle
 
     def close(self) -> None:
         self._work.close()
@@ -87,4 +87,4 @@ class Timed(Coroutine[Any, Any, bool]):
             used = self._share.now() - began
             self._share.use(-self._used if delivered else used)
             self._used += used
-            del step, argument  # as above
+            del step, argument  # the traceback of an error refers to this frame
