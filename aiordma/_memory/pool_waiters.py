@@ -49,7 +49,7 @@ class PoolWaiters(Generic[B]):
     def __init__(self, take: Callable[[int], B], share: int, clock: Clock) -> None:
         self._take = take
         self._share = share
-        # The size of each request, and whether it may count as overtaking.
+        # The value is the size of the request, and whether it may count as overtaking.
         self._internal: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._user: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._overtaking: set[B] = set()
@@ -137,7 +137,7 @@ class PoolWaiters(Generic[B]):
         if self._serve(self._internal):
             self._serve(self._user)
         if self._internal and not self._user:
-            self._serve(self._internal)  # no user is waiting that they could overtake
+            self._serve(self._internal)  # they can no longer overtake a user
         self.count_wait()
 
     def _serve(self, queue: dict[asyncio.Future[B], tuple[int, bool]]) -> bool:
@@ -173,5 +173,6 @@ class PoolWaiters(Generic[B]):
         def take(_: int) -> B:
             raise error
 
-        # Break the reference cycle: the callbacks refer to the pool, which refers to this object.
+        # This breaks a reference cycle, because the callbacks refer to the pool, which refers to
+        # this object.
         self._take, self.on_wait = take, lambda: None

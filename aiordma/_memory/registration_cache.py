@@ -39,8 +39,8 @@ from ..mr_pool import OwnMemory
 from ..verbs._memory.buffers import keeper_of
 from ..verbs._memory.memory_region import is_there
 
-# Types whose memory keeps its address and pages while a view of it exists. Subclasses do not count,
-# because they may export other memory.
+# The memory of these types keeps its address and pages while a view of it exists. Subclasses do not
+# count, because they may export other memory.
 STEADY = (bytearray, bytes, array.array)
 
 MOST_BYTES = 256 << 20
