@@ -75,14 +75,16 @@ def explained(error: VerbsError, detail: str) -> VerbsError:
 def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
     """Wrap a C function in a call that raises exceptions, according to its convention."""
 
-    # Clear errno first, because a failed call may not set it, and an older value would be reported.
+    # Each call clears errno first, because a failed call may not set it, and an older value would
+    # be reported.
     def zero(*arguments: object) -> None:
         ffi.errno = 0
         code: int = call(*arguments)
         if code:
             if convention is Convention.ERRNO:
                 raise failure(verb, errno_of(code))
-            # The manual says -1; older librdmacm and some providers pass errno values through.
+            # The manual says -1, but older versions of librdmacm and some providers pass errno
+            # values through.
             raise failure(verb, ffi.errno or abs(code))
 
     def pointer(*arguments: object) -> object:

@@ -38,7 +38,7 @@ _OTHERS = {
     "ibv_query_qp_data_in_order": Convention.PLAIN,
     "ibv_rate_to_mbps": Convention.PLAIN,
     "ibv_rate_to_mult": Convention.PLAIN,
-    "ibv_rereg_mr": Convention.PLAIN,  # its number says what state the region is in
+    "ibv_rereg_mr": Convention.PLAIN,  # its number tells the state of the region
     "mlx5dv_qp_ex_from_ibv_qp_ex": Convention.PLAIN,
 }
 

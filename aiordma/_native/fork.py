@@ -52,7 +52,7 @@ def _replace_sockets() -> None:
         return
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for inode, fd in _sockets.items():
-        with suppress(OSError):  # closed a moment ago
+        with suppress(OSError):  # the descriptor has been closed already
             if os.fstat(fd).st_ino == inode:
                 os.dup2(nothing, fd, inheritable=False)
     os.close(nothing)
@@ -62,7 +62,7 @@ def _replace_sockets() -> None:
 def _after_fork_in_child() -> None:
     global _generation  # noqa: PLW0603 - a fact about the process
     _generation += 1
-    with ExitStack() as resets:  # it calls the last one first, and all of them
+    with ExitStack() as resets:  # runs all of them in reverse order of their addition
         for reset in reversed(_resets):
             resets.callback(reset)
         resets.callback(_replace_sockets)

@@ -36,7 +36,7 @@ else:
     if sys.version_info >= (3, 12):
         from collections.abc import Buffer
     else:
-        Buffer = bytes | bytearray | memoryview  # Python 3.11 has no class for all of them
+        Buffer = bytes | bytearray | memoryview  # Python 3.11 has no common class for them
 
 
 class SupportsDLPack(Protocol):

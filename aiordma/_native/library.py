@@ -40,7 +40,7 @@ class Library:
         self.name: str = name
         self.table: h.aiordma_calls = table
         self.calls: Calls = Calls(table)
-        own, local_dma = table.device.reg_own_mr, table.device.reg_local_dma  # or NULL
+        own, local_dma = table.device.reg_own_mr, table.device.reg_local_dma  # NULL if missing
         self.dereg_mr: int = _address(table.ibv_dereg_mr)
         """The address of ibv_dereg_mr, for C."""
         self.reg_own_mr: Register = (
@@ -48,14 +48,16 @@ class Library:
             if self.offers("reg_own_mr")
             else self.calls.ibv_reg_mr
         )
-        """ibv_reg_mr(3) of memory that is known to have no holes, as softdev/abi/device_calls.h
-        has it; the usual one if the device has no other."""
+        """ibv_reg_mr(3) for memory that is known to have no holes (see softdev/abi/device_calls.h).
+
+        It is the usual function if the device has no other.
+        """
         self.reg_local_dma: Callable[[h.ibv_pd], h.ibv_mr] | None = (
             checked("ibv_reg_mr", local_dma, Convention.POINTER)
             if self.offers("reg_local_dma")
             else None
         )
-        """A region of all memory, for sending; None if the device has none."""
+        """A function that registers all memory for sending, or None if the device has none."""
         self._providers: ProviderCalls | None = None
         self._inherited = inherited
         self._cm_process: int | None = None
