@@ -1,11 +1,13 @@
-"""Writes type stubs for the modules of the data path from their .pyx and .pxd files.
+"""Write type stubs for the modules of the data path from their .pyx and .pxd files.
+
+::
 
     python datapath_stub.py FOLDER MODULE.pyx ...
 
-Run by meson. Parameters and results have their types as annotations, which Cython ignores. A C type
-is used where it says enough. Attributes have their C type, or a type in a comment: `cdef public
-object loop  # type: AbstractEventLoop; of the driver`. A base class that only Python sees is given
-in the same way: `cdef class Operation:  # type: Coroutine[...]`.
+meson runs this program. Parameters and results have their types as annotations, which Cython
+ignores. A C type is used if it is sufficient. Attributes have their C type, or a type in a comment,
+such as `cdef public object loop  # type: AbstractEventLoop; of the driver`. A base class that only
+Python sees is given in the same way: `cdef class Operation:  # type: Coroutine[...]`.
 """
 
 import re
@@ -36,9 +38,9 @@ from .results import Received, ReceivedMemory
 '''
 FROM_C = dict.fromkeys(("Py_ssize_t", "uint32_t", "uint64_t", "uintptr_t"), "int")
 FROM_C |= {"bint": "bool", "double": "float", "list": "list[Any]"}
-# What C or Python itself calls, and what those who do not construct objects need not know.
+# C or Python itself calls these methods. Callers that do not construct objects need not know them.
 NOT_FOR_CALLERS = {"__dealloc__", "__releasebuffer__", "__repr__", "__class__"}
-NOT_FOR_CALLERS.add("decode")  # of a Message: only an error that says what to write
+NOT_FOR_CALLERS.add("decode")  # `Message.decode` only raises an error with advice
 CLASS = re.compile(
     r"((?:^@.*\n)*)^cdef class (\w+)(?:\((\w+)\))?:(?:  # type: (.*))?\n", re.MULTILINE
 )
@@ -145,7 +147,7 @@ for path in modules:
     others = [f"from .{it.stem} import {', '.join(classes[it])}" for it in modules if it != path]
     text = "\n".join([HEAD.format(name=path.stem), *others, "", *stub(*texts[path]), ""])
     (folder / f"{path.stem}.pyi").write_text(text)
-    # Type checkers look beside the sources of a checkout, not into its build.
+    # Type checkers look next to the sources of a checkout, not into its build.
     if (path.resolve().parents[2] / ".git").exists():
-        with suppress(OSError):  # a checkout that is read-only
+        with suppress(OSError):  # the checkout may be read-only
             path.with_suffix(".pyi").write_text(text)

@@ -1,6 +1,6 @@
-"""Writes aiordma/verbs/_device/enums.py from enums.py.in and the declarations that cffi has parsed.
+"""Write aiordma/verbs/_device/enums.py from enums.py.in and the declarations that cffi has parsed.
 
-Run by lib_source.py.
+lib_source.py runs this module.
 """
 
 import re

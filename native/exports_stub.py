@@ -1,8 +1,10 @@
-"""Writes type stubs for the names that packages import lazily.
+"""Write type stubs for the names that packages import lazily.
+
+::
 
     python exports_stub.py FOLDER PACKAGE/__init__.py ...
 
-Run by meson. The names come from the package's call of `lazy_exports`, and the stub is
+meson runs this program. The names come from the package's call of `lazy_exports`, and the stub is
 aiordma/_exports/NAME.
 """
 
@@ -29,8 +31,8 @@ for path in files:
     package = ".".join(path.parent.relative_to(root.parent).parts)
     text = "\n".join([*stub(path.read_text(), package), ""])
     (folder / f"{path.parent.name}.pyi").write_text(text)
-    # Type checkers look beside the sources of a checkout, not into its build.
+    # Type checkers look next to the sources of a checkout, not into its build.
     if (root.parent / ".git").exists():
-        with suppress(OSError):  # a checkout that is read-only
+        with suppress(OSError):  # the checkout may be read-only
             (root / "_exports").mkdir(exist_ok=True)
             (root / "_exports" / f"{path.parent.name}.pyi").write_text(text)

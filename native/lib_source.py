@@ -1,8 +1,8 @@
-"""Writes the C source of `aiordma._native._lib` with cffi in API mode.
+"""Write the C source of `aiordma._native._lib` with cffi in API mode.
 
-Also writes its stub and generated tables. Run by meson (meson.build), and never imported by the
-package. The headers in native/ are the only source of declarations. cffi and the compiler read the
-same files, so a wrong layout fails the build instead of the program.
+This also writes its stub and generated tables. meson runs this program (meson.build), and the
+package never imports it. The headers in native/ are the only source of declarations. cffi and the
+compiler read the same files, so a wrong layout fails the build instead of the program.
 """
 
 import re
@@ -15,12 +15,12 @@ from cffi import FFI
 NATIVE = Path(__file__).parent
 SOFTDEV = NATIVE.parent / "softdev"
 PACKAGE = NATIVE.parent / "aiordma"
-sys.path += str(NATIVE), str(PACKAGE / "_native")  # not there by itself with PYTHONSAFEPATH
+sys.path += str(NATIVE), str(PACKAGE / "_native")  # PYTHONSAFEPATH keeps them out otherwise
 
 from enums import enums  # noqa: E402
 from lib_stub import Stub  # noqa: E402
 
-# Types of the system headers, of which cffi learns the layout from the compiler.
+# cffi learns the layout of these types of the system headers from the compiler.
 PRELUDE = """
 typedef struct { ...; } pthread_mutex_t;
 typedef struct { ...; } pthread_cond_t;
@@ -54,7 +54,7 @@ def declarations() -> str:
     providers = (SOFTDEV / "abi" / "provider_calls.h").read_text()
     provided = calls_struct("aiordma_provider_calls", providers)
     interface = (NATIVE / "verbs" / "interface.h").read_text()
-    # Without its guard and includes, which cffi does not know.
+    # The guard and the includes are removed, because cffi does not support them.
     device = (SOFTDEV / "src" / "embedded.h").read_text()
     return PRELUDE + abi + calls + provided + interface + re.sub(r"(?m)^#.*\n", "", device)
 
@@ -94,7 +94,7 @@ WRITTEN = {
 }
 for output, (place, text) in zip(sys.argv[2:], WRITTEN.items(), strict=True):
     Path(output).write_text(text)
-    # Type checkers look beside the sources of a checkout, not into its build.
+    # Type checkers look next to the sources of a checkout, not into its build.
     if (NATIVE.parent / ".git").exists():
-        with suppress(OSError):  # a checkout that is read-only
+        with suppress(OSError):  # the checkout may be read-only
             (PACKAGE / place).write_text(text)

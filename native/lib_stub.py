@@ -1,8 +1,8 @@
-"""Writes the type stub of `aiordma._native._lib` from the declarations that cffi has parsed.
+"""Write the type stub of `aiordma._native._lib` from the declarations that cffi has parsed.
 
-Run by lib_source.py. One class represents a C structure, all pointers to it and all arrays of it:
-at run time each of them is `ffi.CData`, and members are accessed in the same way. The class for
-`struct ibv_qp *` is `ibv_qp`. NULL is accepted wherever C has a pointer.
+lib_source.py runs this module. One class represents a C structure, all pointers to it and all
+arrays of it: at run time each of them is `ffi.CData`, and members are accessed in the same way. The
+class for `struct ibv_qp *` is `ibv_qp`. NULL is accepted wherever C has a pointer.
 """
 
 import re
@@ -11,7 +11,7 @@ from keyword import iskeyword
 
 from cffi import FFI, model
 
-# Of aiordma/_native: the package cannot be imported before it has been built.
+# This module of aiordma/_native is imported directly, because the package is not built yet.
 from conventions import Convention, convention_of
 
 HEAD = '''\
@@ -217,7 +217,8 @@ class Stub:
             for name, kind in functions.items()
             if name.startswith("aiordma_ibv_")
         ]
-        # In the class, the names of functions are those of the functions.
+        # Within the class, the name of a function hides a type with the same name, so types have
+        # aliases.
         lib = [
             f"    {name}: "
             + re.sub(r"\baiordma_\w+", r"_\g<0>", self.function(kind, self.read(kind.result)))
