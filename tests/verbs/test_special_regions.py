@@ -72,7 +72,7 @@ def test_reg_pointer_registers_raw_memory(
         assert (mr.addr, mr.length) == (ctypes.addressof(memory), 256)
         reaches(pair[0], mr)
         assert memory.raw[:16] == b"12345678" * 2
-        with pytest.raises(BufferStateError, match="memory belongs to no Python object"):
+        with pytest.raises(BufferStateError, match="memory does not belong to a Python object"):
             mr.buf  # noqa: B018
     place = ctypes.addressof(memory) % PAGE  # within the page it must be the same
     with pd.reg_pointer(ctypes.addressof(memory), 256, RIGHTS, iova=place) as mr:

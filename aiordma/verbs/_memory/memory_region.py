@@ -113,7 +113,8 @@ class MemoryRegion(Resource[h.ibv_mr]):
         whole = self._view
         if whole is None:
             raise BufferStateError(
-                f"{self._label()} has no buffer, because its memory belongs to no Python object"
+                f"{self._label()} has no buffer, because its memory does not belong to a Python"
+                " object"
             )
         view = whole[: self.length]
         return view if int(self.access) & _CHANGING else view.toreadonly()
