@@ -57,11 +57,11 @@ def requirements(data: Data) -> Iterator[Requirement]:
 COMPARISON = Comparison(
     "Arrays",
     f"""\
-This test sends a dict of {PARTS} numpy arrays to another process, and waits until its reply says
-that it has them as arrays. *aiordma* uses `arrays.send` and `arrays.recv`. *Into existing memory*
-receives with `conn.recv_into` and `arrays.unpack` instead. Blocking sockets send a header with
-names, types and shapes, and receive each array into new memory. With *busy cores*, another process
-computes on each core.""",
+This test sends a dict of {PARTS} numpy arrays to another process, which replies as soon as it
+has received them as arrays. *aiordma* uses `arrays.send` and `arrays.recv`. *Into existing
+memory* uses `conn.recv_into` and `arrays.unpack` to receive them instead. With blocking
+sockets, the sender first sends a header with names, types and shapes, and the receiver
+allocates new memory for each array. With *busy cores*, another process keeps each core busy.""",
     lanes,
     requirements,
     unit="GB/s",

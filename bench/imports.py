@@ -13,9 +13,10 @@ import aiordma
 from .lanes import Comparison, Contenders, Data, Lane, Options, Requirement, at_most, ratio, seconds
 
 NOTE = """\
-This test measures an import statement in a new process. `import aiordma` loads only a table of
-names, and each name when a program first uses it. `from aiordma import connect, listen` uses two
-names, which loads everything that a connection needs."""
+This test measures how long an import statement takes in a new process. `import aiordma` only
+loads a table of names, and loads the module of a name when the program first uses it.
+`from aiordma import connect, listen` uses two names immediately, so it loads everything that a
+connection needs."""
 
 WORK = "import"
 OURS, BASE = "import aiordma", "import asyncio, msgpack, cffi"

@@ -77,8 +77,8 @@ def latency_requirements(data: Data) -> Iterator[Requirement]:
 LATENCY = Comparison(
     "Echo",
     """\
-This test sends one message at a time, and measures the time until its echo arrives. The value of a
-turn is the median of its messages.""",
+This test sends one message at a time and measures how long it takes until the echo arrives. The
+value of each turn is the median over its messages.""",
     latency_lanes,
     latency_requirements,
     style="a task on each side that awaits `send` and `recv` in turn",
@@ -122,9 +122,10 @@ def rate_requirements(data: Data) -> Iterator[Requirement]:
 RATE = Comparison(
     "Rate",
     """\
-This test counts 64 B echoes per second on one connection, with 64 messages in flight. With *64
-outstanding*, one task keeps all of them in flight. Over sockets, a protocol sends the next message
-when an echo arrives. With *64 tasks*, each task sends one message and waits for its echo.""",
+This test measures how many 64 B messages per second are echoed on one connection with 64
+messages in flight. With *64 outstanding*, a single task keeps all of them in flight. With
+sockets, the protocol sends the next message whenever an echo arrives. With *64 tasks*, each
+task sends one message at a time and waits for its echo.""",
     rate_lanes,
     rate_requirements,
     "messages/s",
@@ -173,12 +174,12 @@ def encryption_requirements(data: Data) -> Iterator[Requirement]:
 ENCRYPTION = Comparison(
     "Encryption",
     """\
-This test compares messages with and without `encrypt=True`. In round trips, one message is in
-flight. One way, several messages are. The event loop's thread encrypts and decrypts each message
-with AES-256-GCM (package `cryptography`).""",
+This test shows how much time encryption (`encrypt=True`) adds to a message. Messages are
+encrypted and decrypted with AES-256-GCM by the package `cryptography`, in the event loop's
+thread. One message is in flight in a round trip, and several are in flight one way.""",
     encryption_lanes,
     encryption_requirements,
-    style="for round trips, as in Echo; one way, several futures of `send_nowait` in flight",
+    style="as in Echo for round trips, and several futures of `send_nowait` in flight for one way",
     caption="Time per message in us",
 )
 
@@ -238,12 +239,14 @@ def connections_requirements(data: Data) -> Iterator[Requirement]:
 CONNECTIONS = Comparison(
     "Connections",
     """\
-This test measures 64 B echoes per second over all connections, with one message in flight on each,
-and connections made and closed per second. *Connect and close* closes each connection before it
-makes the next one. *Connect all, then close* makes 200 first.
+This test measures the rate of 64 B echoes on all connections together, with one message in
+flight on each of them, and how many connections per second can be opened and closed. *Connect
+and close* closes each connection before it opens the next one. *Connect all, then close* first
+opens 200 connections.
 
-One connection stays open all the time. *aiordma* (`via="tcp"`) makes the other connections over
-it. *One socket each* turns that off (`Config.in_band`).""",
+One connection stays open throughout the test. *aiordma* (`via="tcp"`) uses it to set up the
+other connections. *One socket each* turns this off (`Config.in_band`) and uses a TCP socket for
+each connection instead.""",
     connections_lanes,
     connections_requirements,
     "per second",
@@ -302,16 +305,16 @@ def over_tcp_requirements(data: Data) -> Iterator[Requirement]:
 OVER_TCP = Comparison(
     "Over TCP",
     """\
-This test measures operations over TCP links (`AIORDMA_EMBEDDED_LINKS=tcp`), which the embedded
-device uses between hosts. Here, both processes are on one host.
+Between hosts, the embedded device uses TCP links. This test measures their speed with
+`AIORDMA_EMBEDDED_LINKS=tcp`, although both processes run on the same host.
 
-- *256 connections*: a 64 B echo, with one message in flight on each connection.
-- *Connect and close*: a connection with the connection manager, unless the column says otherwise.
-  In C, it includes creating a queue pair and one write.
-- *64 B echo next to 1 MiB messages*: an echo while another connection carries messages at full
-  speed.""",
+- *256 connections*: the time per 64 B echo, with one message in flight on each connection.
+- *Connect and close*: the time to set up and close a connection with the connection manager, or
+  with the TCP bootstrap in its column. In C, this includes creating a queue pair and one write.
+- *64 B echo next to 1 MiB messages*: the time of an echo while another connection transfers
+  messages at full speed.""",
     over_tcp_lanes,
     over_tcp_requirements,
-    style="as in Connections; one way, several futures of `send_nowait` in flight",
+    style="as in Connections, and several futures of `send_nowait` in flight for one way",
     caption="Time per operation over TCP links in us",
 )

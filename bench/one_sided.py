@@ -22,25 +22,27 @@ from .lanes import (
 )
 
 NOTE = """\
-This test writes to the memory of another process, or reads it, and measures the time per
-operation. The initiator polls, and awaits each operation before the next one, except as follows:
+This test measures how long it takes to write to the memory of another process or to read it.
+The initiator polls, and awaits each operation before it starts the next one, except in these
+rows:
 
-- *4 in flight*: four writes at a time. The value is the total time divided by the number of
-  writes.
-- *Batches of 64*: the writes are posted together. For nixl, a batch is one transfer with 64 parts.
+- *4 in flight*: four writes are in flight at a time. The value is the total time divided by the
+  number of writes.
+- *Batches of 64*: 64 writes are posted together. With nixl, a batch is one transfer with 64
+  parts.
 
-The target is the process that owns the memory:
+The target is the process that owns the memory. It may be busy or asleep when data arrives:
 
-- *Target polling*: its C program polls, or its Python program has a task that never waits.
-- *Target idle*: its program sleeps, and its device has to wake up. For nixl, a progress thread
-  polls.
+- *Target polling*: the target's program polls. In Python, this is a task that never waits.
+- *Target idle*: the target's program sleeps, so its device has to wake up. With nixl, a
+  progress thread polls.
 
-Two columns show how long a copy takes:
+For comparison, two columns show how long it takes to copy the same amount of data:
 
 - *memcpy* copies between two shared mappings that fit into the cache of one core.
 - *memcpy between cores* copies to memory that the other core has just written, as a write does.
-  Both depend on whether the two cores share a cache. On a virtual machine, that can change at any
-  time."""
+  Both values depend on whether the two cores share a cache, which can change at any time on a
+  virtual machine."""
 
 AWAKE, ASLEEP = "target polling", "target idle"
 WAITING = {AWAKE: "polling", ASLEEP: "sleeping"}  # of C's target

@@ -41,9 +41,9 @@ from .lanes import (
 from .ways import DEVICE
 
 NOTE = """\
-This test compares aiordma with *perftest*, a suite of programs such as `ib_send_bw`, on the same
-device. These programs poll. Many messages are in flight, except in the last row. It shows half of
-a round trip, which perftest calls latency."""
+This test compares aiordma with *perftest*, a suite of benchmarks in C such as `ib_send_bw`, on
+the same device. perftest's programs poll. Except in the last row, many messages are in flight.
+The last row shows half the time of a round trip, which perftest calls latency."""
 
 SEND, WRITE, LATENCY = "1 MiB send", "1 MiB write", "64 B send, half round trip"
 KIB, MIB = 1 << 10, 1 << 20
@@ -195,8 +195,9 @@ COMPARISON = Comparison(
 # ---- SoftRoCE ------------------------------------------------------------------------------------
 
 ON_SOFTROCE = """\
-This test compares aiordma with perftest on the kernel's SoftRoCE device (`rxe0`), in a virtual
-machine with an emulated processor. The times mean nothing there, and the ratios mean little."""
+This test compares aiordma with perftest on the kernel's SoftRoCE device (`rxe0`). It runs in a
+virtual machine with an emulated processor, so the times have no meaning, and the ratios are
+only a rough indication."""
 # As softdev/tests/softroce/vm has it: the device, its address, and the GID of that address.
 RXE, ADDRESS, GID = "rxe0", "10.9.9.1", ("-x", "1")
 MARK = "measured: "

@@ -23,26 +23,27 @@ from .plots import Panel, two_digits
 HEAD = """\
 # Measurements
 
-This page compares the speed of aiordma with sockets, ucxx, nixl and C programs. Every comparison
-ran between two processes on one machine with {cores} and without an RDMA card, with one core for
-each process. aiordma and the C programs used the embedded device, which is software. With a card,
-results will differ. On other machines, the ratios may be similar, but not the times.
-[Goals](#goals) shows which goals are met, and why others are missed.
+This page compares the speed of aiordma with that of sockets, ucxx, nixl and C programs. Unless
+noted otherwise, the programs ran in two processes on one machine with {cores}, one for each
+process, and without an RDMA card. aiordma and the C programs therefore used the embedded
+device, which is implemented in software. Results with a card will differ. On other machines,
+you can expect similar ratios, but not the same times. [Goals](#goals) shows which goals have
+been met and why others have been missed.
 
 | name | meaning |
 |---|---|
 | aiordma | this package on uvloop, with adaptive polling, over shared memory |
-| aiordma on asyncio | the same on asyncio's own event loop |
-| aiordma, polling=0 | the same without polling: a process without work sleeps |
+| aiordma on asyncio | the same, but on asyncio's own event loop |
+| aiordma, polling=0 | the same, but without polling: a process that waits sleeps |
 | TCP protocol, Unix protocol | an `asyncio.Protocol` over a TCP or Unix socket |
-| C | a C program that calls the verbs, on the same device |
-| ucxx, nixl | libraries for data transfer with their own transports, used from Python |
+| C | a C program that calls the verbs directly, on the same device |
+| ucxx, nixl | data transfer libraries with their own transports, used from Python |
 
-Each figure is the median of {turns} turns, rounded to two digits. In a turn, everything that is
-compared runs once. Tables show the lowest and highest turn in parentheses, and charts show them as
-a line. After the comma is the ratio to the value of aiordma, so *2x* means twice as much. Charts
-have points instead of bars if the axis is logarithmic. `python -m bench all`
-([bench](__init__.py)) measures everything and generates this page.
+Each figure is the median of {turns} turns, rounded to two digits. In each turn, every program
+in the comparison runs once. Tables show the lowest and the highest turn in parentheses,
+followed by the ratio to aiordma's value, so *2x* means twice that value. Charts show the range
+between the two turns as a line, and use points instead of bars if the axis is logarithmic.
+`python -m bench all` ([bench](__init__.py)) runs all measurements and generates this page.
 """
 
 SUMMARY = (
@@ -229,7 +230,8 @@ def markdown(
             "",
             "## Memory and CPU",
             "",
-            "Pairs of values are those of the client and of the server. Memory is resident memory.",
+            "Where there are two values, they are those of the client and the server. Memory is "
+            "resident memory.",
             "",
         ]
         rows = cost.rows(results["cost"])

@@ -26,17 +26,19 @@ from .lanes import (
 )
 
 NOTE = """\
-This test sends messages in one direction, and measures the throughput until the last one has
-arrived (1 GB/s is 10^9 bytes per second). The rows of aiordma name the sender's style, its memory
-unless that is `bytes`, and the receiver's call:
+There are several ways to send messages with aiordma. This test compares their throughput in one
+direction, measured until the last message has arrived (1 GB/s is 10^9 bytes per second). Each
+row of aiordma names the style of the sender, the memory it sends from (`bytes` unless stated
+otherwise), and the method that the receiver calls:
 
-- *Window*: a loop keeps 8 futures of `send_nowait` in flight, and awaits the oldest one.
-- *Sequential*: each `send` is awaited before the next one.
+- *Window*: a loop keeps 8 futures of `send_nowait` in flight and always awaits the oldest one.
+- *Sequential*: each `send` is awaited before the next one starts.
 - *gather*, *TaskGroup*: 8 calls of `send` are awaited together.
 - *One task per message*: up to 64 tasks send one message each.
 
-The receiver drops each message, or uses the same memory for every `recv_into`. Memory is
-registered before the clock starts. C sends from registered memory, with 8 messages in flight."""
+The receiver discards each message, or passes the same memory to every `recv_into`. The time for
+registering memory is not included. The C program sends from registered memory and keeps 8
+messages in flight."""
 
 
 @dataclass(frozen=True)
