@@ -13,12 +13,15 @@ MOONCAKE = Software(
     "mooncake-transfer-engine-non-cuda",
     apt=("libcurl4", "libnuma1"),
     pip=("mooncake-transfer-engine-non-cuda", "numpy"),
-    note="This package and `mooncake-transfer-engine`, which needs a CUDA driver, have the same "
-    "source.",
+    note="This package has the same source as `mooncake-transfer-engine`, which needs a CUDA "
+    "driver.",
 )
 
 IBVERBS = Software(
-    "ibverbs", "ibverbs", pip=("ibverbs",), note="Like NCCL, it opens libibverbs with `dlopen`."
+    "ibverbs",
+    "ibverbs",
+    pip=("ibverbs",),
+    note="Like NCCL, this package opens libibverbs with `dlopen`.",
 )
 
 INFINISTORE = Software(
@@ -26,7 +29,7 @@ INFINISTORE = Software(
     "infinistore",
     # The server passes its own libuv's structures to the event loop of uvloop.
     pip=("--no-deps", "infinistore", "numpy", "uvloop==0.21.0"),
-    note="The server needs uvloop 0.21. With uvloop 0.23, the server aborts in libuv's `uv__io_cb` "
+    note="The server requires uvloop 0.21. With uvloop 0.23, it aborts in libuv's `uv__io_cb` "
     "when a client connects.",
 )
 

@@ -10,8 +10,9 @@ SOFTWARE = Software(
     "libfabric",
     "libfabric1",
     apt=("libfabric-bin",),
-    note="Debian does not package fabtests. Its programs need a host address for `-s`, because the "
-    "verbs provider loses the port of a loopback address.",
+    note="Debian does not package fabtests. If you run its programs, pass the address of a "
+    "network interface to `-s`, because the verbs provider loses the port of a loopback "
+    "address.",
 )
 
 # The row of 64 bytes: #sent, #ack, total, time, MB/sec, us/transfer.

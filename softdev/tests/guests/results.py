@@ -19,19 +19,23 @@ LINKS = {"shared": "shared memory", "tcp": "TCP wire"}
 INTRODUCTION = """\
 # Unmodified RDMA software on the embedded device
 
-`make guests` runs this software from Debian 12 and PyPI packages under `aiordma run`, over shared
-memory and over TCP (`AIORDMA_EMBEDDED_LINKS`). A row works if its programs succeed in bounded time,
-and a [trace](../../docs/trace.md) shows that work requests of the device carried their data. CI
-runs the rows marked with \\* (`make guests ARGS=--quick`).
+The programs on this page run on the embedded device without any changes. `make guests` installs
+them from Debian 12 and PyPI packages and runs them under `aiordma run`, once over shared memory
+and once over TCP (`AIORDMA_EMBEDDED_LINKS`). A row counts as working if its programs succeed
+within a time limit and a [trace](../../docs/trace.md) shows that their data was transferred by
+work requests on the device. CI runs the rows that are marked with \\*
+(`make guests ARGS=--quick`).
 
-Between two hosts, each program must select a GID that reaches the other host (`-g` for the
-pingpongs, `-x` for perftest). `aiordma devinfo` lists the GIDs. Index 0 is the first address that
-is neither link-local nor loopback. With the connection manager (perftest `-R`, qperf `-cm 1`,
-rping), the IP addresses select the GID. The same applies to [RoCE v2](roce-v2.md).
+To run one of these programs on two hosts, select a GID from which the other host can be reached
+(`-g` for the pingpongs, `-x` for perftest). `aiordma devinfo` lists the GIDs. Index 0 is the
+first address that is neither link-local nor loopback. With the connection manager (perftest
+`-R`, qperf `-cm1`, rping), the IP addresses determine the GID. All of this also applies to
+[RoCE v2](roce-v2.md).
 
-The tables show the rows that CI runs, and those that fail, with the figures that the programs
-print. The last column shows the same software (qperf for perftest) over the kernel's TCP on the
-loopback interface. [results.json](../tests/guests/results.json) has all figures.
+The tables show the rows that CI runs and those that fail, with the figures that the programs
+print. For comparison, the last column shows the same software (qperf for perftest) over the
+kernel's TCP on the loopback interface. [results.json](../tests/guests/results.json) contains
+all figures.
 
 {machine}
 """
@@ -39,7 +43,8 @@ loopback interface. [results.json](../tests/guests/results.json) has all figures
 BY_HAND = """\
 ## Tried by hand
 
-This software was built and run under `aiordma run` by hand in 2026:
+The following software is not part of `make guests`. It was built and run under `aiordma run` by \
+hand in 2026:
 
 | software | result |
 |---|---|
@@ -47,12 +52,13 @@ This software was built and run under `aiordma run` by hand in 2026:
 | librpma | works |
 | the Rust test suites of rust-ibverbs, sideway, async-rdma and rust-rdma-io | 313 of 315 tests \
 pass |
-| rdma4py, its ibverbs, two embedded devices | 88 tests pass, and two are skipped (GPUs, mlx5) |
-| rdma-core 64, its own tests | 187 tests pass, and none fail |
-| gloo, its ibverbs transport | failed because the exit of a peer broke idle queue pairs; not \
-retried |
+| rdma4py with its own ibverbs, on two embedded devices | 88 tests pass, and two are skipped \
+(GPUs, mlx5) |
+| the tests of rdma-core 64 | 187 tests pass, and none fail |
+| gloo with its ibverbs transport | failed, because idle queue pairs broke when a peer exited, and \
+has not been retried since |
 
-The following was tried on 2026-11-30, on a machine with 2 busy cores:
+These programs were tried on 2026-11-30, on a machine with 2 busy cores:
 
 | software | programs | result |
 |---|---|---|
@@ -62,32 +68,33 @@ ib_write_bw `-R` | work over shared memory, TCP and RoCE |
 was tried |
 | perftest 6.29 (00b55b6) | 122 option sets of ib_send, ib_write, ib_read and ib_atomic, `_lat` \
 and `_bw`: `-a`, `-b`, `-c UC`, `-c UD`, `-c XRC`, `-D`, `-e`, `-I`, `-l`, `-q`, `-Q`, `-R`, `-t`, \
-`--use-srq` and others | over shared memory, 113 work. perftest refuses 5: UC with `-R` (4), and \
-ib_send_bw `--data_validation`. ib_read_lat `-a` and ib_write_bw `-a` finished only with fewer \
-iterations. ib_send_lat `-a` and ib_write_lat `-a` did not finish within 60 s. For each size, \
-perftest measures the CPU clock, which takes seconds on a machine with a load of 20 |
+`--use-srq` and others | 113 work over shared memory. perftest itself rejects 5: UC with `-R` (4) \
+and ib_send_bw `--data_validation`. ib_read_lat `-a` and ib_write_bw `-a` finished only with fewer \
+iterations. ib_send_lat `-a` and ib_write_lat `-a` did not finish within 60 s. perftest measures \
+the CPU clock for each size, which takes seconds on a machine with a load of 20 |
 | fabtests 1.17.0, Debian's libfabric | fi_recv_cancel, `verbs;ofi_rxm` | works: 5.0 to 5.1 s over \
 shared memory, 4.4 to 5.3 s over TCP (libfabric's TCP provider: 3.9 to 4.2 s). Each side registers \
 1 GiB. The first run, on fresh memory, took 14 s |
-| fabtests 1.17.0, Debian's libfabric | 20 tests of msg and dgram endpoints, `verbs` | over shared \
-memory, 13 of 15 with msg work. fi_bw `-T 1` did not finish within 20 s, and fi_multi_ep fails in \
-fi_domain (EINVAL). None of the 5 with dgram work: 4 fail with ENODATA, and fi_cq_data did not \
+| fabtests 1.17.0, Debian's libfabric | 20 tests of msg and dgram endpoints, `verbs` | 13 of 15 \
+with msg work over shared memory. fi_bw `-T 1` did not finish within 20 s, and fi_multi_ep fails \
+in fi_domain (EINVAL). None of the 5 with dgram work: 4 fail with ENODATA, and fi_cq_data did not \
 finish within 20 s |
 | OSU micro-benchmarks 5.7, Open MPI 4.1.4 over UCX 1.13.1 | 33 programs with 2 processes, up to \
-64 KiB, 10 iterations | over shared memory, 29 work, including osu_latency, osu_bw and \
-osu_allreduce. osu_bcast, osu_gatherv, osu_reduce and osu_scatter did not finish within 40 s \
-on a machine with a load of 20 |
+64 KiB, 10 iterations | 29 work over shared memory, including osu_latency, osu_bw and \
+osu_allreduce. osu_bcast, osu_gatherv, osu_reduce and osu_scatter did not finish within 40 s on a \
+machine with a load of 20 |
 | InfiniStore 0.2.35 (PyPI), uvloop 0.21.0 | its benchmark with `--rdma`; writing, reading, \
-finding and deleting keys, missing keys, unregistered memory, 64 requests at a time | work over \
-shared memory and over TCP, where the benchmark was not tried. 3 concurrent clients work over \
-TCP. The server's step that sets oom_score_adj was removed, because it needs a privilege |
+finding and deleting keys, missing keys, unregistered memory, 64 requests at a time | everything \
+works over shared memory. Over TCP, everything but the benchmark was tried, and works. 3 \
+concurrent clients also work over TCP. The code of the server that sets oom_score_adj was removed, \
+because it requires privileges |
 | GPI-2 (9eae0f2) | allreduce, 2 processes | works over shared memory, in 15 s |
-| GPI-2 (9eae0f2) | allreduce, 3 and 4 processes | not finished after 100 s over shared memory or \
-TCP. With 3 processes, the trace shows 45 to 67 successful requests per second and process. The \
-processes poll, and there are more of them than cores |
+| GPI-2 (9eae0f2) | allreduce, 3 and 4 processes | did not finish within 100 s over shared memory \
+or TCP. With 3 processes, the trace shows 45 to 67 successful requests per second and process. The \
+programs poll, and there were more processes than cores |
 | rdma-core's mckey 44.0 | two hosts, RoCE | received all datagrams in 43 runs, four of them \
-through a bridge with multicast snooping. The sender waits 3 s after joining. Receivers that join \
-later lose datagrams |
+through a bridge with multicast snooping. The sender waits 3 s after joining the group, and \
+receivers that join later miss datagrams |
 | the-geek-in-the-corner (fb2358c) | 01, 02 (write), 03 with a file of 3 MB | work over shared \
 memory and TCP |
 | animeshtrivedi/rdma-example (615b85d) | server and client | work over shared memory and TCP |

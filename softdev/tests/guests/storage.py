@@ -11,17 +11,18 @@ FIO = Software(
     "fio",
     "fio",
     apt=("fio",),
-    note="The measured time includes half a second in which fio's rdma engine sleeps after "
-    "connecting. If the receiver has not posted all receives by then, the sender hangs after "
-    "`cq completion status 13`, because the engine does not retry (rnr_retry_count 0). This "
-    "happened in one run over RoCE with `--iodepth=1`.",
+    note="The measured time includes half a second for which fio's rdma engine sleeps after "
+    "connecting. If the receiver has not posted all its receives by then, the sender "
+    "reports `cq completion status 13` and hangs, because the engine does not retry "
+    "(rnr_retry_count 0). This happened in one run over RoCE with `--iodepth=1`.",
 )
 ISER = Software(
     "tgt and libiscsi",
     "tgt",
     apt=("tgt", "libiscsi-bin"),
-    note="With iSER, tgtd responds `Target not found` unless the initiator's address and name are "
-    "bound to the target. tgtd refuses `--iser port=` even without RDMA.",
+    note="tgtd only accepts an iSER initiator if both its address and its name are bound to the "
+    "target. Otherwise, it responds `Target not found`. The option `--iser port=` does not "
+    "work, even without RDMA.",
 )
 
 

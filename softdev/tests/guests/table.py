@@ -14,17 +14,19 @@ SOFTWARE = [
         "perftest",
         "perftest",
         apt=("perftest", "qperf"),  # the latter for the figures over TCP
-        note="Not included: `ib_write_bw -e` (perftest has no events for writes), `--cqe-poll` "
-        "(later versions only), and `--run_infinitely`, which works but never ends.",
+        note="These are not included: `ib_write_bw -e` (perftest does not support events for "
+        "writes), `--cqe-poll` (only in later versions), and `--run_infinitely`, which "
+        "works but never ends.",
     ),
     Software(
         "qperf",
         "qperf",
         apt=("qperf",),
-        note="Debian's build lacks the xrc tests. Without `-cm1`, qperf addresses peers by LID "
-        "without a GRH. RoCE cards refuse such addresses, and this device refuses them for other "
-        "hosts and on RoCE links. The poll_lat tests and perftest's ib_write_lat poll memory, so "
-        "the device's thread must run, and may have to wait for a time slice.",
+        note="Debian's build does not include the xrc tests. Without `-cm1`, qperf addresses "
+        "its peer by LID without a GRH. RoCE cards reject such addresses, and this device "
+        "only accepts them within a host and not on RoCE links. The poll_lat tests and "
+        "perftest's ib_write_lat poll memory instead of calling the device. The device's "
+        "thread therefore has to do the work, and may have to wait for a time slice.",
     ),
     Software("uDAPL", "dapl2-utils", apt=("dapl2-utils", "libdapl2")),
     libfabric.SOFTWARE,

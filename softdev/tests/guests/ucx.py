@@ -10,9 +10,10 @@ SOFTWARE = Software(
     "UCX",
     "ucx-utils",
     apt=("ucx-utils",),
-    note="Without `UCX_TLS`, processes on one host use UCX's own shared memory instead of RDMA. "
-    "UCX 1.23 needs `UCX_FENCE_MODE=weak` to fence one-sided operations. Its strong fence reads "
-    "with an invalid key, which this device refuses.",
+    note="If `UCX_TLS` is not set, processes on the same host use UCX's own shared memory "
+    "instead of RDMA. UCX 1.23 needs `UCX_FENCE_MODE=weak` for fences between one-sided "
+    "operations, because its strong fence reads with an invalid key, which this device "
+    "rejects.",
 )
 
 # Not UCX's own shared memory; ud_verbs connects.

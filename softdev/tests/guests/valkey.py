@@ -16,9 +16,10 @@ VALKEY = Software(
     apt=("dpkg-dev", "librdmacm-dev", "libibverbs-dev"),
     build=f"{INTEGRATION}/tests/build-server {SERVER}",
     tells=f"{SERVER}/valkey-server --version",
-    note="The unmodified server is built from a newer Debian's source package (`make valkey`). The "
-    "client uses the streams of [integrations/valkey](../../docs/valkey.md), or asyncio for kernel "
-    "TCP. The client sets and gets 1 MiB, and then gets 64 bytes repeatedly.",
+    note="The unmodified server is built from a newer Debian's source package (`make valkey`). "
+    "The client uses the streams of [integrations/valkey](../../docs/valkey.md), or those "
+    "of asyncio for kernel TCP. It sets and gets a value of 1 MiB once, and then gets a "
+    "value of 64 bytes repeatedly.",
 )
 
 VALUE = 1 << 20  # programs/valkey_get.py
