@@ -21,7 +21,7 @@ runpy.run_module("aiordma", run_name="__main__")
 
 
 @pytest.mark.parametrize("module", ["click", "rich", "msgpack"])
-def test_without_the_extra_it_says_what_to_install(module: str) -> None:
+def test_command_line_names_the_missing_extra(module: str) -> None:
     """Another missing module is not hidden."""
     done = run_python("-c", WITHOUT.format(module=module))
     if module == "msgpack":
@@ -42,7 +42,9 @@ def test_without_the_extra_it_says_what_to_install(module: str) -> None:
         (["perf"], ["client", "local", "plot", "server"]),
     ],
 )
-def test_help_lists_the_commands_for_people(group: list[str], names: list[str], width: int) -> None:
+def test_help_lists_every_command_with_its_first_sentence(
+    group: list[str], names: list[str], width: int
+) -> None:
     """With the first sentence of each, whole."""
 
     def help_of(*words: str) -> str:
@@ -57,7 +59,7 @@ def test_help_lists_the_commands_for_people(group: list[str], names: list[str], 
         assert f"{name} {re.split(r'(?<=[.]) ', said)[0]}" in " ".join(commands.split())
 
 
-def test_a_command_is_imported_without_the_others() -> None:
+def test_command_is_imported_without_the_others() -> None:
     """A program under `aiordma run` starts without waiting for what `aiordma perf` needs."""
     program = (
         "import sys; from aiordma.cli.app import app;"
@@ -70,7 +72,7 @@ def test_a_command_is_imported_without_the_others() -> None:
     assert {"aiordma.cli.perf", "aiordma.transport", "rich", "asyncio"}.isdisjoint(loaded)
 
 
-def test_as_a_module_and_as_a_program_it_is_the_same() -> None:
+def test_module_and_program_have_the_same_help() -> None:
     done = run_python("-m", "aiordma", "--help", check=True)
     assert done.stdout == CliRunner().invoke(app, ["--help"], prog_name="aiordma").output
     version = CliRunner().invoke(app, ["--version"]).output

@@ -78,7 +78,7 @@ def device(name: str, *ports: PortInfo) -> DeviceInfo:
 # ---- a whole machine ----------------------------------------------------------------------------
 
 
-def test_a_good_machine() -> None:
+def test_good_machine_passes_every_check() -> None:
     findings = examine(GOOD)
     assert {finding.verdict for finding in findings} == {OK}
     assert [finding.check for finding in findings] == [
@@ -87,7 +87,7 @@ def test_a_good_machine() -> None:
     ]  # fmt: skip
 
 
-def test_a_bare_machine() -> None:
+def test_bare_machine_has_problems_and_warnings() -> None:
     assert [(finding.check, finding.verdict) for finding in examine(BARE)] == [
         ("library", PROBLEM), ("kernel", PROBLEM), ("memlock", PROBLEM), ("embedded", WARNING),
         ("peers", OK), ("choice", WARNING),
@@ -107,7 +107,7 @@ def test_a_bare_machine() -> None:
         (BROKEN, Conclusion.NOTHING),
     ],
 )
-def test_conclusions(facts: Facts, conclusion: Conclusion) -> None:
+def test_conclusion_follows_from_the_findings(facts: Facts, conclusion: Conclusion) -> None:
     assert conclude(facts, examine(facts)) is conclusion
 
 
@@ -236,7 +236,9 @@ FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
 
 
 @pytest.mark.parametrize(("check", "facts", "expected"), FINDINGS)
-def test_findings(check: Check, facts: Facts, expected: list[tuple[Verdict, str, str]]) -> None:
+def test_findings_have_advice_exactly_when_not_ok(
+    check: Check, facts: Facts, expected: list[tuple[Verdict, str, str]]
+) -> None:
     """What is not well has advice, what is well has none; each is one line."""
     for finding, (verdict, text, advice) in zip(check(facts), expected, strict=True):
         assert finding.verdict is verdict

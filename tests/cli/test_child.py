@@ -32,7 +32,7 @@ async def forever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def test_it_says_where_it_listens_and_ends_with_its_input() -> None:
+async def test_listening_child_reports_its_address() -> None:
     async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
         assert server.host == "127.0.0.1"
         assert server.port > 0
@@ -50,32 +50,32 @@ async def test_it_says_where_it_listens_and_ends_with_its_input() -> None:
         ("print('a port')", r"printed 'a port\\n' instead of its address"),
     ],
 )
-async def test_a_child_that_does_not_listen(code: str, text: str) -> None:
+async def test_child_that_ends_early_raises_child_error(code: str, text: str) -> None:
     with pytest.raises(ChildError, match=text):
         async with listening_child(python(code)):
             raise AssertionError("it did not listen")
 
 
-async def test_a_child_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_child_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "START_TIMEOUT", 0.01)
     with pytest.raises(ChildError, match=r"timed out after 0\.01 s waiting for the address"):
         async with listening_child(python("import sys; sys.stdin.read()")):
             raise AssertionError("it did not listen")
 
 
-async def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "GRACE", 0.01)
     async with listening_child(python(LISTENING + "time.sleep(1000)")):
         pass
 
 
-async def test_it_ends_when_this_side_is_cancelled() -> None:
+async def test_child_ends_when_the_parent_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
         async with listening_child(python(UNTIL_INPUT_ENDS)) as server, asyncio.timeout(0.01):
             await server.guard(forever())
 
 
-async def test_it_is_killed_when_waiting_for_its_end_is_cancelled() -> None:
+async def test_child_is_killed_when_waiting_for_it_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
         async with (
             asyncio.timeout(None) as limit,
@@ -84,7 +84,9 @@ async def test_it_is_killed_when_waiting_for_its_end_is_cancelled() -> None:
             limit.reschedule(asyncio.get_running_loop().time() + 0.01)
 
 
-async def test_guard_returns_and_raises_what_the_work_does(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_guard_returns_or_raises_the_outcome_of_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(child, "LAST_BREATH", 0.01)
 
     async def answer() -> int:
@@ -101,7 +103,7 @@ async def test_guard_returns_and_raises_what_the_work_does(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-async def test_guard_tells_of_the_childs_death(breaks: bool) -> None:
+async def test_guard_reports_the_death_of_the_child(breaks: bool) -> None:
     """And of it rather than of the connection that it breaks."""
 
     async def kill(pid: int) -> None:

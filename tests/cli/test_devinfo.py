@@ -39,7 +39,7 @@ def row(text: str, *words: str) -> list[str]:
 # ---- JSON ---------------------------------------------------------------------------------------
 
 
-def test_json(device: verbs.Device, context: verbs.Context) -> None:
+def test_devinfo_json_matches_the_verbs(device: verbs.Device, context: verbs.Context) -> None:
     done = devinfo(device.name, "--json")
     assert done.exit_code == 0
     (told,) = json.loads(done.output)["devices"]
@@ -77,7 +77,7 @@ def test_json(device: verbs.Device, context: verbs.Context) -> None:
     assert sum(gid["chosen"] for gid in of_port["gids"]) == 1
 
 
-def test_all_devices_of_all_libraries() -> None:
+def test_devinfo_json_lists_every_device() -> None:
     told = json.loads(devinfo("--json").output)
     assert [each["name"] for each in told["devices"]] == [it.name for it in verbs.devices()]
     missing = verbs.missing_library()
@@ -87,7 +87,7 @@ def test_all_devices_of_all_libraries() -> None:
 # ---- tables -------------------------------------------------------------------------------------
 
 
-def test_tables(device: verbs.Device, context: verbs.Context) -> None:
+def test_devinfo_tables_match_the_verbs(device: verbs.Device, context: verbs.Context) -> None:
     text = shown(device)
     port = context.query_port()
     assert max(map(len, text.splitlines())) <= 80
@@ -103,14 +103,16 @@ def test_tables(device: verbs.Device, context: verbs.Context) -> None:
     assert "max_qp" not in text
 
 
-def test_every_attribute(device: verbs.Device, context: verbs.Context) -> None:
+def test_devinfo_verbose_lists_every_attribute(
+    device: verbs.Device, context: verbs.Context
+) -> None:
     text = shown(device, verbose=True)
     assert row(text, "max_qp_wr") == ["max_qp_wr", f"{context.query_device().max_qp_wr:,}"]
     assert row(text, "state") == ["state", "ACTIVE"]
     assert devinfo("-v", device.name).output.count("attribute") == 2
 
 
-def test_an_unknown_speed_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devinfo_shows_an_unknown_speed_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verbs.PortAttributes, "lane_gigabits", None)
     assert "unknown" in row(shown(verbs.find_device("embedded0")), "1", "ACTIVE")
 
@@ -118,14 +120,14 @@ def test_an_unknown_speed_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what is missing ----------------------------------------------------------------------------
 
 
-def test_an_unknown_device() -> None:
+def test_devinfo_names_an_unknown_device() -> None:
     done = devinfo("nothing0")
     assert done.exit_code == 1
     assert "device 'nothing0' not found; available devices: " in done.output
     assert "embedded0" in done.output
 
 
-def test_a_missing_library_is_told_and_not_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devinfo_shows_a_missing_library_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     error = LibraryNotFoundError("libibverbs.so.1")
     monkeypatch.setattr(verbs, "missing_library", lambda: error)
     monkeypatch.setattr(verbs, "devices", lambda: [verbs.find_device("embedded0")])
@@ -137,7 +139,9 @@ def test_a_missing_library_is_told_and_not_fatal(monkeypatch: pytest.MonkeyPatch
     assert json.loads(devinfo("--json").output)["system_library_problem"] == str(error)
 
 
-def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devinfo_shows_the_error_of_a_device_that_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     there = verbs.find_device("embedded0")
     gone = verbs.Device("gone0", there.library, there.node_type, there.transport_type, guid=1)
     monkeypatch.setattr(verbs, "devices", lambda: [gone, there])
@@ -154,7 +158,7 @@ def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- texts --------------------------------------------------------------------------------------
 
 
-def test_plain() -> None:
+def test_json_value_converts_enumerations_and_flags() -> None:
     assert guid_text(0x020000FFFEECDB70) == "0200:00ff:feec:db70"
     assert json_value(verbs.MTU.MTU_1024) == 1024
     assert json_value(verbs.PortState(4)) == "ACTIVE"
@@ -165,7 +169,7 @@ def test_plain() -> None:
     assert json_value(frozenset({verbs.QPType.UD, verbs.QPType.RC})) == ["RC", "UD"]
 
 
-def test_flat() -> None:
+def test_flat_joins_nested_names() -> None:
     told = {"orig_attr": {"a": 1000}, "caps": {"b": ["X", "Y"], "c": []}, "d": None}
     assert list(flat(told)) == [
         ("a", "1,000"), ("caps.b", "X, Y"), ("caps.c", "none"), ("d", "None"),

@@ -22,7 +22,7 @@ from tests.processes import run_python
 # ---- this machine -------------------------------------------------------------------------------
 
 
-def test_this_machine(device: verbs.Device) -> None:
+def test_doctor_json_describes_this_machine(device: verbs.Device) -> None:
     """Programs have a device here; asked for a card, only where one is under test."""
     system = [found for found in verbs.devices() if found.library.name == "system"]
     done = CliRunner().invoke(app, ["doctor", "--json"])
@@ -45,7 +45,7 @@ def test_this_machine(device: verbs.Device) -> None:
         assert f"port 1 of {device.name} is ACTIVE" in done.output
 
 
-def test_the_table_says_the_same() -> None:
+def test_doctor_table_matches_the_json() -> None:
     as_json = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).output)
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == as_json["status"]
@@ -69,7 +69,7 @@ def test_unknown_variables_are_reported_once() -> None:
     }
 
 
-def test_facts_of_this_machine() -> None:
+def test_facts_match_this_machine() -> None:
     found = Facts.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     assert (found.memlock, found.memlock_hard) == (soft, hard)
@@ -91,7 +91,9 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def test_an_empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_of_an_empty_machine_are_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     found = Facts.collect(tmp_path)
     assert (found.providers, found.kernel_devices, found.modules) == ((), {}, ())
@@ -100,7 +102,7 @@ def test_an_empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert found.container == ""
 
 
-def test_a_machine_with_devices(tmp_path: Path) -> None:
+def test_facts_list_providers_devices_and_modules(tmp_path: Path) -> None:
     loaded = "rdma_rxe 1 0 - Live 0x0", "ext4 1 0 - Live 0x0", "", "ib_core 1 6 x,y, Live 0x0"
     files = {
         "etc/libibverbs.d/mlx5.driver": "driver mlx5\n",
@@ -121,7 +123,7 @@ def test_a_machine_with_devices(tmp_path: Path) -> None:
     assert (found.has_uverbs, found.has_rdma_cm) == (True, True)
 
 
-def test_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_report_usability_and_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "dev/infiniband"
     write(folder, {"uverbs0": "", "rdma_cm": "", "by-path/pci-0": ""})
     (folder / "dangling").symlink_to("nowhere")
@@ -139,7 +141,9 @@ def test_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("capabilities", "ignores"), [("4000", True), ("1bfff", False), ("0", False)]
 )
-def test_capabilities(capabilities: str, ignores: bool, tmp_path: Path) -> None:
+def test_ipc_lock_capability_ignores_memlock(
+    capabilities: str, ignores: bool, tmp_path: Path
+) -> None:
     status = f"Name:\tx\nCapPrm:\t{'f' * 16}\nCapEff:\t{capabilities:0>16}\n"
     write(tmp_path, {"proc/self/status": status})
     assert Facts.collect(tmp_path).ignores_memlock is ignores
@@ -154,7 +158,7 @@ def test_capabilities(capabilities: str, ignores: bool, tmp_path: Path) -> None:
         ({"proc/1/environ": "HOME=/\0"}, ""),
     ],
 )
-def test_containers(
+def test_container_is_detected_by_its_files(
     files: dict[str, str], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

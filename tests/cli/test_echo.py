@@ -38,7 +38,7 @@ def echo_json(device_name: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("via", "loop"), [("cm", "uvloop"), ("tcp", "asyncio")])
-def test_every_way(device: verbs.Device, via: str, loop: str) -> None:
+def test_echo_works_by_every_way(device: verbs.Device, via: str, loop: str) -> None:
     told = echo_json(device.name, *SMALL, "--via", via, "--loop", loop)
     expected = {
         "device": device.name,
@@ -52,13 +52,13 @@ def test_every_way(device: verbs.Device, via: str, loop: str) -> None:
     assert rows == [(1, 2), (4096, 2), (1 << 20, 2)]
 
 
-def test_the_sizes_when_none_are_named(device_name: str) -> None:
+def test_echo_uses_default_sizes(device_name: str) -> None:
     results = echo_json(device_name, "--count", "1")["results"]
     assert [row["size"] for row in results] == [4**power for power in range(13)]
     assert all(row["verified"] for row in results)
 
 
-def test_as_a_program_where_there_is_no_terminal(device_name: str) -> None:
+def test_echo_prints_plain_text_without_a_terminal(device_name: str) -> None:
     done = run_python("-W", "error", "-m", "aiordma", "echo", *SMALL, AIORDMA_DEVICE=device_name)
     assert done.stderr == ""
     assert done.returncode == 0
@@ -70,7 +70,7 @@ def test_as_a_program_where_there_is_no_terminal(device_name: str) -> None:
 @pytest.mark.parametrize(
     ("length", "rows"), [(100_000, [(1, False), (4096, False), (100_000, True)]), (0, [(0, True)])]
 )
-def test_a_file_in_pieces_and_whole(
+def test_echo_sends_a_file_in_pieces_and_whole(
     device_name: str, tmp_path: Path, length: int, rows: list[tuple[int, bool]]
 ) -> None:
     file = tmp_path / "file"
@@ -96,13 +96,15 @@ def test_a_file_in_pieces_and_whole(
         (["/nonsense/file"], 2, "'/nonsense/file' does not exist"),
     ],
 )
-def test_bad_arguments(arguments: list[str], status: int, text: str) -> None:
+def test_echo_rejects_invalid_arguments(arguments: list[str], status: int, text: str) -> None:
     done = echo(*arguments)
     assert done.exit_code == status
     assert text in done.stderr
 
 
-def test_an_address_that_is_not_here(device_name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_echo_reports_an_address_of_another_host(
+    device_name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     done = echo("--device", device_name, "--host", "203.0.113.1", *SMALL)
     assert done.exit_code == 1
     assert done.stderr == (
@@ -132,7 +134,7 @@ def other_end(handler: str) -> list[str]:
     return [sys.executable, "-c", OTHER_END.format(handler=handler)]
 
 
-def test_a_server_that_changes_messages(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_echo_reports_changed_messages(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = "await conn.send(bytes(message)[:-1] + b'?' * (len(message) > 1), imm=message.imm)"
     monkeypatch.setattr(echo_module, "SERVER", other_end(handler))
     done = echo("--device", device_name, *SMALL, "--json")
@@ -154,7 +156,7 @@ def test_a_server_that_changes_messages(device_name: str, monkeypatch: pytest.Mo
         ("pass", "timed out after 0.5 s waiting for the echo of a message of 1 bytes", "0.5"),
     ],
 )
-def test_a_server_that_does_not_echo(
+def test_echo_reports_a_server_that_fails(
     device_name: str, monkeypatch: pytest.MonkeyPatch, handler: str, text: str, timeout: str
 ) -> None:
     monkeypatch.setattr(echo_module, "SERVER", other_end(handler))
@@ -177,7 +179,7 @@ main()
     ("number", "status", "text"),
     [(signal.SIGINT, 1, "\nAborted!\n"), (signal.SIGKILL, -signal.SIGKILL, "")],
 )
-def test_the_server_ends_with_this_side(
+def test_echo_server_ends_with_its_parent(
     device_name: str, number: signal.Signals, status: int, text: str
 ) -> None:
     code = THIS_END.format(other_end=other_end(f"os.kill(os.getppid(), {int(number)})"))

@@ -53,19 +53,21 @@ def filtered(call: str, action: int) -> str:
         ("process_vm_readv", KILL, "copy_problem", "a process that calls it is killed"),
     ],
 )
-def test_a_filter(call: str, action: int, field: str, told: str) -> None:
+def test_denied_call_is_reported_as_the_problem(
+    call: str, action: int, field: str, told: str
+) -> None:
     """A call that the seccomp filter forbids is reported, and nothing else changes."""
     expected = replace(LocalPeerFacts.collect(), links="shared", **{field: f"{call}: {told}"})
     assert filtered(call, action) == str(expected)
 
 
-def test_the_limit_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_size_limit_is_reported_as_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (100_000, 100_000))
     assert local_peers.share_problem() == (
         "the limit on the length of files (ulimit -f) is 100,000 bytes"
     )
 
 
-def test_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", "tcp")
     assert LocalPeerFacts.collect().links == "tcp"

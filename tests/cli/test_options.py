@@ -27,35 +27,35 @@ from aiordma.cli.tables import size_text
         ("1M,1MiB,2G", [1 << 20, 1 << 20, 2 << 30]),
     ],
 )
-def test_sizes(text: str, sizes: list[int]) -> None:
+def test_parse_sizes_accepts_units_and_lists(text: str, sizes: list[int]) -> None:
     assert parse_sizes(text) == sizes
 
 
 @pytest.mark.parametrize(
     "text", ["", ",", "64,", "x", "-1", "1.5", "1T", "KiB", "1 2", "\u0663", "9" * 5000]
 )
-def test_what_is_no_size(text: str) -> None:
+def test_parse_sizes_rejects_invalid_text(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"^invalid size .*: expected"):
         parse_sizes(text)
 
 
-def test_a_size_beyond_all_memory() -> None:
+def test_parse_sizes_rejects_sizes_beyond_the_maximum() -> None:
     assert parse_sizes("4294967296G") == [1 << 62]
     with pytest.raises(click.BadParameter, match=r"^invalid size .*: the maximum is"):
         parse_sizes("4294967297G")
 
 
 @given(st.integers(0, 1 << 50))
-def test_sizes_are_read_as_they_are_shown(size: int) -> None:
+def test_parse_sizes_reads_displayed_sizes(size: int) -> None:
     assert parse_sizes(size_text(size).replace(",", "")) == [size]
 
 
-def test_event_loops_by_name() -> None:
+def test_loop_factory_selects_the_loop_by_name() -> None:
     assert loop_factory("asyncio") is asyncio.new_event_loop
     assert loop_factory("uvloop") is uvloop.new_event_loop
 
 
-def test_uvloop_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_factory_advises_installing_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

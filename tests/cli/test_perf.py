@@ -27,7 +27,7 @@ def perf(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["perf", *arguments], prog_name="aiordma")
 
 
-def test_the_table(device_name: str) -> None:
+def test_perf_table_lists_each_size(device_name: str) -> None:
     done = perf("--local", "send", "lat", "--device", device_name, "--sizes", "1,4K", *FEW)
     assert done.exit_code == 0, done.output
     assert f"send lat on {device_name} " in done.stdout
@@ -49,7 +49,7 @@ def listed(heading: str, row: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", line.partition("|")[2].partition("|")[2]))
 
 
-def test_json_is_as_the_page_says(device_name: str) -> None:
+def test_perf_json_matches_the_page(device_name: str) -> None:
     done = perf("local", "write", "lat", "--device", device_name, "--json", *FEW)
     assert done.exit_code == 0, done.output
     told: dict[str, Any] = json.loads(done.stdout)
@@ -69,7 +69,7 @@ def test_json_is_as_the_page_says(device_name: str) -> None:
     assert last == [pytest.approx(row["latency_us"]["max"]), 1 / 20]
 
 
-def test_throughput_has_its_spread(device_name: str) -> None:
+def test_perf_json_reports_the_spread_of_throughput(device_name: str) -> None:
     done = perf("local", "read", "bw", "--device", device_name, "--json", "--duration", "0.6")
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.stdout)["results"]
@@ -79,7 +79,7 @@ def test_throughput_has_its_spread(device_name: str) -> None:
     assert row["latency_us"] is row["completion_us"] is row["distribution_us"] is None
 
 
-def test_queue_pairs_and_the_use_of_the_cpu(device_name: str) -> None:
+def test_perf_prints_queue_pair_type_and_cpu_use(device_name: str) -> None:
     done = perf(
         "local", "send", "bw", "--device", device_name, "--cpu", "--sizes", "64", *FEW,
         "--qp", "ud", "--depth", "4", "--inline", "64", "--moderation", "2",
@@ -100,13 +100,13 @@ def test_queue_pairs_and_the_use_of_the_cpu(device_name: str) -> None:
         (["local", "send", "bw", "--duration", "0"], "duration must be positive"),
     ],
 )
-def test_bad_arguments(arguments: list[str], text: str) -> None:
+def test_perf_rejects_contradictory_options(arguments: list[str], text: str) -> None:
     done = perf(*arguments)
     assert done.exit_code == 2
     assert text in done.stderr
 
 
-def test_a_server_of_several_clients(device_name: str, host: str) -> None:
+def test_perf_server_serves_several_clients(device_name: str, host: str) -> None:
     """`aiordma perf server` on a port that it picks."""
     words = ["aiordma", "perf", "server", "--port", "0", "--device", device_name, "--host", host]
     command = [sys.executable, "-W", "error", "-m", *words]
@@ -126,7 +126,7 @@ def test_a_server_of_several_clients(device_name: str, host: str) -> None:
         assert interrupt(server) == 130
 
 
-def test_no_loop_serves(device_name: str, host: str) -> None:
+def test_perf_client_fails_without_a_server(device_name: str, host: str) -> None:
     done = perf("client", host, "send", "lat", "--device", device_name, "--port", "9")
     assert done.exit_code == 1
     assert done.stderr.startswith("Error: ")

@@ -96,7 +96,7 @@ def texts(picture: Path) -> list[str]:
     ],
     ids=["latencies", "distribution", "bandwidth", "rate"],
 )
-def test_what_a_picture_says(
+def test_plot_contains_the_run_and_is_reproducible(
     tmp_path: Path, runs: list[dict[str, Any]], found: set[str], missing: set[str]
 ) -> None:
     """The same runs give the same picture."""
@@ -109,7 +109,7 @@ def test_what_a_picture_says(
     assert first.read_text() == second.read_text()
 
 
-def test_the_axes_are_logarithmic_and_hold_what_was_measured() -> None:
+def test_plot_axes_are_logarithmic_and_show_the_results() -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     run = measured("read", "bw", 64, 4096)
@@ -125,7 +125,9 @@ def test_the_axes_are_logarithmic_and_hold_what_was_measured() -> None:
     assert perf_plot.to_mb(perf_plot.to_gbit(7)) == pytest.approx(7)
 
 
-def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_rejects_runs_and_formats_it_cannot_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [measured("send", "lat", 64), measured("send", "bw", 64)]
     with pytest.raises(PlotError, match="cannot plot bw and lat in one figure"):
         plot(runs, tmp_path / "x.png")
@@ -149,7 +151,7 @@ def perf(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["perf", *arguments], prog_name="aiordma")
 
 
-def test_drawing_several_files(tmp_path: Path) -> None:
+def test_perf_plot_draws_several_files(tmp_path: Path) -> None:
     for name in ("send", "write"):
         (tmp_path / name).write_text(json.dumps(measured(name, "rate", 64, 128)))
     target = tmp_path / "both.svg"
@@ -171,7 +173,7 @@ def test_drawing_several_files(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_of_something_else(tmp_path: Path, content: str, text: str) -> None:
+def test_perf_plot_rejects_other_files(tmp_path: Path, content: str, text: str) -> None:
     file = tmp_path / "file"
     file.write_text(content)
     done = perf("plot", str(file), "--output", str(tmp_path / "x.svg"))
@@ -179,7 +181,7 @@ def test_a_file_of_something_else(tmp_path: Path, content: str, text: str) -> No
     assert text in done.stderr
 
 
-def test_a_run_draws_by_itself(tmp_path: Path) -> None:
+def test_perf_plot_writes_svg_and_png(tmp_path: Path) -> None:
     targets = [tmp_path / "run.svg", tmp_path / "run.PNG"]
     done = perf(
         *("local", "send", "lat", "--sizes", "1,2", "--device", "embedded0"),
@@ -192,7 +194,7 @@ def test_a_run_draws_by_itself(tmp_path: Path) -> None:
     assert targets[1].stat().st_size > 10_000
 
 
-def test_a_wrong_target_is_told_before_anything_runs(tmp_path: Path) -> None:
+def test_invalid_plot_target_is_rejected_before_the_run(tmp_path: Path) -> None:
     done = perf("local", "send", "lat", "--device", "nonsense0", "--plot", str(tmp_path / "x.gif"))
     assert done.exit_code == 1
     assert "x.gif; use a name that ends in" in done.stderr

@@ -38,7 +38,7 @@ def shown(report: Report) -> str:
     return console.file.getvalue()
 
 
-def test_the_table_fits_a_log_and_has_everything() -> None:
+def test_echo_table_fits_80_columns_and_has_every_value() -> None:
     text = shown(report(Result(123_456, True, [0.123456] * 1000, 10**9), GOOD))
     assert max(map(len, text.splitlines())) <= 80
     assert "device embedded0 (embedded library), via cm, asyncio loop" in text
@@ -49,14 +49,14 @@ def test_the_table_fits_a_log_and_has_everything() -> None:
     assert "both directions" in text
 
 
-def test_a_mismatch_is_told() -> None:
+def test_echo_report_shows_a_mismatch() -> None:
     bad = report(GOOD, BAD)
     assert not bad.verified
     assert " NO " in shown(bad)
     assert "4 B: message 0: byte 3 was 0x01 and came back 0x02" in shown(bad)
 
 
-def test_json() -> None:
+def test_echo_report_json_has_every_value() -> None:
     told = json.loads(report(GOOD, BAD).to_json())
     good, bad = told.pop("results")
     assert told == {
@@ -82,7 +82,7 @@ def test_json() -> None:
     assert bad["mismatch"] == BAD.mismatch
 
 
-def test_texts() -> None:
+def test_report_texts_format_sizes_addresses_and_times() -> None:
     sizes = (0, 1, 1000, 1024, 1536, 1 << 20, 3 << 30)
     assert [size_text(size) for size in sizes] == [
         "0 B", "1 B", "1,000 B", "1 KiB", "1,536 B", "1 MiB", "3 GiB",

@@ -58,7 +58,7 @@ async def test_every_message_is_echoed_compared_and_released() -> None:
     assert len(set(fake.echoed)) > 1
 
 
-async def test_as_many_messages_as_the_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_messages_follows_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeConnection()
     monkeypatch.setattr(round_trips, "SECONDS", 60.0)
     result = await measure(fake.connection, Plan(8), count=None, time_limit=5)
@@ -77,7 +77,7 @@ async def test_as_many_messages_as_the_time_allows(monkeypatch: pytest.MonkeyPat
         (lambda data, imm: (data, None), "message 0: immediate data None instead of 0"),
     ],
 )
-async def test_the_first_difference_is_told(change: Change, text: str) -> None:
+async def test_first_difference_is_reported(change: Change, text: str) -> None:
     fake = FakeConnection(change)
     result = await measure(fake.connection, Plan(20, bytes(20)), count=3, time_limit=5)
     assert result.mismatch.startswith(text)
@@ -87,18 +87,18 @@ async def test_the_first_difference_is_told(change: Change, text: str) -> None:
 # ---- contents -----------------------------------------------------------------------------------
 
 
-def test_random_rows() -> None:
+def test_plans_without_a_file_use_random_data() -> None:
     assert plans([1, 64], None) == [Plan(1), Plan(64)]
 
 
-def test_rows_of_a_file_are_those_that_cut_it_and_the_whole() -> None:
+def test_plans_of_a_file_cut_it_or_send_it_whole() -> None:
     file = bytes(100)
     assert plans([0, 1, 64, 100, 1000], file) == [Plan(1, file), Plan(64, file), Plan(100, file)]
     assert [plan.whole_file for plan in plans([1, 64], file)] == [False, False, True]
 
 
 @given(st.binary(min_size=1, max_size=50), st.integers(1, 60))
-def test_the_pieces_are_the_file_again_and_again(file: bytes, size: int) -> None:
+def test_pieces_repeat_the_file(file: bytes, size: int) -> None:
     number = -(-len(file) // size)
     pieces = list(islice(Plan(size, file).messages(), 2 * number))
     assert b"".join(pieces) == 2 * file
@@ -106,7 +106,7 @@ def test_the_pieces_are_the_file_again_and_again(file: bytes, size: int) -> None
 
 
 @given(st.integers(0, 5000))
-def test_random_contents_have_the_size(size: int) -> None:
+def test_random_messages_have_the_requested_size(size: int) -> None:
     assert [len(data) for data in islice(Plan(size).messages(), 3)] == [size] * 3
 
 

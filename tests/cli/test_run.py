@@ -45,7 +45,7 @@ def aiordma_run(*words: str, **environment: str) -> subprocess.CompletedProcess[
     return run_python("-m", "aiordma", "run", *words, cwd=Path.cwd(), **environment)
 
 
-def test_a_program_finds_the_embedded_device_under_the_public_names() -> None:
+def test_program_finds_the_embedded_device_by_public_names() -> None:
     done = aiordma_run(sys.executable, "-c", FIRST_DEVICE)
     guid = verbs.find_device("embedded0").guid
     assert (done.stdout, done.stderr) == (f"1 embedded0 {guid:016x}\n", "")
@@ -68,7 +68,7 @@ print(device.aiordma_embedded_raise(0))
 """
 
 
-def test_a_program_that_uses_aiordma_has_only_the_embedded_device() -> None:
+def test_program_that_uses_aiordma_has_only_the_embedded_device() -> None:
     program = """
 from aiordma import verbs
 print(*(device.name for device in verbs.devices()), verbs.missing_library())
@@ -79,27 +79,27 @@ print(*(device.name for device in verbs.devices()), verbs.missing_library())
     assert "under `aiordma run`, it is the embedded device" in done.stdout
 
 
-def test_a_program_asks_for_faults_and_counts_them() -> None:
+def test_program_injects_and_counts_faults() -> None:
     """Of events, the one with the number 0 (CQ_ERR) is not raised by request: EINVAL."""
     done = aiordma_run(sys.executable, "-c", FAULTS, *FaultCounts._fields, "losses")
     zeros = " ".join("0" for _ in FaultCounts._fields)
     assert done.stdout == f"22 'losses=1':\n22 -1\n0\n0\n{zeros} -1\n22\n", done.stderr
 
 
-def test_programs_that_the_program_starts_find_it_too() -> None:
+def test_child_programs_find_the_embedded_device() -> None:
     done = aiordma_run("sh", "-c", 'exec "$0" -c "$1"', sys.executable, FIRST_DEVICE)
     assert done.stdout.startswith("1 embedded0 ")
     # Without it the names are not there, or are those of the system's library.
     assert "embedded0" not in run_python("-c", FIRST_DEVICE).stdout
 
 
-def test_status_arguments_and_signals_are_the_programs_own() -> None:
+def test_status_arguments_and_signals_are_those_of_the_program() -> None:
     done = aiordma_run("sh", "-c", 'echo "$@"; exit 7', "sh", "-h", "--help", "--", "a b")
     assert (done.returncode, done.stdout) == (7, "-h --help -- a b\n")
     assert aiordma_run("--", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
 
 
-def test_what_is_preloaded_already_comes_first(tmp_path: Path) -> None:
+def test_existing_preload_comes_first(tmp_path: Path) -> None:
     other = tmp_path / "other.so"
     shutil.copy(command.library(), other)
     # What is there when the tests run under a sanitizer has to stay.
@@ -110,7 +110,7 @@ def test_what_is_preloaded_already_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["a b", "a:b", "a;b"])
-def test_a_path_that_ld_preload_cannot_name(
+def test_path_that_ld_preload_cannot_name_is_rejected(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = tmp_path / folder / "preload"
@@ -121,7 +121,7 @@ def test_a_path_that_ld_preload_cannot_name(
         command.library()
 
 
-def test_signals_that_python_ignores_are_not_ignored() -> None:
+def test_ignored_signals_are_restored_for_the_program() -> None:
     """A program in a pipe ends with SIGPIPE, as it does without `aiordma run`."""
     for options in ([], ["--must-use"]):
         done = aiordma_run(*options, "sh", "-c", "grep SigIgn /proc/self/status")
@@ -149,7 +149,7 @@ exec(sys.argv[1])
     ("end", "status"),
     [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
 )
-def test_traces_stay_if_the_program_fails(end: str, status: int, tmp_path: Path) -> None:
+def test_traces_are_kept_when_the_program_fails(end: str, status: int, tmp_path: Path) -> None:
     traces = tmp_path / "some" / "traces"
     done = aiordma_run(
         "--failure-traces", str(traces), "--must-use", sys.executable, "-c", OPENED, end
@@ -166,7 +166,7 @@ def test_traces_stay_if_the_program_fails(end: str, status: int, tmp_path: Path)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_a_relative_trace_is_relative_to_where_the_program_was_started(
+def test_relative_trace_path_refers_to_the_starting_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -177,7 +177,7 @@ def test_a_relative_trace_is_relative_to_where_the_program_was_started(
     assert len(trace.read(path)) == 1
 
 
-def test_a_program_that_must_use_the_device(tmp_path: Path) -> None:
+def test_must_use_fails_without_device_or_faults(tmp_path: Path) -> None:
     done = aiordma_run("--must-use", "true")
     assert done.returncode == 125
     assert done.stderr.endswith("true succeeded without opening embedded0\n")
@@ -210,7 +210,7 @@ def test_unknown_variable_is_reported_and_refused_with_must_use() -> None:
     assert done.returncode == 125
 
 
-def test_a_program_that_removes_its_traces(tmp_path: Path) -> None:
+def test_must_use_reports_removed_traces(tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
     done = aiordma_run("--must-use", "sh", "-c", 'rm -r "$TMPDIR"', TMPDIR=str(folder))
@@ -218,7 +218,7 @@ def test_a_program_that_removes_its_traces(tmp_path: Path) -> None:
     assert f"sh removed {folder}/sh." in done.stderr
 
 
-def test_a_signal_is_forwarded() -> None:
+def test_signal_is_forwarded_to_the_program() -> None:
     words = [sys.executable, "-m", "aiordma", "run", "--must-use", sys.executable, "-c", OPENED]
     ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); print(1, flush=True)"
     with subprocess.Popen([*words, ends + "; signal.pause()"], stdout=subprocess.PIPE) as process:
@@ -236,13 +236,13 @@ os.execv(sys.executable, [sys.executable, "-m", "aiordma", "run", *sys.argv[1:]]
 """
 
 
-def test_the_status_where_the_caller_ignores_its_children() -> None:
+def test_status_is_returned_when_sigchld_is_ignored() -> None:
     """Ignored, SIGCHLD is inherited, and the kernel keeps no status of a child that has ended."""
     program = [sys.executable, "-c", IGNORING_CHILDREN, "--must-use", "sh", "-c", "exit 7"]
     assert subprocess.run(program, timeout=100, check=False).returncode == 7
 
 
-def test_a_folder_for_traces_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_trace_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder, text in (
         ("file", "is a file"),
@@ -294,7 +294,7 @@ def test_librspreload_is_refused(present: str) -> None:
 # ---- programs that cannot be run ----------------------------------------------------------------
 
 
-def test_no_such_program() -> None:
+def test_unknown_program_is_reported_as_not_found() -> None:
     done = aiordma_run("no-such-program")
     assert (done.returncode, done.stdout) == (127, "")
     assert done.stderr == "Error: program no-such-program not found in PATH\n"
@@ -302,7 +302,7 @@ def test_no_such_program() -> None:
         command.find("./no-such-program")
 
 
-def test_what_is_no_program(tmp_path: Path) -> None:
+def test_file_that_is_not_executable_is_rejected(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("not a program")
     with pytest.raises(CannotRunError, match="is not executable"):
@@ -339,7 +339,9 @@ def of_another_machine(image: bytearray) -> None:
         (of_another_machine, "which is for another architecture"),
     ],
 )
-def test_what_nothing_can_be_preloaded_into(change: Change, text: str, tmp_path: Path) -> None:
+def test_program_that_ignores_preloads_is_rejected(
+    change: Change, text: str, tmp_path: Path
+) -> None:
     image = bytearray(Path(os.path.realpath(sys.executable)).read_bytes())
     path = tmp_path / "program"
     path.write_bytes(image)
@@ -351,7 +353,7 @@ def test_what_nothing_can_be_preloaded_into(change: Change, text: str, tmp_path:
 
 
 @pytest.mark.parametrize("size", [0, 3, 4, 20, 60])
-def test_a_torn_file_is_no_program_of_ours(size: int, tmp_path: Path) -> None:
+def test_truncated_elf_file_is_not_dynamic(size: int, tmp_path: Path) -> None:
     path = tmp_path / "torn"
     path.write_bytes(Path(sys.executable).read_bytes()[:size])
     found = ELF.read(str(path))
@@ -360,7 +362,9 @@ def test_a_torn_file_is_no_program_of_ours(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("right", ["set-user-ID", "set-group-ID", "file capabilities"])
-def test_rights_of_its_own(right: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_privileged_program_is_rejected(
+    right: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "program"
     shutil.copy(sys.executable, path)
     path.chmod({"set-user-ID": 0o4755, "set-group-ID": 0o2755}.get(right, 0o755))
@@ -384,7 +388,7 @@ def dynamic_symbols(path: Path) -> dict[str, bool]:
     return {name: kind not in "Uvw" for name, kind in found if kind != "A"}
 
 
-def test_the_library_has_the_public_names_and_nothing_else() -> None:
+def test_preload_library_exports_only_public_names() -> None:
     symbols = dynamic_symbols(command.library())
     defined = {name for name, here in symbols.items() if here}
     drivers = {name for name in defined if name.startswith("verbs_register_driver_")}
@@ -394,7 +398,9 @@ def test_the_library_has_the_public_names_and_nothing_else() -> None:
     assert not any(name.startswith(("Py", "ibv_", "rdma_")) for name in needed)
 
 
-def test_a_broken_installation_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_preload_library_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.resources, "files", lambda package: tmp_path)
     with pytest.raises(
         click.ClickException, match=r"library not found: .*libibverbs\.so\.1; reinstall"

@@ -35,7 +35,7 @@ def result_of(program: str, **values: object) -> Any:
     return json.loads(done.stdout)
 
 
-def test_every_name_leads_to_the_preloaded_library() -> None:
+def test_every_library_name_loads_the_preloaded_library() -> None:
     """One object with one state, whichever way a program comes to it."""
     found = result_of("""
 import os
@@ -78,7 +78,9 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("form", "name", "kind", "expected"), FORMS)
-def test_a_missing_call_says_so(form: str, name: str, kind: str, expected: object) -> None:
+def test_missing_call_fails_with_not_supported(
+    form: str, name: str, kind: str, expected: object
+) -> None:
     assert table_of_exports()[name][1] == form
     program = """
 library = ctypes.CDLL("libibverbs.so.1", use_errno=True)
@@ -93,7 +95,7 @@ print(json.dumps([errno.errorcode[ctypes.get_errno()], errno.errorcode.get(resul
     assert result == expected or form == "void"
 
 
-def test_calls_of_rdma_core_64() -> None:
+def test_calls_of_rdma_core_64_work_or_fail_as_documented() -> None:
     """Those that are cheap to do truly: a buffer of the device's, its region, the port's speed."""
     results = result_of("""
 from ctypes import *

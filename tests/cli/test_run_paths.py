@@ -45,7 +45,7 @@ print(json.dumps([result(it) for it in json.loads(sys.argv[1])]))
     return values
 
 
-def test_folders_list_the_device_and_nothing_else() -> None:
+def test_folders_list_only_the_device() -> None:
     listed = evaluate(
         *(
             f"sorted(os.listdir({path!r}))"
@@ -69,7 +69,7 @@ def test_folders_list_the_device_and_nothing_else() -> None:
     ]
 
 
-def test_files_say_what_the_calls_say() -> None:
+def test_sysfs_files_match_the_verbs() -> None:
     with verbs.find_device("embedded0").open() as context:
         device, port = context.query_device(), context.query_port()
         table = context.query_gid_table()
@@ -158,12 +158,12 @@ EXPRESSIONS = {
 }
 
 
-def test_links_nodes_files_and_open_folders() -> None:
+def test_links_nodes_and_open_folders_behave_like_sysfs() -> None:
     found = evaluate(*EXPRESSIONS, setup=f"import os; top = os.open('{CLASS}', os.O_RDONLY)")
     assert dict(zip(EXPRESSIONS, found, strict=True)) == EXPRESSIONS
 
 
-def test_several_devices() -> None:
+def test_several_devices_are_listed() -> None:
     expected = {
         "sorted(os.listdir('/sys/class/infiniband'))": ["embedded0", "embedded1"],
         "sorted(os.listdir('/dev/infiniband'))": ["rdma_cm", "uverbs1000", "uverbs1001"],
@@ -194,7 +194,7 @@ top, devices = os.open(one, os.O_RDONLY), os.open("/sys/class/infiniband", os.O_
     assert dict(zip(expected, found, strict=True)) == expected
 
 
-def test_a_text_without_room_for_its_end() -> None:
+def test_ibv_read_sysfs_file_rejects_short_buffers() -> None:
     """ibv_read_sysfs_file: the newline, which is not told, leaves room for the zero."""
     setup = """
 import ctypes
@@ -213,7 +213,7 @@ def text(size):
     ]
 
 
-def test_relative_to_an_open_folder_of_an_installation_behind_a_link(
+def test_open_folder_works_when_installed_behind_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "preload").symlink_to(command.library().parent)
@@ -242,7 +242,7 @@ ssize_t readlinkat(int dirfd, const char *path, char *text, size_t size)
 """
 
 
-def test_a_library_that_was_preloaded_before_is_not_called_back(tmp_path: Path) -> None:
+def test_earlier_preloaded_library_is_not_called_back(tmp_path: Path) -> None:
     source, other = tmp_path / "other.c", tmp_path / "other.so"
     source.write_text(OTHER)
     run("cc", "-shared", "-fPIC", "-o", other, source, check=True)
@@ -256,7 +256,7 @@ print(os.readlink("{CLASS}/device"))
     assert (done.returncode, done.stdout) == (0, "1 True\n../../../embedded0\n"), done.stderr
 
 
-def test_other_paths_are_the_systems() -> None:
+def test_other_paths_are_those_of_the_system() -> None:
     """Also beside ours: another device, whether the machine has it or not."""
     others = (
         "/sys/class/infiniband/mlx5_0", "/sys/class/infiniband_mad", "/dev/infiniband/uverbs0",
@@ -271,7 +271,7 @@ def test_other_paths_are_the_systems() -> None:
     assert evaluate("sorted(os.listdir('/sys/class/infiniband/..'))") == [listing]
 
 
-def test_programs_of_the_shell_see_it_too() -> None:
+def test_shell_programs_see_the_device() -> None:
     """And without it nothing is there, also after a process that saw it."""
     done = aiordma_run("ls", "-l", CLASS + "/")
     assert (done.returncode, done.stderr) == (0, "")

@@ -46,12 +46,12 @@ DEVICE = {
         ("-djp dev", DEVICE),
     ],
 )
-def test_as_json(words: str, expected: dict[str, object]) -> None:
+def test_rdma_json_lists_the_device(words: str, expected: dict[str, object]) -> None:
     done = aiordma_run("sh", "-c", f"rdma {words}")
     assert (json.loads(done.stdout), done.stderr) == ([expected], "")
 
 
-def test_as_text() -> None:
+def test_rdma_text_lists_the_device() -> None:
     printed = [aiordma_run("rdma", *words).stdout for words in (["link"], ["dev", "show"])]
     assert printed == [
         f"link embedded0/1 state ACTIVE physical_state LINK_UP netdev {NETDEV} \n",
@@ -59,7 +59,7 @@ def test_as_text() -> None:
     ]
 
 
-def test_several_devices() -> None:
+def test_rdma_lists_several_devices() -> None:
     two = {"AIORDMA_EMBEDDED_DEVICES": "2"}
     links = json.loads(aiordma_run("rdma", "-j", "link", **two).stdout)
     loopback = {"netdev": "lo", "netdev_index": 1}
@@ -74,7 +74,7 @@ def test_several_devices() -> None:
     "words",
     ["link add rxe0 type rxe netdev lo", "link show rxe0/1", "dev show rxe0", "res", "-V", ""],
 )
-def test_everything_else_is_the_real_ones(words: str, tmp_path: Path) -> None:
+def test_other_rdma_commands_run_the_real_program(words: str, tmp_path: Path) -> None:
     real = tmp_path / "rdma"
     real.write_text('#!/bin/sh\necho real "$@"\n')
     real.chmod(0o755)
@@ -82,7 +82,7 @@ def test_everything_else_is_the_real_ones(words: str, tmp_path: Path) -> None:
     assert aiordma_run("rdma", *words.split(), PATH=path).stdout == f"real {words}".rstrip() + "\n"
 
 
-def test_without_the_real_one(tmp_path: Path) -> None:
+def test_missing_rdma_program_is_reported(tmp_path: Path) -> None:
     for needed in ("sh", "dirname"):
         (tmp_path / needed).symlink_to(f"/usr/bin/{needed}")
     done = aiordma_run("rdma", "system", PATH=str(tmp_path))

@@ -100,7 +100,7 @@ def told(*words: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.any_device
-def test_what_is_shown(program: Process, device_name: str) -> None:
+def test_top_shows_processes_and_connections(program: Process, device_name: str) -> None:
     (taken,) = told()
     assert taken["pid"] == program.pid
     assert taken["traffic"]["bytes_sent"] == taken["traffic"]["bytes_received"] == 7000
@@ -126,7 +126,7 @@ with verbs.open_device("embedded0") as context:
 """
 
 
-def test_a_port_is_taken_down_and_up(sockets: Path) -> None:
+def test_port_command_takes_a_port_down_and_up(sockets: Path) -> None:
     def port(pid: int, device: str, state: str) -> str:
         return CliRunner().invoke(app, ["port", str(pid), device, state]).output
 
@@ -157,7 +157,7 @@ HEADINGS = [
     ("width", "hidden"),
     [(80, [["listeners", "waited"], ["device", "side", "age", "wire"]]), (200, [[], []])],
 )
-async def test_no_heading_is_broken(
+async def test_top_hides_whole_columns_when_narrow(
     device_name: str, width: int, hidden: list[list[str]], updated: bool
 ) -> None:
     """What has no room is left out whole, and named."""
@@ -187,7 +187,7 @@ async def test_no_heading_is_broken(
 
 
 @pytest.mark.any_device
-def test_rates() -> None:
+def test_moved_returns_totals_and_rates() -> None:
     """Totals, and what was added since the last update."""
     counts: Any = dict.fromkeys(snapshot()["traffic"], 0)
     counts |= {"bytes_sent": 4096, "bytes_received": 10, "messages_sent": 3}
@@ -224,7 +224,7 @@ def test_columns_add_up_messages_and_one_sided_operations(field: str, heading: s
 
 
 @pytest.mark.any_device
-def test_the_rails_table_shows_counts_that_the_device_lacks_as_nothing() -> None:
+def test_rails_table_shows_missing_counts_as_zero() -> None:
     none: Any = dict.fromkeys(snapshot()["traffic"], 0)
     rail: Any = {"device": "mlx5_0", "state": "lead", "age": 1.0, "error": None} | none
     rail |= {"bytes_written": 3, "peer_bytes_read": None, "peer_bytes_written": None}
@@ -243,7 +243,9 @@ def test_the_rails_table_shows_counts_that_the_device_lacks_as_nothing() -> None
         ([98, 98, 100], [0, 0, 2], "5 us"),
     ],
 )
-def test_p99(counts: list[int], before: list[int] | None, shown: str) -> None:
+def test_p99_is_that_of_the_interval(
+    counts: list[int], before: list[int] | None, shown: str
+) -> None:
     def taken(counts: list[int]) -> Any:
         up_to = dict(zip(("5e-06", "0.001", "+Inf"), counts, strict=True))
         return {"latencies": {"send": {"seconds": 1, "up_to": up_to}}}
@@ -252,7 +254,7 @@ def test_p99(counts: list[int], before: list[int] | None, shown: str) -> None:
 
 
 @pytest.mark.any_device
-def test_the_end_of_a_process(sockets: Path, device_name: str) -> None:
+def test_top_socket_is_private_and_removed_at_exit(sockets: Path, device_name: str) -> None:
     with run(device_name) as process:
         (path,) = sockets.iterdir()
         assert re.fullmatch(rf"{process.pid}-[0-9a-f]{{8}}\.sock", path.name)
@@ -269,7 +271,7 @@ def test_the_end_of_a_process(sockets: Path, device_name: str) -> None:
 
 
 @pytest.mark.any_device
-def test_a_process_that_does_not_answer_has_not_ended(
+def test_unresponsive_process_is_not_treated_as_ended(
     program: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"1-1": told()[0]}
@@ -279,7 +281,7 @@ def test_a_process_that_does_not_answer_has_not_ended(
     assert not list(looks)
 
 
-def test_a_process_that_is_not_shown_sees_others(
+def test_top_finds_others_when_its_own_process_is_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -290,7 +292,7 @@ def test_a_process_that_is_not_shown_sees_others(
 
 
 @pytest.mark.any_device
-def test_a_process_that_was_killed(program: Process, sockets: Path) -> None:
+def test_top_removes_the_socket_of_a_killed_process(program: Process, sockets: Path) -> None:
     program.kill()
     program.wait()
     assert len(list(sockets.iterdir())) == 1
@@ -299,7 +301,7 @@ def test_a_process_that_was_killed(program: Process, sockets: Path) -> None:
 
 
 @pytest.mark.any_device
-def test_a_process_removes_what_a_killed_one_with_its_pid_left(sockets: Path) -> None:
+def test_process_removes_sockets_of_killed_ones_with_its_pid(sockets: Path) -> None:
     """Also without a client, so that killed processes leave no more than a socket for each PID."""
     sockets.mkdir(0o700)
     for name in ("7-00000002", "71-00000003"):
@@ -343,7 +345,7 @@ def telling(path: Path, value: object) -> AbstractContextManager[None]:
 
 
 @pytest.mark.any_device
-def test_processes_of_two_containers_with_one_pid(sockets: Path) -> None:
+def test_top_distinguishes_containers_with_equal_pids(sockets: Path) -> None:
     """They share the directory, not the PID namespace: both are shown, under the sockets' names."""
     sockets.mkdir(0o700)
     one, other = (json.loads(json.dumps(snapshot() | {"pid": 1})) for _ in range(2))
@@ -371,7 +373,7 @@ NO_SNAPSHOTS: list[object] = [None, [], 3, "text", {}]
         *zip(NO_SNAPSHOTS, repeat("aiordma of another version")),
     ],
 )
-def test_a_process_with_another_version(
+def test_process_with_another_version_is_named(
     sockets: Path, program: Process, change: Any, named: str | None
 ) -> None:
     """It is named in one line, and the other processes are shown."""
@@ -394,9 +396,7 @@ def test_a_process_with_another_version(
 
 
 @pytest.mark.any_device
-def test_processes_are_asked_at_the_same_time(
-    sockets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_are_asked_concurrently(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them waits for the answer of another one; one answers with endless JSON."""
     sockets.mkdir(0o700)
     for n in range(3):
@@ -417,7 +417,7 @@ def test_processes_are_asked_at_the_same_time(
 
 
 @pytest.mark.any_device
-def test_a_child_has_a_socket_of_its_own(sockets: Path) -> None:
+def test_forked_child_has_its_own_socket(sockets: Path) -> None:
     code = """
 import os, sys
 import aiordma
@@ -445,7 +445,7 @@ os.waitpid(child, 0)
 
 
 @pytest.mark.any_device
-def test_without_the_variable_there_is_no_socket(
+def test_process_has_no_socket_without_the_variable(
     sockets: Path, device_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE)
@@ -455,7 +455,7 @@ def test_without_the_variable_there_is_no_socket(
 
 
 @pytest.mark.any_device
-def test_another_user_gets_nothing(
+def test_other_user_gets_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also one that has reached the socket."""
@@ -469,7 +469,7 @@ def test_another_user_gets_nothing(
 
 
 @pytest.mark.any_device
-def test_a_peer_that_reads_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_to_a_peer_that_does_not_read_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitoring_socket, "snapshot", lambda: "x" * (1 << 22))
     monkeypatch.setattr(monitoring_socket, "ANSWER_TIMEOUT", 0.01)
     here, there = socket.socketpair(socket.AF_UNIX)
@@ -478,7 +478,9 @@ def test_a_peer_that_reads_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.any_device
-def test_answers_that_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ask_limits_size_and_time_of_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of too many bytes; or a little at a time: the limit is on the time of the whole answer."""
     monkeypatch.setattr(monitoring_socket, "MOST_BYTES", 1 << 20)
     path = tmp_path / "1.sock"
@@ -492,7 +494,9 @@ def test_answers_that_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.any_device
-def test_directories_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insecure_or_invalid_directories_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     where = tmp_path / "open"
     where.mkdir()
     for mode in (0o755, 0o770, 0o701):
@@ -518,7 +522,7 @@ def test_directories_that_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.any_device
-def test_a_user_without_a_runtime_directory(
+def test_shared_directory_is_used_without_a_runtime_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a service: its socket is in a directory in /tmp, where `aiordma top` looks too."""
@@ -546,7 +550,7 @@ def test_a_user_without_a_runtime_directory(
 
 
 @pytest.mark.any_device
-def test_a_program_runs_where_it_cannot_be_shown(sockets: Path, device_name: str) -> None:
+def test_program_runs_when_its_socket_cannot_be_created(sockets: Path, device_name: str) -> None:
     sockets.write_text("no directory")
     with run(device_name) as process:
         _, errors = process.communicate("\n", timeout=100)

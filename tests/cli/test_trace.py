@@ -62,7 +62,7 @@ def files(tmp_path: Path) -> list[Path]:
 # ---- the listing --------------------------------------------------------------------------------
 
 
-def test_the_listing(files: list[Path]) -> None:
+def test_listing_shows_runs_requests_and_incidents(files: list[Path]) -> None:
     done = aiordma_trace(*files)
     assert done.exit_code == 0
     lines = done.output.splitlines()
@@ -108,7 +108,7 @@ def test_the_listing(files: list[Path]) -> None:
         (["--status", "failed", "--qp", "4"], [], 0),
     ],
 )
-def test_a_selection(
+def test_options_select_requests(
     options: list[str], wr_ids: list[int], incidents: int, files: list[Path]
 ) -> None:
     found = aiordma_trace(*files, *options).output.splitlines()[5:]
@@ -126,7 +126,7 @@ def test_a_selection(
         ("--status", "failde", "'failde' is not one of 'failed', 'success', "),
     ],
 )
-def test_a_selection_of_what_is_not_there(
+def test_selection_without_matches_is_rejected(
     option: str, value: str, text: str, files: list[Path]
 ) -> None:
     done = aiordma_trace(*files, option, value)
@@ -137,7 +137,7 @@ def test_a_selection_of_what_is_not_there(
 # ---- files --------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_no_trace(tmp_path: Path, files: list[Path]) -> None:
+def test_file_that_is_not_a_trace_is_rejected(tmp_path: Path, files: list[Path]) -> None:
     path = tmp_path / "other"
     path.write_bytes(files[0].read_bytes().replace(b'"opcode"', b'"code"', 1))
     done = aiordma_trace(files[0], path)
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_trace(tmp_path: Path, files: list[Path]) -> None:
     assert aiordma_trace().exit_code == 2
 
 
-def test_how_a_trace_ended(tmp_path: Path, files: list[Path]) -> None:
+def test_listing_says_how_a_trace_ended(tmp_path: Path, files: list[Path]) -> None:
     writer = Writer()
     writer.end("No space left on device")
     (tmp_path / "full").write_bytes(writer.data())
@@ -201,7 +201,7 @@ def threads(events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
     }
 
 
-def test_every_event_of_a_small_trace(tmp_path: Path) -> None:
+def test_small_trace_gives_the_expected_chrome_events(tmp_path: Path) -> None:
     writer = Writer(17)
     writer.add(trace.CreatedQP(t=writer.now(), qp_num=17, qp_type="RC", send_cq=1, recv_cq=2))
     writer.complete(writer.send(length=10))
@@ -250,7 +250,9 @@ def test_every_event_of_a_small_trace(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_file_in_the_chrome_format(files: list[Path], tmp_path: Path) -> None:
+def test_chrome_file_is_private_and_contains_every_request(
+    files: list[Path], tmp_path: Path
+) -> None:
     target = tmp_path / "run.json"
     done = aiordma_trace(*files, "--chrome", target)
     assert done.exit_code == 0
@@ -273,7 +275,7 @@ def test_the_file_in_the_chrome_format(files: list[Path], tmp_path: Path) -> Non
     ]
 
 
-def test_requests_without_a_beginning(tmp_path: Path) -> None:
+def test_requests_without_a_beginning_start_with_the_trace(tmp_path: Path) -> None:
     """The span of a request that was posted before the trace begins with the trace."""
     writer = Writer()
     writer.t = 5000
@@ -314,7 +316,7 @@ def test_spans_of_a_thread_do_not_overlap(tmp_path: Path) -> None:
             assert int(before["ts"] * 1e3) + int(before["dur"] * 1e3) <= int(after["ts"] * 1e3)
 
 
-def test_retries_faults_and_refused_access(tmp_path: Path) -> None:
+def test_retries_faults_and_refusals_are_shown(tmp_path: Path) -> None:
     writer = Writer()
     posted = writer.send()
     for _ in range(3):
@@ -352,7 +354,7 @@ def test_retries_faults_and_refused_access(tmp_path: Path) -> None:
     ]
 
 
-def test_a_shared_receive_queue_has_a_thread(tmp_path: Path) -> None:
+def test_shared_receive_queue_has_its_own_thread(tmp_path: Path) -> None:
     """Receives of a shared receive queue that no queue pair has taken."""
     writer = Writer()
     posts = [
@@ -371,7 +373,7 @@ def test_a_shared_receive_queue_has_a_thread(tmp_path: Path) -> None:
     ] == [("QP 0x000003 receives", "SUCCESS"), ("SRQ 9 receives", "OPEN")]
 
 
-def test_numbers_of_processes_and_threads_are_unique(tmp_path: Path) -> None:
+def test_process_and_thread_numbers_are_unique(tmp_path: Path) -> None:
     """Queue pairs with equal numbers, and processes, on two machines."""
     parts = []
     for header in ({"pid": 7}, {"pid": 8}, {"pid": 7, "host": "there", "boot_id": "other"}):
@@ -417,7 +419,7 @@ def two_ends(qp_type: str = "RC") -> tuple[Writer, Writer]:
     return sender, receiver
 
 
-def test_messages_lead_to_their_receives(tmp_path: Path) -> None:
+def test_flows_connect_messages_with_their_receives(tmp_path: Path) -> None:
     sender, receiver = two_ends()
     traces = written(tmp_path, (sender, {}), (receiver, {"pid": 8}))
     events = in_chrome_format(traces)
@@ -444,7 +446,7 @@ def test_messages_lead_to_their_receives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["unreliable", "two peers with one number", "it began before"])
-def test_no_flows_where_the_trace_does_not_tell(tmp_path: Path, why: str) -> None:
+def test_ambiguous_messages_have_no_flows(tmp_path: Path, why: str) -> None:
     sender, receiver = two_ends("UC" if why == "unreliable" else "RC")
     parts: list[tuple[Writer, dict[str, object]]] = [(sender, {}), (receiver, {"pid": 8})]
     if why == "two peers with one number":
@@ -454,7 +456,7 @@ def test_no_flows_where_the_trace_does_not_tell(tmp_path: Path, why: str) -> Non
     assert not of_phase(in_chrome_format(written(tmp_path, *parts)), "s", "f")
 
 
-def test_numbers_of_queue_pairs_that_are_used_again(tmp_path: Path) -> None:
+def test_flows_follow_reused_queue_pair_numbers(tmp_path: Path) -> None:
     first, second = two_ends(), two_ends()
     for writer, later in zip(first, second, strict=True):
         writer.t = 1700
@@ -478,7 +480,7 @@ def test_numbers_of_queue_pairs_that_are_used_again(tmp_path: Path) -> None:
         ("fifo", 1, "is not a regular file"),
     ],
 )
-def test_what_cannot_be_written_in_the_chrome_format(
+def test_unwritable_chrome_file_is_rejected(
     target: str, code: int, text: str, files: list[Path], tmp_path: Path
 ) -> None:
     before = files[0].read_bytes()

@@ -68,7 +68,7 @@ def text_of(argument: ast.expr) -> str:
 
 
 @pytest.mark.parametrize(("text", "kind"), sorted(raised_by_authentication().items()))
-def test_every_text_of_authentication_has_a_row(text: str, kind: str) -> None:
+def test_every_authentication_error_has_a_row(text: str, kind: str) -> None:
     rows = [
         kinds
         for shown, kinds, _ in ROWS
@@ -77,7 +77,7 @@ def test_every_text_of_authentication_has_a_row(text: str, kind: str) -> None:
     assert any(f"`{kind}`" in kinds for kinds in rows), f"docs/errors.md lacks {kind}: {text}"
 
 
-def test_the_texts_of_authentication_are_found() -> None:
+def test_authentication_errors_are_found_in_the_source() -> None:
     texts = raised_by_authentication()
     required = "the peer requires a key: pass the same auth= on both sides"
     assert texts[required] == "AuthenticationError"
@@ -85,13 +85,13 @@ def test_the_texts_of_authentication_are_found() -> None:
     assert texts["auth must be a key of type bytes, not ..."] == "TypeError"
 
 
-def test_the_page_has_rows() -> None:
+def test_page_has_all_rows() -> None:
     assert len(ROWS) > 30
     assert len(ROWS) == len(re.findall(r"^\| `", PAGE, re.MULTILINE))
 
 
 @pytest.mark.parametrize(("text", "kinds"), [(text, kinds) for text, kinds, _ in ROWS])
-def test_a_row(text: str, kinds: str) -> None:
+def test_row_names_an_error_of_the_source(text: str, kinds: str) -> None:
     assert is_a_text(text), f"no text of the source: {text}"
     for kind in re.findall(r"`(\w+Error)`", kinds):
         assert hasattr(errors, kind) or hasattr(builtins, kind)

@@ -29,7 +29,7 @@ def in_code() -> set[tuple[str, str]]:
     return found
 
 
-def test_the_table_has_every_logger_and_level() -> None:
+def test_table_lists_every_logger_and_level() -> None:
     page = (DOCS / "monitoring.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| ([A-Z]+) \| .+ \|$", page, re.M)
     assert sorted(rows) == sorted(in_code())

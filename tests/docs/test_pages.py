@@ -41,13 +41,13 @@ TESTS = re.compile(
 
 
 @pytest.mark.parametrize(("program", "output"), PROGRAMS)
-def test_the_programs_print_what_the_page_says(program: str, output: str) -> None:
+def test_programs_print_the_shown_output(program: str, output: str) -> None:
     """On the embedded device, with warnings as errors."""
     done = run_python("-W", "error", "-c", program, AIORDMA_DEVICE="embedded0")
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
 
 
-def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
+def test_tests_on_the_testing_page_pass(tmp_path: Path) -> None:
     match = TESTS.search((DOCS / "testing.md").read_text())
     assert match
     (tmp_path / "test_counting.py").write_text(match["program"])
@@ -67,7 +67,7 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_links_lead_somewhere(page: Path) -> None:
+def test_links_have_existing_targets(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, anchor = target.partition("#")
@@ -87,7 +87,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_files_are_there(page: Path) -> None:
+def test_named_files_exist(page: Path) -> None:
     """From the root; in the pages for contributors also from one of the source folders."""
     whole = r"`((?:aiordma|native|softdev|tests|docs|examples|bench|integrations)/[\w./]+)`"
     for name in re.findall(whole, page.read_text()):
@@ -102,7 +102,7 @@ def test_the_files_are_there(page: Path) -> None:
                 assert known or any(PACKAGE.rglob(name)), f"{page.name} names {name}"
 
 
-def test_the_data_path_is_as_its_page_says() -> None:
+def test_messages_page_names_existing_methods() -> None:
     """The methods that a message passes through."""
     page = (DOCS / "messages.md").read_text()
     files = [*(PACKAGE / "_datapath").glob("*.pyx"), *(PACKAGE / "_transport").glob("*.py")]
@@ -112,7 +112,7 @@ def test_the_data_path_is_as_its_page_says() -> None:
         assert re.search(rf"^ *c?p?def\b.*\b{method}\(", source, re.M), method
 
 
-def test_the_page_on_timeouts_has_the_defaults() -> None:
+def test_timeouts_page_shows_the_defaults() -> None:
     rows = re.findall(
         r"^\| (`\w+_?.*) \| ([\d., ]+) \|", (DOCS / "cancellation.md").read_text(), re.M
     )
@@ -126,11 +126,11 @@ def test_the_page_on_timeouts_has_the_defaults() -> None:
     assert {name for name in vars(type(config)) if name.endswith("_timeout")} <= {*said}
 
 
-def test_what_is_generated_is_as_it_would_be_now() -> None:
+def test_generated_parts_are_up_to_date() -> None:
     assert differing(pages()) == [], "out of date: make docs"
 
 
-def test_the_matrix_of_roce_has_the_rows_that_run() -> None:
+def test_roce_matrix_has_the_current_rows() -> None:
     """Its verdicts are from a virtual machine."""
     across = ROOT / "softdev" / "tests" / "softroce" / "across"
     listed = run(str(across), "--rows", check=True).stdout

@@ -22,7 +22,7 @@ def test_every_public_name_has_a_docstring() -> None:
 
 
 @pytest.mark.parametrize("cls", [RemoteRegion, RemoteSlice])
-def test_what_an_object_of_the_peers_memory_has(cls: type) -> None:
+def test_remote_memory_classes_have_only_documented_names(cls: type) -> None:
     """No name without an underscore is the library's own: users see it, in a debugger, too."""
     described = {member.name for member in members(cls, OFFERED) if member_doc(member)}
     described |= {each for each in dir(cls) if f"`{each}`" in (cls.__doc__ or "")}

@@ -91,7 +91,9 @@ def serving(environment: dict[str, str], name: str, *arguments: str) -> Iterator
 
 
 @pytest.mark.any_device
-def test_echo(environment: dict[str, str], device_name: str, host: str) -> None:
+def test_echo_example_echoes_to_several_clients(
+    environment: dict[str, str], device_name: str, host: str
+) -> None:
     with serving(environment, "echo_server", host, "0") as server:
         for _ in range(2):
             assert run_example(environment, "echo_client", host, server.port) == (
@@ -106,7 +108,9 @@ def test_echo(environment: dict[str, str], device_name: str, host: str) -> None:
             assert server.output.readline().startswith("closed: ")
 
 
-def test_tensors(environment: dict[str, str], host: str, tmp_path: Path) -> None:
+def test_tensors_example_lists_and_fetches_tensors(
+    environment: dict[str, str], host: str, tmp_path: Path
+) -> None:
     file = tmp_path / "model.safetensors"
     weights = {"sevens": np.full((3, 4), 7, np.float32), "steps": np.arange(5)}
     file.write_bytes(b"".join(bytes(buffer) for buffer in arrays.pack(weights)))
@@ -124,7 +128,7 @@ def test_tensors(environment: dict[str, str], host: str, tmp_path: Path) -> None
 
 
 @pytest.mark.any_device
-def test_rpc(environment: dict[str, str], host: str) -> None:
+def test_rpc_example_calls_and_cancels(environment: dict[str, str], host: str) -> None:
     with serving(environment, "rpc", "serve", host, "0") as server:
         assert run_example(environment, "rpc", "call", host, server.port) == (
             "squares: [0, 1, 4, 9, 16]\n"
@@ -134,11 +138,11 @@ def test_rpc(environment: dict[str, str], host: str) -> None:
         assert server.output.readline() == "the server cancelled the call\n"
 
 
-def test_key_value(environment: dict[str, str]) -> None:
+def test_key_value_example_prints_its_values(environment: dict[str, str]) -> None:
     assert run_example(environment, "key_value") == "short 7\nlong 1048576\n"
 
 
-def test_cache(environment: dict[str, str], host: str) -> None:
+def test_cache_example_sets_and_gets(environment: dict[str, str], host: str) -> None:
     with serving(environment, "cache", "serve", host, "0") as server:
         at = host, server.port
         assert run_example(environment, "cache", "get", *at, "a") == "a: not in the cache\n"
@@ -161,7 +165,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     return module
 
 
-def test_an_entry_of_the_cache_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_entry_is_rejected_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part of it is that of another entry: the checksum tells."""
     cache = loaded(monkeypatch, "cache")
     before, after = cache.pack(b"key", b"one value"), cache.pack(b"key", b"another value")
@@ -173,7 +177,7 @@ def test_an_entry_of_the_cache_that_is_being_written(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.any_device
-def test_parameter_server(environment: dict[str, str], host: str) -> None:
+def test_parameter_server_example_converges(environment: dict[str, str], host: str) -> None:
     assert run_example(environment, "parameter_server", host) == (
         "after 1600 steps of 4 workers: w = 2.00, b = 1.00\n"
     )
@@ -207,7 +211,7 @@ def test_parameter_server(environment: dict[str, str], host: str) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_fails_is_told(
+def test_examples_report_errors_without_a_traceback(
     environment: dict[str, str], host: str, said: str, lines: list[str]
 ) -> None:
     """No traceback."""
@@ -218,13 +222,15 @@ def test_what_fails_is_told(
 
 
 @pytest.mark.any_device
-def test_lent_memory(environment: dict[str, str], host: str) -> None:
+def test_lent_memory_example_prints_the_written_bytes(
+    environment: dict[str, str], host: str
+) -> None:
     assert run_example(environment, "lent_memory", host) == (
         "the client left 00 00 00 00 01 01 01 01\n"
     )
 
 
-def test_every_example_is_run() -> None:
+def test_every_example_is_tested() -> None:
     text = "".join(tests.read_text() for tests in Path(__file__).parent.glob("test_*.py"))
     for example in EXAMPLES.glob("*.py"):
         assert re.search(rf'"{example.stem}(\.py)?"', text), example

@@ -30,7 +30,7 @@ async def probe(address: tuple[str, int], path: str) -> str:
 @pytest.mark.any_device
 @pytest.mark.parametrize("watchdog", ["", "20000"])
 @pytest.mark.parametrize("is_abstract", [False, True])
-async def test_service(
+async def test_service_example_notifies_systemd_and_answers_probes(
     tmp_path: Path, device_name: str, host: str, is_abstract: bool, watchdog: str
 ) -> None:
     """READY once it serves, WATCHDOG until its end, STOPPING when it was told to stop.

@@ -43,24 +43,26 @@ def start(device: str, name: str, *arguments: str) -> Iterator[subprocess.Popen[
             process.kill()  # it has ended, unless the test has failed
 
 
-def test_every_program_has_an_output() -> None:
+def test_every_verbs_program_has_an_output() -> None:
     assert sorted(OUTPUTS) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
-def test_a_program_is_short() -> None:
+def test_verbs_programs_are_short() -> None:
     for path in EXAMPLES.glob("*.py"):
         assert len(path.read_text().splitlines()) < 80, path
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_what_it_prints(name: str, device_name: str) -> None:
+def test_verbs_program_prints_its_output(name: str, device_name: str) -> None:
     with start(device_name, name) as process:
         out, err = process.communicate()
     assert (out, err, process.returncode) == (OUTPUTS[name], "", 0)
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_two_processes(name: str, device_name: str, host: str) -> None:
+def test_verbs_programs_of_two_processes_print_their_output(
+    name: str, device_name: str, host: str
+) -> None:
     serve, connect, said = PAIRS[name]
     first, rest = OUTPUTS[name].split("\n", 1)
     with start(device_name, *serve.replace("HOST", host).split()) as server:

@@ -68,7 +68,7 @@ def broken(path: Path) -> Iterator[str]:
             yield f"{path.relative_to(SITE)}: {link}"
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_has_a_target() -> None:
     pages = [path for path in built().rglob("*.html") if "_modules" not in path.parts]
     assert len(pages) > 40
     assert [link for path in pages for link in broken(path)] == []
@@ -119,7 +119,7 @@ FIRST = "Search._performSearch(...Search._parseQuery(query)).at(-1)[0]"
 SCRIPTS = ("doctools", "language_data", "searchtools")
 
 
-def test_what_a_search_shows_first() -> None:
+def test_search_shows_the_expected_first_result() -> None:
     files = [built() / "_static" / f"{name}.js" for name in SCRIPTS]
     program = [BROWSER, *(file.read_text() for file in (*files, built() / "searchindex.js"))]
     program += [f"console.log(JSON.stringify({[*FOUND]}.map(query => {FIRST})))"]
@@ -148,21 +148,21 @@ def test_functions_as_default_values_do_not_prevent_links_in_a_signature() -> No
     assert "~collections" not in text
 
 
-def test_no_markup_is_shown() -> None:
+def test_no_markup_is_shown_as_text() -> None:
     """A role that docutils does not see as one is shown with its backticks."""
     pages = (built() / "reference").glob("*.html")
     shown = [f"{path.stem}: {it}" for path in pages for it in MARKUP.findall(path.read_text())]
     assert shown == []
 
 
-def test_no_code_has_become_a_quotation() -> None:
+def test_no_code_is_rendered_as_a_quotation() -> None:
     """An indented block of a docstring needs `::` before it."""
     pages = (built() / "reference").glob("*.html")
     quoted = [path.stem for path in pages if "<blockquote" in path.read_text()]
     assert quoted == []
 
 
-def test_the_files_for_kubernetes() -> None:
+def test_kubernetes_files_match_the_service_example() -> None:
     """They were not run on a cluster: they are what a parser takes, with what the page explains."""
     text = (DOCS / "deployment.md").read_text()
     (config,) = re.findall(r"^```json\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

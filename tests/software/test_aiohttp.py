@@ -45,7 +45,9 @@ def application() -> web.Application:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_uploads_and_downloads(host: str, application: web.Application, scheme: str) -> None:
+async def test_aiohttp_uploads_and_downloads_over_rdma(
+    host: str, application: web.Application, scheme: str
+) -> None:
     serving = trusting = None
     if scheme == "https":
         authority = trustme.CA()

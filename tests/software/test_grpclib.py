@@ -47,7 +47,7 @@ class Service:
         }
 
 
-async def test_calls_and_streams(host: str) -> None:
+async def test_grpclib_calls_and_streams_over_rdma(host: str) -> None:
     server = Server([Service()], codec=Bytes())
     await server.start(host, 0)
     listening = server._server

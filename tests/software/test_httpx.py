@@ -52,7 +52,9 @@ async def serving(host: str, **options: Any) -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("http", ["h11", "httptools"])
-async def test_posts_on_one_connection(host: str, scheme: str, http: str, tmp_path: Path) -> None:
+async def test_httpx_posts_on_one_connection(
+    host: str, scheme: str, http: str, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {}
     trusting = ssl.create_default_context()
     if scheme == "https":
@@ -79,7 +81,7 @@ async def test_posts_on_one_connection(host: str, scheme: str, http: str, tmp_pa
     assert peer_host == host
 
 
-async def test_a_client_sees_that_its_idle_connection_has_ended(host: str) -> None:
+async def test_httpx_notices_that_an_idle_connection_ended(host: str) -> None:
     async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
         async with serving(host) as port:
             await client.get(f"http://{host}:{port}/")
@@ -89,7 +91,7 @@ async def test_a_client_sees_that_its_idle_connection_has_ended(host: str) -> No
             await yield_loop(1)
 
 
-async def test_a_stream_that_is_closed_delivers_what_was_sent(host: str) -> None:
+async def test_closed_anyio_stream_delivers_sent_data(host: str) -> None:
     """anyio's `aclose` aborts the transport."""
     got: asyncio.Queue[bytes] = asyncio.Queue()
 

@@ -15,7 +15,7 @@ from aiordma import Connection
 NO_LIMITS: Any = {"open_timeout": None, "ping_timeout": None, "close_timeout": None}
 
 
-async def test_messages_of_both_kinds_and_many_sizes(host: str) -> None:
+async def test_websockets_exchanges_messages_of_every_size(host: str) -> None:
     async def handler(socket: ServerConnection) -> None:
         async for message in socket:
             await socket.send(message)
