@@ -13,7 +13,7 @@ from .namespaces import PREFIX, ip
 PAGE = Path(__file__).parents[2] / "softdev/docs" / "ci-without-hardware.md"
 
 
-def test_two_hosts(tmp_path: Path) -> None:
+def test_two_hosts_commands_work_as_shown(tmp_path: Path) -> None:
     """In namespaces with names of this process."""
     installed("rping")
     _, block = blocks(PAGE, "Several processes, two hosts")

@@ -20,7 +20,9 @@ def mtus(request: pytest.FixtureRequest, wire: Network) -> tuple[int, int]:
     return value
 
 
-def test_connections(agents: Agents, wire: Network, family: str, via: str) -> None:
+def test_connections_transfer_every_size(
+    agents: Agents, wire: Network, family: str, via: str
+) -> None:
     connect(agents, address_of(wire.right, family), via)
     left, _ = agents
     for size in (0, 1, 1000, 100_000):
@@ -29,7 +31,9 @@ def test_connections(agents: Agents, wire: Network, family: str, via: str) -> No
     left.call("one_sided", rounds=5, size=1_000_003)
 
 
-def test_queue_pairs(agents: Agents, mtus: tuple[int, int], family: str) -> None:
+def test_queue_pairs_transfer_every_size(
+    agents: Agents, mtus: tuple[int, int], family: str
+) -> None:
     """Reliable and unreliable connections, and datagrams.
 
     A datagram that is longer than a packet arrives in pieces, which the kernel puts together; a
@@ -48,7 +52,9 @@ def test_queue_pairs(agents: Agents, mtus: tuple[int, int], family: str) -> None
         exchange(agents, 20, size)
 
 
-def test_the_mtu_becomes_smaller(agents: Agents, wire: Network, family: str, via: str) -> None:
+def test_connection_survives_a_smaller_mtu(
+    agents: Agents, wire: Network, family: str, via: str
+) -> None:
     """The MTU changes during a connection: frames in flight are segmented again."""
     for end in wire.ends:
         end.link("mtu", "9000")
@@ -60,7 +66,9 @@ def test_the_mtu_becomes_smaller(agents: Agents, wire: Network, family: str, via
     left.call("echo", count=4, size=1 << 20)
 
 
-def test_two_networks_at_once(agents: Agents, wire: Network, start: Start, via: str) -> None:
+def test_connections_share_networks_and_addresses(
+    agents: Agents, wire: Network, start: Start, via: str
+) -> None:
     """Connections over IPv4 and IPv6, and over several addresses of one interface."""
     more = [("10.78.0", 24), ("fd78:", 64), ("10.79.0", 24)]
     for number, end in enumerate(wire.ends, 1):
@@ -76,7 +84,9 @@ def test_two_networks_at_once(agents: Agents, wire: Network, start: Start, via: 
         order.result()
 
 
-def test_from_the_address_of_choice(agents: Agents, wire: Network, via: str) -> None:
+def test_connection_uses_the_requested_source_address(
+    agents: Agents, wire: Network, via: str
+) -> None:
     """The peer sees the requested source address, not the kernel's choice."""
     wire.left.add("10.77.0.11/24")
     left, right = agents
@@ -87,7 +97,7 @@ def test_from_the_address_of_choice(agents: Agents, wire: Network, via: str) -> 
     left.call("echo", count=10, size=10_000)
 
 
-def test_link_local_addresses(agents: Agents, wire: Network, via: str) -> None:
+def test_link_local_addresses_carry_connections(agents: Agents, wire: Network, via: str) -> None:
     """Link-local addresses need the name of the interface, and carry every kind of traffic."""
     left, right = agents
     host = f"{wire.right.link_local}%{CABLE}"
@@ -99,7 +109,7 @@ def test_link_local_addresses(agents: Agents, wire: Network, via: str) -> None:
     left.call("one_sided", rounds=2, size=100_000)
 
 
-def test_queue_pairs_at_link_local_addresses(agents: Agents) -> None:
+def test_link_local_addresses_carry_queue_pairs(agents: Agents) -> None:
     """A GID has no interface: that of the own GID entry is used."""
     for kind in ("RC", "UC", "UD"):
         pair(agents, kind, "link-local")

@@ -39,7 +39,7 @@ def rails(
     return made
 
 
-def test_each_has_the_addresses_of_its_cable(wire: Network, start: Start) -> None:
+def test_device_has_only_the_addresses_of_its_cable(wire: Network, start: Start) -> None:
     """Those with a label too.  An address that both have is the first one's, and so are those of
     the loopback.  Without the interface there is no port."""
     agent = start(wire.left)
@@ -61,7 +61,7 @@ def test_each_has_the_addresses_of_its_cable(wire: Network, start: Start) -> Non
 
 
 @pytest.mark.parametrize("links", ["shared", "tcp"])
-def test_processes_of_one_host(
+def test_processes_of_one_host_use_the_configured_link(
     monkeypatch: pytest.MonkeyPatch, wire: Network, start: Start, links: str
 ) -> None:
     """One of them with a device for all addresses."""
@@ -75,7 +75,7 @@ def test_processes_of_one_host(
     assert several.call("wire") == {"shared": "shared memory", "tcp": "tcp"}[links]
 
 
-def test_groups_are_joined_at_each_cable(wire: Network, start: Start) -> None:
+def test_multicast_groups_are_joined_at_each_cable(wire: Network, start: Start) -> None:
     agent = start(wire.left)
     agent.call("make", kind="UD", ip=wire.left.ipv4)
     agent.call("join", group="239.1.2.3")
@@ -95,9 +95,7 @@ def carry(agents: Agents, via: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("via", ["cm", "tcp", "queue pairs"])
-def test_data_goes_over_the_cable_of_its_address(
-    rails: list[Agents], via: str, family: str
-) -> None:
+def test_data_uses_the_cable_of_its_address(rails: list[Agents], via: str, family: str) -> None:
     for number in (1, 0):
         before = [agents[0].namespace.carried for agents in rails]
         carry(rails[number], via, family)
@@ -107,7 +105,7 @@ def test_data_goes_over_the_cable_of_its_address(
         assert more[1 - number] < LITTLE
 
 
-def test_a_connection_has_a_rail_on_each_cable(rails: list[Agents], via: str, family: str) -> None:
+def test_connection_has_a_rail_on_each_cable(rails: list[Agents], via: str, family: str) -> None:
     for number in (1, 0):
         left, right = rails[number]
         connect(
@@ -133,7 +131,7 @@ def port_becomes(agent: AgentProcess, event: str, state: str) -> None:
     assert agent.call("port") == state
 
 
-def test_a_cut_is_of_one_device(rails: list[Agents], wire: Network, family: str) -> None:
+def test_cut_affects_one_device_only(rails: list[Agents], wire: Network, family: str) -> None:
     """Its port is down, and what is under way there waits; the other one's goes on."""
     for agents in rails:
         pair(agents, "RC", family)

@@ -42,7 +42,9 @@ def stays_open(order: Order, seconds: float) -> None:
 # ---- for a while ---------------------------------------------------------------------------------
 
 
-def test_link_down_and_up(agents: Agents, cut: Namespace, way: tuple[str, str]) -> None:
+def test_connection_survives_link_down_and_up(
+    agents: Agents, cut: Namespace, way: tuple[str, str]
+) -> None:
     """Nothing is lost and nothing fails: idle, between messages, during large ones."""
     left, right = agents
     connect(agents, address_of(right.namespace, way[0]), way[1])
@@ -56,7 +58,9 @@ def test_link_down_and_up(agents: Agents, cut: Namespace, way: tuple[str, str]) 
     left.call("one_sided", rounds=3, size=100_000)
 
 
-def test_link_down_and_up_in_the_middle(agents: Agents, cut: Namespace, family: str) -> None:
+def test_frames_in_flight_survive_link_down_and_up(
+    agents: Agents, cut: Namespace, family: str
+) -> None:
     """With frames in flight in both directions, of reliable and unreliable queue pairs."""
     left, right = agents
     for kind in ("RC", "UC"):
@@ -76,7 +80,9 @@ def test_link_down_and_up_in_the_middle(agents: Agents, cut: Namespace, family: 
             assert left.call("reach", **there, size=100_000) == ["SUCCESS"] * 3
 
 
-def test_address_away_for_a_while(agents: Agents, cut: Namespace, way: tuple[str, str]) -> None:
+def test_connection_survives_temporary_loss_of_its_address(
+    agents: Agents, cut: Namespace, way: tuple[str, str]
+) -> None:
     """The device reports it; its connections wait, those of another address are not affected."""
     left, right = agents
     family, via = way
@@ -96,7 +102,7 @@ def test_address_away_for_a_while(agents: Agents, cut: Namespace, way: tuple[str
     echo.result()
 
 
-def test_a_stopped_process_is_no_lost_path(impatient: Agents, wire: Network, via: str) -> None:
+def test_stopped_process_is_not_a_lost_path(impatient: Agents, wire: Network, via: str) -> None:
     """The peer's kernel answers probes: outstanding operations wait beyond the path timeout."""
     left, right = impatient
     connect(impatient, wire.right.ipv4, via)
@@ -124,7 +130,9 @@ def lost(order: Order, since: float) -> list[str]:
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_lost_path(impatient: Agents, cut: Namespace, way: tuple[str, str], busy: bool) -> None:
+def test_lost_path_is_noticed_on_both_sides(
+    impatient: Agents, cut: Namespace, way: tuple[str, str], busy: bool
+) -> None:
     """Both ends notice independently: the requester and the responder."""
     left, right = impatient
     connect(impatient, address_of(right.namespace, way[0]), way[1])
@@ -139,7 +147,9 @@ def test_lost_path(impatient: Agents, cut: Namespace, way: tuple[str, str], busy
         lost(end, since)
 
 
-def test_lost_path_of_queue_pairs(impatient: Agents, cut: Namespace, family: str) -> None:
+def test_request_on_a_lost_path_fails_with_retry_exceeded(
+    impatient: Agents, cut: Namespace, family: str
+) -> None:
     """A request without an answer fails with RETRY_EXC_ERR.
 
     It is posted before the cut, and the responder is stopped until then, so that it does not
@@ -160,7 +170,7 @@ def test_lost_path_of_queue_pairs(impatient: Agents, cut: Namespace, family: str
     assert right.call("state") == "RTS"
 
 
-def test_a_queue_pair_that_waits_longer(impatient: Agents, wire: Network) -> None:
+def test_longer_ack_timeout_outlasts_the_path_timeout(impatient: Agents, wire: Network) -> None:
     """A queue pair gets the time of its timeout and retry count (IBTA 9.7.6.1.3)."""
     left, right = impatient
     pair(impatient, "RC", "IPv4", ack_timeout=8.0)  # 2^21 * 4.096 us, eight times
@@ -174,7 +184,9 @@ def test_a_queue_pair_that_waits_longer(impatient: Agents, wire: Network) -> Non
     assert right.call("receive", count=1, size=100) == ["SUCCESS"]
 
 
-def test_address_gone(impatient: Agents, wire: Network, via: str) -> None:
+def test_removed_address_breaks_only_its_connections(
+    impatient: Agents, wire: Network, via: str
+) -> None:
     """An address removed for good: only its connections are lost, and it cannot be used again."""
     left, right = impatient
     wire.left.add("10.77.0.11/24")
@@ -205,7 +217,7 @@ def test_address_gone(impatient: Agents, wire: Network, via: str) -> None:
 # ---- unreachable hosts ---------------------------------------------------------------------------
 
 
-def test_no_route(agents: Agents, family: str) -> None:
+def test_missing_route_fails_the_transition_to_rtr(agents: Agents, family: str) -> None:
     """RTR asks the routing table, from the queue pair's own address, and fails with the reason."""
     left, right = agents
     version, there = {"IPv4": ("-4", "192.0.2.1"), "IPv6": ("-6", "2001:db8::1")}[family]
@@ -253,7 +265,7 @@ def test_loopback_gid_is_refused_as_the_source_to_another_host(
         assert part in error
 
 
-def test_connecting_without_a_listener(
+def test_connecting_over_a_cut_link_names_the_host(
     agents: Agents, cut: Namespace, way: tuple[str, str]
 ) -> None:
     """The error comes within the time of the call, and names the host that it could not reach.

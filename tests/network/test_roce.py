@@ -20,7 +20,9 @@ def roce(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("cable", [1280, 1500, 4500], ids="cable of {}".format)
-def test_queue_pairs(agents: Agents, wire: Network, cable: int) -> None:
+def test_roce_queue_pairs_fit_packets_to_the_cable(
+    agents: Agents, wire: Network, cable: int
+) -> None:
     """The device gives an MTU whose packets the cable carries: longer ones would be lost."""
     for end in wire.ends:
         end.link("mtu", str(cable))
@@ -41,7 +43,7 @@ def test_queue_pairs(agents: Agents, wire: Network, cable: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["IPv6", "link-local"])
-def test_addresses(agents: Agents, kind: str) -> None:
+def test_roce_works_over_ipv6_and_link_local_addresses(agents: Agents, kind: str) -> None:
     there = pair(agents, "RC", kind)
     for size in (1, 65_537):
         exchange(agents, 20, size)
@@ -51,7 +53,7 @@ def test_addresses(agents: Agents, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["IPv4", "IPv6"])
-def test_what_routers_say(agents: Agents, wire: Network, kind: str) -> None:
+def test_roce_ignores_the_path_mtu_of_routes(agents: Agents, wire: Network, kind: str) -> None:
     """A path MTU, which ICMP can forge, holds no packet back: packets fit the interface."""
     for end, peer in (wire.ends, wire.ends[::-1]):
         end.ip("route", "add", address_of(peer, kind), "dev", CABLE, "mtu", "1280")
@@ -61,7 +63,7 @@ def test_what_routers_say(agents: Agents, wire: Network, kind: str) -> None:
     exchange(agents, 20, 65_537)
 
 
-def test_connections(agents: Agents, wire: Network, family: str, via: str) -> None:
+def test_connections_work_over_roce(agents: Agents, wire: Network, family: str, via: str) -> None:
     """aiordma's connections; the connection manager's packets are those of RoCE."""
     connect(agents, address_of(wire.right, family), via)
     left, _ = agents
@@ -70,7 +72,7 @@ def test_connections(agents: Agents, wire: Network, family: str, via: str) -> No
     left.call("one_sided", rounds=3, size=1_000_003)
 
 
-def test_a_new_address(agents: Agents, wire: Network) -> None:
+def test_datagrams_reach_a_new_address_with_a_new_mtu(agents: Agents, wire: Network) -> None:
     """A UD queue pair is reached at an address that its host gets later, too, with a new MTU."""
     wire.left.link("mtu", "4500")
     pair(agents, "UD", "IPv4")
@@ -101,7 +103,7 @@ def test_a_new_address(agents: Agents, wire: Network) -> None:
         ("fi_pingpong -p verbs;ofi_rxm -e rdm -S 64 -I 10", "{host}", 47592),
     ],
 )
-def test_programs(wire: Network, server: str, client: str, port: int) -> None:
+def test_programs_work_over_roce(wire: Network, server: str, client: str, port: int) -> None:
     """Programs with datagrams, and such as connect through librdmacm."""
     waits, asks = (f"{server} {last}".format(host=wire.right.ipv4) for last in ("", client))
     waits += " -s" * waits.startswith("rping")
@@ -117,7 +119,7 @@ def test_programs(wire: Network, server: str, client: str, port: int) -> None:
         ended.expect()
 
 
-def test_the_peer_is_gone(impatient: Agents) -> None:
+def test_request_to_a_gone_peer_fails_with_retry_exceeded(impatient: Agents) -> None:
     """Nothing tells that a peer has gone: a request fails when its time is over, as with a card."""
     left, right = impatient
     pair(impatient, "RC", "IPv4", ack_timeout=0.02)
@@ -125,7 +127,7 @@ def test_the_peer_is_gone(impatient: Agents) -> None:
     assert left.call("send", count=1, size=10) == ["RETRY_EXC_ERR"]
 
 
-def test_processes_share_an_address(wire: Network, start: Start, family: str) -> None:
+def test_processes_share_a_roce_address(wire: Network, start: Start, family: str) -> None:
     """One receives for the others, until it ends; then another one does."""
     couples = [(start(wire.left), start(wire.right)) for _ in range(3)]
     for agents in couples:
@@ -137,7 +139,7 @@ def test_processes_share_an_address(wire: Network, start: Start, family: str) ->
             agent.end()
 
 
-def test_the_port_is_taken(agents: Agents, wire: Network) -> None:
+def test_roce_port_in_use_is_reported(agents: Agents, wire: Network) -> None:
     """By rdma_rxe of the kernel, for example, or by another process."""
     script = (
         "import socket, sys; taken = socket.socket(type=socket.SOCK_DGRAM);"

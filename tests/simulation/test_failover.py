@@ -67,7 +67,7 @@ def seconds_for_two(via: str, devices: int, cut: int | None = None, after: float
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_the_next_message_is_late_by_the_retries_at_most(via: str, cut: int) -> None:
+def test_failover_delays_a_message_by_the_retries_at_most(via: str, cut: int) -> None:
     """Wherever in a long message a cable is cut: than with the other cable alone all the time."""
     alone, both = seconds_for_two(via, 1), seconds_for_two(via, 2)
     late = [seconds_for_two(via, 2, cut, part * both) for part in (0.1, 0.9)]
@@ -75,7 +75,7 @@ def test_the_next_message_is_late_by_the_retries_at_most(via: str, cut: int) -> 
     assert max(late) < alone + RETRIES + SWITCH
 
 
-def test_a_peer_that_is_gone_is_found_by_all_rails_at_once(via: str) -> None:
+def test_gone_peer_is_found_on_all_rails_concurrently(via: str) -> None:
     """The lead breaks after the retries, and the others, which are asked then, after as many."""
 
     async def main(world: testing.World) -> None:
@@ -92,7 +92,7 @@ def test_a_peer_that_is_gone_is_found_by_all_rails_at_once(via: str) -> None:
     testing.simulate(main, seed=1, hosts=hosts, faults=EVEN, devices=4)
 
 
-def test_a_lead_that_says_nothing(via: str) -> None:
+def test_keep_alive_replaces_a_silent_lead(via: str) -> None:
     """Its retries go on, and the keep-alive does not wait for them."""
     often, timeout = 2.0, 1.0
     limits = replace(ANY_ADDRESS, ack_timeout=100, keep_alive=often, keep_alive_timeout=timeout)
@@ -119,9 +119,7 @@ def test_a_lead_that_says_nothing(via: str) -> None:
 
 
 @pytest.mark.parametrize("carries", [True, False])
-def test_the_back_off_begins_anew_when_a_connection_has_carried_something(
-    via: str, carries: bool
-) -> None:
+def test_reconnect_backoff_restarts_after_a_useful_connection(via: str, carries: bool) -> None:
     async def answer(conn: aiordma.Connection) -> None:
         if carries:
             await conn.send(b"here")

@@ -100,12 +100,12 @@ def replay(events: str) -> tuple[testing.History, dict[str, str]]:
 
 
 @pytest.mark.parametrize("events", GOOD.values(), ids=GOOD)
-def test_what_can_be(events: str) -> None:
+def test_possible_history_passes_the_check(events: str) -> None:
     replay(events)[0].check()
 
 
 @pytest.mark.parametrize(("events", "shown"), BAD.values(), ids=BAD)
-def test_what_cannot_be_is_shown_by_the_fewest_operations(events: str, shown: str) -> None:
+def test_impossible_history_is_shown_by_the_fewest_operations(events: str, shown: str) -> None:
     history, calls = replay(events)
     with pytest.raises(AssertionError, match="'x'") as raised:
         history.check()
@@ -114,7 +114,7 @@ def test_what_cannot_be_is_shown_by_the_fewest_operations(events: str, shown: st
     assert found == [calls[name] for name in shown.split()]
 
 
-def test_keys_channels_and_leases_are_alone() -> None:
+def test_keys_channels_and_leases_are_checked_separately() -> None:
     history = testing.History()
     for key in "xy":
         with history.fetch_and_add(key, 1) as op:
@@ -216,7 +216,7 @@ def test_check_finds_an_order_exactly_where_one_exists(
 # ---- programs ------------------------------------------------------------------------------------
 
 
-async def test_a_block_without_an_end() -> None:
+async def test_operation_without_an_end_may_or_may_not_have_happened() -> None:
     """By an exception, or because it never ends."""
     history = testing.History()
     for number in 1, 2:
@@ -306,7 +306,7 @@ def test_names_of_different_types_are_different_keys() -> None:
     ],
     ids=("int64", "float32", "array", "memoryview", "writable memoryview"),
 )
-def test_values_become_those_of_python(written: Hashable, read: Hashable) -> None:
+def test_values_are_converted_to_python_types(written: Hashable, read: Hashable) -> None:
     history = testing.History()
     with history.write("x", written):
         pass
@@ -412,7 +412,7 @@ def test_operation_without_with_is_refused() -> None:
     )
 
 
-def test_operation_is_used_once() -> None:
+def test_operation_can_be_used_once() -> None:
     history = testing.History()
     with history.write("x", 1) as op:
         pass
@@ -439,7 +439,7 @@ def test_check_of_an_empty_history_fails() -> None:
 
 
 @pytest.mark.needs("faults")
-def test_it_says_which_host_and_when() -> None:
+def test_failed_check_shows_host_and_time() -> None:
     async def main(world: testing.World) -> None:
         history = testing.History()
 
@@ -501,11 +501,11 @@ def large(count: int, *, lost: float) -> testing.History:
 
 
 @pytest.mark.parametrize("lost", [0, 0.01])
-def test_a_usual_history_takes_few_steps(lost: float) -> None:
+def test_usual_history_takes_few_steps(lost: float) -> None:
     large(1000, lost=lost).check(steps=10_000)
 
 
-def test_one_operation_after_another_takes_no_further_steps() -> None:
+def test_sequential_operations_take_one_step() -> None:
     history = testing.History()
     for value in range(100):
         with history.write("x", value):
@@ -513,6 +513,6 @@ def test_one_operation_after_another_takes_no_further_steps() -> None:
     history.check(steps=1)
 
 
-def test_a_history_that_is_too_hard_says_so() -> None:
+def test_history_that_is_too_hard_raises_runtime_error() -> None:
     with pytest.raises(RuntimeError, match=r"1000 operations on 'x' .* \(check\(steps="):
         large(1000, lost=0).check(steps=100)

@@ -88,7 +88,7 @@ def run(
     return testing.simulate(main, seed=seed, hosts={"server": echo}, **options)
 
 
-def test_a_seed_gives_the_same_run_again() -> None:
+def test_seed_repeats_its_run() -> None:
     """And another one another run, although the network does the same each time."""
     even = testing.FaultPlan(testing.Link(jitter=0))
     first, again, other = (run(ask, 64, 1 << 20, seed=seed, faults=even) for seed in (1, 1, 2))
@@ -107,7 +107,7 @@ def test_polling_takes_virtual_time() -> None:
     testing.simulate(main, seed=1)
 
 
-def test_the_direct_wake_up_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_uses_direct_wake_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
     async def client() -> None:
@@ -130,7 +130,7 @@ def test_the_direct_wake_up_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == (20 if os.environ.get("AIORDMA_NO_DIRECT_WAKE") else 0)
 
 
-def test_datagrams_wake_no_loop_but_completions_do() -> None:
+def test_only_completions_wake_the_loop() -> None:
     async def main(world: testing.World) -> int:
         await world.host("client").run(ask, *[4 << 20] * 4)
         return world._turns
@@ -138,7 +138,7 @@ def test_datagrams_wake_no_loop_but_completions_do() -> None:
     assert testing.simulate(main, seed=1, hosts={"server": echo}) < 300
 
 
-def test_time_passes_at_once_and_for_all_clocks() -> None:
+def test_sleeping_advances_every_clock_immediately() -> None:
     async def main(world: testing.World) -> None:
         monotonic, wall, loop = time.monotonic(), time.time(), asyncio.get_running_loop().time()
         await asyncio.sleep(3600)
@@ -153,7 +153,7 @@ def test_time_passes_at_once_and_for_all_clocks() -> None:
     assert time.monotonic() - before < 60
 
 
-def test_a_wait_without_end_says_who_waits() -> None:
+def test_stalled_error_names_the_waiting_task() -> None:
     async def waits_for_ever() -> None:
         await asyncio.Event().wait()
 
@@ -163,7 +163,7 @@ def test_a_wait_without_end_says_who_waits() -> None:
     assert "simulate(seed=1)" in caught.value.__notes__[0]
 
 
-def test_one_that_takes_too_long_says_who_waits() -> None:
+def test_time_limit_error_names_the_waiting_task() -> None:
     with pytest.raises(testing.TimeLimitError, match="client: sleep"):
         run(asyncio.sleep, 100, limit=99)
 
@@ -173,12 +173,12 @@ async def fails(*_: testing.World) -> None:
     raise ZeroDivisionError
 
 
-def test_an_error_of_a_service_ends_the_simulation() -> None:
+def test_error_of_a_service_ends_the_simulation() -> None:
     with pytest.raises(ZeroDivisionError):
         testing.simulate(lambda _: asyncio.sleep(10), seed=1, hosts={"server": fails})
 
 
-def test_an_executor_ends_with_what_its_function_raises() -> None:
+def test_exception_of_an_executor_function_ends_the_simulation() -> None:
     """Also with what is no Exception, as `pytest.fail` raises."""
 
     async def main(_: testing.World) -> None:
@@ -188,7 +188,7 @@ def test_an_executor_ends_with_what_its_function_raises() -> None:
         testing.simulate(main, seed=1)
 
 
-def test_there_is_one_simulation_at_a_time() -> None:
+def test_nested_simulation_raises_busy_error() -> None:
     async def main(_: testing.World) -> None:
         with pytest.raises(BusyError, match="already running a simulation"):
             testing.simulate(lambda _: asyncio.sleep(0), seed=1)
@@ -196,7 +196,7 @@ def test_there_is_one_simulation_at_a_time() -> None:
     testing.simulate(main, seed=1)
 
 
-def test_faults_of_the_process_are_none_of_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_wide_faults_raise_busy_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(_: testing.World) -> None:
         with testing.faults(loss=0.1):
             pytest.fail("faults are injected")
@@ -212,13 +212,13 @@ def test_faults_of_the_process_are_none_of_a_simulation(monkeypatch: pytest.Monk
         testing.simulate(main, seed=1)
 
 
-async def test_the_device_of_the_process_must_not_be_in_use() -> None:
+async def test_device_in_use_raises_busy_error() -> None:
     async with testing.connected_pair():
         with pytest.raises(BusyError, match=r"close all connections .* for a second"):
             testing.simulate(lambda _: asyncio.sleep(0), seed=1)
 
 
-def test_wrong_arguments_are_refused_at_once() -> None:
+def test_invalid_arguments_of_links_faults_and_plans_are_rejected() -> None:
     for wrong in (
         lambda: testing.Link(loss=1.5),
         lambda: testing.Link(latency=-1),
@@ -359,14 +359,14 @@ def test_simulate_names_the_wrong_argument(
     assert str(raised.value) == text
 
 
-def test_a_kind_of_faults_is_text() -> None:
+def test_fault_kind_must_be_text() -> None:
     kinds: Any
     for kinds in ["kill"], None, 5:
         with pytest.raises(ValueError, match="kind must be one of partition, cable, pause"):
             testing.Fault(kinds, "server", 1, 2)
 
 
-def test_wrong_programs_are_refused() -> None:
+def test_invalid_programs_are_rejected() -> None:
     called: Any = ask(64)
     returns_none: Any = lambda: None  # noqa: E731 - it is shown by that name
 
@@ -392,7 +392,7 @@ def test_wrong_programs_are_refused() -> None:
         testing.simulate(main, seed=1, hosts={"server": returns_none})
 
 
-def test_a_plan_that_breaks_nothing_is_an_error() -> None:
+def test_plan_without_effect_is_rejected() -> None:
     run = partial(testing.simulate, lambda _: asyncio.sleep(1), seed=1, hosts={"server": echo})
     given = testing.FaultPlan(exactly=[testing.Fault("pause", "servr", 0, 1)])
     for plan in testing.FaultPlan(hosts=["server", "servr"]), given:
@@ -411,7 +411,7 @@ def test_a_plan_that_breaks_nothing_is_an_error() -> None:
         testing.simulate(fails, seed=1, faults=testing.FaultPlan(cables=1))
 
 
-def test_a_partition_of_nobody_is_an_error() -> None:
+def test_partition_of_unknown_hosts_is_rejected() -> None:
     async def main(world: testing.World) -> None:
         for call in world.partition, world.heal:
             with pytest.raises(
@@ -441,7 +441,7 @@ def test_a_partition_of_nobody_is_an_error() -> None:
     testing.simulate(main, seed=1, hosts={"server": echo})
 
 
-async def test_a_loop_in_whose_program_it_runs_goes_on() -> None:
+async def test_running_loop_is_restored_after_a_simulation() -> None:
     loop = asyncio.get_running_loop()
     testing.simulate(lambda _: asyncio.sleep(1), seed=1)
     assert asyncio.get_running_loop() is loop
@@ -451,7 +451,7 @@ async def test_a_loop_in_whose_program_it_runs_goes_on() -> None:
 # ---- the network ---------------------------------------------------------------------------------
 
 
-def test_plain_streams_of_asyncio() -> None:
+def test_asyncio_streams_work_between_simulated_hosts() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read())
         writer.close()
@@ -488,7 +488,7 @@ def test_localhost_is_the_host_itself() -> None:
     testing.simulate(main, seed=1)
 
 
-def test_a_stream_is_whole_and_in_time() -> None:
+def test_stream_data_arrives_complete_and_in_time() -> None:
     """Also what its reader is too slow for."""
     data, second = random.Random(1).randbytes(4 << 20), 0.5
     got: list[tuple[bytes, float]] = []
@@ -517,7 +517,7 @@ def test_a_stream_is_whole_and_in_time() -> None:
     assert got[1][1] - got[0][1] == pytest.approx(second, abs=0.01)
 
 
-def test_a_writer_waits_for_a_slow_reader() -> None:
+def test_writer_waits_for_a_slow_reader() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(3600)
         writer.write(b"%d" % len(await reader.read()))
@@ -540,12 +540,12 @@ def test_a_writer_waits_for_a_slow_reader() -> None:
     testing.simulate(main, seed=1, hosts={"server": partial(streams, answer)})
 
 
-def test_a_slow_way_takes_its_time() -> None:
+def test_slow_link_takes_its_time() -> None:
     far = testing.Link(latency=0.05, jitter=0, rate=1e6)
     assert 0.5 < run(ask, 1 << 18, faults=testing.FaultPlan(far))[1] < 5
 
 
-def test_a_partition_breaks_connections_and_heals() -> None:
+def test_partition_breaks_connections_until_healed() -> None:
     async def main(world: testing.World) -> None:
         conn = await aiordma.connect("server", PORT)
         world.partition("server")
@@ -560,7 +560,7 @@ def test_a_partition_breaks_connections_and_heals() -> None:
     testing.simulate(main, seed=1, hosts={"server": echo})
 
 
-def test_a_partition_holds_for_hosts_that_come_later() -> None:
+def test_partition_applies_to_hosts_added_later() -> None:
     async def main(world: testing.World) -> None:
         world.partition("server")
         for end in partial(world.heal, "main"), partial(world.heal, "server"):
@@ -574,7 +574,7 @@ def test_a_partition_holds_for_hosts_that_come_later() -> None:
     testing.simulate(main, seed=1, hosts={"server": echo})
 
 
-def test_each_device_of_a_host_is_on_a_network_of_its_own() -> None:
+def test_each_device_of_a_host_has_its_own_network() -> None:
     async def exchange(conn: aiordma.Connection) -> None:
         await conn.send(bytes(1 << 20))
         (await conn.recv()).release()
@@ -603,7 +603,7 @@ def test_each_device_of_a_host_is_on_a_network_of_its_own() -> None:
         testing.simulate(main, devices=5)
 
 
-def test_a_simulation_has_devices_of_its_own() -> None:
+def test_simulation_has_its_own_devices() -> None:
     """However many this process, or the simulation before it, has."""
 
     def names() -> list[str]:
@@ -622,7 +622,7 @@ def test_a_simulation_has_devices_of_its_own() -> None:
 # ---- hosts ---------------------------------------------------------------------------------------
 
 
-def test_a_killed_host_says_nothing_and_boots_again() -> None:
+def test_killed_host_is_silent_and_can_boot_again() -> None:
     ended: list[int] = []
 
     async def serve() -> None:
@@ -673,7 +673,7 @@ def test_all_services_of_a_host_boot_again() -> None:
 
 
 @pytest.mark.parametrize("boots", [True, False])
-def test_a_stream_to_a_killed_host_is_reset(boots: bool) -> None:
+def test_stream_to_a_killed_host_is_reset(boots: bool) -> None:
     async def main(world: testing.World) -> None:
         reader, writer = await asyncio.open_connection("server", PORT)
         await asyncio.sleep(1)
@@ -696,7 +696,7 @@ def test_a_stream_to_a_killed_host_is_reset(boots: bool) -> None:
     testing.simulate(main, seed=1, hosts={"server": partial(streams, lambda *_: None)})
 
 
-def test_a_paused_host_stands_still() -> None:
+def test_paused_host_does_nothing_until_resumed() -> None:
     async def main(world: testing.World) -> None:
         server = world.host("server")
         conn = await aiordma.connect("server", PORT)
@@ -713,7 +713,7 @@ def test_a_paused_host_stands_still() -> None:
     testing.simulate(main, seed=1, hosts={"server": echo})
 
 
-def test_a_slow_host_takes_longer() -> None:
+def test_slow_host_takes_longer() -> None:
     async def main(world: testing.World) -> float:
         world.host("server").slowness = 1000
         await ask(64)
@@ -722,7 +722,7 @@ def test_a_slow_host_takes_longer() -> None:
     assert testing.simulate(main, seed=1, hosts={"server": echo}) > 0.005
 
 
-def test_a_plan_breaks_hosts_until_it_ends() -> None:
+def test_plan_breaks_hosts_until_its_end() -> None:
     plan = testing.FaultPlan(partitions=1, pauses=1, kills=1, duration=9, until=20)
 
     async def main(world: testing.World) -> tuple[int, str]:
@@ -741,7 +741,7 @@ def test_a_plan_breaks_hosts_until_it_ends() -> None:
     assert runs.pop()[0] >= 2
 
 
-def test_a_plan_spares_hosts_and_cuts_cables() -> None:
+def test_plan_limited_to_hosts_cuts_their_cables_only() -> None:
     """None of the client's kills it; each of the server's leaves one of the rails."""
     plan = testing.FaultPlan(cables=0.5, duration=1, until=20, hosts=["server"])
     cuts: list[str] = []
@@ -784,7 +784,7 @@ def failure(**options: Any) -> str:
     return "\n".join(caught.value.__notes__)
 
 
-def test_a_failure_says_what_happened_and_who_waits() -> None:
+def test_failure_note_lists_faults_and_waiting_tasks() -> None:
     faults = [
         testing.Fault("partition", "client", 0.5, 0.9),
         testing.Fault("kill", "other", 2, 3),
@@ -803,7 +803,9 @@ def test_a_failure_says_what_happened_and_who_waits() -> None:
         r"repeat: ",
     ]
     assert re.match("\n".join(lines), note)
-    assert re.search(r"\nrepeat: pytest tests/simulation/test_simulate\.py::test_a_fail\w+$", note)
+    assert re.search(
+        r"\nrepeat: pytest tests/simulation/test_simulate\.py::test_failure_note\w+$", note
+    )
     assert "0x" not in note
 
 
@@ -867,7 +869,7 @@ def test_program_of_a_test_that_accepts_in_vain_is_shown() -> None:
         assert "    Listener.accept at " in str(caught.value)
 
 
-def test_what_never_happened_is_said_and_an_error_if_wanted() -> None:
+def test_too_few_faults_raise_assertion_error() -> None:
     async def main(world: testing.World) -> None:
         world.host("server")
         await asyncio.sleep(3)
@@ -885,7 +887,7 @@ def test_what_never_happened_is_said_and_an_error_if_wanted() -> None:
     )
 
 
-def test_the_faults_of_a_run_given_exactly_are_the_same_run() -> None:
+def test_recorded_faults_repeat_the_run() -> None:
     async def main(world: testing.World) -> tuple[str, list[testing.Fault]]:
         with contextlib.suppress(aiordma.RDMAError, OSError):
             await world.host("client").run(ask, 64, 1 << 20)
@@ -899,7 +901,7 @@ def test_the_faults_of_a_run_given_exactly_are_the_same_run() -> None:
     assert run(seed=1, faults=testing.FaultPlan(exactly=faults)) == (trace, faults)
 
 
-def test_of_many_seeds_the_first_that_fails_is_explained(
+def test_first_failing_seed_is_reduced_and_explained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the faults that are enough for it."""
@@ -924,13 +926,13 @@ def test_of_many_seeds_the_first_that_fails_is_explained(
 
 
 @pytest.mark.parametrize("text", ["one", "3:", "5:5"])
-def test_seeds_that_are_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_seeds_variable_is_rejected(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIORDMA_SIMULATION_SEEDS", text)
     with pytest.raises(ValueError, match=f"a seed such as 61, or a range .*, not '{text}'"):
         testing.simulate(counts_twice)
 
 
-def test_a_failure_that_is_not_repeated_is_said() -> None:
+def test_failure_that_does_not_repeat_raises_runtime_error() -> None:
     """The programs have asked for something of the machine."""
     here = os.getpid()
 
@@ -941,7 +943,7 @@ def test_a_failure_that_is_not_repeated_is_said() -> None:
         testing.simulate(main, seeds=range(2))
 
 
-def test_a_failure_of_pytest_is_one_of_its_seed() -> None:
+def test_pytest_failure_is_attributed_to_its_seed() -> None:
     """It is no Exception, as CancelledError."""
 
     async def main(_: testing.World) -> None:
@@ -952,7 +954,7 @@ def test_a_failure_of_pytest_is_one_of_its_seed() -> None:
         testing.simulate(main, seeds=range(2))
 
 
-def test_a_seed_that_ends_its_process_is_named() -> None:
+def test_seed_that_ends_its_process_is_named() -> None:
     here = os.getpid()
 
     async def main(world: testing.World) -> None:
@@ -964,7 +966,7 @@ def test_a_seed_that_ends_its_process_is_named() -> None:
     assert re.search(r"^seed [012] or one of the next seeds", it.value.__notes__[0])
 
 
-def test_faults_begin_also_at_times_that_no_nanosecond_has() -> None:
+def test_faults_begin_at_times_between_nanoseconds() -> None:
     """Of which a time of 53 bits, as nanoseconds and back, is less than it was."""
     begin = 464.90332275000003
     assert math.ceil(begin * 1e9) / 1e9 < begin
@@ -978,7 +980,7 @@ def test_faults_begin_also_at_times_that_no_nanosecond_has() -> None:
     testing.simulate(main, seed=1, faults=testing.FaultPlan(exactly=faults))
 
 
-def test_a_log_that_cannot_be_written_leaves_nothing_behind(
+def test_unwritable_log_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = logging.getLogRecordFactory()
@@ -996,7 +998,7 @@ def test_a_log_that_cannot_be_written_leaves_nothing_behind(
     assert logging.getLogRecordFactory() is before
 
 
-def test_a_simulation_that_begins_is_one_already(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_simulation_counts_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
     """For other threads, before it has hosts."""
 
     def file_handler(*_: object) -> logging.Handler:
@@ -1010,7 +1012,7 @@ def test_a_simulation_that_begins_is_one_already(monkeypatch: pytest.MonkeyPatch
     testing.simulate(lambda _: asyncio.sleep(1), seed=1)
 
 
-def test_processes_of_seeds_end_with_the_one_that_runs_them() -> None:
+def test_seed_processes_end_with_their_parent() -> None:
     code = """
 import asyncio, os
 from aiordma import testing
@@ -1031,7 +1033,7 @@ testing.simulate(main, seeds=range(2), limit=1e10)
     assert len(workers | {f"{process.pid}\n"}) == 3
 
 
-def test_records_of_logs_have_the_host_and_its_time(
+def test_log_records_have_the_host_and_its_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("AIORDMA_SIMULATION_LOG", str(tmp_path / "log"))
@@ -1085,7 +1087,7 @@ def test_log_has_the_beginning_and_end_of_each_fault(
     ]
 
 
-def test_a_plan_ends_no_cut_and_no_kill_of_a_program() -> None:
+def test_plan_does_not_heal_cuts_and_kills_of_the_program() -> None:
     async def main(world: testing.World) -> None:
         here, apart, dead = (world.host(name) for name in ("main", "apart", "dead"))
         await asyncio.sleep(5)
@@ -1109,7 +1111,7 @@ def test_a_plan_ends_no_cut_and_no_kill_of_a_program() -> None:
     testing.simulate(main, seed=1, faults=testing.FaultPlan(exactly=exactly))
 
 
-def test_a_plan_ends_no_pause_of_a_program() -> None:
+def test_plan_does_not_resume_pauses_of_the_program() -> None:
     times: list[float] = []
 
     async def serve() -> None:
@@ -1128,7 +1130,7 @@ def test_a_plan_ends_no_pause_of_a_program() -> None:
     testing.simulate(main, seed=1, hosts={"server": serve}, faults=plan)
 
 
-def test_a_plan_boots_no_host_that_a_program_will() -> None:
+def test_plan_does_not_boot_hosts_of_the_program() -> None:
     async def main(world: testing.World) -> None:
         server = world.host("server")
         while world.now < 30:
@@ -1141,7 +1143,7 @@ def test_a_plan_boots_no_host_that_a_program_will() -> None:
         testing.simulate(main, seed=seed, faults=testing.FaultPlan(kills=1))
 
 
-def test_nothing_is_left_of_hosts_that_were_killed() -> None:
+def test_killed_hosts_leave_no_garbage() -> None:
     """Nor in the collector's oldest generation, which is seldom searched."""
 
     async def main(world: testing.World) -> None:
@@ -1161,7 +1163,7 @@ def test_nothing_is_left_of_hosts_that_were_killed() -> None:
     assert not seen
 
 
-def test_a_killed_program_has_ended_when_the_simulation_has() -> None:
+def test_killed_program_has_ended_after_the_simulation() -> None:
     """Also if an exception that left it holds the program's task."""
     ended: list[str] = []
 
@@ -1196,7 +1198,7 @@ def objects_of_aiordma() -> Counter[type]:
     return Counter({it: types[it] for it in types if str(it.__module__).startswith("aiordma")})
 
 
-def test_nothing_of_a_simulation_is_left() -> None:
+def test_simulation_leaves_no_objects_and_files() -> None:
     """Also of hosts that were killed in the middle of something."""
 
     async def main(world: testing.World) -> None:
@@ -1249,7 +1251,7 @@ def asked() -> dict[str, Any]:
     return {name: function() for name, function in by_name.items()}
 
 
-def test_whatever_a_program_asks_the_answer_comes_again() -> None:
+def test_values_asked_of_the_system_repeat_with_the_seed() -> None:
     async def main(_: testing.World) -> dict[str, Any]:
         await asyncio.sleep(1.5)
         return {**asked(), "a task": asyncio.ensure_future(asyncio.sleep(0)).get_name()}
@@ -1262,7 +1264,7 @@ def test_whatever_a_program_asks_the_answer_comes_again() -> None:
     assert not {name for name, it in asked().items() if it == first[name]} - {"date.today"}
 
 
-def test_a_look_at_the_clock_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_the_clock_does_not_change_the_run(caplog: pytest.LogCaptureFixture) -> None:
     async def client(look: Callable[[], object]) -> None:
         async with await aiordma.connect("server", PORT) as conn:
             for size in (64, 1 << 20):
@@ -1280,7 +1282,7 @@ def test_a_look_at_the_clock_changes_nothing(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.messages) > 4
 
 
-def test_a_program_that_waits_for_the_clock_alone_is_told() -> None:
+def test_busy_wait_for_the_clock_raises_stalled_error() -> None:
     async def main(_: testing.World) -> None:
         end = time.monotonic() + 1
         while time.monotonic() < end:
@@ -1290,7 +1292,7 @@ def test_a_program_that_waits_for_the_clock_alone_is_told() -> None:
         testing.simulate(main, seed=1)
 
 
-def test_other_threads_have_the_clock_of_the_machine() -> None:
+def test_other_threads_use_the_real_clock() -> None:
     with ThreadPoolExecutor() as pool:
         pool.submit(int).result()  # so the thread is there
 
@@ -1300,7 +1302,7 @@ def test_other_threads_have_the_clock_of_the_machine() -> None:
         assert time.monotonic() <= testing.simulate(main, seed=1) <= time.monotonic()
 
 
-def test_what_a_simulation_replaces_is_back_after_it() -> None:
+def test_replaced_functions_are_restored() -> None:
     def now() -> list[Any]:
         rows = [getattr(place, name) for place, name, _ in (*process.REPLACED, *process.taken())]
         return [*rows, taken_before, dict(os.environ), random.getstate()]
@@ -1311,7 +1313,7 @@ def test_what_a_simulation_replaces_is_back_after_it() -> None:
     assert before == now()
 
 
-def test_names_that_were_taken_in_a_simulation_are_real_after_it() -> None:
+def test_functions_taken_in_a_simulation_are_real_afterwards() -> None:
     """As by a module that is first imported there; and virtual again in the next one."""
 
     async def main(_: testing.World) -> Callable[[], float]:
@@ -1327,7 +1329,7 @@ def test_names_that_were_taken_in_a_simulation_are_real_after_it() -> None:
     assert testing.simulate(sleeps, seed=1) >= 3600
 
 
-def test_a_closed_connection_leaves_nothing_due() -> None:
+def test_closed_connection_leaves_no_timer() -> None:
     async def main(_: testing.World) -> None:
         async with await aiordma.listen(port=7) as listener:
             connecting = asyncio.create_task(aiordma.connect("localhost", 7))
@@ -1339,7 +1341,7 @@ def test_a_closed_connection_leaves_nothing_due() -> None:
         testing.simulate(main, limit=12)  # for 10 s the device answers what the peer repeats
 
 
-def test_what_the_standard_library_asks_for() -> None:
+def test_standard_library_calls_work_in_a_simulation() -> None:
     async def program() -> None:
         random.seed(a=5, version=2)
         assert len(os.getrandom(4, flags=0)) == 4

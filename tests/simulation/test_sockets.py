@@ -226,7 +226,7 @@ async def files() -> Any:
 
 
 @pytest.mark.parametrize("ran", PROGRAMS, ids=lambda it: it.__name__)
-def test_it_is_as_with_the_kernel(ran: Program) -> None:
+def test_simulated_sockets_behave_like_the_kernel(ran: Program) -> None:
     async def main(_: testing.World) -> Any:
         return await ran()
 
@@ -261,7 +261,7 @@ async def hold(conn: aiordma.Connection) -> None:
     await conn.wait_closed()
 
 
-def test_a_host_has_its_own_addresses_alone() -> None:
+def test_host_accepts_only_its_own_addresses() -> None:
     async def serve() -> None:
         async with (
             await asyncio.start_server(echo, "127.0.0.1", 1) as streams,
@@ -288,7 +288,7 @@ def test_a_host_has_its_own_addresses_alone() -> None:
     ], hosts={"server": serve})  # fmt: skip
 
 
-def test_a_listener_takes_no_more_than_its_backlog() -> None:
+def test_listener_accepts_at_most_its_backlog() -> None:
     """The connections beyond it are made when there is room: TCP asks again."""
 
     async def serve() -> list[float]:
@@ -323,7 +323,7 @@ def connect() -> None:
         connecting.connect(("other", 1))
 
 
-def test_what_would_leave_the_simulation_is_refused() -> None:
+def test_calls_leaving_the_simulation_are_refused() -> None:
     loop, any_port, taken_before = asyncio.get_running_loop, ("127.0.0.1", 0), os.fork
     with socket.create_server(("127.0.0.1", 0)) as real, tcp() as own:
         check([
@@ -355,7 +355,7 @@ def test_what_would_leave_the_simulation_is_refused() -> None:
         ])  # fmt: skip
 
 
-def test_the_thread_of_blocking_that_there_is_already_is_refused() -> None:
+def test_existing_blocking_thread_is_refused() -> None:
     """It would use the device of the host whose turn it is."""
     blocking.call(int)
     try:
