@@ -154,6 +154,9 @@ static int find_end(bool created)
 		return rc;
 	if (flock(soft_device.trace->file.fd, LOCK_EX | LOCK_NB))
 		return errno;
+	/* Another process may have held the lock and added lines until now. */
+	if (fstat(soft_device.trace->file.fd, &status))
+		return errno;
 	soft_device.trace->file.end = status.st_size;
 	soft_device.trace->file.limit = limit.rlim_cur;
 	if (soft_device.trace->file.end &&

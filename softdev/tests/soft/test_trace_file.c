@@ -115,6 +115,38 @@ static void behind_what_is_there(void)
 
 /* ---- several processes ----------------------------------------------------------------------- */
 
+static const char *late_line; /* appended by another process just before the file is locked */
+
+int __real_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation)
+{
+	if (late_line) {
+		int writer = open(path, O_WRONLY | O_APPEND);
+
+		CHECK(writer >= 0);
+		CHECK_EQUAL(write(writer, late_line, strlen(late_line)), strlen(late_line));
+		close(writer);
+	}
+	return __real_flock(fd, operation);
+}
+
+/* The process that held the lock writes its last line before this process takes it. */
+static void lines_added_before_the_lock_are_kept(void)
+{
+	write_file("{\"before\":1}\n", 13);
+	late_line = "{\"late\":1}\n";
+	start_trace(path);
+	late_line = NULL;
+	one_run(1);
+	aiordma_trace_stop();
+	read_trace(path);
+	CHECK(!strcmp(trace.lines[0], "{\"before\":1}"));
+	CHECK(!strcmp(trace.lines[1], "{\"late\":1}"));
+	CHECK(is_type(trace.lines[2], "trace"));
+	unlink(path);
+}
+
 static void another(void)
 {
 	char used[160];
@@ -383,6 +415,7 @@ int main(void)
 	STEP(in_child(started_and_stopped));
 	STEP(in_child(by_the_environment));
 	STEP(in_child(behind_what_is_there));
+	STEP(in_child(lines_added_before_the_lock_are_kept));
 	STEP(in_child(children));
 #ifndef __SANITIZE_THREAD__
 	STEP(in_child(children_of_the_engine));
