@@ -29,7 +29,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from . import transport
 from ._core import arguments
-from ._core.arguments import instance, integer, misfit, refusal, seconds
+from ._core.arguments import callback, instance, integer, misfit, refusal, seconds
 from ._core.async_only import AsyncContext
 from ._core.refusal import printable
 from ._datapath.packed import check_packed
@@ -196,13 +196,8 @@ def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
 
 def _check(dumps: object, loads: object, max_calls: object) -> int:
     """Check the arguments of a client or server, and return `max_calls` as an int."""
-    for name, function in (("dumps", dumps), ("loads", loads)):
-        if not callable(function):
-            raise TypeError(
-                refusal(name, f"a function of one value, such as pickle.{name}", function)
-            )
-        if why := misfit(function, [None]):
-            raise TypeError(f"the {name} function must accept one argument: {why}")
+    callback("dumps", dumps, "the value to encode, such as pickle.dumps")
+    callback("loads", loads, "the bytes to decode, such as pickle.loads")
     return integer("max_calls", max_calls, 1)
 
 

@@ -296,7 +296,7 @@ async def connect_with(
     """
     via, source, config = options["via"], options["source"], options["config"]
     port = check_peer(host, port)
-    check_source(source)
+    source = check_source(source)
     check_options(via, config)
     data = check_data(data)
     to = Target(*choose_devices(options["device"]), (host, port), source, config, security)

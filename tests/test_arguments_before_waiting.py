@@ -152,7 +152,12 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     ),
     "rpc.serve dumps arity": (
         lambda e: rpc.serve(e.conn, {}, dumps=cast(Any, lambda: b"")),
-        "the dumps function must accept one argument: too many positional arguments",
+        "dumps must accept one argument, the value to encode, such as pickle.dumps: too many "
+        "positional arguments",
+    ),
+    "rpc.serve coroutine loads": (
+        lambda e: rpc.serve(e.conn, {}, loads=cast(Any, handler)),
+        "loads must be a function of the bytes to decode, such as pickle.loads, not function",
     ),
     "rpc.serve surrogate": (
         lambda e: rpc.serve(e.conn, {"\udc80": handler}),

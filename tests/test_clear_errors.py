@@ -133,6 +133,15 @@ async def test_receive_that_was_not_awaited_loses_no_message(
         assert bytes(await conn.recv()) == b"not lost"
 
 
+async def test_send_that_was_not_awaited_is_not_taken_for_its_result(device_name: str) -> None:
+    async with testing.connected_pair(device=device_name) as (conn, peer):
+        sending = conn.send(b"sent once")
+        with pytest.raises(TypeError, match=r"^Connection\.send must be awaited"):
+            bytes(cast(Any, sending))
+        await sending
+        assert bytes(await peer.recv()) == b"sent once"
+
+
 async def test_statement_without_async_names_the_statement_with_it(device_name: str) -> None:
     async with (
         await aiordma.listen("", device=device_name) as listener,

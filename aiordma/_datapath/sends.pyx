@@ -434,6 +434,9 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
     def __iter__(self) -> Self:
         return self
 
+    def __bytes__(self) -> bytes:
+        raise TypeError(f"{self.__qualname__} must be awaited before its result can be used")
+
     def __next__(self) -> OpFuture:
         cdef OpFuture future = self.future
         if future is None:

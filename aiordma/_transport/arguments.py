@@ -68,13 +68,14 @@ def check_peer(host: object, port: object) -> int:
     return integer("port", port, 1, 0xFFFF)
 
 
-def check_source(source: object) -> None:
+def check_source(source: object) -> tuple[str, int] | None:
+    """Check the local address of a connection, and return it with the port as an int."""
     match source:
         case None:
-            pass
-        case (str(host), int(port)):
+            return None
+        case (str(host), port):
             check_host(host, "the host of source")
-            integer("the port of source", port, 0, 0xFFFF)
+            return host, integer("the port of source", port, 0, 0xFFFF)
         case _:
             wanted = "a local (host, port) such as ('192.0.2.1', 0)"
             raise TypeError(refusal("source", wanted, source))

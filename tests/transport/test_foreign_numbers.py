@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from aiordma import Connection, RemoteRegion, Rights
+from aiordma._transport.arguments import check_source
 
 from .connection_factory import ConnectionFactory
 from .marks import by_cm, one_loop
@@ -81,3 +82,8 @@ async def test_other_types_are_rejected_as_numbers(factory: ConnectionFactory, n
                 with pytest.raises(TypeError, match=said):
                     await awaited(USES[name], client, remote, value)
             await client.send(b"")  # none of them costs the connection
+
+
+@pytest.mark.any_device
+def test_port_of_source_may_be_a_numpy_integer() -> None:
+    assert check_source(("127.0.0.1", cast(Any, np.int64(5)))) == ("127.0.0.1", 5)

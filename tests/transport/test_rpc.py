@@ -249,7 +249,7 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "no dumps": (
         lambda conn, _: rpc.serve(conn, {}, dumps=5),  # type: ignore[arg-type]
-        "dumps must be a function of one value, such as pickle.dumps, not int 5",
+        "dumps must be a function of the value to encode, such as pickle.dumps, not int 5",
     ),
     "no calls": (
         lambda conn, _: rpc.Client(conn, max_calls=0),
