@@ -2,8 +2,8 @@
 
     with LocalCluster(protocol="rdma://") as cluster, Client(cluster) as client: ...
 
-You need not import this package, because `distributed` finds it by its entry point. Import
-`Security` only for clusters with a key.
+You do not have to import this package, because `distributed` finds it through its entry point.
+Import it only to use `Security`, for clusters with a key.
 """
 
 from .security import Security

@@ -1,4 +1,4 @@
-"""The backend of `distributed` for the protocol `rdma://`."""
+"""The backend of `distributed` for addresses that begin with `rdma://`."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def _settings_logged(address: str) -> Iterator[None]:
 
 
 class RDMA(Comm):
-    """A Dask comm over a connection of aiordma.
+    """A Dask comm that uses a connection of aiordma.
 
-    `write` returns while its message is in flight, so do not change the memory of a message
-    afterwards, as with TCP. The connection keeps this memory until the peer has received the
-    message.
+    `write` can return before its message has been sent. As with Dask's TCP comm, do not change the
+    memory of a message after `write`. The connection keeps this memory alive until the peer has
+    received the message.
     """
 
     # Frames are not split: each is received into memory of its own, as a whole.
@@ -96,7 +96,7 @@ class RDMA(Comm):
         return self._conn
 
     def _lost(self, error: BaseException) -> CommClosedError:
-        """Abort the comm because of an error of its connection, and return the error for Dask."""
+        """Abort the comm after an error of its connection, and return the exception for Dask."""
         lost = CommClosedError(f"in {self}: {type(error).__name__}: {error}")
         self.abort()
         return lost
@@ -230,14 +230,14 @@ class RDMA(Comm):
 
 
 def _address(prefix: str, address: tuple[str, int] | None) -> str:
-    """Return the address as text, or raise CommClosedError if the connection has ended."""
+    """Return an address as text, or raise CommClosedError if the connection has ended."""
     if address is None:
         raise CommClosedError("the connection ended while it was being established")
     return prefix + unparse_host_port(*address)
 
 
 class RDMAConnector(Connector):
-    """Connects to the listeners of this backend."""
+    """A Dask connector that opens connections to an `RDMAListener`."""
 
     prefix: ClassVar[str] = "rdma://"
     comm_class: ClassVar[type[RDMA]] = RDMA
@@ -267,7 +267,7 @@ class RDMAConnector(Connector):
 
 
 class RDMAListener(BaseListener):
-    """Listens for connections and passes each of them to Dask."""
+    """A Dask listener that accepts connections and passes each of them to Dask as a comm."""
 
     prefix: ClassVar[str] = "rdma://"
     comm_class: ClassVar[type[RDMA]] = RDMA
@@ -341,7 +341,7 @@ class RDMAListener(BaseListener):
         await self.comm_handler(comm)
 
     def get_host_port(self) -> tuple[str, int]:
-        """Return the address on which the listener listens, preferably an IPv4 address."""
+        """Return the host and port on which the listener listens. An IPv4 address is preferred."""
         if self._listener is None:
             raise ValueError("invalid operation on a listener that is not started")
         if self._bound is None:
@@ -364,7 +364,7 @@ class RDMAListener(BaseListener):
 
 
 class RDMABackend(Backend):
-    """The backend for `rdma://`, which `distributed` finds by its entry point."""
+    """The Dask backend for `rdma://`, which `distributed` finds through its entry point."""
 
     connector_class: ClassVar[type[RDMAConnector]] = RDMAConnector
     listener_class: ClassVar[type[RDMAListener]] = RDMAListener

@@ -1,14 +1,16 @@
-"""The encoding of a Dask message's frames as messages of a connection.
+"""The format in which the frames of a Dask message are sent as messages of a connection.
 
-The first message contains all short frames, one after another, and a trailer with the length of
-each frame. A long frame needs separate memory at the receiver, so that an array can be freed while
-others of the same message are alive. It is therefore sent as its own message, directly from the
-sender's memory, and is received into memory of exactly its length, without a copy on either side.
-If there is little other data, the first long frame is instead at the front of the first message,
-before the short frames, which saves a message.
+The first message contains all short frames, one after another, followed by a trailer with the
+length of each frame.
 
-The trailer follows the data so that the long frame begins at the start of its memory and is
-aligned.
+Each long frame is received into separate memory, so that an array can be freed while others of the
+same Dask message are still in use. A long frame is therefore sent as a message of its own. It is
+sent directly from the sender's memory and received into memory of exactly its length, without a
+copy on either side.
+
+If there is little other data, the first long frame is instead sent at the beginning of the first
+message, before the short frames. This saves a message. The trailer is at the end so that the long
+frame begins at the start of its memory and is aligned.
 """
 
 from __future__ import annotations
@@ -45,11 +47,14 @@ MAGIC = b"dask-rd1"
 
 
 class FramingError(ValueError):
-    """The peer sent data that `pack` cannot have produced."""
+    """An error because the peer sent data that `pack` cannot have produced."""
 
 
 def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
-    """Return the messages, each as a list of buffers, and the total size of the frames."""
+    """Return the messages for some frames, and the total size of the frames.
+
+    Each message is a list of buffers.
+    """
     lengths = [nbytes(frame) for frame in frames]
     own = [i for i, length in enumerate(lengths) if length >= LONG]
     short = [bytes_of(frames[i]) for i, length in enumerate(lengths) if length < LONG]
@@ -73,11 +78,11 @@ def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
 
 @dataclass
 class Unpacked:
-    """The frames of a first message. A frame that follows as a separate message is None."""
+    """The frames of a first message. A frame that is sent as a separate message is None."""
 
     frames: list[memoryview | None]
     missing: list[tuple[int, int]]
-    """The index and length of each frame that follows, in order."""
+    """The index and length of each frame that is sent separately, in order."""
 
 
 _EMPTY = memoryview(bytearray())
@@ -90,10 +95,14 @@ def _copy(part: memoryview) -> memoryview:
 
 
 def unpack(message: memoryview, longest: int) -> Unpacked:
-    """Unpack a first message whose frames have at most `longest` bytes.
+    """Return the frames of a first message.
+
+    Args:
+        message: The message.
+        longest: The maximum total size of all frames, in bytes.
 
     Raises:
-        FramingError: If the message is not valid.
+        FramingError: If the message is invalid, or if the frames are too long.
     """
     size = message.nbytes
     if size < _END.size:

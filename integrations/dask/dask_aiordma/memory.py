@@ -1,13 +1,14 @@
-"""Reusable memory for long frames.
+"""Memory for long frames, which is reused.
 
-The kernel clears new memory before a process sees it. This takes as long as the copy that follows,
-and several times as long if a virtual machine has to get the pages from its host. C libraries
-return memory of these sizes to the kernel immediately, and Dask tells them to
-(`MALLOC_TRIM_THRESHOLD_`).
+The kernel clears new memory before a process can access it. This takes as long as the copy that
+follows, or several times as long if a virtual machine must get the pages from its host. C libraries
+return blocks of this size to the kernel as soon as they are freed, and Dask configures them to do
+so (`MALLOC_TRIM_THRESHOLD_`).
 
-Therefore, when the arrays of a frame are gone, its memory is used for another frame of the same
-length; the chunks of an array have the same length. Memory is kept for some seconds, and until then
-it counts as used by the process.
+For this reason, the memory of a frame is kept when its arrays have been freed, and is used for
+another frame of the same length. This often succeeds, because the chunks of an array usually have
+the same length. Unused memory is freed after some seconds. Until then, it counts as memory of the
+process.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ MANY = 256
 
 
 def rounded(length: int) -> int:
-    """Round a length up by at most 1/32, so that similar lengths become equal."""
+    """Round a length up by at most 1/32, so that similar lengths are rounded to the same value."""
     step = 1 << max(length.bit_length() - 6, 0)
     return -(-length // step) * step
 
 
 class FrameMemory:
-    """The memory for the long frames that an event loop receives.
+    """The memory for the long frames that are received in one event loop.
 
-    It keeps up to `most` bytes of unreferenced memory for reuse.
+    Up to `most` bytes of memory that is no longer used are kept for reuse.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
@@ -58,7 +59,12 @@ class FrameMemory:
         self._timer: asyncio.TimerHandle | None = None
 
     def lend(self, length: int, size: int | None = None) -> memoryview:
-        """Return memory of the given length, in a piece of `size` bytes that is later reused."""
+        """Return memory for a frame of `length` bytes.
+
+        The memory is the beginning of a block of `size` bytes, or of `length` bytes by default.
+        When the memory is no longer referenced, the block is reused for another frame that needs a
+        block of the same size.
+        """
         size = size or length
         if numpy is None or not LONG <= length <= size <= self.most:
             return host_array(length)
@@ -73,7 +79,11 @@ class FrameMemory:
         return frame.data
 
     def lend_rounded(self, length: int) -> memoryview:
-        """Lend memory for a message whose length varies, such as an array with a header."""
+        """Return memory for a message, in a block whose size is rounded up.
+
+        Use this for messages whose lengths differ slightly, so that they can share blocks. For
+        example, a message that contains an array and its header has a different length each time.
+        """
         return self.lend(length, rounded(length))
 
     def _found(self, size: int) -> memoryview | None:
@@ -86,7 +96,10 @@ class FrameMemory:
         return None
 
     def _ended(self, number: int, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Note that memory is unreferenced, in any thread at any time, so without a lock."""
+        """Return a block for reuse when its memory is no longer referenced.
+
+        This can be called in any thread and at any time, so it must not use a lock.
+        """
         if _is_finalizing():  # the globals of asyncio may be None
             return
         _, memory = self._lent.pop(number)

@@ -1,4 +1,4 @@
-"""A `Security` object for Dask with a key, for authentication and encryption on rdma://."""
+"""A `Security` object for Dask with a key, for authentication and encryption over rdma://."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from distributed.security import Security as _Security
 
 
 class Security(_Security):
-    """A `distributed.Security` with a key for connections of the protocol `rdma://`.
+    """A `distributed.Security` object with a key for connections over `rdma://`.
 
-    The client, the scheduler and the workers must use the same key. A `LocalCluster` passes the
-    object to its processes. `repr` and `str` do not show the key.
+    The client, the scheduler and the workers must all use the same key. A `LocalCluster` passes the
+    object to its processes. The key is not included in `repr` or `str` of the object.
 
     Args:
-        require_encryption: As in `distributed.Security`. The default is True with `encrypt=True`,
-            so that Dask does not use an unencrypted protocol instead.
-        auth: A key of at least 16 random bytes. Each side of a connection proves that it has the
-            key, without sending it.
-        encrypt: Whether to encrypt all messages. This requires the extra `dask-aiordma[encrypt]`.
-            With None, each process uses its setting `distributed.comm.rdma.encrypt`.
-        kwargs: The arguments of `distributed.Security`. Its certificates protect the exchange
-            before an RDMA connection with TLS.
+        require_encryption: Whether to refuse unencrypted connections, as in `distributed.Security`.
+            If `encrypt` is True, the default is True, so that Dask does not use an unencrypted
+            protocol instead.
+        auth: A key of at least 16 random bytes. Each side of a connection proves that it knows the
+            key without sending it.
+        encrypt: Whether to encrypt all messages. This needs the extra `dask-aiordma[encrypt]`. With
+            None, each process uses its setting `distributed.comm.rdma.encrypt`.
+        kwargs: The remaining arguments of `distributed.Security`. If it contains certificates, TLS
+            protects the exchange that precedes an RDMA connection.
 
     Raises:
-        TypeError: If `auth` is not bytes.
+        TypeError: If `auth` is not a bytes object.
         ValueError: If `auth` is too short.
     """
 
@@ -49,11 +50,11 @@ class Security(_Security):
         self.encrypt = encrypt
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments for a new connection."""
+        """Return the arguments for a new connection. `role` is the kind of Dask process."""
         return self._with_key(super().get_connection_args(role))
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments for a listener."""
+        """Return the arguments for a listener. `role` is the kind of Dask process."""
         return self._with_key(super().get_listen_args(role))
 
     def _with_key(self, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The arguments of connections, from Dask's configuration and its `Security` object."""
+"""The settings of connections, taken from Dask's configuration and its `Security` object."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _setting(name: str) -> Any:
 
 
 def _check_names() -> None:
-    """Raise ValueError for unknown settings, because a misspelled one would have no effect."""
+    """Raise ValueError for an unknown setting, which may be a misspelled one."""
     given = dask.config.get("distributed.comm.rdma", None) or {}
     if not isinstance(given, dict):
         raise ValueError(f"distributed.comm.rdma must be a mapping of settings, not {given!r}")
@@ -59,14 +59,15 @@ def _check_names() -> None:
 
 
 def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of `aiordma.connect` and `listen`.
+    """Return the keyword arguments for `aiordma.connect` or `aiordma.listen`.
 
     Args:
-        what: The address, for errors.
-        given: The arguments that Dask passes to a connector or listener, from its `Security`.
+        what: The address, for use in error messages.
+        given: The arguments that Dask takes from its `Security` object and passes to a connector or
+            listener.
 
     Raises:
-        RuntimeError: If `Security` requires encryption and the connection would not be encrypted.
+        RuntimeError: If `Security` requires encryption, but the connection would not be encrypted.
         ValueError: If a setting is unknown or has an invalid value.
     """
     _check_names()
@@ -100,7 +101,7 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_memory() -> int:
-    """Return the maximum number of bytes to keep for future long frames."""
+    """Return the maximum number of bytes of memory to keep for future long frames."""
     given = _setting("kept-memory")
     if given is None:
         return MOST_KEPT
@@ -147,7 +148,7 @@ def _config() -> aiordma.Config:
 
 
 def _keep_alive() -> dict[str, float]:
-    """Return how long the peer may be silent, from Dask's setting for TCP connections."""
+    """Return the settings for detecting a dead peer, derived from Dask's timeout for TCP."""
     limit = float(parse_timedelta(dask.config.get("distributed.comm.timeouts.tcp"), "seconds"))
     idle = limit / 4
     return {"keep_alive": idle, "keep_alive_timeout": limit - idle}

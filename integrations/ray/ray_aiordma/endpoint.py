@@ -1,11 +1,11 @@
-"""The objects that this process offers, and its connections to other processes' endpoints.
+"""The objects that this process offers, and its connections to the endpoints of other processes.
 
-A process that returns objects has one server. Another process connects to it once, asks for an
-object by its id, and gets tokens with which it reads the object's memory over RDMA. The server's
-key is random and is part of Ray's metadata of an object, so only processes that have the metadata
-can connect.
+A process that returns objects runs one server. Another process opens one connection to it, asks for
+an object by its ID, and gets tokens with which it can read the memory of the object over RDMA. The
+server has a random key, which is part of the metadata that Ray stores for an object. Only processes
+that have the metadata can therefore connect.
 
-Everything except `offer` and `withdraw` runs in the event loop of `aiordma.blocking`.
+All code runs in the event loop of `aiordma.blocking`, except for `offer` and `withdraw`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BATCH = 256
 
 
 class Address(NamedTuple):
-    """The address at which a process offers its objects, and the key that a client needs."""
+    """The address at which a process offers its objects, and the key that clients need."""
 
     host: str
     port: int
@@ -38,14 +38,14 @@ class Address(NamedTuple):
 
 
 class Offered:
-    """The memory of an object, and its shares by connection."""
+    """The memory of an object that this process offers, and its shares by connection."""
 
     def __init__(self, memory: Sequence[memoryview]) -> None:
         self.memory = memory
         self._shared: dict[Connection, tuple[list[bytes], ExitStack]] = {}
 
     def share(self, conn: Connection) -> list[bytes]:
-        """Return the tokens with which the connection's peer reads the memory."""
+        """Share the memory with the peer of a connection, and return the tokens for the peer."""
         if conn not in self._shared:
             with ExitStack() as stack:
                 regions = [stack.enter_context(conn.register(it)) for it in self.memory]
@@ -56,14 +56,14 @@ class Offered:
         return self._shared[conn][0]
 
     def take_back(self, *conns: Connection) -> None:
-        """End the shares of these connections, or of all."""
+        """Revoke the shares of these connections. Without arguments, revoke all shares."""
         for conn in conns or list(self._shared):
             if conn in self._shared:
                 self._shared.pop(conn)[1].close()
 
 
 class Endpoint:
-    """The objects that this process offers, and its connections for reading other objects."""
+    """The objects that this process offers, and its connections to other processes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,7 +74,10 @@ class Endpoint:
     # ---- the objects of this process ----
 
     def offer(self, object_id: str, memory: Sequence[memoryview]) -> Address:
-        """Allow other processes to read the memory of an object until `withdraw`. Thread-safe."""
+        """Allow other processes to read the memory of an object until `withdraw` is called.
+
+        This method is thread-safe.
+        """
         with self._lock:
             if self._address is None:
                 self._address = blocking.call(self._serve, ray.util.get_node_ip_address())
@@ -82,7 +85,7 @@ class Endpoint:
         return self._address
 
     def withdraw(self, object_id: str) -> None:
-        """Revoke access to the memory of an object and release it. Thread-safe."""
+        """Stop offering an object, and release its memory. This method is thread-safe."""
         offered = self._offered.pop(object_id, None)
         if offered is not None:
             blocking.call(offered.take_back)
@@ -105,7 +108,10 @@ class Endpoint:
     # ---- those of others ----
 
     async def read(self, address: Address, object_id: str, memory: Sequence[memoryview]) -> None:
-        """Read an object into `memory`, whose buffers must have the lengths of its arrays."""
+        """Read an object of another process into `memory`.
+
+        The buffers in `memory` must have the same lengths as the arrays of the object.
+        """
         client = await self._client(address)
         conn = client.connection
         tokens = await client.call("open", object_id)

@@ -1,4 +1,4 @@
-"""The transport for torch tensors and numpy arrays that Ray calls."""
+"""The transports for torch tensors and numpy arrays that are registered with Ray."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from .endpoint import Address, Endpoint
 logger: logging.Logger = logging.getLogger("ray_aiordma")
 
 TRIED = "2.60.0"
-"""The oldest release of Ray that the tests have run with, as have all later ones."""
+"""The oldest release of Ray with which the tests have been run.
+
+They have also been run with all later releases.
+"""
 
 try:
     from ray.exceptions import RayDirectTransportError
@@ -47,14 +50,17 @@ _endpoint = Endpoint()
 
 @dataclass(kw_only=True)
 class Metadata(TensorTransportMetadata):
-    """The data that Ray passes to the receivers of an object: its arrays and their location."""
+    """The data that Ray passes to the receivers of an object.
+
+    It describes the arrays of the object, and the address from which they can be read.
+    """
 
     address: Address = field(repr=False)  # no log or error has its key
 
 
 @dataclass
 class Fetch(FetchRequest):
-    """Arrays that are being read by a task in the event loop of `aiordma.blocking`."""
+    """A request for arrays, which a task in the event loop of `aiordma.blocking` is reading."""
 
     task: asyncio.Task[None] | None = None
 
@@ -66,7 +72,10 @@ class Fetch(FetchRequest):
 
 
 def _memory(arrays: Sequence[Any]) -> list[memoryview]:
-    """Return the bytes of non-empty arrays: their memory if in C order, otherwise a copy."""
+    """Return the bytes of each array that is not empty.
+
+    They are the memory of the array if it is in C order, and a copy otherwise.
+    """
     flat = []
     for array in arrays:
         if not isinstance(array, np.ndarray) and array.layout is not sys.modules["torch"].strided:
@@ -95,10 +104,10 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> Any:
-    """Return an uninitialized array.
+    """Return an uninitialized array or tensor.
 
-    A tensor also uses numpy's memory, which asks for huge pages, because the kernel clears those
-    three times as fast.
+    The memory of a tensor is also allocated with numpy. numpy asks the kernel for huge pages, which
+    the kernel clears three times as fast as ordinary pages.
     """
     if isinstance(dtype, np.dtype):
         return np.empty(shape, dtype)
@@ -110,10 +119,10 @@ def _empty(shape: Sequence[int], dtype: Any) -> Any:
 
 
 class Transport(TensorTransportManager):
-    """A transport whose receivers read the arrays of an object over RDMA.
+    """A transport for Ray in which the receivers of an object read its arrays over RDMA.
 
-    Ray passes tensors to this transport. If the process has also used "aiordma_numpy", it passes
-    numpy arrays too.
+    Ray uses this transport for tensors. If the process has also used "aiordma_numpy", Ray may pass
+    it numpy arrays, too.
     """
 
     name = "AIORDMA"
@@ -213,7 +222,7 @@ class Transport(TensorTransportManager):
 
 
 class NumpyTransport(Transport):
-    """The same transport under the name for numpy arrays."""
+    """The transport for numpy arrays. It differs from `Transport` only in its name."""
 
     name = "AIORDMA_NUMPY"
 

@@ -1,4 +1,4 @@
-"""The common part of the connection classes for both clients."""
+"""The code that the connection classes for valkey-py and redis-py have in common."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from .stream import open_connection
 
 
 class OverRDMA:
-    """A mixin for a client's ``Connection`` that connects to the server's RDMA port.
+    """A mixin that makes a client's ``Connection`` use the RDMA port of the server.
 
-    ``device`` names the RDMA device, as in :func:`aiordma.connect`. With ``socket_keepalive``, a
-    command is sent every three seconds, so that an idle connection notices when the server's
-    machine is gone. The other socket options have no effect.
+    ``device`` is the name of the RDMA device, as for :func:`aiordma.connect`. If
+    ``socket_keepalive`` is True, the connection sends a command every three seconds. It then
+    notices when the server's machine is gone, even while it is idle. The other socket options have
+    no effect.
     """
 
     # Of the client's class; Any, since the two clients do not declare the same.

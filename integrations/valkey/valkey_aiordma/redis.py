@@ -1,4 +1,4 @@
-"""The connection class for redis-py: ``ConnectionPool(connection_class=RDMAConnection, ...)``."""
+"""A connection class for redis-py: ``ConnectionPool(connection_class=RDMAConnection, ...)``."""
 
 from redis.asyncio.connection import Connection
 

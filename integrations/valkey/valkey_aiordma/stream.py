@@ -1,9 +1,10 @@
-"""Valkey over RDMA as an asyncio transport: the client side of Valkey's protocol.
+"""Valkey over RDMA as an asyncio transport, which implements the client side of the protocol.
 
-Each side lends the other a buffer with a command (RegisterXferMemory). It writes its data into the
-other side's buffer, with the length as immediate data. A full buffer is lent again after its owner
-has read it. Commands have 32 bytes, are big-endian, and are sent as messages. Source: "Protocol" in
-https://valkey.io/topics/RDMA.
+Each side lends the other one a buffer, using the command RegisterXferMemory. To send data, a side
+writes it into the buffer that it has borrowed, with the length of the data as immediate data. When
+a buffer is full and its owner has read the data, the owner lends it again. Commands are sent as
+messages of 32 bytes, in big-endian byte order. The protocol is described in the section "Protocol"
+of https://valkey.io/topics/RDMA.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MEMORY: Final = struct.Struct(">H14xQII")
 
 
 class Opcode(IntEnum):
-    """The first field of a command."""
+    """The kind of a command, which is its first field."""
 
     GET_SERVER_FEATURE = 0
     SET_CLIENT_FEATURE = 1
@@ -42,10 +43,10 @@ class Opcode(IntEnum):
 class ValkeyTransport(asyncio.Transport):
     """A byte stream to a Valkey server, created by :func:`open_connection`.
 
-    Written data waits in ``_pending`` until there is space in the server's buffer. Received data
-    goes to the protocol immediately. While the protocol pauses reading, the data stays in the lent
-    buffer, between ``_delivered`` and ``_arrived``. Commands are handled even then, because one of
-    them makes space for writing.
+    Data that has been written is kept in ``_pending`` until there is space in the server's buffer.
+    Received data is passed to the protocol immediately. If the protocol has paused reading, the
+    data remains in the lent buffer, between ``_delivered`` and ``_arrived``. Commands are processed
+    even then, because one of them provides new space for writing.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ValkeyTransport(asyncio.Transport):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Connect and lend the server a buffer; the server lends its buffer later."""
+        """Connect, and lend the server a buffer. The server lends its own buffer later."""
         await self._id.connect()
         self._command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 0))
         self._lend()
@@ -126,7 +127,7 @@ class ValkeyTransport(asyncio.Transport):
             self._deliver()
 
     def _deliver(self) -> None:
-        """Pass received data to the protocol, and lend a fully read buffer to the server again."""
+        """Pass received data to the protocol. If the whole buffer has been read, lend it again."""
         if data := self._take():
             self._protocol.data_received(data)
         if self._delivered == LENT:
@@ -155,12 +156,16 @@ class ValkeyTransport(asyncio.Transport):
             raise ProtocolError(f"the server sent the unknown command {opcode}")
 
     def pause_reading(self) -> None:
-        """Leave received data in the lent buffer."""
+        """Stop passing data to the protocol. Received data remains in the lent buffer."""
         if not self._closing:
             self._reading = False
 
     def resume_reading(self) -> None:
-        """Continue reading in the loop's next iteration: a reader calls this before it waits."""
+        """Continue to pass data to the protocol, in the next iteration of the event loop.
+
+        A stream reader calls this method before it waits for data, so it must not be called back
+        immediately.
+        """
         self._reading = True
         if self._delivered < self._arrived:
             self._loop.call_soon(self._go_on)
@@ -175,7 +180,7 @@ class ValkeyTransport(asyncio.Transport):
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy the data and write it when there is space in the server's buffer."""
+        """Copy the data, and send it as soon as there is space in the server's buffer."""
         if self._lost or self._closing:
             return
         self._pending += data if isinstance(data, bytes | bytearray) else bytes_of(data)
@@ -185,7 +190,10 @@ class ValkeyTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def _flush(self) -> None:
-        """Start a write unless one is in flight; in the meantime more data gathers."""
+        """Start to send pending data, unless a write is in flight.
+
+        Data that is written in the meantime is collected and sent together.
+        """
         count = min(len(self._pending), self._room, STAGED)
         if self._writing or not count:
             return
@@ -213,24 +221,30 @@ class ValkeyTransport(asyncio.Transport):
             self._lose(None)
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of bytes that wait for space in the server's buffer."""
+        """Return the number of bytes that are waiting for space in the server's buffer."""
         return len(self._pending)
 
     # ---- the end -------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
-        """Return whether it is closed, or will be once all data is written."""
+        """Return whether the transport is closed, or will be closed when all data has been sent."""
         return self._closing or self._lost
 
     def close(self) -> None:
-        """Close after all data is written; data received in the meantime is dropped."""
+        """Close the transport when all data has been sent.
+
+        Data that is received in the meantime is dropped.
+        """
         self._closing = self._reading = True
         self._deliver()
         if not self._pending and not self._writing:
             self._lose(None)
 
     def abort(self) -> None:
-        """Close immediately and drop unread data."""
+        """Close the transport immediately.
+
+        Data that has not been read or sent is dropped.
+        """
         self._closing = True
         self._lose(None)
 
@@ -249,7 +263,10 @@ class ValkeyTransport(asyncio.Transport):
         self._loop.call_soon(self._end, reset)
 
     def _end(self, reset: OSError | None) -> None:
-        """Deliver the data received before the end, even if reading is paused; then report it."""
+        """Deliver the remaining received data, and then report the end to the protocol.
+
+        The data is delivered even if reading is paused.
+        """
         try:
             if data := self._take():
                 self._protocol.data_received(data)
@@ -285,11 +302,15 @@ async def open_connection(
     keepalive: bool = False,
     limit: int = 1 << 16,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to a Valkey server's RDMA port, as ``asyncio.open_connection`` does to a TCP port.
+    """Connect to a Valkey server's RDMA port, and return a stream reader and a stream writer.
 
-    The addresses of a host name are tried in turn. If all fail, the last error, an OSError, is
-    raised. If the call is cancelled, it returns immediately, and the connection is closed when the
-    server has responded: a server of version 9.1 crashes if its client disappears before that.
+    This function is like ``asyncio.open_connection``, which connects to a TCP port. If the host has
+    several addresses, they are tried one after another. If all attempts fail, the OSError of the
+    last attempt is raised.
+
+    If the call is cancelled, it ends immediately, but the connection is closed only after the
+    server has responded. The reason is that a server of version 9.1 crashes if its client
+    disappears before that.
     """
     if "\0" in host:  # the resolver would look up the part before it
         raise AddressError(f"host {host!r} contains a null character")

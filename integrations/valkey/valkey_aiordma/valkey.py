@@ -1,4 +1,4 @@
-"""The connection class for valkey-py: ``ConnectionPool(connection_class=RDMAConnection, ...)``."""
+"""A connection class for valkey-py: ``ConnectionPool(connection_class=RDMAConnection, ...)``."""
 
 from valkey.asyncio.connection import Connection
 
