@@ -1,12 +1,13 @@
-"""A cache whose clients read the server's memory, without involving the server's program.
+"""A cache whose clients read the server's memory directly, without involving its program.
 
     python examples/cache.py serve [HOST [PORT]]
     python examples/cache.py set HOST PORT KEY VALUE
     python examples/cache.py get HOST PORT KEY
 
-A key's hash selects one slot of a table, and a new entry replaces the old one in its slot. If a
-client reads a slot during a write, the checksum is wrong, and the client reads the slot again. The
-server listens on HOST (default: all addresses) and PORT (default: 7474) until Ctrl-C.
+The cache is a table of slots. The hash of a key selects the slot of its entry, and a new entry
+replaces the previous one in the same slot. If a client reads a slot while the server is writing it,
+the checksum is wrong, and the client reads the slot again. The server listens on HOST (default: all
+addresses) and PORT (default: 7474) until Ctrl-C is pressed.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ def place(key: bytes) -> slice:
 
 
 def pack(key: bytes, value: bytes) -> bytes:
-    """Return a slot with the entry, or raise ValueError if it is too long."""
+    """Return the contents of a slot for an entry, or raise ValueError if the entry is too long."""
     if HEADER.size + len(key) + len(value) > SLOT:
         raise ValueError(f"key and value can have at most {SLOT - HEADER.size} bytes together")
     rest = struct.pack("<HH", len(key), len(value)) + key + value
@@ -38,7 +39,7 @@ def pack(key: bytes, value: bytes) -> bytes:
 
 
 def unpack(slot: bytes) -> tuple[bytes, bytes] | None:
-    """Return the key and value, or None if the server was writing the slot."""
+    """Return the key and the value in a slot, or None if the server was writing the slot."""
     checksum, key_size, value_size = HEADER.unpack_from(slot)
     end = HEADER.size + key_size + value_size
     if not checksum and end == HEADER.size:

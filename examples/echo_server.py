@@ -1,8 +1,9 @@
-"""An echo server.
+"""An echo server, which sends each message back to its client.
 
     python examples/echo_server.py [HOST [PORT]]      then: python examples/echo_client.py HOST PORT
 
-It listens on HOST (default: all addresses) and PORT (default: 7471) until Ctrl-C.
+The server listens on HOST (default: all addresses) and PORT (default: 7471) until Ctrl-C is
+pressed.
 """
 
 import asyncio

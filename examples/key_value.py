@@ -1,4 +1,4 @@
-"""A key-value store: small values are returned by RPC, and clients read large ones from memory."""
+"""A key-value store whose clients get small values by RPC and read large ones from its memory."""
 
 import asyncio
 

@@ -1,8 +1,8 @@
-"""A client borrows 8 bytes of the server's memory, fills half of them, and hands them over.
+"""A client that borrows 8 bytes of memory from a server, fills half of them, and hands them over.
 
     python examples/lent_memory.py [HOST]
 
-HOST is an address of the RDMA device (default: 127.0.0.1).
+Both run in this process. HOST is an address of the RDMA device (default: 127.0.0.1).
 """
 
 import asyncio

@@ -3,10 +3,11 @@
     python examples/parameter_server.py [HOST]              server and four workers
     python examples/parameter_server.py HOST PORT SEED      one more worker
 
-The workers fit a line, y = w x + b, to points with w = 2 and b = 1. A worker reads both parameters
-with one read, computes the gradient on its own points, and adds its step atomically, so no step is
-lost. The server's program is not involved. Parameters are fixed-point numbers because atomics add
-integers. HOST is an address of the RDMA device (default: 127.0.0.1).
+The workers fit a line, y = w x + b, to points with w = 2 and b = 1. In each step, a worker fetches
+both parameters with one read, computes the gradient for its own points, and adds the change to the
+parameters atomically. For this reason, no step of another worker is lost. The server's program is
+not involved. The parameters are fixed-point numbers, because atomic operations add integers. HOST
+is an address of the RDMA device (default: 127.0.0.1).
 """
 
 import asyncio

@@ -1,9 +1,10 @@
-"""Remote procedure calls with a timeout: the server cancels a call when its caller gives up.
+"""Remote procedure calls with a timeout, after which the server cancels the call.
 
     python examples/rpc.py serve [HOST [PORT]]
     python examples/rpc.py call HOST PORT
 
-The server listens on HOST (default: all addresses) and PORT (default: 7473) until Ctrl-C.
+The server listens on HOST (default: all addresses) and PORT (default: 7473) until Ctrl-C is
+pressed.
 """
 
 import asyncio

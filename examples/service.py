@@ -1,10 +1,11 @@
-"""A service for systemd or Kubernetes, described in docs/deployment.md.
+"""A service for systemd or Kubernetes, as described in docs/deployment.md.
 
     python examples/service.py [HOST [PORT [HEALTH_PORT]]]
 
-It listens on HOST (default: all addresses), PORT (default: 7471) and HEALTH_PORT (default: 8080).
-A request is a message with a number of parts, followed by one message per part. The response is one
-message with all parts. SIGTERM ends the service after the requests in progress.
+The service listens on HOST (default: all addresses), PORT (default: 7471) and HEALTH_PORT (default:
+8080). A request consists of a message that contains a number of parts, followed by one message for
+each part. The response is a single message with all parts. On SIGTERM, the service finishes the
+requests that are in progress and then ends.
 """
 
 import asyncio
@@ -30,7 +31,10 @@ def notify(state: str) -> None:
 
 
 async def watchdog() -> None:
-    """Notify systemd twice per WatchdogSec= of the unit that the event loop runs."""
+    """Tell systemd regularly that the event loop is running.
+
+    The interval is half of the time that the unit sets with WatchdogSec=.
+    """
     while microseconds := os.environ.get("WATCHDOG_USEC"):
         notify("WATCHDOG=1")
         await asyncio.sleep(int(microseconds) / 2e6)
@@ -42,7 +46,10 @@ async def main(host: str = "", port: str = "7471", health_port: str = "8080") ->
     server = await aiordma.start_server(work, host, int(port))
 
     async def health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Respond to /ready after connecting to the server, and to other probes immediately."""
+        """Respond to a health probe.
+
+        For /ready, connect to the server first. Respond to all other probes immediately.
+        """
         status = "200 OK"
         try:
             async with asyncio.timeout(5):

@@ -1,12 +1,13 @@
-"""Read the tensors of a safetensors file by name from a server's memory.
+"""Read tensors of a safetensors file by name from the memory of a server.
 
     python examples/tensors.py serve FILE [HOST [PORT]]
     python examples/tensors.py list HOST PORT
     python examples/tensors.py fetch HOST PORT NAME...
 
-The server maps the file and shares the mapping. Reads do not involve the server's program. It
-listens on HOST (default: all addresses) and PORT (default: 7472) until Ctrl-C. Fetching bfloat16
-and float8 needs the package ml_dtypes.
+The server maps the file into memory and shares the mapping with its clients. Reads do not involve
+the server's program. The server listens on HOST (default: all addresses) and PORT (default: 7472)
+until Ctrl-C is pressed. To fetch tensors of the types bfloat16 and float8, install the package
+ml_dtypes.
 """
 
 import asyncio

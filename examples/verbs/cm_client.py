@@ -1,4 +1,4 @@
-"""A connection manager client without an event loop, for cm_server.py.
+"""A client for cm_server.py that uses the connection manager without an event loop.
 
 Usage: python examples/verbs/cm_client.py HOST [PORT]
 """

@@ -1,8 +1,8 @@
-"""A connection manager server without an event loop, which responds to one message.
+"""A server that uses the connection manager without an event loop, and responds to one message.
 
 Usage: python examples/verbs/cm_server.py [HOST [PORT]]
 
-It listens on HOST (default: all addresses of the device) and PORT (default: 7474).
+The server listens on HOST (default: all addresses of the device) and PORT (default: 7474).
 """
 
 import select

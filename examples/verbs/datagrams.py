@@ -1,4 +1,4 @@
-"""Datagrams (UD): a queue pair can send to any other, and the receiver can respond."""
+"""Datagrams (UD): a queue pair can send to any other queue pair, and the receiver can respond."""
 
 from contextlib import ExitStack
 
@@ -9,7 +9,7 @@ ROOM, QKEY = 512, 0x1234  # bytes per receive; key known to both ends
 
 
 class End:
-    """A queue pair with a completion queue and memory."""
+    """One end of the communication: a queue pair with a completion queue and memory."""
 
     def __init__(self, stack: ExitStack, context: verbs.Context) -> None:
         self.pd = stack.enter_context(context.alloc_pd())
@@ -29,7 +29,10 @@ class End:
         self.completion(2)
 
     def received(self) -> tuple[verbs.WorkCompletion, bytes]:
-        """Return the completion and the message, which follows a global route header (GRH)."""
+        """Wait for a message, and return its completion and its contents.
+
+        In memory, the contents follow a global route header (GRH), which is omitted here.
+        """
         wc = self.completion(1)
         return wc, bytes(self.mr.buf[ROOM + GRH_SIZE : ROOM + wc.byte_len])
 

@@ -1,4 +1,4 @@
-"""Loopback: a reliable queue pair (RC) connected to itself sends itself a message."""
+"""Loopback: a reliable queue pair (RC) that is connected to itself and sends itself a message."""
 
 from aiordma import verbs
 from aiordma.verbs import SendFlags, WROpcode

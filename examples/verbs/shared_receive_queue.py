@@ -1,4 +1,4 @@
-"""A shared receive queue (SRQ) reports that it runs low, and the program refills it."""
+"""A shared receive queue (SRQ) that reports when it runs low, so that the program can refill it."""
 
 import select
 from contextlib import ExitStack
