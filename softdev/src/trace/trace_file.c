@@ -165,18 +165,30 @@ static int find_end(bool created)
 	return last == '\n' ? 0 : write_at(soft_device.trace->file.end, "\n", 1);
 }
 
+/* Create the file, or open it if it exists. Returns its descriptor, or -1 with errno set. */
+static int create_or_open(const char *path, bool *created)
+{
+	/* With O_NONBLOCK, opening a FIFO, which is refused, does not wait for its other end. */
+	const int flags = O_RDWR | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK;
+	int fd = open(path, flags | O_CREAT | O_EXCL, 0600);
+
+	*created = fd >= 0;
+	/* With O_CREAT, fs.protected_regular would deny access to another user's file in /tmp, and
+	 * check_private() could not name that user. */
+	return fd < 0 && errno == EEXIST ? open(path, flags) : fd;
+}
+
 /* Open and lock the file, and remove it again if it is new but cannot be used.  Returns as
  * find_end. */
 static int take(void)
 {
 	const char *path = soft_device.trace->file.path;
-	/* With O_NONBLOCK, opening a FIFO, which is refused, does not wait for its other end. */
-	const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK;
-	int fd = open(path, flags | O_EXCL, 0600);
-	const bool created = fd >= 0;
+	bool created;
+	int fd = create_or_open(path, &created);
 
-	if (!created && errno == EEXIST)
-		fd = open(path, flags, 0600);
+	/* Another process may have removed the file after it was found to exist. */
+	if (fd < 0 && errno == ENOENT)
+		fd = create_or_open(path, &created);
 	if (fd < 0)
 		return errno == ELOOP ? refuse(ELOOP, "it is a symbolic link") : errno;
 	soft_device.trace->file.fd = fd;

@@ -1,5 +1,6 @@
 /* The file of a trace: where it is, what ends it, and that nothing which happens to it, or to the
  * process, does harm. */
+#include <stdarg.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -408,6 +409,70 @@ static void no_more_room(void)
 	unlink(path);
 }
 
+/* ---- files that others own or remove --------------------------------------------------------- */
+
+static bool is_protected; /* as fs.protected_regular: O_CREAT fails for an existing file */
+static unsigned removals; /* how often another process removes the file before it is opened */
+
+int __real_open64(const char *name, int flags, ...);
+int __wrap_open64(const char *name, int flags, ...);
+int __wrap_open64(const char *name, int flags, ...)
+{
+	va_list values;
+	mode_t mode = 0;
+
+	if (flags & O_CREAT) {
+		va_start(values, flags);
+		mode = va_arg(values, mode_t);
+		va_end(values);
+	}
+	if (strcmp(name, path))
+		return __real_open64(name, flags, mode);
+	if (removals && !(flags & O_EXCL)) {
+		removals--;
+		CHECK_OK(unlink(path));
+	}
+	if (is_protected && (flags & (O_CREAT | O_EXCL)) == O_CREAT && !access(path, F_OK)) {
+		errno = EACCES;
+		return -1;
+	}
+	return __real_open64(name, flags, mode);
+}
+
+static void protected_file_of_another_user_is_named(void)
+{
+	write_file("", 0);
+	added_uid = 65534 - geteuid();
+	is_protected = true;
+	refused(path, EPERM, "it belongs to user 65534");
+	is_protected = false;
+	added_uid = 0;
+	unlink(path);
+}
+
+/* A file created after another one vanished counts as new. */
+static void file_is_created_when_it_vanishes(void)
+{
+	char used[400] = "";
+
+	write_file("", 0);
+	added_mode = 0055;
+	removals = 1;
+	CHECK_EQUAL(aiordma_trace_start(path, used, sizeof(used)), EPERM);
+	CHECK_EQUAL(removals, 0);
+	CHECK(strstr(used, "its file system gives new files mode 0655"));
+	CHECK(access(path, F_OK) && errno == ENOENT);
+	added_mode = 0;
+	write_file("", 0);
+	removals = 1;
+	start_trace(path);
+	one_run(1);
+	aiordma_trace_stop();
+	read_trace(path);
+	CHECK(ends_well());
+	unlink(path);
+}
+
 int main(void)
 {
 	limit_seconds(110);
@@ -425,6 +490,8 @@ int main(void)
 	STEP(in_child(modes_that_are_not_stored));
 	STEP(in_child(no_room));
 	STEP(in_child(no_more_room));
+	STEP(in_child(protected_file_of_another_user_is_named));
+	STEP(in_child(file_is_created_when_it_vanishes));
 	CHECK_OK(rmdir(folder));
 	return 0;
 }
