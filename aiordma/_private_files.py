@@ -32,9 +32,14 @@ def open_private(path: Path) -> TextIO:
         OSError: If the file cannot be written, or if it is a symbolic link, is not a regular file,
             has other hard links, belongs to another user or is accessible to others.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        fd = os.open(path, flags, 0o600)
+        # With O_CREAT, fs.protected_regular would deny access to another user's file in /tmp, and
+        # check_private() could not name that user.
+        try:
+            fd = os.open(path, flags)
+        except FileNotFoundError:
+            fd = os.open(path, flags | os.O_CREAT, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(f"{path} is a symbolic link; use the path of the file itself") from error

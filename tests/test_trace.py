@@ -185,6 +185,25 @@ def test_trace_file_of_another_user_is_rejected(tmp_path: Path) -> None:
     assert "VerbsError: [Errno 1] ibv_open_device: Operation not permitted" in done.stderr
 
 
+def test_open_private_names_the_owner_of_a_protected_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under fs.protected_regular, O_CREAT fails for another user's file in /tmp."""
+    real_open, user = os.open, os.geteuid()
+
+    def protected_open(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT and path.exists():
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real_open(path, flags, mode)
+
+    path = tmp_path / "theirs"
+    path.touch(0o600)
+    monkeypatch.setattr(os, "open", protected_open)
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(PermissionError, match=f"{path} belongs to user {user}, but"):
+        open_private(path)
+
+
 def test_read_rejects_files_that_are_not_traces(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         trace.read(tmp_path / "missing")
