@@ -51,7 +51,7 @@ cdef class Counts:
     cdef public uint64_t messages_sent, messages_received, bytes_sent, bytes_received
     cdef public uint64_t reads, writes, atomics
     cdef public uint64_t bytes_read, bytes_written
-    cdef uint64_t closed_read, closed_written  # by the peer, on rails that are closed
+    cdef uint64_t closed_read, closed_written  # bytes that the peer moved on closed rails
     cdef list served                   # counters of the open rails
     cdef int open_rail(self, Served served) except -1
     cdef int close_rail(self, Served served) except -1

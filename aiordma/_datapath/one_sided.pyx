@@ -227,8 +227,8 @@ cdef class WRChain(WorkRequest):
         return post_sends(queue, self.sends, last + 1, self.sges, posted, length)
 
     cdef object refusal(self):
-        # A region is only released after the operations that have begun and therefore have a
-        # waiter. This does not apply to operations that wait among the messages.
+        # This side only releases a region behind operations that have begun, which have a waiter.
+        # Operations that wait among the messages are an exception.
         cdef bint must_be_usable = self.waiter is None or self.waiter.sender is not None
         cdef Remote region
         for region in (self.region, *(self.regions or ())):
@@ -619,7 +619,7 @@ cdef TransferFuture start_chain(
     if not chain.entries:
         future.settle(DONE, None)
         return future
-    if queue.number and not queue.failed:  # otherwise, the next lead uses its own
+    if queue.number and not queue.failed:  # otherwise, the next lead will use its own keys
         use_keys_of(chain, queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.left, chain.waiter = 1, future

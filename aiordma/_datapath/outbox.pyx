@@ -1,4 +1,4 @@
-# The outgoing messages of a session, in order, as both ends have room.
+# The outgoing messages of a session, in order, as both ends have room for them.
 #
 # - A send needs a receive that the peer has posted, which `Credits` counts. Messages without a
 #   credit wait here in the order of the calls.

@@ -135,7 +135,7 @@ cdef class Receives:
                     larger.append(self.pool._block(wanted))
             except (RDMAError, OSError, MemoryError):
                 release_all(larger)
-                self.sizes.use(self.sizes.size)  # counts again from 0, then retries
+                self.sizes.use(self.sizes.size)  # restarts the counters before the next attempt
                 return 0
         # The peer must know the new size before it gets a credit for one of these receives.
         if not self.controls.send_now(protocol.ReceiveSize(0, self.posted, wanted)):

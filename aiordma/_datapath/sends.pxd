@@ -45,7 +45,7 @@ cdef class Piece:
     cdef bint has_buffer
     cdef const unsigned char *bytes
     cdef uint64_t length
-    cdef Key key                       # key of the lead, linked to those of other rails
+    cdef Key key                       # key of the lead, linked to those of other rails, or None
     cdef Piece next
     cdef Key key_of(self, ReadKeys keys)
     cdef int open(self, object data) except -1

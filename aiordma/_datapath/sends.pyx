@@ -253,7 +253,7 @@ cdef class Frame(WorkRequest):
     """A frame in a block of the pool, or its header and a message in the sender's memory."""
 
     cdef void detach(self) noexcept:
-        """Note that the device no longer uses the memory."""
+        """Record that the device no longer uses the memory."""
         if not self.on_device:
             return
         self.on_device = False
@@ -263,7 +263,7 @@ cdef class Frame(WorkRequest):
             self.give_back()
 
     cdef void let_go(self) noexcept:
-        """Note that the journal no longer needs the frame."""
+        """Record that the journal no longer needs the frame."""
         self.kept = False
         if not self.on_device:
             self.give_back()
@@ -283,7 +283,7 @@ cdef class Frame(WorkRequest):
         return self.arrived()
 
     cdef int arrived(self) except -1:
-        """Note that the peer or its device has the frame. A second call has no effect."""
+        """Record that the peer or its device has the frame. A second call has no effect."""
         cdef SendFuture message = self.message
         cdef list messages = self.messages
         cdef object waiter = self.waiter

@@ -70,7 +70,7 @@ cdef class WorkRequest:
         return None
 
     cdef int take_turn(self) except -1:
-        """Handle being first in the backlog: return TO_POST, or post the work here.
+        """Return TO_POST for the first work in the backlog, or post it here.
 
         This is called again if it returns STAYS.
         """
@@ -84,7 +84,7 @@ cdef class WorkRequest:
         return self.kept
 
     cdef int refused(self, object error) except -1:
-        """Handle that the work is not posted because of `error`."""
+        """Fail and release work that is not posted because of `error`."""
         self.on_error(error)
         return self.free_memory()
 

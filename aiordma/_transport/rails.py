@@ -504,7 +504,7 @@ class Rails:
         observation.lead_moved(self.lead.device)
         self.left, self.lead, rail.since = self.lead, rail, self.clock()
         for it in self.rails:
-            self._limit(it)  # restarted, because the peer could not send anything meanwhile
+            self._limit(it)  # restarted, because the peer could not send anything in the meantime
 
     def lead_moved(self, again: int) -> None:
         """Log that the peer uses the new lead, and the number of items posted again."""

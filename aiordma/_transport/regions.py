@@ -64,7 +64,7 @@ class Regions:
             self.lent_bytes += len(share.buffer)
 
     def granted(self, share: Share) -> None:
-        """Note that the peer knows the region by the time it gets a later message."""
+        """Record that the peer knows the region by the time it gets a later message."""
         share.told = True
         share._open_rails()  # for rails that came up in the meantime
 
@@ -127,7 +127,7 @@ class Regions:
             )
 
     def end(self, region_id: int) -> None:
-        """Note that a region of the peer has ended, so that its token is rejected."""
+        """Record that a region of the peer has ended, so that its token is rejected."""
         ended = self._ended
         if region_id >> NUMBER_BITS != self._peer or bisect_right(ended, region_id) % 2:
             return

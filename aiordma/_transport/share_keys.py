@@ -138,7 +138,7 @@ class WindowKey(ShareKey):
         return self._closing or self._expired or self._mr.closed
 
     def over(self, work: WorkRequest) -> None:
-        """Note that the device has finished with a request."""
+        """Record that the device has finished with a request."""
         self._under_way.discard(work)
         if work is self._bind:
             self._bind = None
@@ -147,7 +147,7 @@ class WindowKey(ShareKey):
             self._free()
 
     def failed(self, error: BaseException) -> None:
-        """Note that the connection has ended with `error`."""
+        """Record that the connection has ended with `error`."""
         self._bind = None
         self._end_wait(error)
         if self._closing:
