@@ -41,6 +41,7 @@ CALLS = (
     Call("sendto", ((44,), (206,))),
     Call("recvfrom", ((45,), (207,))),
     Call("sendmsg", ((46,), (211,)), links=("shared", "tcp")),
+    Call("readv", ((19,), (65,)), links=("tcp",)),
     Call("epoll_create1", ((291,), (20,))),
     Call("eventfd2", ((290,), (19,))),
     Call("timerfd_create", ((283,), (85,))),

@@ -15,6 +15,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "engine_internal.h"
@@ -63,6 +64,7 @@ int soft_check_calls(void)
 	struct msghdr message = {0};
 	struct epoll_event event = {0};
 	uint8_t byte = 0;
+	struct iovec vector = {.iov_base = &byte, .iov_len = sizeof(byte)};
 	int value = 0, rc = try_socket();
 
 	TRY("epoll_ctl", epoll_ctl(-1, EPOLL_CTL_ADD, -1, &event));
@@ -82,6 +84,7 @@ int soft_check_calls(void)
 	TRY("sendto", send(-1, &byte, sizeof(byte), 0));
 	TRY("recvfrom", recv(-1, &byte, sizeof(byte), 0));
 	TRY("sendmsg", sendmsg(-1, &message, 0));
+	TRY("readv", readv(-1, &vector, 1));
 	return rc;
 }
 
