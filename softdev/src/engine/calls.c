@@ -2,8 +2,9 @@
  * so, with an errno value of their choice.
  *
  * A filter inspects a call before the kernel does, so each call is tried with arguments that make
- * it do nothing. Calls that have a fallback are not tried: memfd_create, getrandom, pidfd_open,
- * process_vm_readv, and everything that only shared-memory links need.
+ * it do nothing. Calls that have a fallback are not tried: memfd_create, pidfd_open,
+ * process_vm_readv, and everything that only shared-memory links need. getrandom is tried together
+ * with its fallback.
  */
 #define _GNU_SOURCE /* accept4, sendmmsg */
 #include <errno.h>
