@@ -85,6 +85,7 @@ int soft_check_calls(void)
 	TRY("sendto", send(-1, &byte, sizeof(byte), 0));
 	TRY("recvfrom", recv(-1, &byte, sizeof(byte), 0));
 	TRY("sendmsg", sendmsg(-1, &message, 0));
+	TRY("recvmsg", recvmsg(-1, &message, 0));
 	TRY("readv", readv(-1, &vector, 1));
 	return rc;
 }
