@@ -64,7 +64,6 @@ int soft_call_result(const char *call, const char *owner, uint32_t number, int e
 
 void *soft_call_made(const char *call, const char *owner, uint32_t number, void *object)
 {
-	if (!object)
-		soft_call_result(call, owner, number, errno);
+	soft_call_result(call, owner, number, object ? 0 : errno);
 	return object;
 }

@@ -1,4 +1,5 @@
 /* A call that is refused leaves a line in the trace: its name, the errno value and the reason. */
+#include "trace/trace.h"
 #include "trace_side.h"
 #include "ud_side.h"
 
@@ -277,6 +278,14 @@ static void no_reason_of_another(struct side *side)
 	CHECK_EQUAL(before, 1);
 }
 
+/* A note that a successful call leaves must not explain the failure of a later one. */
+static void success_clears_the_note(struct side *side)
+{
+	soft_refuse(EINVAL, "IN_USE");
+	CHECK(soft_call_made("ibv_reg_mr", NULL, 0, side) == side);
+	CHECK(!soft_refusal_take(EINVAL).reason);
+}
+
 static void traced(const char *name, void (*step)(struct side *side))
 {
 	struct side side;
@@ -303,6 +312,7 @@ int main(void)
 	TRACED(queues_refused);
 	TRACED(addresses_refused);
 	TRACED(no_reason_of_another);
+	TRACED(success_clears_the_note);
 	CHECK_OK(rmdir(folder));
 	return 0;
 }
