@@ -44,7 +44,7 @@ def workers(client: Client) -> list[str]:
     return sorted(client.nthreads())
 
 
-def test_all_of_it_speaks_rdma(client: Client) -> None:
+def test_scheduler_and_workers_use_rdma(client: Client) -> None:
     address = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.address)
     assert address.startswith("rdma://127.0.0.1:")
     assert len(workers(client)) == 2
@@ -53,13 +53,13 @@ def test_all_of_it_speaks_rdma(client: Client) -> None:
     assert len({*pids.values(), os.getpid()}) == 3
 
 
-def test_an_array_is_transposed(client: Client) -> None:
+def test_transposed_array_is_computed(client: Client) -> None:
     source = np.arange(1_000_000.0).reshape(1000, 1000)
     array = da.from_array(source, chunks=(125, 250))
     assert np.array_equal((array + array.T).compute(), source + source.T)
 
 
-def test_a_data_frame_is_shuffled(client: Client) -> None:
+def test_data_frame_is_shuffled(client: Client) -> None:
     rows = pd.DataFrame({"key": np.arange(200_000) * 7919 % 1000, "value": np.arange(200_000)})
     rows["name"] = rows.key.astype(str)
     shuffled = dd.from_pandas(rows, npartitions=8).shuffle("key", npartitions=8)
@@ -84,7 +84,7 @@ def peak() -> int:
 
 
 @pytest.mark.timeout(600)  # a busy machine may take minutes to touch so much memory
-def test_a_gibibyte_is_scattered_and_gathered(client: Client) -> None:
+def test_scattered_and_gathered_gibibyte_exists_once_per_process(client: Client) -> None:
     """Each process that gets it has it once, at no time twice."""
     size, most = 1024 * MIB, 1024 * MIB + 128 * MIB
     first, second = workers(client)
@@ -131,7 +131,7 @@ async def without(victim: str, dask_scheduler: Scheduler) -> None:
 
 
 @pytest.mark.timeout(300)  # a busy machine may take a minute to start a process
-def test_a_killed_worker_is_replaced(client: Client) -> None:
+def test_killed_worker_is_replaced(client: Client) -> None:
     """It dies in the middle of a message; what it had is made again."""
     victim, reader = workers(client)
     pid = client.run(os.getpid)[victim]
@@ -152,7 +152,7 @@ def test_a_killed_worker_is_replaced(client: Client) -> None:
     assert pid not in pids.values()
 
 
-def test_a_cluster_with_a_key() -> None:
+def test_cluster_with_a_key_refuses_clients_without_it() -> None:
     security = Security(auth=os.urandom(32), encrypt=True)
     with (
         LocalCluster(

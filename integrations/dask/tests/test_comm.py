@@ -32,7 +32,7 @@ async def through(pair: Pair, message: Any) -> Any:
     return received
 
 
-async def test_addresses(pair: Pair) -> None:
+async def test_comm_reports_addresses(pair: Pair) -> None:
     ours, theirs = pair
     assert ours.local_address == theirs.peer_address
     assert ours.local_address.startswith("rdma://127.0.0.1:")
@@ -45,14 +45,14 @@ async def test_addresses(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "size", [0, 1, 1000, LONG - 1, LONG, LONG + 1, 1 << 20, 64 << 20, (64 << 20) + 1]
 )
-async def test_an_array_of_each_size(pair: Pair, size: int) -> None:
+async def test_arrays_of_every_size_arrive_writable(pair: Pair, size: int) -> None:
     source = np.arange(size, dtype="u1")
     received = (await through(pair, {"x": to_serialize(source)}))["x"]
     assert np.array_equal(received, source)
     received += 1  # it is the receiver's, and can be written to
 
 
-async def test_an_array_is_received_into_memory_of_its_own(pair: Pair) -> None:
+async def test_each_array_has_its_own_memory(pair: Pair) -> None:
     source = [np.ones(LONG), np.ones((300, 300)).T, np.arange(5)]
     received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
     memories = [get_host_array(x) for x in received]
@@ -61,13 +61,13 @@ async def test_an_array_is_received_into_memory_of_its_own(pair: Pair) -> None:
         assert np.asarray(memory).nbytes <= 1.05 * array.nbytes + 2048
 
 
-async def test_very_many_frames(pair: Pair) -> None:
+async def test_very_many_frames_arrive(pair: Pair) -> None:
     source = [np.full(i % 50, i) for i in range(3000)]
     received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(source, received, strict=True))
 
 
-async def test_many_long_frames(pair: Pair) -> None:
+async def test_many_long_frames_arrive(pair: Pair) -> None:
     source = [np.full(LONG // 8 + i, i) for i in range(200)]  # more than a rendezvous has pieces
     received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(source, received, strict=True))
@@ -79,14 +79,14 @@ async def test_read_only_memory_is_sent(pair: Pair) -> None:
     assert np.array_equal(received, source)
 
 
-async def test_a_gibibyte(pair: Pair) -> None:
+async def test_array_of_a_gibibyte_arrives(pair: Pair) -> None:
     source = np.ones(1 << 27)
     received = (await through(pair, {"x": to_serialize(source)}))["x"]
     assert received.nbytes == 1 << 30
     assert (received == 1).all()
 
 
-async def test_what_is_not_deserialized_is_passed_on() -> None:
+async def test_serialized_frames_are_passed_on() -> None:
     ours, theirs = await connected({}, {}, deserialize=False)
     source = np.arange(LONG)
     first = await through((ours, theirs), {"x": to_serialize(source)})
@@ -111,7 +111,7 @@ async def test_messages_keep_their_order(pair: Pair) -> None:
     await writing
 
 
-async def test_a_write_waits_while_much_is_under_way(pair: Pair) -> None:
+async def test_write_waits_when_the_write_buffer_is_full(pair: Pair) -> None:
     ours, theirs = pair
     source = np.ones(WRITE_BUFFER // 4)
     await ours.write({"x": to_serialize(source)})  # returns before the peer reads
@@ -123,7 +123,7 @@ async def test_a_write_waits_while_much_is_under_way(pair: Pair) -> None:
     assert await theirs.read() == "the next"
 
 
-async def test_a_write_that_is_cancelled_as_it_waits_sends_nothing(pair: Pair) -> None:
+async def test_cancelled_waiting_write_sends_nothing(pair: Pair) -> None:
     ours, theirs = pair
     await ours.write(to_serialize(np.ones(WRITE_BUFFER)))
     second = asyncio.create_task(ours.write("never"))
@@ -135,7 +135,7 @@ async def test_a_write_that_is_cancelled_as_it_waits_sends_nothing(pair: Pair) -
     assert await theirs.read() == "the next"
 
 
-async def test_close_delivers_what_was_written(pair: Pair) -> None:
+async def test_close_delivers_written_messages(pair: Pair) -> None:
     ours, theirs = pair
     source = np.ones(1 << 20)
     await ours.write({"x": to_serialize(source)})
@@ -154,7 +154,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_close_waits_for_a_long_frame_as_long_as_it_may_take(pair: Pair) -> None:
+async def test_close_waits_for_a_long_frame(pair: Pair) -> None:
     """However short the limit for a peer's silence: nothing is heard until the frame is read."""
     ours, theirs = pair
     source = np.ones(16 << 20)  # two minutes at the slowest
@@ -179,7 +179,7 @@ async def test_close_gives_up_a_peer_that_reads_nothing(
         await theirs.read()
 
 
-async def test_a_close_that_is_cancelled_aborts(pair: Pair) -> None:
+async def test_cancelled_close_aborts(pair: Pair) -> None:
     ours, theirs = pair
     await ours.write({"x": to_serialize(np.ones(LONG))})  # under way until the peer reads
     closing = asyncio.create_task(ours.close())
@@ -191,7 +191,7 @@ async def test_a_close_that_is_cancelled_aborts(pair: Pair) -> None:
         await theirs.read()
 
 
-async def test_the_end_of_the_peer_ends_a_read(pair: Pair) -> None:
+async def test_abort_of_the_peer_ends_a_read(pair: Pair) -> None:
     ours, theirs = pair
     reading = asyncio.create_task(ours.read())
     await asyncio.sleep(0)
@@ -205,7 +205,7 @@ async def test_the_end_of_the_peer_ends_a_read(pair: Pair) -> None:
     await ours.close()  # does nothing
 
 
-async def test_a_write_to_a_peer_that_has_gone(pair: Pair) -> None:
+async def test_write_to_a_closed_peer_raises_comm_closed_error(pair: Pair) -> None:
     ours, theirs = pair
     await theirs.close()
 
@@ -218,7 +218,7 @@ async def test_a_write_to_a_peer_that_has_gone(pair: Pair) -> None:
         await write_for_ever()
 
 
-async def test_a_read_that_is_cancelled_ends_the_comm(pair: Pair) -> None:
+async def test_cancelled_read_closes_the_comm(pair: Pair) -> None:
     ours, theirs = pair
     reading = asyncio.create_task(ours.read())
     await asyncio.sleep(0)
@@ -229,14 +229,14 @@ async def test_a_read_that_is_cancelled_ends_the_comm(pair: Pair) -> None:
         await theirs.read()
 
 
-async def test_an_unserializable_message_leaves_the_comm(pair: Pair) -> None:
+async def test_unserializable_message_keeps_the_comm_open(pair: Pair) -> None:
     ours, _ = pair
     with pytest.raises(TypeError):
         await ours.write({"x": to_serialize(threading.Lock())}, on_error="raise")
     assert await through(pair, "still here") == "still here"
 
 
-async def test_abort_in_another_thread(pair: Pair) -> None:
+async def test_comm_can_be_aborted_in_another_thread(pair: Pair) -> None:
     ours, theirs = pair
     thread = threading.Thread(target=ours.abort)
     thread.start()
@@ -246,7 +246,7 @@ async def test_abort_in_another_thread(pair: Pair) -> None:
         await theirs.read()
 
 
-async def test_memory_of_a_message_is_given_back(pair: Pair) -> None:
+async def test_comm_does_not_keep_memory_of_a_message(pair: Pair) -> None:
     received = (await through(pair, {"x": to_serialize(np.ones(LONG))}))["x"]
     await through(pair[::-1], "something else")
     memory = get_host_array(received)
@@ -260,21 +260,21 @@ async def test_memory_of_a_message_is_given_back(pair: Pair) -> None:
 # ---- listeners ---------------------------------------------------------------------------------
 
 
-async def test_nothing_listens() -> None:
+async def test_connect_without_a_listener_times_out() -> None:
     async with await aiordma.listen("127.0.0.1", via="tcp") as listener:
         port = listener.port
     with pytest.raises(OSError, match="Timed out"):
         await connect(f"rdma://127.0.0.1:{port}", timeout=0.2)
 
 
-async def test_a_port_that_is_taken(serve: Serve) -> None:
+async def test_listener_raises_eaddrinuse(serve: Serve) -> None:
     listener = await serve(echo)
     with pytest.raises(OSError, match="in use") as caught:
         await serve(echo, address=listener.contact_address)
     assert caught.value.errno == errno.EADDRINUSE
 
 
-async def test_a_stopped_listener_frees_its_port_at_once(serve: Serve) -> None:
+async def test_stopped_listener_frees_its_port_immediately(serve: Serve) -> None:
     listener = await serve(echo)
     address = listener.contact_address
     comm = await connect(address)
@@ -288,7 +288,7 @@ async def test_a_stopped_listener_frees_its_port_at_once(serve: Serve) -> None:
         _ = listener.contact_address
 
 
-async def test_every_address(serve: Serve) -> None:
+async def test_listener_without_host_accepts_on_every_address(serve: Serve) -> None:
     listener = await serve(echo, address="rdma://")
     host, port = get_address_host_port(listener.listen_address)
     assert host == "0.0.0.0"
@@ -298,7 +298,7 @@ async def test_every_address(serve: Serve) -> None:
     await comm.close()
 
 
-async def test_a_peer_that_does_not_speak_dask(serve: Serve) -> None:
+async def test_peer_that_does_not_speak_dask_is_disconnected(serve: Serve) -> None:
     listener = await serve(echo)
     host, port = get_address_host_port(listener.contact_address)
     async with await aiordma.connect(host, port, via="tcp") as conn:
@@ -310,7 +310,7 @@ async def test_a_peer_that_does_not_speak_dask(serve: Serve) -> None:
     await comm.close()
 
 
-async def test_a_peer_that_breaks_its_promise(serve: Serve) -> None:
+async def test_frame_of_another_length_ends_the_comm(serve: Serve) -> None:
     """A long frame that is announced and comes with another length ends that connection alone."""
     seen: asyncio.Queue[BaseException] = asyncio.Queue()
 

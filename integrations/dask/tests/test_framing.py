@@ -45,13 +45,13 @@ def through(frames: list[bytes]) -> tuple[list[bytes], int]:
         ([LONG - 1] * 20, 1),
     ],
 )
-def test_frames_arrive_as_they_were(lengths: list[int], messages: int) -> None:
+def test_frames_round_trip(lengths: list[int], messages: int) -> None:
     source = random.Random(7)
     frames = [source.randbytes(length) for length in lengths]
     assert through(frames) == (frames, messages)
 
 
-def test_any_buffer_is_a_frame() -> None:
+def test_any_buffer_is_accepted_as_a_frame() -> None:
     backing = bytearray(4 * LONG)
     numbers: Any = memoryview(backing).cast("Q")
     views = [b"head", numbers, memoryview(bytes(LONG)), bytearray(5)]
@@ -61,13 +61,13 @@ def test_any_buffer_is_a_frame() -> None:
 
 
 @pytest.mark.parametrize("length", [8, LONG])
-def test_objects_are_no_frame(length: int) -> None:
+def test_object_arrays_are_rejected_as_frames(length: int) -> None:
     objects: Any = np.zeros(length, object)
     with pytest.raises(TypeError, match="addresses in this process"):
         pack([b"head", objects.data])
 
 
-def test_long_frames_have_memory_of_their_own() -> None:
+def test_long_frames_have_their_own_memory() -> None:
     messages, _ = pack([b"head", bytes(LONG), bytes(LONG), b"tail"])
     first = memoryview(bytearray(b"".join(messages[0])))
     unpacked = unpack(first, LIMIT)
@@ -105,7 +105,7 @@ def crowd(count: int, length: int) -> memoryview:
 
 
 @pytest.mark.parametrize("count", [MANY + 1, 1_000_000])
-def test_a_crowd_of_empty_frames_is_refused_unseen(
+def test_too_many_empty_frames_are_rejected_before_unpacking(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = crowd(count, 0)
@@ -114,12 +114,12 @@ def test_a_crowd_of_empty_frames_is_refused_unseen(
         unpack(sent, LIMIT)
 
 
-def test_frames_that_take_too_much_memory_are_refused() -> None:
+def test_frames_that_need_too_much_memory_are_rejected() -> None:
     with pytest.raises(FramingError, match=r"70000 frames, but .* can hold at most 44642"):
         unpack(crowd(70_000, 2), 20_000_000)
 
 
-def test_a_frame_costs_what_is_counted_for_it() -> None:
+def test_frame_cost_covers_the_memory_of_a_frame() -> None:
     sent = crowd(100_000, 1)
     tracemalloc.start()
     try:
@@ -130,7 +130,7 @@ def test_a_frame_costs_what_is_counted_for_it() -> None:
     assert len(frames) == 100_000
 
 
-def test_very_many_frames_are_taken() -> None:
+def test_very_many_frames_are_accepted() -> None:
     """As of a list of empty arrays that is pickled: each has an opcode in the pickle."""
     frames = [b"head", *[b""] * MANY, bytes(MANY)]
     assert through(frames) == (frames, 1)
@@ -154,12 +154,12 @@ def test_very_many_frames_are_taken() -> None:
         (message([OWN | LEADS | 1, OWN | LEADS | 1], b"xy"), "two leading frames"),
     ],
 )
-def test_what_no_sender_makes_is_refused(sent: memoryview, why: str) -> None:
+def test_malformed_messages_are_rejected(sent: memoryview, why: str) -> None:
     with pytest.raises(FramingError, match=why):
         unpack(sent, LIMIT)
 
 
-def test_random_changes_raise_nothing_else() -> None:
+def test_randomly_changed_messages_raise_framing_error_only() -> None:
     source = random.Random(11)
     frames = [source.randbytes(n) for n in (40, 0, 300, LONG, 9)]
     good = bytearray(b"".join(pack(frames)[0][0]))

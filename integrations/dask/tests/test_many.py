@@ -11,7 +11,7 @@ from distributed import Scheduler, rpc
 COUNT = 1000
 
 
-async def test_a_thousand_connections_to_one_scheduler() -> None:
+async def test_scheduler_serves_a_thousand_connections() -> None:
     async with Scheduler(
         protocol="rdma://", host="127.0.0.1", port=0, dashboard=False
     ) as scheduler:

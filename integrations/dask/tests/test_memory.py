@@ -29,7 +29,7 @@ def new(most: int = 4 * SIZE) -> FrameMemory:
     return FrameMemory(asyncio.get_running_loop(), most)
 
 
-async def test_memory_of_a_frame_serves_the_next_one() -> None:
+async def test_returned_memory_is_reused() -> None:
     frames = new()
     first = frames.lend(SIZE)
     at = address(first)
@@ -42,7 +42,7 @@ async def test_memory_of_a_frame_serves_the_next_one() -> None:
     assert not again.readonly
 
 
-async def test_memory_that_is_referred_to_is_not_used_again() -> None:
+async def test_referenced_memory_is_not_reused() -> None:
     """By any way to it, and each reaches its end."""
     ways: list[Any] = [
         lambda view: view,
@@ -67,7 +67,7 @@ async def test_memory_that_is_referred_to_is_not_used_again() -> None:
         assert frames.waiting == 2 * SIZE
 
 
-async def test_no_more_waits_than_may() -> None:
+async def test_kept_memory_is_limited() -> None:
     frames = new(most=3 * SIZE)
     lent = [frames.lend(SIZE) for _ in range(5)]
     last = address(lent[-1])
@@ -78,14 +78,14 @@ async def test_no_more_waits_than_may() -> None:
     assert address(frames.lend(SIZE)) == last
 
 
-async def test_short_frames_and_long_ones_are_not_kept() -> None:
+async def test_memory_of_short_and_huge_frames_is_not_kept() -> None:
     frames = new(most=SIZE)
     for length in (0, LONG - 1, SIZE + 1):
         assert frames.lend(length).nbytes == length
     assert not frames._lent
 
 
-async def test_memory_waits_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kept_memory_is_freed_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "SECONDS", 0.0)
     frames = new()
     for length in (SIZE, LONG):
@@ -95,7 +95,7 @@ async def test_memory_waits_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None
     assert not frames._waits
 
 
-async def test_memory_that_ends_in_another_thread() -> None:
+async def test_memory_released_in_another_thread_is_reused() -> None:
     frames = new()
     lent = [frames.lend(SIZE)]
     at = address(lent[0])
@@ -117,13 +117,13 @@ def test_memory_outlives_its_loop() -> None:
 
 
 @pytest.mark.parametrize("length", [LONG, LONG + 1, 200_000, SIZE - 1, 3 * SIZE + 5, 1 << 40])
-def test_rounded(length: int) -> None:
+def test_rounded_length_grows_by_at_most_a_32nd(length: int) -> None:
     assert length <= rounded(length) <= length * 33 / 32
     assert rounded(rounded(length)) == rounded(length)
 
 
 @pytest.mark.parametrize("count", [1, 3])  # in the first message, and as their own ones
-async def test_arrays_that_come_and_go_share_memory(pair: Pair, count: int) -> None:
+async def test_arrays_of_successive_messages_reuse_memory(pair: Pair, count: int) -> None:
     sender, receiver = pair
     seen = []
     for i in range(4):
@@ -136,7 +136,7 @@ async def test_arrays_that_come_and_go_share_memory(pair: Pair, count: int) -> N
     assert seen[1] == seen[2] == seen[3]
 
 
-def test_what_may_wait_is_a_number_of_bytes() -> None:
+def test_invalid_kept_memory_setting_is_rejected() -> None:
     with (
         dask.config.set({"distributed.comm.rdma.kept-memory": "much"}),
         pytest.raises(ValueError, match=r"kept-memory must be a number of bytes .*, not 'much'"),

@@ -34,7 +34,7 @@ def arguments(security: distributed.Security) -> tuple[dict[str, Any], dict[str,
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
-async def test_a_key(encrypt: bool) -> None:
+async def test_comm_with_a_key_transfers_arrays(encrypt: bool) -> None:
     ours, theirs = await connected(*arguments(Security(auth=KEY, encrypt=encrypt)))
     await ours.write({"x": to_serialize(np.arange(1 << 17))})
     assert np.array_equal((await theirs.read())["x"], np.arange(1 << 17))
@@ -51,7 +51,7 @@ async def test_a_key(encrypt: bool) -> None:
     ],
     ids=["another key", "encrypts", "no key"],
 )
-async def test_another_security_is_refused_at_once(
+async def test_different_security_is_refused_immediately(
     serve: Serve, other: distributed.Security
 ) -> None:
     listener = await serve(echo, **Security(auth=KEY).get_listen_args("scheduler"))
@@ -59,7 +59,7 @@ async def test_another_security_is_refused_at_once(
         await connect(listener.contact_address, timeout=100, **other.get_connection_args("worker"))
 
 
-async def test_a_key_of_the_configuration(tmp_path: Path, serve: Serve) -> None:
+async def test_key_of_the_configuration_is_used(tmp_path: Path, serve: Serve) -> None:
     file = tmp_path / "key"
     file.write_bytes(KEY)
     with dask.config.set({f"{SETTINGS}.auth-file": str(file), f"{SETTINGS}.encrypt": True}):
@@ -84,7 +84,7 @@ def encrypts(security: distributed.Security) -> list[bool]:
     return [connection_arguments("", each)["encrypt"] for each in arguments(security)]
 
 
-def test_encryption_of_the_configuration() -> None:
+def test_encryption_of_the_configuration_applies_to_every_key() -> None:
     """It counts for a key of either place; what a `Security` says comes first."""
     assert encrypts(Security(auth=KEY)) == [False, False]
     assert encrypts(Security(auth=KEY, encrypt=True)) == [True, True]
@@ -96,7 +96,7 @@ def test_encryption_of_the_configuration() -> None:
             encrypts(Security(auth=KEY, encrypt=False, require_encryption=True))
 
 
-async def test_a_peer_in_clear_is_refused_where_the_configuration_encrypts(serve: Serve) -> None:
+async def test_unencrypted_peer_is_refused_when_the_configuration_encrypts(serve: Serve) -> None:
     with dask.config.set({f"{SETTINGS}.encrypt": True}):
         listener = await serve(echo, **Security(auth=KEY).get_listen_args("scheduler"))
     in_clear = Security(auth=KEY, encrypt=False).get_connection_args("worker")
@@ -104,7 +104,7 @@ async def test_a_peer_in_clear_is_refused_where_the_configuration_encrypts(serve
         await connect(listener.contact_address, timeout=100, **in_clear)
 
 
-async def test_certificates_protect_the_exchange(serve: Serve) -> None:
+async def test_certificates_protect_the_bootstrap(serve: Serve) -> None:
     """Those of one authority: they do not name the host, 127.0.0.1."""
     security = distributed.Security.temporary()
     assert names_of(security) == ["dask-internal"]
@@ -122,7 +122,7 @@ async def test_certificates_protect_the_exchange(serve: Serve) -> None:
         await connect(listener.contact_address, timeout=100, **other.get_connection_args("worker"))
 
 
-async def test_certificates_alone_are_no_encryption(serve: Serve) -> None:
+async def test_certificates_alone_do_not_count_as_encryption(serve: Serve) -> None:
     security = distributed.Security.temporary()
     with pytest.raises(RuntimeError, match=r"dask_aiordma\.Security\(auth=key, encrypt=True\)"):
         await serve(echo, **security.get_listen_args("scheduler"))
@@ -142,7 +142,7 @@ async def test_certificates_alone_are_no_encryption(serve: Serve) -> None:
         ("via", "quic", "quic"),
     ],
 )
-async def test_settings_that_cannot_be(
+async def test_invalid_settings_are_raised_and_logged_on_both_sides(
     setting: str,
     value: Any,
     problem: str,
@@ -164,12 +164,12 @@ async def test_settings_that_cannot_be(
             assert re.search(problem, caplog.text)
 
 
-async def test_a_name_of_the_server() -> None:
+async def test_scheduler_sni_is_rejected() -> None:
     with pytest.raises(ValueError, match="scheduler_sni: the TLS server name is the host of the"):
         await connect("rdma://127.0.0.1:1", server_hostname="example.org")
 
 
-async def test_options_of_the_configuration() -> None:
+async def test_options_of_the_configuration_are_used() -> None:
     with dask.config.set({f"{SETTINGS}.options": None}):  # of YAML without a value
         config = connection_arguments("", {})["config"]
     assert config == connection_arguments("", {})["config"]
@@ -183,7 +183,7 @@ async def test_options_of_the_configuration() -> None:
     theirs.abort()
 
 
-def test_what_a_security_is() -> None:
+def test_security_hides_its_key_and_can_be_pickled() -> None:
     security = Security(auth=KEY, encrypt=True)
     assert security.require_encryption
     assert not Security(auth=KEY, encrypt=True, require_encryption=False).require_encryption
@@ -206,5 +206,5 @@ assert connection_arguments("rdma://", {})["via"] == "tcp"
 """
 
 
-def test_defaults_outlive_a_configuration_for_the_first_use() -> None:
+def test_defaults_are_kept_when_first_used_within_a_configuration() -> None:
     subprocess.run([sys.executable, "-c", FIRST_USE], check=True)

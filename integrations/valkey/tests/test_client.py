@@ -43,7 +43,7 @@ def value(size: int, number: int) -> bytes:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_commands(server: Server, protocol: int) -> None:
+async def test_commands_work_with_both_protocols(server: Server, protocol: int) -> None:
     async with client(server, protocol=protocol, decode_responses=True) as one:
         assert await one.ping()
         assert await one.set("key", "value")
@@ -56,7 +56,7 @@ async def test_commands(server: Server, protocol: int) -> None:
         assert [it["lib-name"] for it in clients] == ["valkey-py"]
 
 
-async def test_redis_py(server: Server) -> None:
+async def test_redis_py_works_with_the_connection_class(server: Server) -> None:
     pool = redis.asyncio.ConnectionPool(
         connection_class=valkey_aiordma.redis.RDMAConnection, host=HOST, port=server.port
     )
@@ -70,7 +70,7 @@ async def test_redis_py(server: Server) -> None:
     await one.aclose()
 
 
-async def test_pipelines(server: Server) -> None:
+async def test_pipelines_return_every_result(server: Server) -> None:
     async with client(server) as one:
         async with one.pipeline(transaction=False) as pipeline:
             for number in range(5000):
@@ -86,7 +86,7 @@ async def test_pipelines(server: Server) -> None:
             assert await pipeline.execute() == [value(20_000, n) for n in range(50)]
 
 
-async def test_a_pipeline_that_neither_buffer_holds(server: Server) -> None:
+async def test_pipeline_larger_than_both_buffers_completes(server: Server) -> None:
     """The client writes all of it before it reads: the server needs room, and gives some."""
     async with client(server) as one, one.pipeline(transaction=False) as pipeline:
         values = [value(200, number) for number in range(8000)]
@@ -96,7 +96,7 @@ async def test_a_pipeline_that_neither_buffer_holds(server: Server) -> None:
         assert await pipeline.execute() == values
 
 
-async def test_values_across_the_ends_of_both_buffers(server: Server) -> None:
+async def test_values_that_straddle_buffers_round_trip(server: Server) -> None:
     """64 KiB, a little more each time: no value ends where a buffer does, several straddle it."""
     async with client(server) as one:
         sizes = [(64 << 10) + number for number in range(50)]
@@ -107,14 +107,14 @@ async def test_values_across_the_ends_of_both_buffers(server: Server) -> None:
 
 
 @pytest.mark.parametrize("size", [stream.STAGED, stream.LENT, 20_000_001])
-async def test_large_values(server: Server, size: int) -> None:
+async def test_large_values_round_trip(server: Server, size: int) -> None:
     async with client(server) as one:
         for number in range(3):
             await one.set("large", value(size, number))
             assert await one.get("large") == value(size, number)
 
 
-async def test_many_connections_at_once(server: Server) -> None:
+async def test_many_connections_work_concurrently(server: Server) -> None:
     async with client(server) as one:
 
         async def work(number: int) -> None:
@@ -125,7 +125,7 @@ async def test_many_connections_at_once(server: Server) -> None:
         await asyncio.gather(*map(work, range(30)))
 
 
-async def test_publish_and_subscribe(server: Server) -> None:
+async def test_subscriber_receives_published_messages(server: Server) -> None:
     async with client(server) as one, one.pubsub() as subscriber:
         await subscriber.subscribe("news")
         assert (await subscriber.get_message(timeout=None))["type"] == "subscribe"
@@ -138,8 +138,9 @@ async def test_publish_and_subscribe(server: Server) -> None:
 
 @pytest.mark.parametrize("read", ["get_message", "listen"])
 @pytest.mark.parametrize("end", ["disconnect", "error", "killed"])
-async def test_a_subscriber_reconnects(server: Server, read: str, end: str) -> None:
-    """And subscribes again, however its connection has ended."""
+async def test_subscriber_reconnects_and_subscribes_again(
+    server: Server, read: str, end: str
+) -> None:
     async with client(server) as one, one.pubsub() as subscriber:
 
         async def next_message() -> Any:
@@ -166,7 +167,7 @@ async def test_a_subscriber_reconnects(server: Server, read: str, end: str) -> N
         assert (await message())["data"] == b"after"
 
 
-async def test_a_slow_reader(server: Server) -> None:
+async def test_slow_subscriber_pauses_the_stream(server: Server) -> None:
     """What is not read waits in the server: 8 MiB for a subscriber that looks late."""
     async with client(server) as one, one.pubsub() as subscriber:
         await subscriber.subscribe("news")
@@ -181,7 +182,7 @@ async def test_a_slow_reader(server: Server) -> None:
             assert message["data"] == value(512 << 10, number)
 
 
-async def test_a_cancelled_command(server: Server) -> None:
+async def test_cancelled_command_replaces_the_connection(server: Server) -> None:
     """The client gives up that connection and opens another one for what comes next."""
     async with client(server) as one:
         waiting = asyncio.create_task(one.blpop("nothing"))
@@ -194,7 +195,7 @@ async def test_a_cancelled_command(server: Server) -> None:
 
 
 @pytest.mark.parametrize("blocked", [True, False], ids=["waiting", "idle"])
-async def test_the_server_closes_a_connection(server: Server, blocked: bool) -> None:
+async def test_connection_closed_by_the_server_is_replaced(server: Server, blocked: bool) -> None:
     async with client(server) as one, client(server) as other:
         number = await one.client_id()
         (connection,) = one.connection_pool._available_connections
@@ -212,7 +213,7 @@ async def test_the_server_closes_a_connection(server: Server, blocked: bool) -> 
         assert await one.client_id() != number
 
 
-async def test_reconnecting_to_a_server_that_was_killed(server: Server) -> None:
+async def test_client_reconnects_after_the_server_was_killed(server: Server) -> None:
     async with client(server, retry=Retry(NoBackoff(), 3)) as one:
         await one.set("key", "value")
         waiting = asyncio.create_task(one.blpop("nothing"))
@@ -228,7 +229,7 @@ async def test_reconnecting_to_a_server_that_was_killed(server: Server) -> None:
         assert await one.get("key") is None
 
 
-async def test_no_server(server: Server) -> None:
+async def test_connect_without_a_server_names_the_address(server: Server) -> None:
     server.kill()
     async with client(server) as one:
         with pytest.raises(ValkeyConnectionError, match=f"{HOST}:{server.port}"):
@@ -236,7 +237,7 @@ async def test_no_server(server: Server) -> None:
     server.start()
 
 
-async def test_streams_without_a_client(server: Server) -> None:
+async def test_streams_work_without_a_client(server: Server) -> None:
     reader, writer = await stream.open_connection(HOST, server.port)
     writer.write(b"SET a 1\r\nGET a\r\n")
     assert await reader.readexactly(12) == b"+OK\r\n$1\r\n1\r\n"

@@ -111,7 +111,7 @@ async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Strea
             writer.transport.abort()
 
 
-async def test_a_server_that_keeps_to_it() -> None:
+async def test_conforming_server_exchanges_data() -> None:
     async with connected() as (reader, writer, peer):
         await peer.command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 0))
         await peer.command(COMMAND.pack(Opcode.KEEPALIVE, 0))
@@ -141,7 +141,7 @@ async def test_a_server_that_keeps_to_it() -> None:
         (lambda peer: peer.command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 5)), "features 0x5"),
     ],
 )
-async def test_a_violation_ends_the_connection(
+async def test_violation_ends_the_connection(
     misbehave: Callable[[Peer], Awaitable[None]], text: str
 ) -> None:
     async with connected() as (reader, writer, peer):
@@ -155,7 +155,7 @@ async def test_a_violation_ends_the_connection(
 
 @pytest.mark.parametrize("error", [OSError(5, "of the device"), ValueError("of a field")])
 @pytest.mark.parametrize("where", ["_on_bytes", "_on_command"])
-async def test_an_error_of_any_kind_ends_the_connection(
+async def test_error_of_any_kind_ends_the_connection(
     where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(transport: stream.ValkeyTransport, _: object) -> None:
@@ -173,7 +173,7 @@ async def test_an_error_of_any_kind_ends_the_connection(
 
 
 @pytest.mark.parametrize("paused", [False, True])
-async def test_a_protocol_that_fails_ends_the_connection(paused: bool) -> None:
+async def test_failing_protocol_ends_the_connection(paused: bool) -> None:
     """As the stream reader does when it gets bytes after the end."""
     async with connected() as (reader, writer, peer):
         reader.feed_eof()
@@ -192,9 +192,7 @@ def refuse(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("verb", ["send_nowait", "write_nowait"])
-async def test_a_request_that_cannot_be_posted_ends_the_connection(
-    verb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_post_ends_the_connection(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected() as (reader, writer, peer):
         await peer.lend(1 << 16)
         monkeypatch.setattr(AsyncQueuePair, verb, refuse)
@@ -204,7 +202,7 @@ async def test_a_request_that_cannot_be_posted_ends_the_connection(
             await reader.readline()
 
 
-async def test_a_command_that_is_too_long() -> None:
+async def test_too_long_command_ends_the_connection() -> None:
     """The device refuses it: the receive has 32 bytes."""
     async with connected() as (reader, _, peer):
         with pytest.raises(RemoteInvalidRequestError):
@@ -213,7 +211,7 @@ async def test_a_command_that_is_too_long() -> None:
             await reader.readline()
 
 
-async def test_a_key_that_is_none() -> None:
+async def test_invalid_key_ends_the_connection() -> None:
     async with connected() as (reader, writer, peer):
         await peer.command(MEMORY.pack(Opcode.REGISTER_XFER_MEMORY, 4096, 4096, 0xDEAD))
         writer.write(b"PING\r\n")
@@ -221,7 +219,7 @@ async def test_a_key_that_is_none() -> None:
             await reader.readline()
 
 
-async def test_a_server_that_lends_nothing() -> None:
+async def test_writes_wait_when_the_server_lends_nothing() -> None:
     """What is written waits; a client that waits for room is told by the client's own time-out."""
     async with connected() as (_, writer, peer):
         await peer.lend(0)
@@ -233,7 +231,9 @@ async def test_a_server_that_lends_nothing() -> None:
 
 
 @pytest.mark.parametrize("end", ["room", "disconnect"])
-async def test_closing_while_reading_is_paused(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_completes_while_reading_is_paused(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is left to write needs the server's commands, and its end must be noticed."""
     monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # no commands between the writes
     async with connected() as (reader, writer, peer):
@@ -253,7 +253,7 @@ async def test_closing_while_reading_is_paused(end: str, monkeypatch: pytest.Mon
             await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
 
-async def test_what_arrives_while_reading_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_data_received_while_paused_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lent buffer holds it, and is lent anew when the protocol has it all."""
     monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # the client's commands are those below
     async with connected() as (reader, writer, peer):
@@ -273,7 +273,9 @@ async def test_what_arrives_while_reading_is_paused(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("end", ["disconnect", "violation"])
-async def test_the_end_while_reading_is_paused(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_data_received_while_paused_precedes_the_end(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The protocol gets what had arrived, then the end."""
     monkeypatch.setattr(stream, "KEEPALIVE", 1e6)
     async with connected() as (reader, writer, peer):
@@ -290,7 +292,7 @@ async def test_the_end_while_reading_is_paused(end: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("paused", [False, True])
-async def test_a_flood_of_commands(paused: bool) -> None:
+async def test_flood_of_commands_is_handled(paused: bool) -> None:
     async with connected() as (reader, writer, peer):
         transport: Any = writer.transport
         if paused:
@@ -302,7 +304,7 @@ async def test_a_flood_of_commands(paused: bool) -> None:
         assert await reader.readline() == b"+OK\r\n"
 
 
-async def test_keep_alive_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keep_alive_commands_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "KEEPALIVE", 0.001)
     async with connected() as (_, _, peer):
         for _ in range(3):
@@ -310,7 +312,7 @@ async def test_keep_alive_commands(monkeypatch: pytest.MonkeyPatch) -> None:
             assert COMMAND.unpack(command) == (Opcode.KEEPALIVE, 0)
 
 
-async def test_keep_alive_commands_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_keep_alive_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The task that sends them finds the failure, and ends with the connection."""
     monkeypatch.setattr(stream, "KEEPALIVE", 0.001)
     async with connected() as (reader, writer, _):
@@ -322,7 +324,7 @@ async def test_keep_alive_commands_that_cannot_be_sent(monkeypatch: pytest.Monke
         assert sending.cancelled()
 
 
-async def test_a_start_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_start_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is over before its tasks would begin."""
     monkeypatch.setattr(AsyncQueuePair, "send_nowait", refuse)
     async with requested() as (request, opening):
@@ -334,7 +336,7 @@ async def test_a_start_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not writer.transport._tasks
 
 
-async def test_a_disconnect_is_the_end_of_the_stream() -> None:
+async def test_disconnect_ends_the_stream() -> None:
     async with connected() as (reader, writer, peer):
         await peer.write(b"last words")
         peer.queue.close()
@@ -343,7 +345,7 @@ async def test_a_disconnect_is_the_end_of_the_stream() -> None:
         await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
 
-async def test_a_client_that_gives_up_waits_for_the_answer() -> None:
+async def test_cancelled_open_waits_for_the_answer() -> None:
     """A request that is withdrawn would kill a server of version 9.1, which cannot accept it."""
     async with AsyncConnectionId() as listener:
         listener.id.bind_addr((HOST, 0))
@@ -361,7 +363,7 @@ async def test_a_client_that_gives_up_waits_for_the_answer() -> None:
             assert (await request.wait_disconnected()).event == "RDMA_CM_EVENT_DISCONNECTED"
 
 
-async def test_a_server_that_rejects() -> None:
+async def test_rejection_raises_connection_error() -> None:
     async with AsyncConnectionId() as listener:
         listener.id.bind_addr((HOST, 0))
         listener.listen()

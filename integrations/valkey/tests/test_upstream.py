@@ -72,7 +72,7 @@ def source() -> Path:
     return folder
 
 
-def test_a_server_that_dies_ends_the_run(tmp_path: Path) -> None:
+def test_server_that_dies_ends_the_run(tmp_path: Path) -> None:
     server = Server(tmp_path)
     tests: subprocess.Popen[bytes] = subprocess.Popen(["sleep", "inf"])
     dying = threading.Thread(target=server.kill)
@@ -88,7 +88,7 @@ def test_a_server_that_dies_ends_the_run(tmp_path: Path) -> None:
 
 # Each of its tests has a limit of its own; this is for all of them, however busy the machine is.
 @pytest.mark.timeout(3600)
-def test_valkey_py(server: Server, source: Path, tmp_path: Path) -> None:
+def test_valkey_py_tests_pass_over_rdma(server: Server, source: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     left_out = [
         f"--{'ignore' if name.endswith('.py') else 'deselect'}=tests/test_asyncio/{name}"

@@ -11,7 +11,7 @@ from bench import perftest
 from bench.lanes import Options, seconds
 
 
-def test_perftest_beside_aiordma() -> None:
+def test_perftest_comparison_measures_both() -> None:
     data = perftest.COMPARISON.measure(Options(turns=1, share=0.01))
     for work in (perftest.SEND, perftest.WRITE, perftest.LATENCY):
         for who in ("aiordma", "perftest"):
@@ -19,7 +19,7 @@ def test_perftest_beside_aiordma() -> None:
             assert once > 0
 
 
-def test_a_port_that_another_program_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_perftest_tries_another_port_when_one_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(socket.socket()) as other:
         other.bind(("", 0))
         ports = [perftest.free_port(), other.getsockname()[1]]

@@ -63,11 +63,11 @@ def run(commands: str, project: Path) -> str:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_the_commands(section: str, project: Path) -> None:
+def test_section_commands_work(section: str, project: Path) -> None:
     run_section(section, project)
 
 
-def test_two_processes(project: Path, port: int) -> None:
+def test_commands_for_two_processes_work(project: Path, port: int) -> None:
     installed("rping")
     block, _ = blocks(PAGE, "Several processes, two hosts")
     printed = run(block.commands.replace("7471", str(port)).replace("1D2F", f"{port:04X}"), project)
@@ -81,7 +81,7 @@ def commands_of(container_file: str) -> list[str]:
     return re.findall(r"^RUN (.*)$", container_file.replace("\\\n", ""), re.MULTILINE)
 
 
-def test_the_container_files(project: Path, tmp_path: Path) -> None:
+def test_container_files_install_a_working_aiordma(project: Path, tmp_path: Path) -> None:
     """Their packages exist; the command of that of the clone makes a working `aiordma`."""
     text = (ROOT / "Containerfile").read_text()
     page = files(PAGE)["Containerfile"]
@@ -162,7 +162,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
-def test_the_workflow(project: Path, job: Job) -> None:
+def test_workflow_commands_work(project: Path, job: Job) -> None:
     """The commands of its last step, which is the action, in a folder of their own."""
     (workflow,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     commands = textwrap.dedent(workflow.partition("run: |\n")[2])
@@ -173,7 +173,7 @@ def test_the_workflow(project: Path, job: Job) -> None:
     assert not any((job.folder / "rdma-traces").iterdir())
 
 
-def test_the_action_when_the_commands_fail(project: Path, job: Job) -> None:
+def test_action_keeps_traces_when_the_commands_fail(project: Path, job: Job) -> None:
     done = job.step(1, project, run="./write_to_self\necho not reached", faults="loss=1")
     assert done.returncode == 1
     assert "embedded0: transport retries exceeded" in done.stdout
@@ -185,12 +185,12 @@ def test_the_action_when_the_commands_fail(project: Path, job: Job) -> None:
     assert len([*(job.folder / "rdma-traces").glob("*/*.jsonl")]) == 1
 
 
-def test_the_action_when_nothing_uses_the_device(project: Path, job: Job) -> None:
+def test_action_fails_when_nothing_uses_the_device(project: Path, job: Job) -> None:
     assert job.step(1, project, run="true").returncode == 125
     assert job.step(1, project, run="true", must_use="false").returncode == 0
 
 
-def test_the_action_refuses_inputs_that_have_no_effect(project: Path, job: Job) -> None:
+def test_action_rejects_inputs_without_effect(project: Path, job: Job) -> None:
     for value in "yes", "True", "":
         done = job.step(1, project, run="true", must_use=value)
         assert done.stdout == f"::error::must-use is true or false, not '{value}'\n"
@@ -200,7 +200,7 @@ def test_the_action_refuses_inputs_that_have_no_effect(project: Path, job: Job) 
     assert done.returncode == 1
 
 
-def test_the_action_in_an_interpreter_of_the_users(project: Path, job: Job) -> None:
+def test_action_installs_into_the_given_interpreter(project: Path, job: Job) -> None:
     """Its pytest has the marker; later steps have the command, but not that environment."""
     done = job.step(0, project, python=str(job.folder / "aiordma/bin/python"), version="0.0.0")
     assert done.returncode != 0

@@ -12,7 +12,7 @@ from .ports import fixed_port
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_rping(address: str, port: int) -> None:
+def test_rping_exchanges_verified_pings(address: str, port: int) -> None:
     """-V: the client compares what the server has read and written back."""
     words = ["rping", "-v", "-V", "-C", "20", "-S", "1000", "-p", str(port), "-a", address]
     server, client = run_pair([*words, "-s"], [*words, "-c"], port)
@@ -24,7 +24,7 @@ def test_rping(address: str, port: int) -> None:
 
 
 @pytest.mark.parametrize("options", ["", "-c 4 -C 20 -S 5000", "-m"])
-def test_ucmatose(options: str, port: int) -> None:
+def test_ucmatose_transfers_messages(options: str, port: int) -> None:
     """Connections with messages both ways; -m: their events migrate to another channel."""
     words = ["ucmatose", "-p", str(port), *options.split()]
     server, client = run_pair([*words, "-b", "127.0.0.1"], [*words, "-s", "127.0.0.1"], port)
@@ -37,7 +37,7 @@ def test_ucmatose(options: str, port: int) -> None:
 UDADDY_PORT = 7174  # it has no option for another one
 
 
-def test_udaddy() -> None:
+def test_udaddy_transfers_datagrams() -> None:
     """Datagrams both ways, after the service has been resolved."""
     words = ["udaddy", "-C", "20", "-S", "1000", "-c", "3"]
     with fixed_port(UDADDY_PORT) as port:
@@ -47,7 +47,7 @@ def test_udaddy() -> None:
         assert "data transfers complete" in done.text
 
 
-def test_rdma_server_and_client(port: int) -> None:
+def test_rdma_server_and_client_finish(port: int) -> None:
     """rdma_create_ep and the calls that wait: rdma_server(1)."""
     server, client = run_pair(
         ["rdma_server", "-p", str(port)], ["rdma_client", "-s", "127.0.0.1", "-p", str(port)], port
@@ -56,7 +56,7 @@ def test_rdma_server_and_client(port: int) -> None:
     assert client.expect() == "rdma_client: start\nrdma_client: end 0\n"
 
 
-def test_mckey(port: int) -> None:
+def test_mckey_transfers_multicast_datagrams(port: int) -> None:
     """Datagrams to a group, which is this test's as the port is."""
     group = f"239.70.{port >> 8}.{port & 255}"
     words = ["mckey", "-m", group, "-b", "127.0.0.1", "-C", "20", "-S", "1000"]
@@ -66,7 +66,7 @@ def test_mckey(port: int) -> None:
         assert "data transfers complete" in done.text
 
 
-def test_rdma_xserver_and_xclient(port: int) -> None:
+def test_rdma_xserver_and_xclient_finish(port: int) -> None:
     """A queue pair with a shared receive queue that the id has made: rdma_xserver(1)."""
     server, client = run_pair(
         ["rdma_xserver", "-c", "r", "-p", str(port)],
@@ -78,14 +78,14 @@ def test_rdma_xserver_and_xclient(port: int) -> None:
 
 
 @pytest.mark.parametrize("program", ["rstream", "riostream"])
-def test_rsockets_say_that_they_are_not_there(program: str) -> None:
+def test_rsocket_programs_report_missing_rsockets(program: str) -> None:
     done = run_program(program, "-s", "127.0.0.1")
     assert done.status != 0
     assert "rsocket failed: Operation not supported" in done.text + done.errors
     assert done.errors.count("the embedded device has no rsockets") == 1
 
 
-def test_librspreload_says_that_it_uses_the_kernels_tcp() -> None:
+def test_librspreload_reports_that_it_uses_kernel_tcp() -> None:
     """Within the program; `aiordma run` refuses to start with it."""
     preload = "/usr/lib/*/rsocket/librspreload.so"
     program = "import socket; socket.socket(); socket.socket(); print('went on')"

@@ -21,22 +21,22 @@ def fields(text: str) -> dict[str, str]:
     return dict(re.findall(r"^\s*(\w+):\s+(.+?)\s*$", text, re.MULTILINE))
 
 
-def test_devices(embedded: verbs.Device) -> None:
+def test_ibv_devices_lists_the_embedded_device(embedded: verbs.Device) -> None:
     rows = [line.split() for line in run_program("ibv_devices").expect().splitlines()]
     assert rows[2:] == [["embedded0", f"{embedded.guid:016x}"]]
 
 
-def test_device_list() -> None:
+def test_ibv_devinfo_lists_the_embedded_device() -> None:
     assert run_program("ibv_devinfo", "-l").expect().split() == ["1", "HCA", "found:", "embedded0"]
 
 
-def test_an_unknown_device_is_told() -> None:
+def test_ibv_devinfo_reports_an_unknown_device() -> None:
     done = run_program("ibv_devinfo", "-d", "nothing0")
     assert done.expect(255) == ""
     assert done.errors == "IB device 'nothing0' wasn't found\n"
 
 
-def test_it_says_of_the_device_what_aiordma_says(embedded: verbs.Device) -> None:
+def test_ibv_devinfo_matches_aiordma(embedded: verbs.Device) -> None:
     told = fields(run_program("ibv_devinfo", "-v").expect())
     with embedded.open() as context:
         device, port = context.query_device(), context.query_port()
@@ -61,7 +61,7 @@ def test_it_says_of_the_device_what_aiordma_says(embedded: verbs.Device) -> None
     assert len(gids) == port.gid_tbl_len
 
 
-def test_gids_have_their_type(embedded: verbs.Device) -> None:
+def test_ibv_devinfo_shows_the_type_of_gids(embedded: verbs.Device) -> None:
     text = run_program("ibv_devinfo", "-v").expect()
     told = re.findall(r"GID\[\s*(\d+)\]:\s+(\S+), RoCE v2$", text, re.MULTILINE)
     with embedded.open() as context:

@@ -37,7 +37,7 @@ def system_library(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_every_name_of_the_systems_library_is_there(name: str) -> None:
+def test_every_name_of_the_system_library_is_exported(name: str) -> None:
     names = {it for it, here in dynamic_symbols(system_library(name)).items() if here}
     assert "ibv_open_device" in names or "rdma_connect" in names
     # Versions are symbols too, and so are the linker's own; a driver's call has rdma-core's number.
@@ -45,11 +45,11 @@ def test_every_name_of_the_systems_library_is_there(name: str) -> None:
     assert {it for it in names if not others.match(it)} - table_of_exports().keys() == set()
 
 
-def test_a_providers_library_loads_and_sees_that_the_device_is_not_its_own() -> None:
+def test_provider_library_loads_and_rejects_the_device() -> None:
     assert run_program(sys.executable, "-c", PROVIDER).expect() == "False\n"
 
 
-def test_a_linked_program_says_nothing_of_versions() -> None:
+def test_linked_program_prints_no_version_warnings() -> None:
     done = run_program("ibv_devices")
     done.expect()
     assert done.errors == ""

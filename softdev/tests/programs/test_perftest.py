@@ -54,7 +54,7 @@ def pair(kind: str, operation: str, options: str, port: int) -> tuple[list[float
 
 
 @pytest.mark.parametrize(("operation", "options"), OPERATIONS)
-def test_latency(operation: str, options: str, port: int) -> None:
+def test_perftest_latency_is_plausible(operation: str, options: str, port: int) -> None:
     figures, took = pair("lat", operation, options, port)
     if not figures:
         return
@@ -69,7 +69,7 @@ def test_latency(operation: str, options: str, port: int) -> None:
 
 
 @pytest.mark.parametrize(("operation", "options"), OPERATIONS)
-def test_bandwidth(operation: str, options: str, port: int) -> None:
+def test_perftest_bandwidth_is_plausible(operation: str, options: str, port: int) -> None:
     figures, took = pair("bw", operation, options, port)
     if not figures:
         return
@@ -85,13 +85,13 @@ def test_bandwidth(operation: str, options: str, port: int) -> None:
     assert rate * 1e6 + 0.5 > ITERATIONS / took
 
 
-def test_one_shared_receive_queue(port: int) -> None:
+def test_perftest_works_with_a_shared_receive_queue(port: int) -> None:
     words = ["ib_send_bw", "--use-srq", "-q", "4", "-p", str(port), "-n", str(ITERATIONS)]
     figures = figures_of(*run_pair(words, [*words, "127.0.0.1"], port))
     assert figures[:2] in ([], [65536, 4 * ITERATIONS])
 
 
-def test_multicast_latency(port: int) -> None:
+def test_perftest_measures_multicast_latency(port: int) -> None:
     """Each side sends to the other one's group; both are this test's as the port is.
 
     perftest compares the peer's GID, which is the group's, with its own: both must stand for IPv4

@@ -41,7 +41,7 @@ SIZE = 3000  # less than the MTU, which bounds a datagram
         ("ibv_srq_pingpong", "-e"),
     ],
 )
-def test_pingpong(program: str, options: str, port: int) -> None:
+def test_pingpong_verifies_every_byte(program: str, options: str, port: int) -> None:
     """-c: each compares every byte that it has received."""
     words = [program, *options.split(), "-c", "-g", "0", "-p", str(port)]
     words += ["-n", str(ITERATIONS), "-s", str(SIZE)]
@@ -65,7 +65,7 @@ def test_pingpong(program: str, options: str, port: int) -> None:
 
 @pytest.mark.parametrize("wire", ["shared", "tcp"])
 @pytest.mark.parametrize("options", ["", "-e"])
-def test_extended_reliable_connections(
+def test_xsrq_pingpong_succeeds(
     options: str, wire: str, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both sides send to the other's shared receive queue, by its number."""

@@ -15,7 +15,9 @@ ITERATIONS = 100
 
 # Not -e with -t: test_pingpong.py has the reason.
 @pytest.mark.parametrize("options", ["", "-e -N", "-t -N"])
-def test_pingpong(options: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pingpong_trace_contains_every_message(
+    options: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIORDMA_TRACE", str(tmp_path / "%p"))
     words = ["ibv_rc_pingpong", *options.split(), "-g", "0", "-p", str(port)]
     words += ["-n", str(ITERATIONS), "-s", "3000"]

@@ -67,7 +67,7 @@ def number(name: str, text: str) -> int:
     return int({"True": "1", "False": "0"}.get(text, text), 16 if name in {"immdt", "ieth"} else 0)
 
 
-def test_packets_are_dissected(tmp_path: Path) -> None:
+def test_tshark_dissects_packets_as_encoded(tmp_path: Path) -> None:
     """Without a complaint, field by field; RPC over RDMA is not looked for in random payload."""
     installed("tshark")
     packets = [line.split() for line in VECTORS.read_text().splitlines()]

@@ -106,7 +106,9 @@ def judge(done: Ended, passing: int) -> None:
 
 @pytest.mark.timeout(LIMIT + 60)
 @pytest.mark.parametrize("links", ["shared", "tcp"])
-def test_upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: str, port: int) -> None:
+def test_upstream_tests_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: str, port: int
+) -> None:
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", links)
     copy_suite(tmp_path / "tests")
     adapt(tmp_path / "tests", port)

@@ -128,7 +128,9 @@ def built(version: str, folder: Path) -> None:
 
 @pytest.mark.timeout(3600)  # the compiler's, on a machine with two busy cores
 @pytest.mark.parametrize("version", PASSING)
-def test_upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, port: int) -> None:
+def test_newer_upstream_tests_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, port: int
+) -> None:
     folder = BUILDS / version
     programs = folder / "venv" / "bin"
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")

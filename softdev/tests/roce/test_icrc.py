@@ -11,7 +11,7 @@ from .icrc import CHANGED, captured, is_right
 VECTORS = Path(__file__).with_name("vectors")
 
 
-def test_what_is_right() -> None:
+def test_icrc_covers_exactly_the_invariant_fields() -> None:
     packets = list(captured(capture([line.split() for line in VECTORS.read_text().splitlines()])))
     assert len(packets) > 100
     assert all(map(is_right, packets))
