@@ -363,8 +363,9 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	}
 	if (mad.message.type == SOFT_CM_DREQ && mad.peer_qpn != conversation->qpn)
 		return;
+	/* A peer that has been heard has a listener, so the rejection of an earlier request is late. */
 	if (has_no_service(&mad.message, conversation->link.said.type) &&
-	    soft_cm_link_insist(&conversation->link))
+	    (conversation->link.heard || soft_cm_link_insist(&conversation->link)))
 		return;
 	if (!conversation->remote_id)
 		conversation->remote_id = mad.local_id;

@@ -1042,6 +1042,38 @@ static void late_request(void)
 	close_all();
 }
 
+/* A listener was opened between a request and its repetition, and the rejection of the request arrives
+ * after the response to the repetition.  It is ignored. */
+static void late_rejection(void)
+{
+	struct party *client = begin();
+	struct mad request, rejection;
+	struct soft_cm_mad said;
+
+	wait_until(client, ASKED, false);
+	request = mads[0];
+	wait_until(server(), REQUESTED, false);
+	act(server());
+	wait_until(client, RESPONDED, false);
+	CHECK(soft_cm_mad_decode(request.bytes, sizeof(request.bytes), &said));
+	said.message = (struct soft_cm_message){.type = SOFT_CM_REJ,
+						.reason = SOFT_CM_REASON_INVALID_SERVICE_ID};
+	said.answered = SOFT_CM_ANSWERS_REQ;
+	said.remote_id = said.local_id;
+	said.local_id = 0;
+	rejection = (struct mad){.from_gid = request.to_gid, .to_gid = request.from_gid};
+	soft_cm_mad_encode(&said, rejection.bytes);
+	deliver(&rejection);
+	client->acts_at = NEVER;
+	for (const uint64_t until = fuzz_now_ns + 10 * MS; next_due() <= until;)
+		one_step(next_due());
+	take_events();
+	CHECK_EQUAL(client->phase, RESPONDED);
+	act(client);
+	wait_until(server(), UP, false);
+	close_all();
+}
+
 /* A host that knows nothing of a connection confirms its end, at once. */
 static void end_after_death(void)
 {
@@ -1344,7 +1376,8 @@ static const struct {
 	TEST(few_linger, 2),      TEST(addresses_taken, 2),   TEST(no_service, 2),
 	TEST(silent_server, 2),   TEST(silent_client, 2),     TEST(withdrawn_early, 2),
 	TEST(end_after_death, 2), TEST(stale_connection, 2),  TEST(late_request, 2),
-	TEST(odd_requests, 2),    TEST(taken_back, 2),        TEST(told_to_wait, 2),
+	TEST(late_rejection, 2),  TEST(odd_requests, 2),      TEST(taken_back, 2),
+	TEST(told_to_wait, 2),
 };
 
 static void run(void)
