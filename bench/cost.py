@@ -130,7 +130,7 @@ def transfers(size: int) -> Data:
             pair.both(*commands)
             (here, one), (there, other) = pair.both((Commands.extra,), (Commands.extra,))
             if one != other:
-                raise RuntimeError(f"{name}: {size} bytes did not arrive as they were")
+                raise RuntimeError(f"{name}: the {size} bytes received differ from those sent")
             found["extra"][name] = [here, there]
     return found
 

@@ -111,7 +111,7 @@ class Commands:
         await conn.send(b"")
 
     async def extra(self) -> tuple[int, int]:
-        """Return the peak of memory since the call of `buffer`, and the buffer's checksum."""
+        """Return the peak memory use since `buffer` was called, and the buffer's checksum."""
         extra = peak() - self._base
         return extra, zlib.crc32(self._buffer)
 

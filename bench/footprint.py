@@ -57,7 +57,7 @@ def peak() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KIB
-    raise LookupError("/proc/self/status does not say VmHWM")
+    raise LookupError("VmHWM is missing in /proc/self/status")
 
 
 def scheduled(pid: int) -> tuple[int, int]:

@@ -124,7 +124,7 @@ class Work:
 
 
 async def works() -> AsyncGenerator[Work, None]:
-    """Generate the works. Each one's connections exist until the next work is requested."""
+    """Yield each work. Its connections stay open until the next one is requested."""
     from .over_rdma import OverRDMA  # noqa: PLC0415 - starting valgrind needs none of it
 
     yield Work(CALIBRATION, COUNT, futures)

@@ -196,7 +196,7 @@ class Spread:
         return median(self.values)
 
     def ends(self, spec: str) -> str:
-        """Return the lowest and the highest value."""
+        """Format the range from the lowest to the highest value."""
         least, most = min(self.values), max(self.values)
         return f"{least:{spec}}{' to ' if least < 0 else '-'}{most:{spec}}"
 

@@ -230,8 +230,8 @@ def markdown(
             "",
             "## Memory and CPU",
             "",
-            "Where there are two values, they are those of the client and the server. Memory is "
-            "resident memory.",
+            "Where there are two values, they are those of the client and the server. "
+            "All figures for memory are for resident memory.",
             "",
         ]
         rows = cost.rows(results["cost"])

@@ -94,7 +94,7 @@ class Measuring:
             back = await client.echo(prepared)
             times.append(perf_counter() - start)
             if bytes(back) != data:
-                raise ValueError(f"a message of {size} bytes came back different")
+                raise ValueError(f"the echo of a message of {size} bytes differs from the message")
         return median(times)
 
     async def echo_beside(self, size: int, count: int, stream: int) -> float:

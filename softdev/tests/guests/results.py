@@ -165,7 +165,7 @@ def page(results: Mapping[str, Any]) -> str:
             tcp = number(result.get("kernel_tcp"))
             parts.append(f"| {row.name}{mark} | {row.unit} | {' | '.join(cells)} | {tcp} |")
         if others := [row.name for row in rows if row not in shown]:
-            parts += ["", f"Others: {', '.join(f'`{name}`' for name in others)}."]
+            parts += ["", f"Rows that also work: {', '.join(f'`{name}`' for name in others)}."]
         reasons: dict[str, list[str]] = {}
         for row in rows:
             for link, reason in row.fails.items():
