@@ -54,7 +54,7 @@ CONSTANT = re.compile(r"^([A-Z_]+)(?:: (.+?))? = (.*)", re.MULTILINE)
 
 
 def split(text: str) -> Iterator[str]:
-    """Split a text at the commas outside of brackets."""
+    """Split a text at its commas, except for those within brackets."""
     depth, part = 0, ""
     for character in text + ",":
         depth += (character in "([{") - (character in ")]}")
@@ -67,7 +67,7 @@ def split(text: str) -> Iterator[str]:
 
 
 def end_of(text: str, start: int) -> int:
-    """Return the index after the bracket that closes the one before `start`."""
+    """Return the index after the bracket that matches the opening bracket before `start`."""
     depth = 1
     while depth:
         depth += (text[start] in "([{") - (text[start] in ")]}")

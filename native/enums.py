@@ -10,7 +10,7 @@ from cffi import FFI
 
 
 def enums(ffi: FFI, template: str) -> Iterator[str]:
-    """Generate the lines of the module."""
+    """Yield the lines of enums.py, with the members of each enumeration."""
     everything: dict[str, int] = ffi._parser._int_constants
     base, constants = "", everything
     for line in template.splitlines():

@@ -39,7 +39,10 @@ CALL = re.compile(
 
 
 def calls_struct(name: str, header: str, *more: str) -> str:
-    """Return the cffi declaration of a table of calls, from calls.h or provider_calls.h."""
+    """Return the cffi declaration of the table of calls in a header.
+
+    The header is calls.h or provider_calls.h.
+    """
     members = [match for line in header.splitlines() if (match := CALL.match(line))]
     if len(members) != sum(line.startswith(("CALL(", "OPTIONAL(")) for line in header.splitlines()):
         raise ValueError(f"struct {name}: a line that the build cannot read")
@@ -70,7 +73,10 @@ STEP = re.compile(r"^QP_STEP\((\w+), (\w+), (\w+), ([^,]+),([^,]+)\)$", re.MULTI
 
 
 def steps() -> str:
-    """Return the table of queue pair transitions: type, states and attribute masks, as numbers."""
+    """Return a table of the state transitions of queue pairs.
+
+    The type, the states and the attribute masks are numbers.
+    """
     value: dict[str, int] = ffibuilder._parser._int_constants
     lines = ['"""The steps of abi/qp_states.h. Written by native/lib_source.py."""\n\nSTEPS = (\n']
     header = (SOFTDEV / "abi" / "qp_states.h").read_text()

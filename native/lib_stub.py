@@ -1,8 +1,9 @@
 """Write the type stub of `aiordma._native._lib` from the declarations that cffi has parsed.
 
-lib_source.py runs this module. One class represents a C structure, all pointers to it and all
-arrays of it: at run time each of them is `ffi.CData`, and members are accessed in the same way. The
-class for `struct ibv_qp *` is `ibv_qp`. NULL is accepted wherever C has a pointer.
+lib_source.py runs this module. In the stub, one class represents a C structure, all pointers to it
+and all arrays of it. At run time, all of these are `ffi.CData` objects whose members are accessed
+in the same way. For example, the class for `struct ibv_qp *` is `ibv_qp`. NULL is accepted wherever
+C has a pointer.
 """
 
 import re
@@ -103,7 +104,7 @@ class FFI:
 
 
 class Stub:
-    """The classes of one module. `seen` contains those that have been written or begun."""
+    """The classes of one module. `seen` contains the classes that have been written or started."""
 
     def __init__(self, ffi: FFI) -> None:
         self.declared = {name: kind for name, (kind, _) in ffi._parser._declarations.items()}
@@ -112,7 +113,7 @@ class Stub:
         self.seen: dict[object, str] = {}
 
     def name_of(self, struct: model.StructOrUnion, within: str) -> str:
-        """Return the class name of a structure. An anonymous one is named after its member."""
+        """Return the class name for a structure. An anonymous one is named after its member."""
         if struct not in self.seen:
             self.seen[struct] = within if struct.name.startswith("$") else struct.name.lstrip("_")
             self.classes.append(self.class_of(struct, self.seen[struct]))
@@ -131,7 +132,7 @@ class Stub:
         return f"    {name}: " + (read if read == accepted else f"Member[{read}, {accepted}]")
 
     def read(self, kind: model.BaseTypeByIdentity, within: str = "") -> str:
-        """Return the type of a result, or of a member when it is read."""
+        """Return the Python type that code gets when it calls a function or reads a member."""
         if isinstance(kind, model.StructOrUnion):
             return self.name_of(kind, within)
         if isinstance(kind, model.BaseFunctionType):
@@ -150,7 +151,7 @@ class Stub:
         return "Text" if target.get_c_name() == "char" else "IntegerPointer"
 
     def accept(self, kind: model.BaseTypeByIdentity) -> str:
-        """Return the type of an argument, or of a member when it is set."""
+        """Return the Python type that code may pass as an argument or assign to a member."""
         read = self.read(kind)
         if not isinstance(kind, model.PointerType | model.FunctionPtrType):
             return read
@@ -164,7 +165,7 @@ class Stub:
         return f"Callable[[{', '.join(self.accept(each) for each in kind.args)}], {result}]"
 
     def checked(self, verb: str, kind: model.BaseFunctionType) -> str:
-        """Return the signature of a call as wrapped by `aiordma._native.calls`."""
+        """Return the signature of a call as `aiordma._native.calls` wraps it."""
         convention = convention_of(verb, kind.result.get_c_name())
         result = {
             Convention.ERRNO: "None",
