@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 SAVED = "results.json"
 SUMMARY = "summary"
 NOTES: dict[str, str] = tomllib.loads((HERE / "notes.toml").read_text())
-"""Explanations of missed goals, written by hand."""
+"""The reasons for missed goals, written by hand."""
 COMPARISONS: dict[str, Comparison] = {
     "latency": messages.LATENCY,
     "rate": messages.RATE,
@@ -55,7 +55,7 @@ APART: dict[str, Callable[[Sequence[str]], None]] = {
     "peers": peers.main,
     "instructions": instructions.main,
 }
-"""Measurements that parse their own arguments and print their own results."""
+"""Measurements with their own arguments and their own output."""
 
 
 def measure(names: Sequence[str], options: Options) -> Results:
@@ -72,18 +72,18 @@ def measure(names: Sequence[str], options: Options) -> Results:
 
 
 def text(results: Results) -> str:
-    """Return the text of RESULTS.md."""
+    """Return the contents of RESULTS.md."""
     return markdown(results, COMPARISONS, pictures(results), NOTES)
 
 
 def pictures(results: Results) -> dict[str, str]:
-    """Return the path of each comparison's chart."""
+    """Return the path of the chart of each comparison."""
     names = [SUMMARY, *(name for name in results["data"] if name in COMPARISONS)]
     return {name: f"plots/{name}.svg" for name in names}
 
 
 def render(results: Results, folder: Path) -> None:
-    """Write RESULTS.md and its charts to a folder."""
+    """Write RESULTS.md and the charts to a folder."""
     data = results["data"]
     for name, path in pictures(results).items():
         whole = name != SUMMARY

@@ -1,4 +1,4 @@
-"""Sending a dict of NumPy arrays to another process, with idle and with busy cores."""
+"""The comparison of sending NumPy arrays to another process, on an idle and on a busy machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPIN = [sys.executable, "-c", "while True: pass"]
 
 @contextmanager
 def others() -> Iterator[None]:
-    """Keep every core busy with a computing process."""
+    """Return a context manager that keeps every core busy with a computing process."""
     with ExitStack() as stack:
         for core in sorted(os.sched_getaffinity(0))[:2]:
             with on_core(core):

@@ -1,7 +1,7 @@
-"""Contenders: pairs of processes that run measuring jobs on request.
+"""Contenders, which are pairs of processes that run jobs and measure them.
 
-Each job returns the duration of one operation. All contenders of a comparison are started first and
-then take turns, because the speed of a machine changes from minute to minute.
+A job returns the duration of one operation. First all contenders of a comparison are started, and
+then they take turns, because the speed of a machine changes from minute to minute.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from . import device
 Words = tuple[str, ...]
 
 Cores = tuple[int, int]
-"""The cores of the client and the server."""
+"""The core on which the client runs, and the core on which the server runs."""
 
 
 def two_cores() -> Cores:
-    """Return a core for each process, or the same core twice on a machine with one."""
+    """Return a core for the client and one for the server, or the only core twice."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[0], cores[min(1, len(cores) - 1)]
 
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Pin the processes started in this block to one core.
+    """Return a context manager in which new processes are pinned to one core.
 
-    Processes inherit their parent's affinity (sched_setaffinity(2)).
+    A process inherits the affinity of its parent (sched_setaffinity(2)).
     """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
@@ -73,7 +73,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 class Contender:
-    """A pair of processes that is started for its first job and stopped by `close`."""
+    """A client and a server process, which are started for the first job and stopped by `close`."""
 
     afresh = False  # or for each job
 
@@ -81,14 +81,17 @@ class Contender:
         self._stack = ExitStack()
 
     def do(self, kind: str, **numbers: Any) -> float:
-        """Run a job and return the duration of one operation in seconds."""
+        """Run a job, and return the duration of one operation in seconds."""
         raise NotImplementedError
 
     def close(self) -> None:
         self._stack.close()
 
     def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
-        """Start a process that ends when its input is closed, and is killed if it does not."""
+        """Start a process that is stopped by `close`.
+
+        Its input is closed then. If the process does not end, it is killed.
+        """
         with on_core(core):
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -98,11 +101,13 @@ class Contender:
 
 
 class InPython(Contender):
-    """A contender in Python: one of `worker.WAYS` on one of the loops of `worker.loops()`.
+    """A contender that is written in Python.
 
-    If `python` is the interpreter of another environment, or the program never sleeps, its
-    processes are stopped while other contenders have their turn. `before` contains words to put
-    before the commands of the client and the server.
+    `way` is one of `worker.WAYS`, and `loop` is one of `worker.loops()`. `before` contains words to
+    put before the command of the client and the command of the server.
+
+    If `python` is the interpreter of another environment, or if the program never sleeps, the
+    processes are suspended while other contenders have their turn.
     """
 
     def __init__(
@@ -152,10 +157,10 @@ class InPython(Contender):
 
 
 class InC(Contender):
-    """A C program (verbs.c) that uses plain verbs on the same device.
+    """A contender that is written in C (verbs.c) and uses plain verbs on the same device.
 
-    `waiting` says how the client and the server wait for completions: "polling" or "sleeping". Each
-    kind of job has its own two processes. `links` sets AIORDMA_EMBEDDED_LINKS.
+    `waiting` states how the client and the server wait for completions: "polling" or "sleeping".
+    Each kind of job runs in separate processes. `links` is the value of AIORDMA_EMBEDDED_LINKS.
     """
 
     def __init__(self, waiting: tuple[str, str], cores: Cores, links: str = "") -> None:

@@ -1,8 +1,9 @@
-"""Memory and CPU time that aiordma needs in addition to the traffic, compared with the goals.
+"""The memory and CPU time that aiordma uses in addition to the traffic, compared with the goals.
 
-Measures the memory of idle connections, the memory that a large transfer uses beyond the buffers of
-the program, and the CPU time of idle connections. Each end of the connections is a process on the
-embedded device of this machine. Memory means resident memory.
+The measurements cover the memory of idle connections, the memory that a large transfer uses in
+addition to the program's buffers, and the CPU time of idle connections. Each end of the connections
+is a process that uses the embedded device of this machine. All figures for memory refer to resident
+memory.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ Data = dict[str, Any]
 
 
 def both(first: End, second: End, *commands: tuple[Any, ...]) -> list[Any]:
-    """Send a command to each end and wait for both answers."""
+    """Send one command to each end, and wait for both results."""
     for end, command in zip((first, second), commands, strict=True):
         end.tell(*command)
     return [first.answer(), second.answer()]
 
 
 class Pair:
-    """Two processes with one connection between them, to which more can be added."""
+    """Two processes that are connected. At first, they have one connection."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.client, self.server = (stack.enter_context(End()) for _ in range(2))
@@ -52,7 +53,7 @@ class Pair:
         self.connect(1)
 
     def connect(self, count: int) -> None:
-        """Add `count` connections."""
+        """Open `count` additional connections."""
         self.both((Commands.connect, self._port, count), (Commands.accept, count))
 
     def both(self, client: tuple[Any, ...], server: tuple[Any, ...]) -> list[Any]:
@@ -68,10 +69,10 @@ class Pair:
         return [scheduled(end.pid) for end in (self.client, self.server)]
 
     def idle(self, seconds: float) -> list[tuple[int, int]]:
-        """Return how often each end was scheduled while idle, and its CPU time in nanoseconds.
+        """Return how often each idle end was scheduled, and its CPU time in nanoseconds.
 
-        Measures up to a few periods of `seconds` each and returns the first in which neither end
-        ran, or else the last one.
+        Up to STRETCHES periods of `seconds` each are measured. The result is that of the first
+        period in which neither end ran, or of the last period.
         """
         for _ in range(STRETCHES):
             before = self.scheduled()
@@ -120,7 +121,7 @@ TRANSFERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
 
 
 def transfers(size: int) -> Data:
-    """Measure the memory that a transfer needs at both ends beyond the program's buffers."""
+    """Measure the memory that a transfer uses at both ends in addition to the program's buffers."""
     found: Data = {"size": size, "extra": {}}
     for name, commands in TRANSFERS.items():
         with ExitStack() as stack:
@@ -136,12 +137,12 @@ def transfers(size: int) -> Data:
 
 
 def measure(count: int = 1000, size: int = 1 << 30, seconds: float = IDLE_SECONDS) -> Data:
-    """Run all measurements. Results that differ between client and server are given for both."""
+    """Run all measurements. If client and server differ, the results contain both values."""
     return {"connections": connections(count, seconds), "transfers": transfers(size)}
 
 
 def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
-    """Return each measurement's name, its goal, its result, and whether it was reached.
+    """Return the name, goal and result of each measurement, and whether the goal was reached.
 
     The last value is None if there is no goal.
     """

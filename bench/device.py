@@ -1,6 +1,7 @@
-"""Compiles the C programs of the benchmarks.
+"""The compiler for the C programs of the benchmarks.
 
-They are linked with the library that `aiordma run` preloads, so they run on the embedded device.
+The programs are linked with the library that `aiordma run` preloads, so they use the embedded
+device.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
 def program(name: str) -> Path:
-    """Compile `name`.c of this folder for the embedded device and return its path."""
+    """Compile `name`.c, which is in this folder, for the embedded device, and return its path."""
     device = library()
     include = ["-I", str(HERE.parent / "softdev")]
     return compiled(f"{name}.c", name, [*include, f"-Wl,-rpath,{device.parent}"], [device])
 
 
 def compiled(source: str, target: str, flags: list[str], libraries: list[Path]) -> Path:
-    """Compile a file of this folder unless the target is up to date. Return the target."""
+    """Compile a file in this folder, unless the target is up to date, and return the target."""
     built = BUILT / target
     parts = [HERE / source, *libraries, *(HERE.parent / "softdev").rglob("*.h")]
     if not built.exists() or any(p.stat().st_mtime > built.stat().st_mtime for p in parts):

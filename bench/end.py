@@ -1,8 +1,8 @@
-"""One end of the connections of `cost`, as a process that executes commands.
+"""A process that is one end of the connections of `cost`, and executes commands.
 
     python -m bench.end         read commands, one per line, and print each result
 
-Each command is `NAME ARGUMENTS` in JSON.
+Each command has the form `NAME ARGUMENTS` in JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONFIG = aiordma.Config(keep_alive=None, max_message=1 << 40)
 
 
 def allow_files() -> None:
-    """Raise the limit of open files to the maximum, which the library itself never does."""
+    """Raise the limit of open files to the maximum. aiordma itself never does this."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -39,7 +39,7 @@ def pool_of(conn: aiordma.Connection) -> aiordma.MemoryPool:
 
 
 class Commands:
-    """The commands of an end. Transfers use the first connection."""
+    """The commands that an end executes. Transfers use the first connection."""
 
     def __init__(self) -> None:
         self._conns: list[aiordma.Connection] = []
@@ -61,7 +61,7 @@ class Commands:
             self._conns.append(await aiordma.connect("127.0.0.1", port, config=CONFIG))
 
     async def ask(self) -> None:
-        """Send a small message on each connection and wait for the response."""
+        """Send a small message on each connection, and wait for the responses."""
         for conn in self._conns:
             await conn.send(b"a small message")
             with await conn.recv():
@@ -78,7 +78,10 @@ class Commands:
     # ---- one large transfer --------------------------------------------------------------
 
     async def buffer(self, size: int, filled: bool) -> None:
-        """Allocate the program's buffer in resident memory. `extra` counts from here."""
+        """Allocate the program's buffer, and start to measure additional memory.
+
+        The buffer is resident from the beginning.
+        """
         self._buffer = bytearray(os.urandom(PATTERN) if filled else b"\xff" * PATTERN) * (
             size // PATTERN
         )
@@ -111,7 +114,7 @@ class Commands:
         await conn.send(b"")
 
     async def extra(self) -> tuple[int, int]:
-        """Return the peak memory use since `buffer` was called, and the buffer's checksum."""
+        """Return the peak of additional memory since `buffer`, and the buffer's checksum."""
         extra = peak() - self._base
         return extra, zlib.crc32(self._buffer)
 
@@ -136,7 +139,10 @@ async def main() -> None:
 
 
 class End:
-    """The process as a context manager. `tell` sends a command and `answer` returns its result."""
+    """A context manager that runs the process of one end.
+
+    `tell` sends a command to the process, and `answer` returns the result.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

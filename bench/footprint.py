@@ -1,4 +1,4 @@
-"""What a process uses: memory by kind, open files, and CPU time."""
+"""The resources that a process uses: memory by kind, open files, and CPU time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Footprint = dict[str, int]
 
 
 def footprint(pool: MemoryPool | None) -> Footprint:
-    """Return the memory and open files of this process.
+    """Return the memory and the number of open files of this process.
 
     `private` is the part of the resident memory that is not shared with other processes. The result
-    also contains the resident part of the pool's slabs, and the memory that the pool has
+    also contains the resident part of the pool's slabs, and the amount of memory that the pool has
     registered.
     """
     kinds = {"Rss": 0, "Private_Dirty": 0}
@@ -38,7 +38,7 @@ def footprint(pool: MemoryPool | None) -> Footprint:
 
 
 def present(address: int, length: int) -> int:
-    """Return how many bytes of a range are resident."""
+    """Return the number of resident bytes in a range of memory."""
     first, last = address // PAGE, (address + length - 1) // PAGE
     entries = array("Q")
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
@@ -48,7 +48,7 @@ def present(address: int, length: int) -> int:
 
 
 def reset_peak() -> None:
-    """Reset the value that `peak` returns (proc_pid_clear_refs(5))."""
+    """Reset the peak that `peak` returns (proc_pid_clear_refs(5))."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -1,4 +1,4 @@
-"""The time of `import aiordma` in a new process, compared with its dependencies alone."""
+"""The duration of `import aiordma` in a new process, compared with that of its dependencies."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""The number of instructions that an operation takes: a performance check without a clock.
+"""The number of instructions that an operation executes, as a performance check without a clock.
 
     python -m bench instructions             compare with instructions.json; fail if higher
     python -m bench instructions --record    record the counts for this Python and compiler
     python -m bench instructions --parts     print the counts by part of the program
 
-A fixed amount of work runs in one process that has both ends of a connection, under valgrind's
-callgrind. Only instructions of the thread that runs the event loop count. Hashes, addresses, random
-numbers and the garbage collector are fixed so that two runs differ little.
+A fixed amount of work runs under valgrind's callgrind, in a single process that has both ends of a
+connection. Only instructions of the thread that runs the event loop are counted. Hashes, addresses,
+random numbers and the garbage collector are fixed, so that the counts of two runs differ little.
 
-Scheduling is fixed as far as possible: all threads share one processor, and polling is off unless
-the work is about polling. How often a loop polls before it sleeps depends on the clock, and one
-more poll for each batch of writes adds 3 % of instructions.
+Scheduling is fixed as far as possible. All threads share one processor, and polling is off unless
+it is to be measured. The number of times that a loop polls before it sleeps depends on the clock,
+and one additional poll for each batch of writes adds 3 % of instructions.
 
-Each Python and compiler has a record of its own, because both change the instructions of the same
-program. Without a record for this environment, the first record is scaled by the ratio of a work
-that uses asyncio alone, and a larger tolerance applies.
+The counts also depend on the versions of Python and the compiler, so they are recorded separately
+for each combination. If there is no record for this environment, the first record is used. It is
+scaled by the ratio of the counts of a work that uses only asyncio, and the tolerance is larger.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ if TYPE_CHECKING:
 RECORDS = Path(__file__).with_name("instructions.json")
 
 SAME, OTHER = 0.05, 0.25
-"""The tolerance of a count, in the environment of the record and in another one."""
+"""The tolerance of a count in the environment of the record, and in another environment."""
 
 COUNT = 256
 BATCHED = 40 * 64  # a batch is little work
 LONG = 32
 REPEATED = 5
-"""How often each work is counted. The lowest count is used.
+"""The number of times that each work is counted. The lowest count is used.
 
-A loop that wakes up once for each half of its work takes more instructions, and so does a loop that
-polls while the device's thread waits for the processor.
+A loop executes more instructions if it wakes up once for each half of its work, or if it polls
+while the thread of the device waits for the processor.
 """
 TRIES = 4
-"""How often everything is counted again while a count is too high. The lowest count is used.
+"""The number of times that all works are counted again while a count is too high.
 
-Each try creates a different number of types. Python's cache of attributes is indexed by the type's
-version and the name's address, and two attributes with the same index add 500 to 2,000 instructions
-to each operation.
+The lowest count is used. Each time, the process creates a different number of types. Python's cache
+of attributes is indexed by the version of a type and the address of a name. Two attributes that
+have the same index add 500 to 2,000 instructions to each operation.
 """
 CALIBRATION = "asyncio alone: a future set by a callback, awaited"
 
@@ -76,15 +76,18 @@ SLEEPING = [
     ("64 B write", COUNT, "write", "alone", 64, 1, 1),
     ("64 B write in a batch of 64", BATCHED, "write", "flood", 64, 64, 64),
 ]
-"""Works of `aiordma.perf` without polling. The columns are the parameters of `both_ends`."""
+"""The works of `aiordma.perf` that are counted without polling.
+
+The columns are the parameters of `both_ends`.
+"""
 POLLING = [
     ("64 B echo, polling", COUNT, "send", "ping", 64, 1, 1),
     ("64 B write, polling", COUNT, "write", "alone", 64, 1, 1),
 ]
-"""Works of `aiordma.perf` with the default polling."""
+"""The works of `aiordma.perf` that are counted with the default polling."""
 
 Counts = dict[str, float]
-"""Instructions of one operation, by work."""
+"""The number of instructions of one operation, by work."""
 
 PARTS = {
     "copy": "memcpy|memmove",
@@ -94,13 +97,16 @@ PARTS = {
     "C library": "/libc",
     "Python": "",
 }
-"""The parts of the program, each with a pattern for the names of its objects and functions.
+"""The parts of the program, with patterns for the names of their objects and functions.
 
-The first pattern that matches applies.
+The first pattern that matches is used.
 """
 LOOP, KERNEL = "the loop's turns", "calls of the kernel"
 COLUMNS = [LOOP, *reversed(PARTS), KERNEL]
-"""The columns of the output. Valgrind counts each byte of a `rep movsb` copy as an instruction."""
+"""The columns of the output.
+
+Valgrind counts each byte that `rep movsb` copies as an instruction.
+"""
 
 
 # ---- counting, inside valgrind ------------------------------------------------------------------
@@ -116,7 +122,7 @@ async def futures(count: int) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """A number of identical operations."""
+    """A fixed number of identical operations."""
 
     name: str
     count: int
@@ -152,7 +158,7 @@ async def stream(client: RDMAClient, sender: str, count: int) -> None:
 async def both_ends(
     way: OverRDMA, operation: str, kind: str, size: int, depth: int, batch: int
 ) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-    """Open both ends of a connection as `aiordma.perf` does, without its reporting."""
+    """Open both ends of a connection as `aiordma.perf` does, but without its reporting."""
     import aiordma  # noqa: PLC0415
     from aiordma.perf import client, ends, server, wire  # noqa: PLC0415
 
@@ -213,12 +219,15 @@ VALGRIND = [
 
 
 def counts(types: int = 0) -> Counts:
-    """Count the instructions of each operation in a process that first creates `types` types."""
+    """Count the instructions of each operation in a new process.
+
+    The process creates `types` types first.
+    """
     return {name: parts[""] for name, parts in in_parts(types).items()}
 
 
 def in_parts(types: int) -> dict[str, Counts]:
-    """Return the instructions of each operation, by part of the program."""
+    """Return the instructions of each operation, divided by part of the program."""
     library = device.compiled("instructions.c", "instructions.so", ["-shared", "-fPIC"], [])
     with TemporaryDirectory() as folder:
         out = Path(folder, "out")
@@ -241,7 +250,10 @@ LINE = re.compile(r"(?m)^(?:(c?ob|c?fn|calls)=(?:\((\d+)\))? ?(.*)|[-+*\d]\S* (\
 
 
 def of_file(path: Path) -> tuple[str, Counts] | None:
-    """Return the operation and the counts of one Callgrind dump (see valgrind's manual)."""
+    """Return the operation and the counts of a Callgrind dump.
+
+    valgrind's manual describes its format.
+    """
     text = path.read_text()
     work = re.search(r"^desc: Trigger: Client Request: (\d+) x (.*)$", text, re.MULTILINE)
     if work is None:
@@ -277,7 +289,7 @@ def environment() -> str:
 
 
 def compare(here: Counts, records: dict[str, Counts], where: str) -> tuple[list[str], bool]:
-    """Return the lines of the report, and whether all counts are within the tolerance."""
+    """Return the lines of the report, and whether all counts are within their tolerance."""
     if where in records:
         record, room, lines = records[where], SAME, [f"As recorded for {where}:"]
     else:

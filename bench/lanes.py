@@ -1,4 +1,4 @@
-"""Comparisons: what is measured with which contenders, in turns, and the ratios of the results."""
+"""Comparisons, which measure several contenders in turns and compute ratios of the results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ NOT_INSTALLED, NOT_MEASURED = "not installed", "not measured"
 
 @dataclass(frozen=True)
 class Options:
-    """How much is measured.
+    """The amount of work to measure.
 
-    Each lane has `turns` turns with `share` of its count. Messages have at most `most` bytes.
+    Each lane has `turns` turns, each with `share` of the lane's usual count. Messages have at most
+    `most` bytes.
     """
 
     turns: int = TURNS
@@ -27,17 +28,17 @@ class Options:
     most: int = 64 << 20
 
     def count(self, count: int, unit: int = 1) -> int:
-        """Return the scaled count as a multiple of `unit`."""
+        """Scale a count, and round it to a multiple of `unit`."""
         return max(1, round(count * self.share / unit)) * unit
 
 
 class Measured(TypedDict):
-    """The result of one lane, as stored in results.json."""
+    """The result of one lane, in the form that results.json contains."""
 
     work: str
     who: str
     seconds: list[float]
-    """The duration of one operation in each turn. Empty if the contender could not run the work."""
+    """The duration of one operation in each turn, or empty if the contender failed."""
     failed: NotRequired[str]
 
 
@@ -47,13 +48,13 @@ Data = list[Measured]
 
 @dataclass(frozen=True)
 class Lane:
-    """One kind of work run by one contender. `do` returns the seconds of one operation."""
+    """One kind of work, done by one contender. `do` returns the seconds of one operation."""
 
     work: str
     who: str
     do: Callable[[], float]
     afresh: bool = False
-    """Whether each turn starts a new process, so that a warm-up has no effect."""
+    """Whether a new process is started for each turn. A warm-up would then have no effect."""
 
     @classmethod
     def of(cls, contender: Contender, work: str, who: str, kind: str, **numbers: Any) -> Self:
@@ -61,7 +62,7 @@ class Lane:
 
     @classmethod
     def missing(cls, work: str, who: str) -> Self:
-        """Return a lane without figures for a contender that is not installed."""
+        """Return a lane without results, for a contender that is not installed."""
 
         def do() -> float:
             raise RuntimeError(NOT_INSTALLED)
@@ -70,9 +71,9 @@ class Lane:
 
 
 def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
-    """Run each lane once as a warm-up, and then all lanes in every turn.
+    """Run each lane once to warm up, and then run all lanes in each turn.
 
-    If another contender's lane fails, it stays in the results without figures.
+    If a lane of another contender fails, it is included in the results without any durations.
     """
     measured: Data = [{"work": lane.work, "who": lane.who, "seconds": []} for lane in lanes]
     for turn in range(-1, options.turns):
@@ -94,19 +95,19 @@ def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A row of the table of goals."""
+    """A row in the table of goals."""
 
     what: str
     asked: str
     measured: str
     reached: bool | None
-    """Whether the goal was reached. None if a contender that it needs was not measured."""
+    """Whether the goal was reached. None if a contender that it refers to was not measured."""
 
 
 class Contenders(ExitStack):
-    """Creates the contenders of a comparison on demand, and closes all of them together.
+    """The contenders of a comparison, which are created on demand and closed together.
 
-    Arguments that were used before return the same contender.
+    If a contender with the same arguments exists, it is returned again.
     """
 
     def __init__(self) -> None:
@@ -138,7 +139,7 @@ class Contenders(ExitStack):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A section of the results."""
+    """A comparison, which is a section of the results."""
 
     title: str
     note: str
@@ -146,15 +147,18 @@ class Comparison:
     requirements: Callable[[Data], Iterator[Requirement]]
     unit: str = "us"
     figure: Callable[[str, float], float] = lambda work, seconds: seconds * 1e6
-    """Converts the duration of one operation to the figure shown, in `unit`."""
+    """A function that converts the seconds of one operation to the displayed figure.
+
+    The figure is in `unit`.
+    """
     ours: str = "aiordma"
-    """The contender that the others are compared with."""
+    """The contender with which the others are compared."""
     style: str = ""
-    """How the measured programs send and receive."""
+    """A description of how the measured programs send and receive."""
     caption: str = ""
-    """The caption of the table: the quantity and its unit."""
+    """The caption of the table, which states the quantity and its unit."""
     elsewhere: Callable[[Options], Data] | None = None
-    """Runs the lanes in another environment, if they need one."""
+    """A function that runs the lanes in another environment, if they need one."""
 
     def measure(self, options: Options) -> Data:
         if self.elsewhere:
@@ -174,10 +178,10 @@ def size_name(size: int) -> str:
 
 
 def seconds(data: Data, work: str, who: str) -> list[float]:
-    """Return the duration of an operation in each turn.
+    """Return the duration of one operation in each turn.
 
-    The list is empty if `who` is not installed, or if the results were recorded before the lane
-    existed.
+    The list is empty if `who` is not installed, or if the results were recorded before the lane was
+    added.
     """
     for entry in data:
         if (entry["work"], entry["who"]) == (work, who):
@@ -187,7 +191,7 @@ def seconds(data: Data, work: str, who: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Spread:
-    """The values of several turns, shown as their median, minimum and maximum."""
+    """Values from several turns, which are displayed as their median, minimum and maximum."""
 
     values: tuple[float, ...]
 
@@ -209,9 +213,10 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
-    """Divide the values of two lanes turn by turn, because a disturbance affects a whole turn.
+    """Divide the values of one lane by those of another, turn by turn.
 
-    The result is empty if one of the lanes has no values.
+    The values of the same turn are compared, because a disturbance affects a whole turn. The result
+    is empty if one of the lanes has no values.
     """
     if not (over and under):
         return spread(())
@@ -242,6 +247,6 @@ def judged(
 
 
 def by_work(data: Data) -> Iterator[tuple[str, Data]]:
-    """Group the results by work, in the order in which they were measured."""
+    """Group the results by work. The works are in the order in which they were measured."""
     for work in dict.fromkeys(entry["work"] for entry in data):
         yield work, [entry for entry in data if entry["work"] == work]

@@ -1,6 +1,6 @@
-"""Messages between two processes with one core each.
+"""The comparison of messages between two processes, each of which has one core.
 
-Measures round trips, windows of messages, one-way streams, encryption, many connections, and TCP
+It covers round trips, windows of messages, one-way streams, encryption, many connections, and TCP
 links.
 """
 
@@ -29,7 +29,7 @@ TCP, UNIX, C, UCXX = "uvloop TCP protocol", "uvloop Unix protocol", "C, polling"
 
 
 def runners(contenders: Contenders, *names: str) -> dict[str, Contender]:
-    """Return the contenders: aiordma on both event loops, sockets as "LOOP WAY", and C."""
+    """Return aiordma on both event loops, sockets in each way on each loop, and C, by name."""
     found = {OURS: contenders.python(OURS), ASYNCIO: contenders.python(OURS, "asyncio")}
     for name in names:
         loop, _, way = name.partition(" ")
@@ -38,7 +38,7 @@ def runners(contenders: Contenders, *names: str) -> dict[str, Contender]:
 
 
 def faster(data: Data, work: str, who: str, whom: str) -> Spread:
-    """Return the speed of `who` relative to `whom`."""
+    """Return how many times as fast `who` is as `whom`."""
     return ratio(seconds(data, work, whom), seconds(data, work, who))
 
 

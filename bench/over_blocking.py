@@ -1,4 +1,4 @@
-"""NumPy arrays over a blocking TCP socket, as in a program without asyncio."""
+"""A contender that sends NumPy arrays over a blocking TCP socket, without asyncio."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BlockingClient:
 
 
 class OverBlocking:
-    """A blocking TCP socket that transfers arrays only."""
+    """A blocking TCP socket, which can only transfer arrays."""
 
     @asynccontextmanager
     async def serve(self, folder: str) -> AsyncIterator[dict[str, Place]]:

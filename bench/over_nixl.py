@@ -1,7 +1,8 @@
-"""NIXL: one-sided operations between two agents with the UCX backend, on ordinary memory.
+"""A contender that uses NIXL: one-sided operations between two agents, with the UCX backend.
 
-The program of the target sleeps, but its progress thread runs, as is NIXL's default. The initiator
-polls the state of a transfer until it is done, as NIXL's examples do.
+The operations access ordinary memory. The program of the target sleeps, but its progress thread
+runs, which is the default of NIXL. The initiator polls the state of a transfer until it has
+completed, as the examples of NIXL do.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class NIXLClient(Agent):
         self._there = self.agent.deserialize_descs(there)[0][0]
 
     def _transfer(self, operation: str, size: int, parts: int) -> Any:
-        """Prepare a transfer whose parts all have the same address, as in aiordma's batch."""
+        """Prepare a transfer in which all parts have the same address, as in aiordma's batch."""
         here = self.agent.get_xfer_descs([self.part(0, size)] * parts, mem_type="DRAM")
         there = self.agent.get_xfer_descs([(self._there, size, 0)] * parts, mem_type="DRAM")
         return self.agent.initialize_xfer(operation, here, there, self._peer)
@@ -60,7 +61,7 @@ class NIXLClient(Agent):
             state = self.agent.check_xfer_state(transfer)
 
     async def one(self, operation: str, size: int, count: int) -> float:
-        """Return the median duration of operations that run one after another."""
+        """Run operations one after another, and return their median duration."""
         transfer, times = self._transfer(operation, size, 1), []
         for _ in range(count):
             start = perf_counter()
@@ -70,7 +71,7 @@ class NIXLClient(Agent):
         return median(times)
 
     async def batch(self, operation: str, size: int, count: int, window: int) -> float:
-        """Return the duration of an operation in transfers of `window` operations."""
+        """Run transfers of `window` operations each, and return the duration of one operation."""
         transfer = self._transfer(operation, size, window)
         start = perf_counter()
         for _ in range(count // window):

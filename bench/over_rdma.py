@@ -1,7 +1,7 @@
-"""aiordma's connections, measured with the functions of `aiordma.perf` on both sides.
+"""A contender that uses aiordma's connections, measured with `aiordma.perf` on both sides.
 
-This module adds messages sent by tasks, and the styles of `streaming`, which `aiordma.perf` does
-not measure.
+This module adds measurements that `aiordma.perf` does not support: messages that tasks send, and
+the styles of `streaming`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEY = b"of both sides of a measurement"
 
 
 async def answer(conn: aiordma.Connection) -> None:
-    """Echo each message in its own task. The client limits the number of messages in flight."""
+    """Echo each message in a separate task. The client limits the number of messages in flight."""
 
     def reply(message: aiordma.Message) -> None:
         conn.send_nowait(message).add_done_callback(lambda _: message.release())
@@ -44,7 +44,7 @@ async def sink(conn: aiordma.Connection) -> None:
 
 
 async def stay_awake() -> None:
-    """Keep the event loop busy by scheduling work for every iteration."""
+    """Keep the event loop busy by scheduling a call in each iteration."""
     for _ in repeat(None):
         await asyncio.sleep(0)
 
@@ -57,7 +57,7 @@ async def take_arrays(conn: aiordma.Connection) -> None:
 
 
 async def take_arrays_into(conn: aiordma.Connection) -> None:
-    """Receive arrays into existing memory, which the next ones overwrite."""
+    """Receive arrays into existing memory, in which later arrays overwrite earlier ones."""
     memory = bytearray(b"\xff") * (1 << 27)
     with suppress(aiordma.ConnectionClosedError):
         while True:
@@ -113,8 +113,8 @@ class RDMAClient:
 class OverRDMA:
     """aiordma with the given options. `polling` is in seconds, or None for the default.
 
-    If the server is `awake`, its event loop never sleeps. `links` sets AIORDMA_EMBEDDED_LINKS
-    before the device starts.
+    If `awake` is True, the event loop of the server never sleeps. `links` is the value of
+    AIORDMA_EMBEDDED_LINKS, which is set before the device starts.
     """
 
     via: Literal["cm", "tcp"] = "cm"
@@ -163,7 +163,7 @@ class OverRDMA:
 
 
 class ByPerf(Measuring):
-    """The jobs that `aiordma.perf` measures."""
+    """The jobs that are measured with `aiordma.perf`."""
 
     _way: OverRDMA
 
@@ -182,7 +182,7 @@ class ByPerf(Measuring):
         return result
 
     async def _each(self, operation: str, size: int, count: int, **more: Any) -> float:
-        """Return the duration of one of several concurrent operations in seconds."""
+        """Run operations concurrently, and return the duration of one operation in seconds."""
         result = await self._perf(operation, "bw", size, count, **more)
         return result.seconds / result.operations
 

@@ -1,7 +1,7 @@
-"""asyncio's protocols over TCP and Unix sockets.
+"""A contender that uses asyncio protocols over TCP and Unix sockets.
 
-They receive into one buffer that is reused, which is the fastest way that asyncio offers. asyncio's
-streams are built on these protocols.
+The protocols receive into one buffer that is reused, which is the fastest way that asyncio offers.
+The streams of asyncio are built on such protocols.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def frame(data: bytes) -> bytes:
 async def serving(
     answering: Mapping[str, Any], make: Callable[..., Awaitable[asyncio.Server]], folder: str = ""
 ) -> AsyncIterator[dict[str, Place]]:
-    """Start a server for each service, and yield their ports, or paths in `folder`."""
+    """Start a server for each service, and yield their ports, or their paths in `folder`."""
     async with AsyncExitStack() as stack:
         places: dict[str, Place] = {}
         for name, answer in answering.items():
@@ -42,9 +42,9 @@ async def serving(
 
 
 class Frames(asyncio.BufferedProtocol):
-    """Collects frames in one buffer and passes each complete frame to `whole`.
+    """A protocol that collects frames in one buffer and passes each complete frame to `whole`.
 
-    The buffer is reused when `whole` returns.
+    When `whole` returns, the buffer is used for the next frame.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,10 @@ class Frames(asyncio.BufferedProtocol):
 
 
 class EchoProtocol(Frames):
-    """Echoes one message at a time. Nothing else may arrive until the buffer has been sent."""
+    """A protocol that echoes one message at a time.
+
+    The peer must not send anything else until it has received the echo.
+    """
 
     def whole(self, frame: memoryview) -> None:
         self.transport.write(frame)

@@ -1,9 +1,10 @@
-"""ucxx and nixl, which are measured if they are installed.
+"""The packages ucxx and nixl, which are measured if they are installed.
 
     python -m bench peers        install both into a virtual environment below build/bench
 
-They cannot be an extra of this package because they require conflicting versions of CUDA packages,
-which nixl does not need here. Lanes of packages that are not installed are marked in the results.
+They cannot be an extra of this package, because they need different versions of CUDA packages. The
+benchmarks do not need the CUDA packages of nixl. If a package is not installed, its lanes are
+marked in the results.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ INSTALLED = [
 
 
 def python() -> str:
-    """Return the interpreter of the virtual environment of these packages, installed or not."""
+    """Return the path of the Python interpreter in the virtual environment of these packages.
+
+    The interpreter may not exist yet.
+    """
     return str(PYTHON) if PYTHON.exists() else sys.executable
 
 
@@ -38,9 +42,9 @@ def is_installed(name: str) -> bool:
 
 
 def lane(contenders: Contenders, way: str, work: str, who: str, kind: str, **numbers: Any) -> Lane:
-    """Return a lane of the package named by the first word of `way`.
+    """Return a lane for the package that is the first word of `way`.
 
-    If the package is not installed, the lane has no figures.
+    If the package is not installed, the lane has no results.
     """
     if not is_installed(way.split(maxsplit=1)[0]):
         return Lane.missing(work, who)

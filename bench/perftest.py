@@ -1,11 +1,11 @@
-"""perftest, the standard benchmark for RDMA devices, on the same device as aiordma.
+"""A contender that uses perftest, the standard benchmark for RDMA devices, on the same device.
 
-On the embedded device it runs under `aiordma run`, and on other devices directly.
+On the embedded device, perftest runs under `aiordma run`. On other devices, it runs directly.
 
     python -m bench.perftest        measure SoftRoCE and print a line of JSON
 
-This command runs inside the virtual machine of softdev/tests/softroce. SoftRoCE is the kernel's
-software device.
+This command runs inside the virtual machine of softdev/tests/softroce. SoftRoCE is the software
+device of the Linux kernel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ MANY = {
     "64 KiB write": ("write", 64 * KIB, 4000, 128),
     "64 KiB read": ("read", 64 * KIB, 4000, 16),
 }
-"""For each work: the operation, the size, the count, and the number that aiordma keeps in flight.
+"""The parameters of each work: operation, size, count, and operations in flight.
+
+aiordma keeps the same number of operations in flight.
 """
 ASKED = "64 KiB write", "64 KiB read"
 LIMIT = 60.0  # seconds until a program counts as hung
@@ -65,14 +67,14 @@ PROGRAMS = {"send_bw": 3, "write_bw": 3, "read_bw": 3, "send_lat": 4}
 
 @dataclass(frozen=True)
 class End:
-    """The device and network of one of the two programs."""
+    """The device and the network that one of the two programs uses."""
 
     device: str
     options: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
-    """The words before the program that select its device and its network."""
+    """Words to put before the command, which select its device and its network."""
     host: str = "127.0.0.1"
-    """The address at which the other program reaches this one for perftest's TCP connection."""
+    """The address to which the other program opens perftest's TCP connection."""
 
     @classmethod
     def here(cls, device: str, options: tuple[str, ...] = ()) -> Self:
@@ -81,9 +83,10 @@ class End:
 
 
 class InPerftest(Contender):
-    """A contender that runs a perftest program for each job, named `ib_` and the kind of the job.
+    """A contender that runs a perftest program for each job.
 
-    The first end connects to the second.
+    The name of the program is `ib_` followed by the kind of the job. The first of the `ends`
+    connects to the second one.
     """
 
     afresh = True
@@ -128,7 +131,7 @@ class InPerftest(Contender):
 
 
 def result(text: str) -> list[float]:
-    """Return the numbers in the line below the headings."""
+    """Return the numbers in the line below the headings of perftest's output."""
     lines = text.splitlines()
     heading = next(at for at, line in enumerate(lines) if line.lstrip().startswith("#bytes"))
     return [float(word) for word in lines[heading + 1].split()]
@@ -142,10 +145,12 @@ def free_port() -> int:
 
 
 def listens(port: int, process: subprocess.Popen[str]) -> bool:
-    """Wait until a process listens at a port, or return False if the process has ended.
+    """Wait until a process listens on a port.
 
-    A perftest client that connects too early gives up. The port belongs to the network of the
-    process.
+    Returns False if the process has ended, or did not listen in time and was killed.
+
+    This is necessary because a perftest client gives up if it connects too early. The port is
+    looked up in the network namespace of the process.
     """
     until = time.monotonic() + LIMIT
     table = Path(f"/proc/{process.pid}/net/tcp")

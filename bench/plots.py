@@ -1,4 +1,4 @@
-"""Renders comparisons as SVG charts for light and dark pages and for narrow screens."""
+"""SVG charts of the comparisons, for light and dark pages and for narrow screens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .lanes import Spread
 WIDTH, MARGIN = 480, 8
 TITLE, ROW, AXIS, GAP = 26, 28, 18, 10  # heights
 LINEAR = 12.0
-"""The ratio of the largest to the smallest figure from which a panel has a logarithmic axis."""
+"""The ratio of the largest to the smallest figure above which an axis is logarithmic."""
 
 STYLE = """\
 text { font: 12px sans-serif; fill: #24292f }
@@ -29,7 +29,7 @@ text { fill: #e6edf3 } .tick { fill: #9ea7b3 } .grid { stroke: #3d444d } .turns 
 
 @dataclass(frozen=True)
 class Panel:
-    """One kind of work with the figures of every contender and turn."""
+    """A chart for one kind of work, with the figures of every contender and turn."""
 
     title: str
     unit: str
@@ -62,7 +62,7 @@ def ticks(values: Sequence[float]) -> tuple[bool, list[float]]:
 
 
 def short(value: float, digits: int = 3) -> str:
-    """Format a value with the given number of significant digits and the suffix M or k."""
+    """Format a value with this number of significant digits, and with suffix M or k if needed."""
     for unit, scale in (("M", 1e6), ("k", 1e3)):
         if value >= scale * 0.9995:
             return f"{float(f'{value / scale:.{digits}g}'):g} {unit}"
@@ -74,9 +74,9 @@ def two_digits(value: float) -> str:
 
 
 def panel(one: Panel, top: int) -> list[str]:
-    """Draw a bar for each contender, or a point on a logarithmic axis.
+    """Draw a bar for each contender, or a point if the axis is logarithmic.
 
-    A line goes from the lowest to the highest turn.
+    A line extends from the turn with the lowest figure to the turn with the highest figure.
     """
     logarithmic, marks = ticks([value for _, found in one.rows for value in found.values])
 

@@ -1,4 +1,4 @@
-"""Writes RESULTS.md from the measurements alone."""
+"""A generator for RESULTS.md, which uses only the measurements."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ SUMMARY = (
     ("64 B write to another process", "one_sided", "64 B, target idle", "nixl"),
     ("1 MiB read from another process", "one_sided", "1 MiB read, target idle", "nixl"),
 )
-"""The rows of the summary: title, comparison, work, and the alternative to compare with."""
+"""The rows of the summary: title, comparison, work, and alternative to aiordma."""
 BESIDE = ("aiordma", "ucxx, polling", "C, polling", "C")
-"""Additional contenders in the chart of the summary."""
+"""Further contenders that are included in the chart of the summary."""
 
 NO_NOTE = "not investigated."
 MACHINE = {"load before": "load average before", "what else computed": "other CPU load"}
-"""Names of facts about the machine, where they differ from those in results.json."""
+"""The displayed names of facts about the machine, if they differ from those in results.json."""
 MISSED = "**missed**: "
 
 
@@ -76,13 +76,13 @@ class Results(TypedDict):
     data: dict[str, Data]
     """The results of each comparison, by name."""
     cost: NotRequired[dict[str, Any]]
-    """Memory and CPU time, measured by `cost`."""
+    """The memory and CPU time that `cost` has measured."""
 
 
 def table(
     head: Iterable[str], rows: Iterable[Iterable[str]], numbers_from: int | None = None
 ) -> Iterator[str]:
-    """Generate the lines of a table, with columns from `numbers_from` on aligned to the right."""
+    """Yield the lines of a table. Columns from `numbers_from` on are aligned to the right."""
     names = list(head)
     left = len(names) if numbers_from is None else numbers_from
     yield f"| {' | '.join(names)} |"
@@ -92,7 +92,7 @@ def table(
 
 
 def relative(comparison: Comparison, work: str, ours: list[float], theirs: list[float]) -> Spread:
-    """Divide the figures of another contender by ours, turn by turn."""
+    """Divide the figures of another contender by those of aiordma, turn by turn."""
     return ratio(
         [comparison.figure(work, one) for one in theirs],
         [comparison.figure(work, one) for one in ours],
@@ -106,7 +106,10 @@ def rounded(value: float) -> str:
 
 
 def figures(comparison: Comparison, data: Data) -> Iterator[str]:
-    """Generate the table of a comparison; the longer dimension becomes the rows."""
+    """Yield the lines of the table of a comparison.
+
+    The rows are the works or the contenders, whichever are more.
+    """
     cells: dict[tuple[str, str], str] = {}
     for entry in data:
         work, who, found = entry["work"], entry["who"], entry.get("failed", NOT_INSTALLED)
@@ -128,7 +131,7 @@ def figures(comparison: Comparison, data: Data) -> Iterator[str]:
 
 
 def panels(comparison: Comparison, data: Data) -> list[Panel]:
-    """Return the panels of the comparison's chart."""
+    """Return the panels of the chart of a comparison."""
     return [
         Panel(
             work,
@@ -146,7 +149,7 @@ def panels(comparison: Comparison, data: Data) -> list[Panel]:
 def summary(
     comparisons: Mapping[str, Comparison], measured: Mapping[str, Data]
 ) -> Iterator[tuple[Panel, str, str]]:
-    """Generate the panel, the alternative and the speed-up of each row of `SUMMARY`."""
+    """Yield the panel, the alternative and the speed-up for each row of `SUMMARY`."""
     for title, name, work, other in SUMMARY:
         both = [seconds(measured.get(name, []), work, who) for who in (other, "aiordma")]
         if not all(both):
@@ -162,9 +165,9 @@ def judged(measured: str, reached: bool | None) -> str:
 
 
 def why(requirements: Iterable[Requirement], notes: Mapping[str, str]) -> Iterator[str]:
-    """Generate a paragraph for each reason, with the goals missed for it.
+    """Yield a paragraph for each reason, with the goals that were missed for this reason.
 
-    A note that is the name of another goal stands for the note of that goal.
+    If a note is the name of another goal, the note of that goal is used.
     """
     missed: dict[str, list[str]] = {}
     for requirement in requirements:
@@ -183,11 +186,11 @@ def markdown(
     plots: Mapping[str, str],
     notes: Mapping[str, str],
 ) -> str:
-    """Return the text of RESULTS.md.
+    """Return the contents of RESULTS.md.
 
     Args:
         results: The measurements.
-        comparisons: All comparisons by name.
+        comparisons: All comparisons, by name.
         plots: The paths of the charts, by comparison.
         notes: The reasons for missed goals, by goal.
     """

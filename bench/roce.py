@@ -1,7 +1,7 @@
-"""RoCE v2 of the embedded device compared with UDP sockets.
+"""The comparison of RoCE v2, as implemented by the embedded device, with UDP sockets.
 
-The two ends are network namespaces connected by a pair of virtual Ethernet interfaces (veth).
-Creating them needs root.
+The two ends are network namespaces that are connected by a pair of virtual Ethernet interfaces
+(veth). Creating them requires root.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def network(stack: ExitStack) -> None:
 
 @dataclass(frozen=True)
 class Side:
-    """One end: a network namespace and its address."""
+    """One of the two ends, which is a network namespace with an address."""
 
     namespace: str
     address: str
 
     @property
     def before(self) -> Words:
-        """The words before a command that run it in the namespace."""
+        """The words to put before a command to run it in the namespace."""
         return "ip", "netns", "exec", self.namespace
 
     def perftest(self) -> End:
@@ -88,11 +88,14 @@ class Side:
 
 
 SIDES = Side("bench-left", "10.89.0.1"), Side("bench-right", "10.89.0.2")
-"""The end that connects, and the end that listens."""
+"""The end that opens connections, and the end that listens for them."""
 
 
 class InUDP(Contender):
-    """A contender that starts new processes for each job, because the server polls forever."""
+    """A contender that uses UDP sockets.
+
+    It starts new processes for each job, because its server polls forever.
+    """
 
     afresh = True
 

@@ -1,4 +1,4 @@
-"""One-way messages over aiordma in each style that programs use: senders, receivers and memory."""
+"""One-way messages over aiordma, in each style that programs use to send and to receive."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import aiordma
 from .ways import ENOUGH
 
 WINDOW = 8
-"""The number of messages that a sender keeps in flight, except in the styles `one` and `tasks`."""
+"""The number of messages in flight, except in the styles `one` and `tasks`."""
 TASKS = 64
 
 Memory = Any
-"""An argument of `send` or `recv_into`."""
+"""A value that can be passed to `send` or `recv_into`."""
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ async def recv_into(conn: aiordma.Connection, target: Memory, count: int) -> int
 RECEIVERS: dict[str, Callable[[aiordma.Connection, Memory, int], Awaitable[int]]] = {
     receiver.__name__: receiver for receiver in (recv, iterate, recv_into)
 }
-"""The receivers by name. Each returns the length of the last message."""
+"""The receivers, by name. Each of them returns the length of the last message."""
 
 
 # ---- both sides ----------------------------------------------------------------------------------
@@ -132,7 +132,8 @@ RECEIVERS: dict[str, Callable[[aiordma.Connection, Memory, int], Awaitable[int]]
 async def serve(conn: aiordma.Connection) -> None:
     """Receive messages in the style that the first message selects.
 
-    Sends a message when the receiver is ready, and another when all messages have arrived.
+    This function sends a message when the receiver is ready, and another one when all messages have
+    arrived.
     """
     with suppress(aiordma.ConnectionClosedError):
         while True:
@@ -153,7 +154,10 @@ async def stream(
     size: int,
     count: int,
 ) -> float:
-    """Return the duration of one message in seconds. `source` and `target` are kinds of memory."""
+    """Send messages in one style, and return the duration of one message in seconds.
+
+    `source` and `target` are kinds of memory.
+    """
     with memory(source, conn, size) as data:
         await conn.send(json.dumps([receiver, target, size, count]).encode())
         (await conn.recv()).release()

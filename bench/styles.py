@@ -1,4 +1,4 @@
-"""One-way messages in each style in which programs send and receive them."""
+"""The comparison of the styles in which programs send and receive one-way messages."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ REGISTERED = {
     "aiordma: gather, `register`, `recv`": "aiordma: gather, `recv`",
     "aiordma: window, `recv_into` registered": "aiordma: window, `recv_into` bytearray",
 }
-"""Styles with registered memory, each with the same style without it."""
+"""The styles that use registered memory, each with the corresponding style that does not."""
 
 TCP, C, MEMCPY = "uvloop TCP protocol", "C, polling", "memcpy"
 UCXX = "ucxx, polling: gather"
@@ -102,10 +102,11 @@ SAME = 0.95  # never slower: two turns of the very same differ by a twentieth
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
     def lane(contender: Contender, work: str, who: str, kind: str, count: int, **job: Any) -> Lane:
-        """Return a lane that runs an eighth of its work untimed if that is at least a window.
+        """Return a lane that first runs an eighth of its work without timing it.
 
-        Without it, a lane that follows another one of the same processes would find them awake, and
-        other lanes would not.
+        Without this, the processes would be awake already if the previous lane used the same
+        processes, but not otherwise. If an eighth of the work is less than a window, nothing is
+        run.
         """
 
         def do() -> float:
@@ -138,7 +139,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
 
 def ranked(data: Data, work: str) -> list[str]:
-    """Return our styles, fastest first."""
+    """Return the styles of aiordma, the fastest first."""
     return sorted((style.who for style in STYLES), key=lambda who: median(seconds(data, work, who)))
 
 

@@ -1,8 +1,8 @@
-"""Ways to send messages between two processes, and the jobs that a worker can measure with each.
+"""The ways to send messages between two processes, and the jobs that a worker can measure.
 
-Every contender transfers messages, not bytes: a receiver handles a message when it is complete.
-Over sockets, a message is an 8-byte length and the contents. The client builds this frame before
-the measurement starts.
+All contenders transfer messages, and not just bytes: a receiver handles a message when it is
+complete. Over sockets, a message is sent as its length (8 bytes) followed by its contents. The
+client builds this frame before the measurement starts.
 """
 
 from __future__ import annotations
@@ -20,52 +20,58 @@ DEVICE = os.environ.get("AIORDMA_DEVICE", "embedded0")
 """The name of the device, and one of its addresses."""
 
 Place = int | str
-"""A port, or the path of a Unix socket."""
+"""The address of a service: a port, or the path of a Unix socket."""
 
 ENOUGH = b"?"
-"""A message that a sink answers after everything sent before it has arrived."""
+"""A message to which a sink responds when all earlier messages have arrived."""
 
 
 class Client(Protocol):
-    """One connection to a service."""
+    """A client with one connection to a service."""
 
     async def echo(self, data: bytes) -> bytes | memoryview:
-        """Send a message and return the response. A view is valid until the next call."""
+        """Send a message and return the response. A view is valid only until the next call."""
 
     async def echo_many(self, data: bytes, count: int, window: int) -> None:
-        """Exchange `count` messages and responses with `window` messages in flight."""
+        """Send `count` messages and receive the responses, with `window` messages in flight."""
 
     async def send_many(self, data: bytes, count: int, window: int) -> None:
-        """Send `count` messages with `window` in flight, and wait until all have arrived."""
+        """Send `count` messages, `window` of them in flight, and wait until all have arrived."""
 
     async def send_gather(self, data: bytes, count: int, window: int) -> None:
-        """Send `count` messages by gathering `window` coroutines that send one each."""
+        """Send `count` messages by gathering `window` coroutines that send one message each."""
 
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
-        """Exchange `count` messages from `window` tasks that have one message in flight each."""
+        """Send `count` messages and receive the responses in `window` tasks.
+
+        Each task has one message in flight.
+        """
 
     async def arrays(self, arrays: dict[str, Any]) -> None:
-        """Send all arrays and wait for the response of a peer that has received them as arrays."""
+        """Send all arrays, and wait for the peer's response that it has received them."""
 
 
 class Way(Protocol):
     """A transport to compare. `serve` starts its services and yields their places by name.
 
-    The service "echo" returns each message. The service "sink" discards messages and answers
-    ENOUGH.
+    The service "echo" returns each message. The service "sink" discards messages, and only responds
+    to ENOUGH.
     """
 
     def prepare(self, data: bytes) -> bytes:
-        """Convert the contents of a message to what `Client` accepts."""
+        """Convert the contents of a message to the form that `Client` expects."""
 
     def serve(self, folder: str) -> AbstractAsyncContextManager[dict[str, Place]]: ...
 
     def connect(self, place: Place) -> AbstractAsyncContextManager[Any]:
-        """Return a `Client`, or a connection for jobs that only this transport supports."""
+        """Connect to a service, and yield a `Client`.
+
+        For jobs that only this transport supports, a connection is yielded instead.
+        """
 
 
 class Measuring:
-    """The jobs of a worker, and the connections that jobs of the same kind share.
+    """The jobs that a worker can run, and the connections that jobs of the same kind share.
 
     Each job returns the duration of one operation in seconds.
     """
@@ -84,7 +90,7 @@ class Measuring:
         return clients[:count]
 
     async def echo(self, size: int, count: int) -> float:
-        """Return the median duration of round trips that run one after another."""
+        """Run round trips one after another, and return their median duration."""
         (client,) = await self._connected("echo")
         data = os.urandom(size)
         prepared = self._way.prepare(data)
@@ -98,7 +104,7 @@ class Measuring:
         return median(times)
 
     async def echo_beside(self, size: int, count: int, stream: int) -> float:
-        """Run `echo` while messages of `stream` bytes are sent on another connection."""
+        """Run `echo` while messages of `stream` bytes are being sent on another connection."""
         (other,) = await self._connected("sink")
         prepared = self._way.prepare(os.urandom(stream))
         ends = asyncio.Event()
@@ -115,7 +121,7 @@ class Measuring:
             await filling
 
     async def _under_way(self, service: str, kind: str, size: int, **numbers: int) -> float:
-        """Run the `Client` method named `kind` with messages of one size."""
+        """Run the method of `Client` that is named `kind`, with messages of one size."""
         (client,) = await self._connected(service)
         prepared = self._way.prepare(os.urandom(size))
         start = perf_counter()
@@ -135,13 +141,16 @@ class Measuring:
         return await self._under_way("sink", "send_gather", size, count=count, window=window)
 
     async def by_client(self, service: str, do: str, **numbers: Any) -> float:
-        """Run the method named `do`, which only this transport's client has."""
+        """Run the method named `do`, which only the client of this transport has."""
         (client,) = await self._connected(service)
         measure: Callable[..., Awaitable[float]] = getattr(client, do)
         return await measure(**numbers)
 
     async def arrays(self, parts: int, size: int, count: int, into: int) -> float:
-        """Measure sending `parts` NumPy arrays (`size` bytes in total) until the response."""
+        """Measure the time from sending `parts` NumPy arrays until the response arrives.
+
+        The arrays have `size` bytes in total.
+        """
         import numpy as np  # noqa: PLC0415 - only this needs it
 
         (client,) = await self._connected("arrays into" if into else "arrays")
@@ -153,7 +162,7 @@ class Measuring:
         return (perf_counter() - start) / count
 
     async def echo_together(self, size: int, count: int, connections: int) -> float:
-        """Measure round trips on many connections, with one message in flight on each."""
+        """Measure concurrent round trips on several connections with one message in flight each."""
         prepared = self._way.prepare(os.urandom(size))
         each = count // connections
 
@@ -167,7 +176,7 @@ class Measuring:
         return (perf_counter() - start) / (each * connections)
 
     async def connect(self, count: int) -> float:
-        """Measure connections that are opened and closed in turn while another one stays open."""
+        """Open and close connections one after another, while another connection stays open."""
         await self._connected("echo")
         start = perf_counter()
         for _ in range(count):
@@ -176,7 +185,7 @@ class Measuring:
         return (perf_counter() - start) / count
 
     async def connect_all(self, count: int) -> float:
-        """Return the duration of each of `count` connects. None is closed until all are open."""
+        """Open `count` connections, then close all of them, and return the time per connection."""
         await self._connected("echo")
         start = perf_counter()
         async with AsyncExitStack() as stack:

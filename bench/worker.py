@@ -1,9 +1,9 @@
-"""The server or client process of a contender in Python.
+"""A process that is the server or the client of a contender in Python.
 
     python -m bench.worker serve WAY LOOP FOLDER    print the places of the services, and serve
     python -m bench.worker measure WAY LOOP         read the places and run a job for each line
 
-Both end with their input. A job's result is the number of seconds of one operation.
+Both end when their input ends. The result of a job is the duration of one operation in seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def the_way(name: str) -> Way:
 
 
 def loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Return the available event loops by name."""
+    """Return the event loops that are available, by name."""
     found: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     if find_spec("uvloop"):
         import uvloop  # noqa: PLC0415 - it need not be installed
@@ -78,7 +78,7 @@ async def serve(way: Way, folder: str) -> None:
 
 
 def go_on_without_parent() -> None:
-    """Let this process continue and exit if its parent ends while the process is stopped."""
+    """Resume this process if its parent ends while the process is stopped, so that it can exit."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT))
 
 
