@@ -69,7 +69,10 @@ class RDMAError(Exception):
         super().__init__(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle the arguments of the builtin base class and the attributes."""
+        """Return the data for copying and pickling the error.
+
+        It contains the attributes, and the arguments of the builtin base class.
+        """
         return _rebuild, (type(self), self.args), self.__dict__.copy()
 
 
@@ -113,8 +116,9 @@ class VerbsError(RDMAError, OSError):
 class QPTransitionError(VerbsError):
     """A queue pair cannot be modified as requested. The message lists what is allowed.
 
-    ``missing`` and ``forbidden`` are the attributes that the call lacks, or must not set, as bits
-    of ``enum ibv_qp_attr_mask``. Both are 0 if the state transition does not exist.
+    ``missing`` contains the attributes that the call must also set, and ``forbidden`` contains
+    those that it must not set. Both are bits of ``enum ibv_qp_attr_mask``. They are 0 if there is
+    no transition between the two states.
     """
 
     def __init__(
@@ -134,7 +138,8 @@ class QPTransitionError(VerbsError):
 class PostError(VerbsError):
     """Some work requests were not posted.
 
-    ``bad_index`` is the index of the first one. All requests after it were not posted either.
+    ``bad_index`` is the index of the first request that was not posted. The requests after it were
+    not posted either.
     """
 
     def __init__(self, errno: int, verb: str, bad_index: int, detail: str = "") -> None:
@@ -144,7 +149,10 @@ class PostError(VerbsError):
 
 
 class QueueFullError(PostError):
-    """The queue is full. Poll completions first, or create the queue pair with a larger queue."""
+    """A queue has no room for another work request.
+
+    Poll completions first, or create the queue pair with a larger queue.
+    """
 
     def __init__(self, verb: str, bad_index: int, detail: str = "") -> None:
         full = "the queue is full: poll completions first, or create a larger queue"
@@ -215,13 +223,14 @@ _work_completion_errors: dict[int, type[WorkCompletionError]] = {}
 
 
 class WorkCompletionError(RDMAError):
-    """A posted work request completed with an error status.
+    """A work request that was posted has completed with an error.
 
     Each known status has its own subclass.
 
     ``status`` is a value of ``enum ibv_wc_status``, and ``status_name`` is its name. ``operation``
-    is the kind of the request, such as ``"send"`` or ``"read"``, or empty if it is unknown.
-    ``wr_id`` and ``qp_num`` identify the request. ``vendor_err`` is the vendor's error code.
+    is the kind of the request, for example ``"send"`` or ``"read"``, or empty if it is unknown.
+    ``wr_id`` and ``qp_num`` identify the request. ``vendor_err`` is the error code of the device's
+    vendor.
     """
 
     status_name: ClassVar[str] = ""
@@ -403,10 +412,10 @@ def work_completion_error(
     what: str = "",
     cause: BaseException | None = None,
 ) -> WorkCompletionError:
-    """Create the exception for a completion's ``status``.
+    """Create the exception for a completion with this ``status``.
 
-    ``cause`` becomes its ``__cause__``; for a flushed request, it is the first failure of the queue
-    pair.
+    ``cause`` becomes the ``__cause__`` of the exception. For a flushed request, pass the first
+    failure of the queue pair.
 
     Raises:
         ValueError: If the status is 0, which means success.
@@ -444,10 +453,10 @@ _EVENT_ADVICE = {
 
 
 class DeviceEventError(RDMAError):
-    """An asynchronous event reported that the device, or an object on it, has failed.
+    """An asynchronous event has reported that the device, or an object on it, has failed.
 
     ``event`` is the name of the event without ``IBV_EVENT_``. ``device`` is the name of the device.
-    ``element`` is the failed object; it is empty for the device itself.
+    ``element`` is the object that failed, or empty if the device itself failed.
     """
 
     def __init__(self, event: str, *, device: str = "", element: str = "") -> None:
@@ -531,10 +540,12 @@ class UnreachableError(ConnectionManagerError, OSError):
 class RejectedError(ConnectionManagerError, ConnectionRefusedError):
     """The peer's host rejected the connection.
 
-    ``reason`` is a reason code of IBTA clause 12.6.7.2, such as 28 (rejected by the application) or
-    8 (no listener on the port), or a negative errno. ``private_data`` contains the data that the
-    peer attached, including trailing zeros. ``by_application`` is set if the listener's
-    ``on_request`` refused the connection. The message then contains its reason.
+    ``reason`` is a reason code of IBTA clause 12.6.7.2 or a negative errno. For example, 28 means
+    that the application rejected the connection, and 8 means that nothing listens on the port.
+    ``private_data`` contains the data that the peer attached, including trailing zeros.
+
+    ``by_application`` is True if the listener's ``on_request`` refused the connection. The message
+    then contains the reason that ``on_request`` returned.
     """
 
     _default_errno = _errno.ECONNREFUSED
@@ -571,8 +582,8 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
 class ServiceRejectedError(RejectedError):
     """A datagram service rejected the request.
 
-    ``reason`` is the status code of the reply (IBTA clause 12.11.2), such as 2 (rejected by the
-    application) or 1 (no listener on the port).
+    ``reason`` is the status code of the reply (IBTA clause 12.11.2). For example, 2 means that the
+    application rejected the request, and 1 means that nothing listens on the port.
     """
 
     _reasons = MappingProxyType(
@@ -596,7 +607,7 @@ class ConnectionClosedError(RDMAError, ConnectionError):
 
 
 class ConnectionBrokenError(RDMAError, ConnectionError):
-    """The connection ended without a close: the peer, its program or the link failed.
+    """The connection ended without being closed, because the peer, its program or the link failed.
 
     The message contains the likely cause. If the local device reported a failure, that failure is
     the ``__cause__``.
@@ -646,7 +657,7 @@ class AuthenticationError(RDMAError, ConnectionRefusedError):
 class RequestRefusedError(RDMAError):
     """The peer refused a request.
 
-    ``code`` is the protocol's code of the reason, and ``text`` describes the reason.
+    ``code`` is the reason code that the protocol defines, and ``text`` describes the reason.
     """
 
     def __init__(self, code: int, text: str, *, peer: str = "") -> None:
@@ -661,7 +672,8 @@ class RequestRefusedError(RDMAError):
 class LimitError(RDMAError):
     """A request exceeds a limit.
 
-    ``amount`` was requested, but ``limit`` is the maximum. The message names the unit.
+    ``amount`` is the amount that was requested, and ``limit`` is the maximum. The message contains
+    their unit.
     """
 
     def __init__(self, message: str, *, amount: int = 0, limit: int = 0) -> None:
@@ -675,9 +687,10 @@ class QuotaError(LimitError):
 
 
 class MessageTooLongError(LimitError):
-    """A message is longer than the peer accepts, or than the memory passed to ``recv_into``.
+    """A message is longer than the peer accepts, or longer than the memory passed to ``recv_into``.
 
-    A message that is too long is not sent. A message that does not fit can still be received.
+    If the message to be sent is too long, it is not sent. If a received message does not fit, you
+    can still receive it into larger memory.
     """
 
     def __init__(self, length: int, limit: int, *, received: bool = False) -> None:
@@ -694,9 +707,9 @@ class MessageTooLongError(LimitError):
 class RangeError(RDMAError, ValueError):
     """A range of a region cannot be accessed as requested. Nothing was posted.
 
-    ``offset`` and ``length`` are the requested range, and ``region_length`` is the size of the
-    region, in bytes. ``right`` is the missing right, if a right is missing. ``region_id``
-    identifies the peer's region.
+    ``offset`` and ``length`` describe the requested range, and ``region_length`` is the size of the
+    region. All three are in bytes. ``right`` is the right that is missing, if any. ``region_id``
+    identifies the region if it belongs to the peer.
     """
 
     _whose: ClassVar[str] = "region"

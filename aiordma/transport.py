@@ -141,7 +141,7 @@ def warn_of_software(why: str) -> None:
 
 
 def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str, ...] | None]:
-    """Return the devices, and their names if the connection must not use others."""
+    """Return the devices, and their names if the connection is restricted to these devices."""
     name = _name_or_names(named)
     loop = asyncio.get_running_loop()
     choices = _choices.setdefault(loop, {})
@@ -395,7 +395,7 @@ class Listening:
     def address(self) -> Address:
         """The first of `addresses`.
 
-        If you passed port 0, the address contains the port that the system has chosen.
+        If you passed port 0, it contains the port that the system chose.
         """
         return self.addresses[0]
 
@@ -440,7 +440,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """All addresses on which it listens. They have the same port."""
+        """All addresses on which the listener accepts connections. They have the same port."""
         return tuple(port.address for port in self._ports)
 
     def _figures(self) -> ListenerState:
@@ -486,12 +486,15 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         self._waiters.wake()
 
     async def accept(self) -> Connection:
-        """Wait for the next connection. If you cancel the wait, no connection is lost.
+        """Wait for the next connection and return it.
+
+        If you cancel the wait, no connection is lost.
 
         Raises:
             ConnectionClosedError: If the listener has been closed.
-            DeviceEventError: If the device, or each of several devices, has failed. The listener
-                has ended; listen again.
+            DeviceEventError: If the device has failed. With several devices, this is raised when
+                all of them have failed. The listener can then no longer be used; create another
+                one.
         """
         self._affinity.check(self)
         while not self._ready:
@@ -731,12 +734,12 @@ class Server(Listening, AsyncContext):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """All addresses on which it listens. They have the same port."""
+        """All addresses on which the server accepts connections. They have the same port."""
         return self._listener.addresses
 
     @property
     def device(self) -> str:
-        """The name of the device on which it listens."""
+        """The name of the device on which the server listens."""
         return self._listener.device
 
     @property
@@ -792,7 +795,8 @@ class Server(Listening, AsyncContext):
         closes the server, this waits until it is closed.
 
         Raises:
-            DeviceEventError: If the device has failed. The server has ended; start another one.
+            DeviceEventError: If the device has failed. The server can then no longer be used; start
+                another one.
             RuntimeError: If the server was already closed.
         """
         self._affinity.check(self)
@@ -806,15 +810,18 @@ class Server(Listening, AsyncContext):
             await self.close()
 
     async def close(self, grace: float = 0.0) -> None:
-        """Stop accepting, let handlers finish for up to `grace` seconds, and cancel the rest.
+        """Stop accepting connections, and end all handlers.
 
-        In a handler, `async for` over its connection ends once all messages that have arrived are
-        consumed. An idle handler therefore ends without delay, even without `grace`, and its peer
-        gets ConnectionClosedError (`by_peer`). A `recv` continues, because it may be in the middle
-        of a request. The peer of a cancelled handler gets ConnectionBrokenError.
+        Handlers may run for up to `grace` more seconds, and are then cancelled. If a handler
+        iterates over its connection with `async for`, the iteration ends once all messages that
+        have arrived are consumed. An idle handler therefore ends without delay, even if `grace` is
+        0, and its peer gets ConnectionClosedError (`by_peer`). A handler that waits in `recv`
+        continues to wait, because it may be in the middle of a request. The peer of a cancelled
+        handler gets ConnectionBrokenError.
 
-        This returns when all connections are closed. A second call while the first one waits sets
-        its own grace period, so `close()` ends the first one's.
+        The call returns when all connections are closed. If `close` is called again in the
+        meantime, the new grace period replaces the first one. For example, `close()` ends the first
+        grace period immediately.
 
         Args:
             grace: The number of seconds to wait for handlers. It may be infinite.
