@@ -29,7 +29,8 @@ DEFAULT = "it connects to localhost:6379, whatever the URL says; by TCP it fails
 TLS = "of TLS over TCP"
 TIMING = (
     "its steps have limits of 10, 100 and 2,000 ms, which a busy machine exceeds: by TCP it fails"
-    " as well beside the same load; test_client.py::test_a_subscriber_reconnects has no such limits"
+    " as well beside the same load;"
+    " test_client.py::test_subscriber_reconnects_and_subscribes_again has no such limits"
 )
 MESSAGE = "it gives a message 100 ms, which a busy machine exceeds"
 STREAMS = "it replaces asyncio.open_connection, which nothing calls here"
