@@ -3,13 +3,15 @@
  * An application that responds to a message sends a frame within a few microseconds of the
  * completion. A separate acknowledgement before that costs a system call on this side and a wake-up
  * on the other. If a queue pair's application has been seen to respond (`replies`), the
- * acknowledgement of a message that completed a receive is therefore delayed. It is sent - with the
- * next frame, in the usual case - immediately if many messages are unacknowledged, because the
- * sender's window is limited - when an application thread drives the engine and the delay has
- * lasted for some time, or before that
- *    thread sleeps in ibv_get_cq_event
- * - at a tick of the engine's thread; while the thread does not tick, nothing is delayed In the
- * last two cases the application did not respond, so nothing is delayed for a while.
+ * acknowledgement of a message that completed a receive is therefore delayed. It is sent
+ *
+ *  - with the next frame, in the usual case
+ *  - immediately if many messages are unacknowledged, because the sender's window is limited
+ *  - when an application thread drives the engine and the delay has lasted for some time, or before
+ *    that thread sleeps in ibv_get_cq_event
+ *  - at a tick of the engine's thread; while the thread does not tick, nothing is delayed
+ *
+ * In the last two cases the application did not respond, so nothing is delayed for a while.
  */
 #include "link_internal.h"
 

@@ -1,7 +1,7 @@
 /* Connects to a peer without a connection manager.
  *
- * The queue pair with the smaller number (between hosts, the smaller GID) connects immediately. The
- * other one connects after a pause if it has not been reached by then, because the first one's
+ * The queue pair with the smaller number (if both are equal, the smaller GID) connects immediately.
+ * The other one connects after a pause if it has not been reached by then, because the first one's
  * pauses may have grown long. If both connect, the first one's attempt is used (handshake.c).
  *
  * A peer on this host is reached through shared memory if possible. Otherwise, and on other hosts,

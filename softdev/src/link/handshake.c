@@ -4,7 +4,7 @@
  * queue pairs need one link between them. Either side connects to the other's process
  * (active_connect.c) and sends HELLO. The other side responds with HELLO_ACK when it is ready to
  * receive from exactly this peer. If both have sent HELLO, that of the smaller queue pair number
- * (between hosts, the smaller GID) is accepted. Both messages contain the PSNs, which the
+ * (if both are equal, the smaller GID) is accepted. Both messages contain the PSNs, which the
  * applications chose at random. A process that does not know them is not the peer.
  *
  * If the queue pair is not ready yet, its HELLO is held for a while. So is a HELLO over TCP for a

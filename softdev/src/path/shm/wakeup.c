@@ -6,7 +6,7 @@
  * (notify_pipe.h), which is readable in the engine's epoll set.
  *
  * `need_notify` means that no thread polls the rings on its own, so peers must notify. This is the
- * case while the engine's thread sleeps in epoll_wait, or a completion queue is armed, because an
+ * case while the engine's thread sleeps in poll, or a completion queue is armed, because an
  * application thread may then sleep on the channel's fd without another call. It is not the case
  * while an application thread spins, as when it drains completions. engine.c decides.
  *
