@@ -59,8 +59,13 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 	export->index = out->index;
 	export->psn = out->frame.psn;
 	export->answer = out->frame.opcode == SOFT_READ_DATA;
-	if (export->answer)
-		export->rkey = soft_response_at(link->qp, out->index)->rkey;
+	if (export->answer) {
+		const struct soft_response *response = soft_response_at(link->qp, out->index);
+
+		export->response = *response;
+		export->response.address += soft_place_of(link->qp, out->frame.psn, response->psn);
+		export->response.length = out->frame.length;
+	}
 	desc.slot = export->slot;
 	desc.generation = export->generation;
 	soft_cma_desc_encode(at, &desc);
@@ -181,7 +186,7 @@ static void answer_lost(const struct soft_cma_export *export)
 	if (!qp || link->base.state != SOFT_LINK_UP ||
 	    !soft_psn_before(export->psn, qp->responder.psn))
 		return;
-	soft_responder_withdrawn(qp, qp->responder.response_head, export->psn);
+	soft_responder_withdrawn(qp, qp->responder.response_head, export->psn, &export->response);
 }
 
 static bool opened_by(const struct soft_cma_export *export, const void *what)
@@ -189,7 +194,7 @@ static bool opened_by(const struct soft_cma_export *export, const void *what)
 	uint32_t key = *(const uint32_t *)what;
 
 	if (export->answer || is_over(export, NULL))
-		return export->answer && export->rkey == key;
+		return export->answer && export->response.rkey == key;
 	const struct soft_qp *qp = export->link->qp;
 	const struct ibv_sge *sges = soft_send_sges(qp, export->index);
 

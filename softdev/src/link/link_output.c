@@ -185,7 +185,8 @@ static bool add_answer(struct batch *batch)
 		if (!there)
 			return false;
 		if (!soft_responder_withdrawn_again(qp, out.index)) {
-			soft_responder_withdrawn(qp, out.index, out.frame.psn);
+			soft_responder_withdrawn(qp, out.index, out.frame.psn,
+						 soft_response_at(qp, out.index));
 			return false;
 		}
 	}

@@ -92,8 +92,9 @@ void soft_responder_forget(
 	struct soft_qp *qp); /* frees memory; the caller need not hold the lock */
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
 /* Refuse the request `psn` and those after it, because the memory of its response with the given
- * index was deregistered after the request had been accepted. */
-void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn);
+ * index was deregistered after the request had been accepted. `withdrawn` is recorded in the trace. */
+void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn,
+			      const struct soft_response *withdrawn);
 /* Send a NAK instead of a repeated response whose memory was deregistered. Other requests are not
  * affected. Returns false if the response is not a repeated one. */
 bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index);

@@ -786,10 +786,11 @@ bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index)
 	return response->again;
 }
 
-void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn)
+void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn,
+			      const struct soft_response *withdrawn)
 {
 	soft_assert_locked();
-	tell_withdrawn(qp, soft_response_at(qp, index));
+	tell_withdrawn(qp, withdrawn);
 	qp->responder.response_tail = index;
 	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, psn);
 }

@@ -3,6 +3,7 @@
  * kernel does not let one process copy from another. */
 #define _GNU_SOURCE
 #include "cma_side.h"
+#include "trace_side.h"
 
 #include "path/shm/shm_internal.h"
 #include "link/cma_descriptor.h"
@@ -328,7 +329,7 @@ static void expect_access_error(struct side *side)
 /* The responder's, when it has answered already: a remote access error (IBTA 9.7.4.1.5), which its
  * own application hears of as well.  The answers behind it, which are withdrawn too, use up no
  * retry: a requester that has none completes with the same status. */
-static void responder_deregisters(uint8_t retry_cnt)
+static void responder_deregisters(uint8_t retry_cnt, unsigned reads)
 {
 	struct scene scene;
 	struct side *side = &scene.side;
@@ -336,7 +337,7 @@ static void responder_deregisters(uint8_t retry_cnt)
 	open_scene(&scene, (struct options){.memory = 2 * MIB, .retry_cnt = retry_cnt});
 	if (is_parent(&scene)) {
 		process_barrier(&scene.process); /* the other side's port is down */
-		for (unsigned i = 1; i <= 2; i++)
+		for (unsigned i = 1; i <= reads; i++)
 			POST(side, IBV_WR_RDMA_READ, .wr_id = i, .length = 2 * MIB,
 			     AT(&scene.peer, 0));
 		port(false);
@@ -344,11 +345,17 @@ static void responder_deregisters(uint8_t retry_cnt)
 		process_barrier(&scene.process);
 		port(true);
 		expect_wc(side, 1, IBV_WC_REM_ACCESS_ERR);
-		expect_wc(side, 2, IBV_WC_WR_FLUSH_ERR);
+		if (reads == 2)
+			expect_wc(side, 2, IBV_WC_WR_FLUSH_ERR);
 	} else {
+		const uint32_t rkey = side->mr->rkey;
 		uint64_t given = given_so_far();
+		char folder[64], path[96];
+		size_t at = 0;
 		struct ibv_wc wc;
 
+		snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
+		CHECK_OK(aiordma_trace_start(path, (char[4097]){0}, 4097));
 		receive_at(side, 7, 0, 8);
 		port(false);
 		process_barrier(&scene.process);
@@ -360,6 +367,14 @@ static void responder_deregisters(uint8_t retry_cnt)
 		process_barrier(&scene.process);
 		expect_wc(side, 7, IBV_WC_WR_FLUSH_ERR);
 		expect_access_error(side);
+		aiordma_trace_stop();
+		read_trace(path);
+		const char *line = next_of("access_refused", &at);
+
+		CHECK(line);
+		CHECK_EQUAL(number(line, "rkey"), rkey);
+		CHECK_OK(unlink(path));
+		CHECK_OK(rmdir(folder));
 	}
 	close_scene(&scene);
 }
@@ -584,8 +599,10 @@ int main(void)
 		STEP(every_byte());
 		STEP(forbidden_later());
 		STEP(requester_deregisters());
-		STEP(responder_deregisters(7));
-		STEP(responder_deregisters(8));
+		STEP(responder_deregisters(7, 1));
+		STEP(responder_deregisters(7, 2));
+		STEP(responder_deregisters(8, 1));
+		STEP(responder_deregisters(8, 2));
 		STEP(both_deregister());
 		STEP(owner_fails(IBV_WR_RDMA_READ));
 		STEP(owner_fails(IBV_WR_SEND));

@@ -57,7 +57,7 @@ struct soft_cma_export {
 	struct soft_link *link;
 	uint32_t index; /* slot of the request in the send queue */
 	uint32_t psn;
-	uint32_t rkey; /* key of a response's memory */
+	struct soft_response response; /* the part of it that a response refers to */
 	uint32_t slot;
 	uint32_t generation;
 	uint64_t order; /* order in which exports were created */
