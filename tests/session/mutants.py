@@ -85,8 +85,8 @@ MUTANTS = {
     "a write is over before its message": ("_datapath/outbox.pyx", "    waiter.left += 1\n", ""),
     "the next receiver is not told when one that was told gives up": (
         "_datapath/inbox.pyx",
-        "            wake_if_ready(inbox)  # that message",
-        "            pass  # that message",
+        "            wake_if_ready(inbox)  # the message, or",
+        "            pass  # the message, or",
     ),
     "what has arrived is not taken before the end": (
         "_transport/lifecycle.py",
