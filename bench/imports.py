@@ -14,7 +14,7 @@ from .lanes import Comparison, Contenders, Data, Lane, Options, Requirement, at_
 
 NOTE = """\
 This test measures how long an import statement takes in a new process. `import aiordma` only
-loads a table of names, and loads the module of a name when the program first uses it.
+loads a table of names, and loads a name's module when the program first uses it.
 `from aiordma import connect, listen` uses two names immediately, so it loads everything that a
 connection needs."""
 

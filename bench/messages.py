@@ -311,7 +311,7 @@ Between hosts, the embedded device uses TCP links. This test measures their spee
 - *256 connections*: the time per 64 B echo, with one message in flight on each connection.
 - *Connect and close*: the time to set up and close a connection with the connection manager, or
   with the TCP bootstrap in its column. In C, this includes creating a queue pair and one write.
-- *64 B echo next to 1 MiB messages*: the time of an echo while another connection transfers
+- *64 B echo next to 1 MiB messages*: the echo time while another connection transfers
   messages at full speed.""",
     over_tcp_lanes,
     over_tcp_requirements,

@@ -22,7 +22,7 @@ from .lanes import (
 )
 
 NOTE = """\
-This test measures how long it takes to write to the memory of another process or to read it.
+This test measures how long it takes to write to another process's memory or to read from it.
 The initiator polls, and awaits each operation before it starts the next one, except in these
 rows:
 
@@ -31,7 +31,7 @@ rows:
 - *Batches of 64*: 64 writes are posted together. With nixl, a batch is one transfer with 64
   parts.
 
-The target is the process that owns the memory. It may be busy or asleep when data arrives:
+The target is the process that owns the memory. It can be busy or asleep when data arrives:
 
 - *Target polling*: the target's program polls. In Python, this is a task that never waits.
 - *Target idle*: the target's program sleeps, so its device has to wake up. With nixl, a

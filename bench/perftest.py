@@ -43,7 +43,7 @@ from .ways import DEVICE
 NOTE = """\
 This test compares aiordma with *perftest*, a suite of benchmarks in C such as `ib_send_bw`, on
 the same device. perftest's programs poll. Except in the last row, many messages are in flight.
-The last row shows half the time of a round trip, which perftest calls latency."""
+The last row shows half the round-trip time, which perftest calls latency."""
 
 SEND, WRITE, LATENCY = "1 MiB send", "1 MiB write", "64 B send, half round trip"
 KIB, MIB = 1 << 10, 1 << 20

@@ -233,8 +233,8 @@ def markdown(
             "",
             "## Memory and CPU",
             "",
-            "Where there are two values, they are those of the client and the server. "
-            "All figures for memory are for resident memory.",
+            "Two values in a cell are for the client and the server. "
+            "Memory figures are for resident memory.",
             "",
         ]
         rows = cost.rows(results["cost"])

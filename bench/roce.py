@@ -33,7 +33,7 @@ from .perftest import End, InPerftest
 
 NOTE = """\
 This test shows how much RoCE v2 on the embedded device adds to the time that a plain UDP socket
-takes. It measures half the time of a round trip between two network namespaces, which are
+takes. It measures half the round-trip time between two network namespaces, which are
 connected by a pair of virtual Ethernet interfaces with an MTU of 4500. `ib_send_lat` uses the
 embedded device over RoCE v2, and a C program exchanges datagrams over UDP sockets. Both
 programs either poll or wait for events. RoCE v2 requires two datagrams per message, because the

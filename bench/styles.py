@@ -26,14 +26,14 @@ from .lanes import (
 )
 
 NOTE = """\
-There are several ways to send messages with aiordma. This test compares their throughput in one
+aiordma offers several ways to send messages. This test compares their throughput in one
 direction, measured until the last message has arrived (1 GB/s is 10^9 bytes per second). Each
-row of aiordma names the style of the sender, the memory it sends from (`bytes` unless stated
+aiordma row names the sender's style, the memory it sends from (`bytes` unless stated
 otherwise), and the method that the receiver calls:
 
 - *Window*: a loop keeps 8 futures of `send_nowait` in flight and always awaits the oldest one.
 - *Sequential*: each `send` is awaited before the next one starts.
-- *gather*, *TaskGroup*: 8 calls of `send` are awaited together.
+- *gather*, *TaskGroup*: 8 `send` calls are awaited together.
 - *One task per message*: up to 64 tasks send one message each.
 
 The receiver discards each message, or passes the same memory to every `recv_into`. The time for

@@ -11,8 +11,8 @@ SOFTWARE = Software(
     "libfabric1",
     apt=("libfabric-bin",),
     note="Debian does not package fabtests. If you run its programs, pass the address of a "
-    "network interface to `-s`, because the verbs provider loses the port of a loopback "
-    "address.",
+    "network interface to `-s`, because the verbs provider loses a loopback "
+    "address's port.",
 )
 
 # The row of 64 bytes: #sent, #ack, total, time, MB/sec, us/transfer.

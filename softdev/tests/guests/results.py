@@ -26,13 +26,13 @@ within a time limit and a [trace](../../docs/trace.md) shows that their data was
 work requests on the device. CI runs the rows that are marked with \\*
 (`make guests ARGS=--quick`).
 
-To run one of these programs on two hosts, select a GID from which the other host can be reached
+To run one of these programs on two hosts, select a GID that can reach the other host
 (`-g` for the pingpongs, `-x` for perftest). `aiordma devinfo` lists the GIDs. Index 0 is the
 first address that is neither link-local nor loopback. With the connection manager (perftest
 `-R`, qperf `-cm1`, rping), the IP addresses determine the GID. All of this also applies to
 [RoCE v2](roce-v2.md).
 
-The tables show the rows that CI runs and those that fail, with the figures that the programs
+The tables show the rows that CI runs and the rows that fail, with the figures that the programs
 print. For comparison, the last column shows the same software (qperf for perftest) over the
 kernel's TCP on the loopback interface. [results.json](../tests/guests/results.json) contains
 all figures.
@@ -54,7 +54,7 @@ hand in 2026:
 pass |
 | rdma4py with its own ibverbs, on two embedded devices | 88 tests pass, and two are skipped \
 (GPUs, mlx5) |
-| the tests of rdma-core 64 | 187 tests pass, and none fail |
+| rdma-core 64's tests | 187 tests pass, and none fail |
 | gloo with its ibverbs transport | failed, because idle queue pairs broke when a peer exited, and \
 has not been retried since |
 
@@ -86,7 +86,7 @@ machine with a load of 20 |
 | InfiniStore 0.2.35 (PyPI), uvloop 0.21.0 | its benchmark with `--rdma`; writing, reading, \
 finding and deleting keys, missing keys, unregistered memory, 64 requests at a time | everything \
 works over shared memory. Over TCP, everything but the benchmark was tried, and works. 3 \
-concurrent clients also work over TCP. The code of the server that sets oom_score_adj was removed, \
+concurrent clients also work over TCP. The server code that sets oom_score_adj was removed, \
 because it requires privileges |
 | GPI-2 (9eae0f2) | allreduce, 2 processes | works over shared memory, in 15 s |
 | GPI-2 (9eae0f2) | allreduce, 3 and 4 processes | did not finish within 100 s over shared memory \

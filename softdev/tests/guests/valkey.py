@@ -16,10 +16,10 @@ VALKEY = Software(
     apt=("dpkg-dev", "librdmacm-dev", "libibverbs-dev"),
     build=f"{INTEGRATION}/tests/build-server {SERVER}",
     tells=f"{SERVER}/valkey-server --version",
-    note="The unmodified server is built from a newer Debian's source package (`make valkey`). "
-    "The client uses the streams of [integrations/valkey](../../docs/valkey.md), or those "
-    "of asyncio for kernel TCP. It sets and gets a value of 1 MiB once, and then gets a "
-    "value of 64 bytes repeatedly.",
+    note="The unmodified server is built from a newer Debian source package (`make valkey`). "
+    "The client uses streams from [integrations/valkey](../../docs/valkey.md), or from "
+    "asyncio for kernel TCP. It sets and gets a 1 MiB value once, and then gets a "
+    "64-byte value repeatedly.",
 )
 
 VALUE = 1 << 20  # programs/valkey_get.py
