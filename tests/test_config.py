@@ -55,5 +55,5 @@ def test_config_converts_booleans_and_whole_seconds() -> None:
 
 @pytest.mark.parametrize("number", [14, np.int64(14)])
 def test_encoded_ack_timeout_is_rejected_with_advice(number: Any) -> None:
-    with pytest.raises(ValueError, match=r"Config.ack_timeout of 14: .*\(14\), 0.0671 s"):
+    with pytest.raises(ValueError, match=r"Config.ack_timeout of 14: .*\(14\), which is 0.0671 s"):
         Config(ack_timeout=number)
