@@ -14,9 +14,7 @@ SOFTWARE = Software(
     "golang-go",
     apt=("golang-go", "gcc", "libibverbs-dev"),
     build=f"env GOCACHE={BUILD}/go-cache go build -o {PROGRAM} {{here}}/programs/cgo/main.go",
-    note="This is a cgo program with 16 goroutines, each of which has its own queue pair. Go's "
-    "poller watches the completion channels, while garbage is collected and processes are "
-    "started.",
+    note="This is a cgo program with 16 goroutines, each of which has its own queue pair.",
 )
 
 

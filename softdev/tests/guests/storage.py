@@ -14,7 +14,7 @@ FIO = Software(
     note="The measured time includes half a second for which fio's rdma engine sleeps after "
     "connecting. If the receiver has not posted all its receives by then, the sender "
     "reports `cq completion status 13` and hangs, because the engine does not retry "
-    "(rnr_retry_count 0). This happened in one run over RoCE with `--iodepth=1`.",
+    "(rnr_retry_count 0).",
 )
 ISER = Software(
     "tgt and libiscsi",

@@ -24,9 +24,7 @@ SOFTWARE = [
         apt=("qperf",),
         note="Debian's build does not include the xrc tests. Without `-cm1`, qperf addresses "
         "its peer by LID without a GRH. RoCE cards reject such addresses, and this device "
-        "only accepts them within a host and not on RoCE links. The poll_lat tests and "
-        "perftest's ib_write_lat poll memory instead of calling the device. The device's "
-        "thread therefore has to do the work, and might have to wait for a time slice.",
+        "only accepts them within a host and not on RoCE links.",
     ),
     Software("uDAPL", "dapl2-utils", apt=("dapl2-utils", "libdapl2")),
     libfabric.SOFTWARE,

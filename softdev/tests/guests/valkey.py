@@ -18,8 +18,7 @@ VALKEY = Software(
     tells=f"{SERVER}/valkey-server --version",
     note="The unmodified server is built from a newer Debian source package (`make valkey`). "
     "The client uses streams from [integrations/valkey](../../docs/valkey.md), or from "
-    "asyncio for kernel TCP. It sets and gets a 1 MiB value once, and then gets a "
-    "64-byte value repeatedly.",
+    "asyncio for kernel TCP.",
 )
 
 VALUE = 1 << 20  # programs/valkey_get.py
