@@ -14,9 +14,17 @@ ROOT = Path(__file__).parents[1]
 # Two queue pairs of one process, and whether a stream is between them when they have talked.
 TALKS = """
 import asyncio
+import sys
 from pathlib import Path
 
 import aiordma
+
+def streams():
+    tables = [Path("/proc/self/net", name).read_text() for name in ("tcp", "tcp6")]
+    mine = {entry.readlink().name for entry in Path("/proc/self/fd").iterdir()
+            if entry.is_symlink()}
+    fields = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return sum(f[3] == "01" and f"socket:[{f[9]}]" in mine for f in fields)
 
 async def main():
     async with await aiordma.listen("127.0.0.1", 0, device="embedded0") as listener:
@@ -25,11 +33,11 @@ async def main():
             async with await asked as peer:
                 await conn.send(b"hello")
                 assert bytes(await peer.recv()) == b"hello"
-                tables = [Path("/proc/self/net", name).read_text() for name in ("tcp", "tcp6")]
-                mine = {entry.readlink().name for entry in Path("/proc/self/fd").iterdir()
-                        if entry.is_symlink()}
-                fields = [line.split() for table in tables for line in table.splitlines()[1:]]
-                print(sum(f[3] == "01" and f"socket:[{f[9]}]" in mine for f in fields))
+                for _ in range(500):  # a stream that the other side has opened too is closing
+                    if streams() == int(sys.argv[1]):
+                        break
+                    await asyncio.sleep(0.01)
+                print(streams())
 
 asyncio.run(main())
 """
@@ -41,6 +49,6 @@ def run(wire: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("wire", "streams"), [("shared", 0), ("tcp", 2)])
 def test_wire_uses_the_expected_number_of_tcp_streams(wire: str, streams: int) -> None:
-    done = run(wire, "-c", TALKS)
+    done = run(wire, "-c", TALKS, str(streams))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == streams

@@ -351,6 +351,5 @@ class AddressedEndpoint(RailEndpoint):
         if not self.driver.context.library.may_be_at(gid, verbs.GID.from_ip(host).raw):
             raise ForeignAddressError(
                 f"{host_port(address)} has its queue pair at a different address, "
-                f"{verbs.GID(gid)}; to allow this, pass auth= on both sides, or "
-                "Config(allow_other_addresses=True) on the side that refuses it"
+                f"{verbs.GID(gid)}: pass auth= or Config(allow_other_addresses=True)"
             )

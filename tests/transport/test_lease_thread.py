@@ -204,6 +204,6 @@ def test_lease_seconds_rejects_other_types(lease: Any) -> None:
 )
 def test_lease_seconds_rejects_values_out_of_range(lease: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"a lease (must be more than 0 and at most 4294967|is out of range)"
+        ValueError, match=r"a lease (must be positive and at most 4294967|is out of range)"
     ):
         lease_seconds(lease)
