@@ -95,4 +95,4 @@ def test_librspreload_reports_that_it_uses_kernel_tcp() -> None:
     )  # fmt: skip
     assert done.expect() == "went on\n"
     (line,) = done.errors.splitlines()
-    assert "uses the kernel's TCP and no RDMA" in line
+    assert "it uses the kernel's TCP instead of RDMA" in line
