@@ -312,7 +312,7 @@ def test_objects_require_the_key_of_their_owner(source: Any) -> None:
 def test_unsupported_tensors_are_rejected_with_advice() -> None:
     with pytest.raises(ValueError, match=r"a tensor on meta, .* return tensor.cpu"):
         transport.Transport().extract_tensor_transport_metadata("", [torch.ones(3, device="meta")])
-    with pytest.raises(ValueError, match=r"layout torch.sparse_coo: .* tensor.to_dense"):
+    with pytest.raises(ValueError, match=r"layout torch.sparse_coo; .* tensor.to_dense"):
         transport.Transport().extract_tensor_transport_metadata("", [torch.eye(3).to_sparse()])
 
 
