@@ -131,7 +131,7 @@ async def test_conforming_server_exchanges_data() -> None:
 @pytest.mark.parametrize(
     ("misbehave", "text"),
     [
-        (lambda peer: peer.write(b"+OK\r\n", said=stream.LENT + 1), "of 1048576 lent"),
+        (lambda peer: peer.write(b"+OK\r\n", said=stream.LENT + 1), "of a buffer of 1048576 bytes"),
         (lambda peer: peer.write(b"+OK\r\n", said=0xFFFFFFFF), "wrote 4294967295 bytes"),
         (lambda peer: peer.write(b"", said=0), "wrote 0 bytes"),
         (lambda peer: peer.command(b"\0\3"), "a command of 2 bytes"),
@@ -283,7 +283,7 @@ async def test_data_received_while_paused_precedes_the_end(
         sent = await peer.fill(writer)
         if end == "violation":
             await peer.write(b"", said=4)  # more than was lent
-            with pytest.raises(ConnectionResetError, match="wrote 4 bytes to 1048576 of"):
+            with pytest.raises(ConnectionResetError, match="wrote 4 bytes at offset 1048576 of"):
                 await writer.wait_closed()
         else:
             peer.queue.close()
