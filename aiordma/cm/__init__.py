@@ -1,4 +1,4 @@
-"""The RDMA connection manager (librdmacm), which connects by IP address and port. Synchronous.
+"""A synchronous interface to the RDMA connection manager, which connects by IP address and port.
 
 ::
 
@@ -8,9 +8,9 @@
         qp = id.create_qp(pd, cq); id.connect()      # after ROUTE_RESOLVED; pd of id.context
         ...                                          # after ESTABLISHED
 
-Most calls start an operation and return immediately. If a call itself fails, it raises an exception
-from :mod:`aiordma.errors`. If the operation fails later, the channel delivers an event whose
-``error()`` method returns the exception.
+Most calls start an operation and return immediately. If the call itself fails, it raises an
+exception from :mod:`aiordma.errors`. If the operation fails later, the channel delivers an event
+whose ``error()`` method returns the exception.
 """
 
 from typing import TYPE_CHECKING

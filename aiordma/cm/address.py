@@ -1,4 +1,4 @@
-"""Conversion of socket addresses between (host, port) tuples and `struct sockaddr`.
+"""Conversion between (host, port) tuples and `struct sockaddr`.
 
 The host must be a numeric IP address.
 """
@@ -16,7 +16,7 @@ from aiordma._native import ffi
 from aiordma._native import handles as h
 
 Address: TypeAlias = tuple[str, int]
-"""A tuple (host, port) with a numeric IP address, which may have a scope: ``fe80::1%eth0``."""
+"""A tuple (host, port) with a numeric IP address, optionally with a scope: ``fe80::1%eth0``."""
 
 # struct sockaddr_in and sockaddr_in6 (ip(7), ipv6(7)): the family in the machine's byte order,
 # port and flow in the network's.
@@ -36,7 +36,7 @@ def _text(packed: bytes) -> str:
 
 
 def to_storage(address: Address) -> h.sockaddr_storage:
-    """Convert an address to ``struct sockaddr_storage``; ValueError if the host is not numeric."""
+    """Convert an address to ``sockaddr_storage``. Raises ValueError for a non-numeric host."""
     match address:
         case (str(host), port):
             port = integer("port", port, 0, 0xFFFF)
@@ -61,15 +61,15 @@ def to_storage(address: Address) -> h.sockaddr_storage:
 
 
 def as_sockaddr(address: Address) -> tuple[h.sockaddr, object]:
-    """Return a pointer for a C call, and an object that must be kept alive while it is used."""
+    """Return a pointer to pass to C, and an object to keep alive while the pointer is in use."""
     storage = to_storage(address)
     return ffi.cast("struct sockaddr *", storage), storage
 
 
 def scope_id(scope: str | None) -> int:
-    """Return the number of a network interface, or raise ValueError.
+    """Return the index of a network interface, or 0 if ``scope`` is None.
 
-    ``scope`` is the name or the number of the interface.
+    ``scope`` is the interface's name or index. Raises ValueError if no interface has that name.
     """
     if scope is None:
         return 0

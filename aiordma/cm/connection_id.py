@@ -1,4 +1,4 @@
-"""Connection IDs, which are to the connection manager what sockets are to TCP."""
+"""Connection IDs, the connection manager's counterpart to TCP sockets."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class _ById(Maker):
 class ConnectionId(Options):
     """One end of a connection, or a listener, created by :meth:`EventChannel.create_id`.
 
-    ``channel`` is the channel that delivers the events of the ID. ``qp`` is its queue pair, or
-    None. Most methods start an operation and return immediately. An event on the channel reports
-    the result. Only one thread at a time may use an ID.
+    ``channel`` is the channel that delivers the ID's events. ``qp`` is its queue pair, or None.
+    Most methods start an operation and return immediately; an event on the channel reports the
+    result. An ID must not be used by more than one thread at a time.
     """
 
     def __init__(self, channel: cm.EventChannel, pointer: h.rdma_cm_id) -> None:
@@ -94,7 +94,7 @@ class ConnectionId(Options):
 
     @classmethod
     def of(cls, library: Library, pointer: h.rdma_cm_id) -> ConnectionId | None:
-        """Return the object for the C pointer in an event, or None if it is closed or deleted."""
+        """Return the object for an event's C pointer, or None if it is closed or deleted."""
         id = _ids.get(_key(library, pointer))
         return id if id is not None and not id.closed else None
 
@@ -102,10 +102,10 @@ class ConnectionId(Options):
 
     @property
     def context(self) -> Context | None:
-        """The device to which the ID is bound, borrowed from the connection manager.
+        """The device the ID is bound to, borrowed from the connection manager.
 
-        It is None if the ID is not bound to a device, for example before the address is resolved,
-        or if the ID listens on all addresses.
+        None if the ID is not bound to a device, for example before its address has been resolved or
+        while it is listening on all addresses.
         """
         if self._context is None and (device := self.pointer.verbs):
             self._context = Context.borrow(self.library, device)
@@ -113,7 +113,7 @@ class ConnectionId(Options):
 
     @property
     def port_num(self) -> int:
-        """The port of the device, or 0 if the ID is not bound to a device."""
+        """The device's port number, or 0 if the ID is not bound to a device."""
         return self.pointer.port_num
 
     @property
@@ -127,14 +127,14 @@ class ConnectionId(Options):
 
     @property
     def local_address(self) -> Address | None:
-        """The address to which the ID is bound, or None if it is not bound."""
+        """The address the ID is bound to, or None if it is not bound."""
         return from_storage(ffi.addressof(self.pointer.route.addr, "src_storage"))
 
     @property
     def peer_address(self) -> Address | None:
         """The peer's address, or None if there is no peer.
 
-        If the ID is closed, this is the last known address.
+        Once the ID is closed, this is the peer's last known address.
         """
         if not self.closed:
             peer = from_storage(ffi.addressof(self.pointer.route.addr, "dst_storage"))
@@ -148,9 +148,10 @@ class ConnectionId(Options):
         """Bind the ID to a local address. Port 0 selects a free port.
 
         Raises:
-            AddressError: With an error code like that of a socket. EADDRINUSE means that the port
-                is in use. EADDRNOTAVAIL means that this machine does not have the address, or that
-                the port is in use and one of the two addresses is the wildcard address.
+            AddressError: If binding fails. The error code is the same as for a socket. EADDRINUSE
+                means that the port is already in use. EADDRNOTAVAIL means that the address does not
+                belong to this machine, or that the port is in use and one of the two addresses is
+                the wildcard.
         """
         sockaddr, _keep = as_sockaddr(address)
         try:
@@ -163,13 +164,13 @@ class ConnectionId(Options):
     def resolve_addr(
         self, address: Address, source: Address | None = None, timeout: float = 2.0
     ) -> None:
-        """Start to look for a device that has a route to the peer's address.
+        """Start looking for a device that has a route to the peer's address.
 
-        The resulting event is ADDR_RESOLVED or ADDR_ERROR.
+        The result is reported by an ADDR_RESOLVED or ADDR_ERROR event.
 
         Args:
             address: The peer's address.
-            source: The local address to use; None means that the route determines it.
+            source: The local address to use. None lets the route determine it.
             timeout: The maximum time in seconds.
 
         Raises:
@@ -188,9 +189,9 @@ class ConnectionId(Options):
         self._note("resolve_addr")
 
     def resolve_route(self, timeout: float = 2.0) -> None:
-        """Start to look for the route to the peer, for at most ``timeout`` seconds.
+        """Start resolving the route to the peer. Gives up after ``timeout`` seconds.
 
-        The resulting event is ROUTE_RESOLVED or ROUTE_ERROR.
+        The result is reported by a ROUTE_RESOLVED or ROUTE_ERROR event.
         """
         try:
             self._check_bound("rdma_resolve_route")
@@ -218,11 +219,11 @@ class ConnectionId(Options):
         srq: verbs.SharedReceiveQueue | None = None,
         reserved: bool = False,
     ) -> QueuePair:
-        """Create the ID's queue pair. The connection manager then changes its state as needed.
+        """Create the ID's queue pair. The connection manager then handles its state transitions.
 
-        The protection domain must belong to the :attr:`context` of this ID. By default, ``qp_type``
-        is RC, or UD in a datagram port space. You can post receives immediately. A UD queue pair
-        can also send immediately, and has the Q_Key of the port space. See
+        The protection domain must belong to the ID's :attr:`context`. ``qp_type`` defaults to RC,
+        or to UD in a datagram port space. You can post receives immediately. A UD queue pair can
+        also send immediately, and uses the Q_Key of the port space. See
         :meth:`ProtectionDomain.create_qp`, rdma_create_qp(3) and rdma_create_qp_ex(3).
         """
         if pd.context is not self.context:
@@ -249,7 +250,7 @@ class ConnectionId(Options):
         return self.qp
 
     def destroy_qp(self) -> None:
-        """Close the queue pair, if there is one, without closing the ID."""
+        """Close the queue pair, if any, but leave the ID open."""
         if self.qp is not None:
             self.qp.close()
             self.qp = None
@@ -259,26 +260,27 @@ class ConnectionId(Options):
     def connect(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
         """Send a connection request, or ask a datagram service for its address.
 
-        Call this after ROUTE_RESOLVED. The resulting event is ESTABLISHED, REJECTED, UNREACHABLE or
-        CONNECT_ERROR. For a datagram service, ESTABLISHED contains the destination (``datagrams``),
-        and UNREACHABLE can also mean that the request was rejected. If the peer does not respond,
-        UNREACHABLE arrives after the connection manager's timeout of about a minute.
+        Call this after ROUTE_RESOLVED. The result is reported by an ESTABLISHED, REJECTED,
+        UNREACHABLE or CONNECT_ERROR event. For a datagram service, ESTABLISHED carries the
+        destination (``datagrams``), and UNREACHABLE can also mean that the request was rejected. If
+        the peer does not respond, UNREACHABLE arrives after the connection manager's timeout, which
+        is about a minute.
 
         Raises:
-            LimitError: If there is too much private data (the maximum is 56 bytes for PortSpace.TCP
-                and 180 bytes for PortSpace.UDP). Nothing is sent in this case.
+            LimitError: If the private data is too long (the maximum is 56 bytes for PortSpace.TCP
+                and 180 bytes for PortSpace.UDP). No request is sent in this case.
         """
         self._with_parameters("connect", self.library.calls.rdma_connect, parameters)
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
-        """Accept a connection request. Call this on the ID in the CONNECT_REQUEST event.
+        """Accept a connection request. Call this on the ID from the CONNECT_REQUEST event.
 
-        The resulting event is ESTABLISHED. For a datagram service, there is no event, and the peer
-        may send immediately.
+        The result is reported by an ESTABLISHED event. Datagram services do not get an event, and
+        the peer may start sending immediately.
 
         Raises:
-            LimitError: If there is too much private data (the maximum is 196 bytes for
-                PortSpace.TCP and 136 bytes for PortSpace.UDP).
+            LimitError: If the private data is too long (the maximum is 196 bytes for PortSpace.TCP
+                and 136 bytes for PortSpace.UDP).
         """
         self._with_parameters("accept", self.library.calls.rdma_accept, parameters)
 
@@ -293,14 +295,14 @@ class ConnectionId(Options):
         self._call(call, param, step=step)
 
     def reject(self, private_data: bytes = b"", *, for_ece: bool = False) -> None:
-        """Reject a connection request. Call this on the ID in the CONNECT_REQUEST event.
+        """Reject a connection request. Call this on the ID from the CONNECT_REQUEST event.
 
-        Then close the ID. The peer gets a REJECTED event with reason 28 or, if ``for_ece`` is true,
-        with reason 35 (unacceptable ECE options).
+        Close the ID afterwards. The peer gets a REJECTED event with reason 28, or with reason 35
+        (unacceptable ECE options) if ``for_ece`` is true.
 
         Raises:
-            LimitError: If there is too much private data (the maximum is 148 bytes for
-                PortSpace.TCP and 136 bytes for PortSpace.UDP).
+            LimitError: If the private data is too long (the maximum is 148 bytes for PortSpace.TCP
+                and 136 bytes for PortSpace.UDP).
         """
         check_private_data(self.port_space, "reject", private_data)
         data = bytes(private_data)
@@ -309,16 +311,16 @@ class ConnectionId(Options):
         self._call(call, data or ffi.NULL, len(data), step="reject")
 
     def listen(self, backlog: int = 128) -> None:
-        """Listen for connection requests. Each request is a CONNECT_REQUEST event with a new ID.
+        """Listen for connection requests. Each arrives as a CONNECT_REQUEST event with a new ID.
 
-        If the ID is not bound to an address, it listens on all IPv4 addresses and a free port.
+        An ID that is not bound to an address listens on a free port on all IPv4 addresses.
 
         Args:
-            backlog: The maximum number of requests whose event has not been taken yet; 0 means the
-                system's maximum. Further requests wait longer or are rejected.
+            backlog: The maximum number of CONNECT_REQUEST events waiting to be read; 0 means the
+                system's maximum. Additional requests are delayed or rejected.
 
         Raises:
-            AddressError: If the port is in use, as in :meth:`bind_addr`.
+            AddressError: If the port is already in use, as in :meth:`bind_addr`.
         """
         backlog = integer("backlog", backlog, None)
         try:
@@ -331,14 +333,14 @@ class ConnectionId(Options):
             raise self._failed(AddressError, what, error) from error
 
     def establish(self) -> None:
-        """Complete a connection after CONNECT_RESPONSE, if the ID does not own a queue pair."""
+        """Finish connecting after CONNECT_RESPONSE. Only for IDs that do not own a queue pair."""
         self._call(self.library.calls.rdma_establish)
 
     def disconnect(self) -> None:
         """End the connection. The queue pair enters the error state, which flushes posted work.
 
-        The peer gets a DISCONNECTED event and must then call this method too. When it does so, this
-        side also gets DISCONNECTED, and later TIMEWAIT_EXIT.
+        The peer gets a DISCONNECTED event and must then call this method too. Once it has done so,
+        this side also gets DISCONNECTED, followed by TIMEWAIT_EXIT.
 
         Raises:
             VerbsError: With EINVAL, if the ID is not connected.
@@ -349,17 +351,17 @@ class ConnectionId(Options):
     # --- multicast: of a datagram id that is bound to a device -----------------------------
 
     def join_multicast(self, address: Address, *, send_only: bool = False) -> None:
-        """Join the multicast group with the given address. The port in the address is ignored.
+        """Join the multicast group at ``address``. The port in the address is ignored.
 
-        The resulting event is MULTICAST_JOIN or MULTICAST_ERROR. In a MULTICAST_JOIN event,
-        ``datagrams`` is the destination for sending to the group. From then on, the ID's queue
-        pair, if there is one, receives the messages sent to the group, unless ``send_only`` is
-        true.
+        The result is reported by a MULTICAST_JOIN or MULTICAST_ERROR event. MULTICAST_JOIN carries
+        the destination for sending to the group in ``datagrams``. Once it has arrived, the ID's
+        queue pair, if any, receives messages sent to the group, unless ``send_only`` is true.
 
         Raises:
-            VerbsError: With EINVAL, if the port space is not for datagrams, or if the ID is not
-                bound to a device.
-            UnsupportedError: If the device does not support groups of this address family.
+            VerbsError: With EINVAL, if this is not a datagram port space or if the ID is not bound
+                to a device.
+            UnsupportedError: If the device does not support multicast groups of this address
+                family.
         """
         sockaddr, _keep = as_sockaddr(address)
         attr = ffi.new("struct rdma_cm_join_mc_attr_ex *")
@@ -376,7 +378,7 @@ class ConnectionId(Options):
             raise
 
     def leave_multicast(self, address: Address) -> None:
-        """Leave a multicast group that was joined with :meth:`join_multicast`.
+        """Leave a multicast group joined with :meth:`join_multicast`.
 
         Raises:
             VerbsError: With EADDRNOTAVAIL, if the ID has not joined this group.
@@ -400,7 +402,7 @@ class ConnectionId(Options):
         return leave
 
     def group_of(self, context: h.Characters | h.VoidPointer) -> Address | None:
-        """Return the multicast group of an event, or None if the ID has left the group."""
+        """Return the multicast group an event belongs to, or None if the ID has left that group."""
         return self._groups.get(int(ffi.cast("uintptr_t", context)))
 
     # --- enhanced connection establishment -------------------------------------------------
@@ -408,8 +410,8 @@ class ConnectionId(Options):
     def set_local_ece(self, ece: ECE) -> None:
         """Set the ECE options to offer (before ``connect``) or to select (before ``accept``).
 
-        This is only for IDs without their own queue pair. If the ID owns its queue pair, the
-        devices negotiate the options. See rdma_set_local_ece(3).
+        This only works for IDs without a queue pair of their own. For an ID that owns its queue
+        pair, the devices negotiate the options. See rdma_set_local_ece(3).
 
         Raises:
             VerbsError: With EINVAL, if the ID owns a queue pair, or if ``vendor_id`` is 0.
@@ -417,9 +419,9 @@ class ConnectionId(Options):
         self._call(self.library.calls.rdma_set_local_ece, ece.packed())
 
     def get_remote_ece(self) -> ECE:
-        """Return the peer's ECE options, after CONNECT_REQUEST or CONNECT_RESPONSE.
+        """Return the peer's ECE options. Available after CONNECT_REQUEST or CONNECT_RESPONSE.
 
-        If ``vendor_id`` is 0, the peer has not sent any options.
+        A ``vendor_id`` of 0 means that the peer did not send any options.
 
         Raises:
             VerbsError: With EINVAL, if the ID owns a queue pair.
@@ -431,7 +433,7 @@ class ConnectionId(Options):
     # --- channels --------------------------------------------------------------------------
 
     def migrate(self, channel: cm.EventChannel) -> None:
-        """Move the ID to another channel of the same library, which then delivers its events."""
+        """Move the ID and its events to another channel of the same library."""
         instance("channel", channel, type(self.channel), "an EventChannel")
         if channel.library is not self.library:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Events of the connection manager, and the exceptions for operations that fail."""
+"""Connection manager events, and the exceptions for failed operations."""
 
 from __future__ import annotations
 
@@ -58,21 +58,22 @@ _CLASSES = {
 
 
 class ConnectionEvent(NamedTuple):
-    """An event of the connection manager. See rdma_get_cm_event(3).
+    """A connection manager event. See rdma_get_cm_event(3).
 
-    The object is a copy of the event, which has already been acknowledged.
+    This object is a copy; the event itself has already been acknowledged.
 
-    - ``id``: The ID to which the event belongs. For CONNECT_REQUEST, this is a new ID, which you
-      must accept or reject, and which you must close.
-    - ``listen_id``: For CONNECT_REQUEST, the listening ID, or None if its object is deleted.
-    - ``status``: A negative errno value, or the reason of a rejection.
+    - ``id``: The ID the event belongs to. For CONNECT_REQUEST, this is a new ID, which you must
+      accept or reject, and eventually close.
+    - ``listen_id``: For CONNECT_REQUEST, the listening ID, or None if its ConnectionId has been
+      deleted.
+    - ``status``: A negative errno value, or the reason for a rejection.
     - ``private_data``: The peer's private data, padded with zeros by the connection manager.
-    - ``parameters``: The other values that the peer requested or granted.
+    - ``parameters``: The other values requested or granted by the peer.
     - ``datagrams``: In a datagram port space, and for MULTICAST_JOIN, the destination.
     - ``group``: For MULTICAST_JOIN and MULTICAST_ERROR, the address of the multicast group.
 
-    After DEVICE_REMOVAL, close every object on the device, because the device cannot be removed
-    before that. ADDR_CHANGE means that the route to the peer now uses another port. To use that
+    After DEVICE_REMOVAL, close every object on the device, because it cannot be removed while any
+    are open. ADDR_CHANGE means that the route to the peer now uses a different port. To use that
     port, open a new connection.
     """
 
@@ -86,11 +87,11 @@ class ConnectionEvent(NamedTuple):
 
     @property
     def private_data(self) -> bytes:
-        """The private data that the peer sent."""
+        """The private data sent by the peer."""
         return (self.datagrams or self.parameters).private_data
 
     def error(self) -> ConnectionManagerError | None:
-        """Return the exception for the event if it reports a failure, or else None."""
+        """Return the exception for the event if it reports a failure, or None otherwise."""
         if self.type not in _WHAT:
             return None
         peer = self.group or self.id.peer_address

@@ -1,4 +1,4 @@
-"""Functions that look up devices and addresses without a connection ID.
+"""Device and address lookup without a connection ID.
 
 See rdma_get_devices(3) and rdma_getaddrinfo(3).
 """
@@ -20,18 +20,18 @@ from .parameters import PortSpace
 
 
 def check_library(library: object) -> Library:
-    """Return ``library`` if it is a Library, and otherwise raise TypeError."""
+    """Return ``library`` if it is a Library; otherwise, raise TypeError."""
     return instance(
         "library", library, Library, "a Library, such as verbs.find_device(name).library"
     )
 
 
 def get_devices(library: Library) -> list[Context]:
-    """Return the devices that the connection manager has opened.
+    """Return the devices opened by the connection manager.
 
-    The contexts are borrowed (see :meth:`Context.borrow`). The :attr:`ConnectionId.context` of a
-    connection ID is one of these objects. After a fork, this function raises the same exceptions in
-    the child process as :class:`EventChannel`.
+    The contexts are borrowed (see :meth:`Context.borrow`). A connection ID's
+    :attr:`ConnectionId.context` is one of these objects. In a child process after a fork, this
+    function raises the same exceptions as :class:`EventChannel`.
 
     Raises:
         VerbsError: With ENODEV, if there are no devices.
@@ -62,7 +62,7 @@ class AddressInfo(NamedTuple):
     """A result of :func:`getaddrinfo` (``struct rdma_addrinfo``).
 
     Pass ``source`` to :meth:`ConnectionId.bind_addr`, and ``destination`` to
-    :meth:`ConnectionId.resolve_addr`. If the flag PASSIVE was set, ``destination`` is None.
+    :meth:`ConnectionId.resolve_addr`. If the PASSIVE flag was set, ``destination`` is None.
     """
 
     source: Address | None
@@ -89,11 +89,10 @@ def getaddrinfo(
     flags: AddressFlags = _NO_FLAGS,
     port_space: PortSpace = PortSpace.TCP,
 ) -> list[AddressInfo]:
-    """Resolve the names of a host and a service. The call blocks until they are resolved.
+    """Resolve a host name and a service name. The call blocks until both are resolved.
 
     In asyncio programs, use ``loop.getaddrinfo`` instead, or call this function in a thread. With
-    the flag PASSIVE and without a host, the result is the address for listening on all local
-    addresses.
+    the PASSIVE flag and no host, the result is the address for listening on all local addresses.
 
     Raises:
         AddressError: If a name cannot be resolved.

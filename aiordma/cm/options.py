@@ -1,4 +1,4 @@
-"""Options of a connection ID (see rdma_set_option(3)), and error messages that describe the ID."""
+"""Connection ID options (see rdma_set_option(3)), and error messages that describe the ID."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiordma.verbs._device.resource import Resource
 
 
 class Option(IntEnum):
-    """An option of a connection ID, at level RDMA_OPTION_ID. See rdma_set_option(3)."""
+    """A connection ID option at level RDMA_OPTION_ID. See rdma_set_option(3)."""
 
     TOS = 0
     REUSEADDR = 1
@@ -54,7 +54,7 @@ _WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EAL
 
 
 class Options(Resource[h.rdma_cm_id]):
-    """The base class of :class:`ConnectionId` with its options, which can be set but not read."""
+    """The base class of :class:`ConnectionId` that provides its write-only options."""
 
     library: Library
     _history: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Options(Resource[h.rdma_cm_id]):
         self._call(self.library.calls.rdma_set_option, _LEVEL, option.value, data, size)
 
     def set_tos(self, tos: int) -> None:
-        """Set the type of service (TOS) of the packets, from 0 to 255.
+        """Set the type of service (TOS) for packets, from 0 to 255.
 
         Call this before connecting or listening.
         """
@@ -118,7 +118,7 @@ class Options(Resource[h.rdma_cm_id]):
         self.set_option(Option.REUSEADDR, int(truth("enabled", enabled)))
 
     def set_afonly(self, enabled: bool) -> None:
-        """Choose whether a listener on ``::`` only accepts IPv6, like IPV6_V6ONLY.
+        """Set whether a listener on ``::`` accepts IPv6 only, like IPV6_V6ONLY.
 
         Call this before listening.
 
@@ -128,15 +128,15 @@ class Options(Resource[h.rdma_cm_id]):
         self.set_option(Option.AFONLY, int(truth("enabled", enabled)))
 
     def set_ack_timeout(self, seconds: float) -> None:
-        """Set how long the queue pair waits for an acknowledgement before it retransmits a packet.
+        """Set how long the queue pair waits for an acknowledgement before retransmitting a packet.
 
         Call this before connecting or accepting.
 
         Args:
-            seconds: The time, from 0.0000082 to 8796 seconds. It is rounded up to 4.096
+            seconds: The timeout, from 0.0000082 to 8796 seconds. It is rounded up to 4.096
                 microseconds times a power of 2.
 
         Raises:
-            ValueError: If the time is out of range.
+            ValueError: If the timeout is out of range.
         """
         self.set_option(Option.ACK_TIMEOUT, encode_ack_timeout(seconds))

@@ -1,4 +1,4 @@
-"""The parameters that the two sides of a connection exchange through the connection manager."""
+"""The parameters exchanged by the two sides of a connection through the connection manager."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from aiordma.verbs._memory.buffers import require_data
 
 
 class PortSpace(IntEnum):
-    """The namespace that a port number belongs to (``enum rdma_port_space``).
+    """The namespace a port number belongs to (``enum rdma_port_space``).
 
-    It determines the kind of service, for example connections or datagrams.
+    It determines the type of service, such as connections or datagrams.
     """
 
     IPOIB = 0x0002
@@ -27,7 +27,7 @@ class PortSpace(IntEnum):
 
     @property
     def datagrams(self) -> bool:
-        """Whether the port space is for datagrams (UD) and not for connections (RC)."""
+        """Whether the port space is for datagrams (UD) rather than connections (RC)."""
         return self in (PortSpace.UDP, PortSpace.IPOIB)
 
 
@@ -40,15 +40,15 @@ UDP_QKEY = 0x01234567
 # and their responses for 136 (clause 12.11). The CM's own header uses 36 bytes of each request
 # (rdma_connect(3)).
 CONNECT_DATA_MAX = 56
-"""The maximum private data in a connection request (PortSpace.TCP), in bytes."""
+"""The maximum size of the private data in a connection request (PortSpace.TCP), in bytes."""
 ACCEPT_DATA_MAX = 196
-"""The maximum private data when accepting a connection request (PortSpace.TCP), in bytes."""
+"""The maximum size of the private data when accepting a request (PortSpace.TCP), in bytes."""
 REJECT_DATA_MAX = 148
-"""The maximum private data when rejecting a connection request (PortSpace.TCP), in bytes."""
+"""The maximum size of the private data when rejecting a request (PortSpace.TCP), in bytes."""
 DATAGRAM_REQUEST_DATA_MAX = 180
-"""The maximum private data in a request to a datagram service (PortSpace.UDP), in bytes."""
+"""The maximum size of the private data in a datagram service request (PortSpace.UDP), in bytes."""
 DATAGRAM_ANSWER_DATA_MAX = 136
-"""The maximum private data in a response from a datagram service (PortSpace.UDP), in bytes."""
+"""The maximum size of the private data in a datagram service response (PortSpace.UDP), in bytes."""
 
 # The limits of each call: for connections, for datagrams.
 _LIMITS = {
@@ -90,13 +90,13 @@ _FIELDS: dict[str, tuple[Callable[..., int], tuple[int, ...]]] = {
 
 
 class ConnectionParameters(NamedTuple):
-    """The parameters of a connection (``struct rdma_conn_param``). See rdma_connect(3).
+    """Connection parameters (``struct rdma_conn_param``). See rdma_connect(3).
 
-    ``initiator_depth`` is the maximum number of outstanding reads and atomics that this side
-    starts. ``responder_resources`` is the maximum number that the peer starts. The event with the
-    result of the request contains the peer's values. ``retry_count`` and ``rnr_retry_count`` are
-    from 0 to 7; an ``rnr_retry_count`` of 7 means no limit. ``private_data`` is for use by the
-    program. The receiver gets it padded with zeros. ``srq`` and ``qp_num`` are only used if the
+    ``initiator_depth`` is the maximum number of outstanding reads and atomics started by this side,
+    and ``responder_resources`` the maximum number started by the peer. The event that reports the
+    result of a request contains the peer's values. ``retry_count`` and ``rnr_retry_count`` range
+    from 0 to 7; an ``rnr_retry_count`` of 7 means no limit. ``private_data`` is for the program's
+    own use, and the receiver gets it padded with zeros. ``srq`` and ``qp_num`` are only used if the
     queue pair was not created by :meth:`ConnectionId.create_qp`.
     """
 
@@ -110,7 +110,7 @@ class ConnectionParameters(NamedTuple):
     qp_num: int = 0
 
     def packed(self) -> tuple[h.rdma_conn_param, object]:
-        """Return the C structure, and an object that must be kept alive while it is used."""
+        """Return the C structure, and an object to keep alive while the structure is in use."""
         param = ffi.new("struct rdma_conn_param *")
         # A copy: the frames of an error would keep the caller's buffer pinned.
         content = bytes(self.private_data)
@@ -133,12 +133,11 @@ def _private_data(param: h.rdma_conn_param | h.rdma_ud_param) -> bytes:
 
 
 class DatagramParameters(NamedTuple):
-    """The destination of datagrams, or the private data of a request (``struct rdma_ud_param``).
+    """A destination for datagrams, or a request's private data (``struct rdma_ud_param``).
 
-    To send to the destination, create an address handle from ``vector``, and use it with ``qp_num``
-    and ``qkey`` in each send. A CONNECT_REQUEST event or a rejection does not contain a
-    destination. In this case, ``vector`` is None, and both numbers are 0. ``private_data`` is
-    padded with zeros.
+    To send to the destination, create an address handle from ``vector`` and use it with ``qp_num``
+    and ``qkey`` in each send. CONNECT_REQUEST events and rejections do not contain a destination:
+    their ``vector`` is None, and both numbers are 0. ``private_data`` is padded with zeros.
     """
 
     private_data: bytes = b""
@@ -148,7 +147,7 @@ class DatagramParameters(NamedTuple):
 
     @classmethod
     def read(cls, param: h.rdma_ud_param, *, private_data: bool, destination: bool) -> Self:
-        """Convert the members of a ``struct rdma_ud_param`` that are valid for an event."""
+        """Convert those members of a ``struct rdma_ud_param`` that are valid for an event."""
         data = _private_data(param) if private_data else b""
         if not destination:
             return cls(data)
