@@ -7,16 +7,16 @@
     server = await aiordma.create_server(Protocol, host, port)
     server = await aiordma.start_stream_server(handler, host, port)
 
-The first three functions correspond to those of the same name in asyncio. `start_stream_server`
-corresponds to `asyncio.start_server`. Besides the address, they accept the options of
-`aiordma.connect` and `aiordma.listen`, except that `ssl` has the same meaning as in asyncio: it
-encrypts the stream with TLS.
+The first three functions correspond to the asyncio functions of the same name, and
+`start_stream_server` corresponds to `asyncio.start_server`. Apart from the address, they accept the
+options of `aiordma.connect` and `aiordma.listen`. The exception is `ssl`, which has the same
+meaning as in asyncio: it encrypts the stream with TLS.
 
-Both ends of a connection must be streams, because streams have their own message format (see
+Both ends of a connection must use streams, because streams have their own message format (see
 `StreamTransport`).
 
 Some software opens its connections through the event loop and cannot be configured to use these
-functions. Run it on an `EventLoop`. For the interfaces, see "Transports and Protocols" and
+functions. Run it on an `EventLoop` instead. For the interfaces, see "Transports and Protocols" and
 "Streams" in the asyncio documentation.
 """
 

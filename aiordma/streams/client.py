@@ -1,4 +1,4 @@
-"""Clients: `create_connection` and `open_connection` over RDMA, and a function that sends files."""
+"""Clients: `create_connection`, `open_connection` and `sendfile` over RDMA."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT = 64 << 10
 
 
 class ClientTLS:
-    """The TLS options of a client, already checked: `ssl`, `server_hostname` and the limits."""
+    """A client's validated TLS options: `ssl`, `server_hostname` and the time limits."""
 
     def __init__(
         self, ssl: TLS, server_hostname: str | None, host: str | None, limits: TLSLimits = NO_LIMITS
@@ -53,13 +53,13 @@ async def create_connection(
 ) -> tuple[asyncio.Transport, P]:
     """Connect to a host and attach a protocol, like `loop.create_connection`.
 
-    The function returns after the protocol's `connection_made` has been called. The transport is a
-    `StreamTransport`. With TLS, it is asyncio's SSL transport, which uses a `StreamTransport`.
+    The function returns once the protocol's `connection_made` has been called. The transport is a
+    `StreamTransport` or, with TLS, asyncio's SSL transport on top of a `StreamTransport`.
 
-    `port` may be a number, a str of digits, or the name of a service. `ssl` may be an SSL context,
-    or True for the default context. The whole stream is then encrypted with TLS, and the server
-    must have a certificate for `server_hostname`, which is `host` by default. The function also
-    raises the exceptions of `aiordma.connect`.
+    `port` may be a number, a string of digits, or a service name. If `ssl` is an SSL context, or
+    True for the default context, the whole stream is encrypted with TLS. The server must then have
+    a certificate for `server_hostname`, which defaults to `host`. This function also raises the
+    exceptions of `aiordma.connect`.
 
     Raises:
         ssl.SSLError: If the server does not have a valid certificate for that name.
@@ -101,7 +101,7 @@ def port_number(port: int | str | bytes | None) -> int:
 async def attach(
     connection: Connection, protocol_factory: Callable[[], P], tls: ClientTLS
 ) -> tuple[asyncio.Transport, P]:
-    """Create the transport and the protocol of a client, and call `connection_made`."""
+    """Create a client's transport and protocol, and call `connection_made`."""
     handshake, shutdown = tls.limits
     if handshake is None:
         handshake = connection._endpoint.config.handshake_timeout
@@ -134,7 +134,7 @@ async def open_connection(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to a host and return a reader and a writer, like `asyncio.open_connection`.
 
-    `limit` is the size limit of the reader's buffer, in bytes. The other arguments are those of
+    `limit` is the reader's buffer size limit in bytes. The other arguments are the same as for
     `create_connection`.
     """
     given = complete("open_connection", options, STREAM)
@@ -149,12 +149,12 @@ async def open_connection(
 async def sendfile(
     transport: asyncio.WriteTransport, file: IO[bytes], offset: int = 0, count: int | None = None
 ) -> int:
-    """Send a part of a regular file without copying it, and return the number of bytes sent.
+    """Send part of a regular file without copying it, and return the number of bytes sent.
 
-    The part starts at `offset` and has `count` bytes. By default, it extends to the end of the
-    file. It is sent after the data that has already been written to the transport. The call returns
-    when everything has been sent. As with `loop.sendfile`, the file's position is then at the end
-    of the part. Do not truncate the file before the call returns.
+    The part has `count` bytes, starting at `offset`. By default, it extends to the end of the file.
+    All previously written data is sent first. The call returns once everything has been sent. As
+    with `loop.sendfile`, the file position is then just past the last byte sent. Do not truncate
+    the file before the call returns.
 
     Raises:
         ConnectionError: If the connection ends before everything has been sent.
@@ -182,7 +182,7 @@ async def sendfile(
 
 
 def check_part(file: IO[bytes], offset: int, count: int | None) -> None:
-    """Raise TypeError or ValueError if the arguments do not describe a part of a binary file."""
+    """Raise TypeError or ValueError if the arguments do not describe part of a binary file."""
     if hasattr(file, "encoding"):
         raise ValueError(f"file must be opened in binary mode: {file!r}")
     integer("offset", offset)

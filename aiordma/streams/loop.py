@@ -2,8 +2,8 @@
 
     with asyncio.Runner(loop_factory=aiordma.streams.EventLoop) as runner: runner.run(main())
 
-Connections and servers that are opened by host and port use RDMA. Sockets that the program has
-connected itself, Unix sockets, datagrams and pipes work as usual.
+Connections and servers opened by host and port use RDMA. Sockets that the program has connected
+itself, Unix sockets, datagrams and pipes work as usual.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _dialled: WeakKeyDictionary[socket.socket, finalize[..., socket.socket]] = WeakK
 
 
 PART = 256 << 10
-"""The number of bytes to read at a time from a file that cannot be mapped into memory."""
+"""The number of bytes to read at a time from a file that cannot be memory-mapped."""
 
 
 def check_options(function: str, given: dict[str, Any], known: set[str]) -> None:
-    """Raise TypeError for options that the asyncio function of the given name does not accept."""
+    """Raise TypeError for options that the named asyncio function does not accept."""
     for name in given:
         if name not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def abort(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
-    """Abort a connection whose socket was garbage-collected. May be called from any thread."""
+    """Abort a connection whose socket has been garbage-collected. Can be called from any thread."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(connection.abort)
 
@@ -69,8 +69,8 @@ class OverRDMA:
     """A mixin that makes an event loop connect over RDMA: `class Loop(OverRDMA, uvloop.Loop): ...`.
 
     The attributes `device`, `via` and `config` have the same meaning as the options of
-    `aiordma.connect` and `aiordma.listen`. Set them on the class or on the loop. To use RDMA only
-    for some addresses, override `applies`.
+    `aiordma.connect` and `aiordma.listen`. Set them on the class or on the loop. Override `applies`
+    to use RDMA only for certain addresses.
     """
 
     device: Devices = None
@@ -82,7 +82,7 @@ class OverRDMA:
         return {"device": self.device, "via": self.via, "config": self.config}
 
     def applies(self, host: str | None, port: int) -> bool:
-        """Return whether to use RDMA for connections to an address, or for a server at it."""
+        """Return whether to use RDMA for connections to an address or servers listening on it."""
         return True
 
     async def create_connection(
@@ -92,7 +92,7 @@ class OverRDMA:
         port: int | str | None = None,
         **options: Any,
     ) -> Any:
-        """Connect over RDMA. Takes the arguments of `AbstractEventLoop.create_connection`.
+        """Connect over RDMA. Takes the same arguments as `AbstractEventLoop.create_connection`.
 
         If `applies` returns False for the address, the connection does not use RDMA.
         """
@@ -140,8 +140,8 @@ class OverRDMA:
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         """Connect to an address over RDMA, for a later `create_connection` with the same socket.
 
-        Clients that choose between addresses themselves, such as aiohttp, use this method. The
-        socket itself stays unconnected, and `create_connection(sock=...)` later returns a stream
+        This method is for clients that choose between addresses themselves, such as aiohttp. The
+        socket itself stays unconnected, and a later `create_connection(sock=...)` returns a stream
         over the RDMA connection. If nothing at the address accepts RDMA connections, the socket is
         connected over TCP instead.
         """
@@ -172,7 +172,7 @@ class OverRDMA:
         port: int | str | None = None,
         **options: Any,
     ) -> Any:
-        """Listen over RDMA. Takes the arguments of `AbstractEventLoop.create_server`.
+        """Listen over RDMA. Takes the same arguments as `AbstractEventLoop.create_server`.
 
         If `applies` returns False for the address, the server does not use RDMA.
         """
@@ -221,8 +221,8 @@ class OverRDMA:
     ) -> int:
         """Send a file, like `AbstractEventLoop.sendfile`.
 
-        Over RDMA, a regular file is sent by `aiordma.streams.sendfile`. Other files, such as a
-        BytesIO or a pipe, are read and copied piece by piece.
+        Over RDMA, regular files are sent by `aiordma.streams.sendfile`. Other files, such as a
+        BytesIO or a pipe, are read and copied in chunks.
 
         Raises:
             asyncio.SendfileNotAvailableError: If the file is not a regular file and `fallback` is
@@ -261,4 +261,4 @@ async def copy_file(
 
 
 class EventLoop(OverRDMA, asyncio.SelectorEventLoop):
-    """asyncio's selector event loop, but with connections over RDMA."""
+    """asyncio's selector event loop with connections over RDMA."""

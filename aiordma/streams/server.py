@@ -29,7 +29,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
     """A server that attaches a protocol to each connection, created by `create_server`.
 
     Use it like an `asyncio.Server`, for example in an `async with` statement. `close` makes the
-    server stop listening, but does not close the connections that it has accepted.
+    server stop listening but leaves accepted connections open.
     """
 
     def __init__(
@@ -61,25 +61,25 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
 
     @property
     def address(self) -> Address:
-        """The server's address, (host, port). If you requested port 0, it has the actual port."""
+        """The server's address as (host, port). Port 0 is replaced by the port assigned."""
         return self._listener.address
 
     @property
     def sockets(self) -> tuple[TransportSocket, ...]:
-        """Objects that have the server's addresses, as in `asyncio.Server`; empty after `close`."""
+        """Socket-like objects that report the server's addresses. Empty after `close`."""
         addresses = () if self._closing else self._listener.addresses
         return tuple(transport_socket(address)[1] for address in addresses)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop on which the server runs."""
+        """Return the event loop the server is running on."""
         return self._loop
 
     def is_serving(self) -> bool:
-        """Return whether the server accepts connections."""
+        """Return whether the server is accepting connections."""
         return self._accepting is not None and self._closing is None
 
     async def start_serving(self) -> None:
-        """Start accepting connections. If the server already accepts them, this does nothing."""
+        """Start accepting connections. Does nothing if the server is already accepting them."""
         self._affinity.check(self)
         if self._closing is not None:
             raise RuntimeError(f"{self!r} is closed; create another server")
@@ -90,8 +90,8 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         """Accept connections until the server is closed. Cancelling this call closes the server.
 
         Raises:
-            DeviceEventError: If the device has failed. The server cannot be used any more, so start
-                a new one.
+            DeviceEventError: If the device has failed. The server is no longer usable; start a new
+                one.
         """
         if self._serving_forever is not None:
             raise RuntimeError(f"serve_forever() of {self!r} is already running")
@@ -142,9 +142,9 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._all_lost.set()
 
     def close(self) -> None:
-        """Stop listening. Connections that the server has already accepted stay open.
+        """Stop listening. Connections already accepted stay open.
 
-        Connections that it has not accepted yet are closed.
+        Connections still waiting to be accepted are closed.
         """
         if self._closing is None and not self._affinity.is_after_fork:
             self._affinity.check(self)
@@ -153,7 +153,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._close_begun.set()
 
     def close_clients(self) -> None:
-        """Close every accepted connection after its written data has been sent."""
+        """Close each accepted connection once its written data has been sent."""
         for transport in list(self._transports):
             transport.close()
 
@@ -165,7 +165,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
     async def wait_closed(self) -> None:
         """Wait until the server is closed and all of its connections have ended.
 
-        `asyncio.Server.wait_closed` behaves like this since Python 3.12.
+        `asyncio.Server.wait_closed` has worked like this since Python 3.12.
         """
         if self._closing is None and self._affinity.is_after_fork:
             return
@@ -196,8 +196,8 @@ async def create_server(
     """Listen for connections and attach a protocol to each of them, like `loop.create_server`.
 
     If `host` is None or "", the server listens on all addresses. If `host` is a sequence of hosts,
-    the server uses the same port for all of them. `ssl` is an SSL context with a certificate. The
-    streams are then encrypted with TLS. The other options and the exceptions are those of
+    the server uses the same port on all of them. To encrypt the streams with TLS, pass an SSL
+    context with a certificate as `ssl`. The other options and the exceptions are the same as for
     `aiordma.listen`.
     """
     given = complete("create_server", options, STREAM_SERVER)
@@ -214,7 +214,7 @@ async def serve(
     family: int = 0,
     flags: int = 0,
 ) -> StreamServer:
-    """Start a server like `create_server`, but with all options of the event loop's method."""
+    """Start a server like `create_server`, with all the options of the event loop's method."""
     check_factory(protocol_factory)
     start = truth("start_serving", options["start_serving"])
     context = context_of(options["ssl"], client=False)
@@ -235,7 +235,7 @@ async def serve(
 
 
 def hosts_of(host: Hosts) -> list[str | None]:
-    """Return the hosts on which a server listens, as a list."""
+    """Return the hosts to listen on, as a list."""
     one = isinstance(host, str | bytes) or not isinstance(host, Iterable)
     return [host] if one else list(host)  # type: ignore[list-item, arg-type]
 
@@ -254,7 +254,7 @@ async def start_stream_server(
 ) -> StreamServer:
     """Start a server that calls a handler with a reader and a writer, like `asyncio.start_server`.
 
-    `limit` is the size limit of the reader's buffer, in bytes. The other arguments are those of
+    `limit` is the reader's buffer size limit in bytes. The other arguments are the same as for
     `create_server`.
     """
     given = complete("start_stream_server", options, STREAM_SERVER)

@@ -1,8 +1,8 @@
-"""A substitute for the socket of a stream, which has addresses and options.
+"""A stand-in for a stream's socket, which provides addresses and options.
 
-Programs ask a transport for its socket to get the addresses, to set options, or to check whether an
+Programs ask a transport for its socket to get addresses, to set options, or to check whether an
 idle connection is still usable. As in asyncio, they get a `TransportSocket`, but it wraps an object
-of this module instead of a real socket.
+from this module instead of a real socket.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ READ_ONLY = {
 
 
 def socket_name(address: Address | None) -> SocketName | None:
-    """Return an address in the form that sockets use.
+    """Return an address in the format used by sockets.
 
     This is (host, port) for IPv4, and (host, port, flow, scope) for IPv6.
     """
@@ -83,9 +83,9 @@ class StreamSocket:
     def fileno(self) -> int:
         """Return a file descriptor that is readable if the stream has data or has ended.
 
-        HTTP clients use it to check an idle connection before they reuse it. The descriptor shows
-        the state at the time of this call, and you cannot read data from it. If the stream is
-        closed, the result is -1.
+        HTTP clients use it to check an idle connection before reusing it. The descriptor reflects
+        the stream's state at the time of this call and cannot be used to read data. Returns -1 if
+        the stream is closed.
         """
         if self._closed:
             return -1
@@ -106,7 +106,7 @@ class StreamSocket:
             os.close(fd)
 
     def getsockopt(self, level: int, option: int, buflen: int = 0) -> Any:
-        """Return the value to which an option was set, or the default value of a new socket."""
+        """Return the value an option was set to, or the default for a new socket."""
         key = (level, option)
         known = {**WITHOUT_EFFECT, **READ_ONLY, **self._options}
         if key not in known:
@@ -114,7 +114,7 @@ class StreamSocket:
         return known[key]
 
     def setsockopt(self, level: int, option: int, value: Any, optlen: int = 0) -> None:
-        """Store the value of an option that does not have any effect on a stream.
+        """Store the value of an option that has no effect on streams.
 
         Raises:
             OSError: With ENOPROTOOPT, for any other option.
@@ -128,15 +128,15 @@ class StreamSocket:
         return refused(f"socket option {key}", errno.ENOPROTOOPT, "use aiordma.Config instead")
 
     def get_inheritable(self) -> bool:
-        """Return False, because child processes do not inherit the stream."""
+        """Return False, because child processes do not inherit streams."""
         return False
 
     def shutdown(self, how: int) -> None:
-        """Raise OSError with EOPNOTSUPP, because the operation is not supported."""
+        """Raise OSError with EOPNOTSUPP. Streams do not support this operation."""
         raise refused("shutdown", errno.EOPNOTSUPP, "use write_eof() of the transport instead")
 
     def dup(self) -> socket.socket:
-        """Raise OSError with EOPNOTSUPP, because the operation is not supported."""
+        """Raise OSError with EOPNOTSUPP. Streams do not support this operation."""
         raise refused("dup", errno.EOPNOTSUPP, "the stream has no socket to duplicate")
 
 
@@ -145,6 +145,6 @@ def transport_socket(
     peer: Address | None = None,
     is_readable: Callable[[], bool] = lambda: False,
 ) -> tuple[StreamSocket, TransportSocket]:
-    """Create the socket of a stream or a listener, and the `TransportSocket` that programs get."""
+    """Create a stream's or listener's socket, and the `TransportSocket` for programs to use."""
     made: Any = StreamSocket(local, peer, is_readable)
     return made, TransportSocket(made)

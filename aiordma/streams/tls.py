@@ -1,9 +1,9 @@
-"""TLS for streams. asyncio's TLS protocol runs between the transport and the user's protocol.
+"""TLS for streams. asyncio's TLS protocol sits between the transport and the user's protocol.
 
 `ssl=` has the same meaning as in asyncio. The whole stream is encrypted, and the protocol's
-`connection_made` is only called after the server's certificate has been verified. TLS records are
-sent as messages of the connection, so someone who learns the connection's own keys and tokens
-cannot read the data of the stream.
+`connection_made` is not called until the server's certificate has been verified. TLS records are
+sent as messages over the connection, so someone who learns the connection's own keys and tokens
+still cannot read the stream's data.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..errors import TLS_HINT, cause_text
 
 
 class TLSLimits(NamedTuple):
-    """The time limits of TLS in seconds, named as in asyncio. None means asyncio's default."""
+    """TLS time limits in seconds, named as in asyncio. None means asyncio's default."""
 
     ssl_handshake_timeout: float | None
     ssl_shutdown_timeout: float | None
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> TLSLimits:
-        """Return the limits in a call's options; ValueError if there are limits without `ssl`."""
+        """Return a call's TLS time limits. Raises ValueError if any is invalid or lacks `ssl`."""
         limits = cls(*map(options.get, cls._fields))
         for name, value in limits._asdict().items():
             if value is None:
@@ -43,7 +43,7 @@ NO_LIMITS = TLSLimits(None, None)
 
 
 def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
-    """Return the SSL context for `ssl=`. True stands for a client's default context."""
+    """Return the SSL context for the `ssl` option. True means the client's default context."""
     if tls is None or tls is False:
         return None
     if tls is True:
@@ -59,7 +59,7 @@ def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
 
 
 def hinted(error: OSError, peer: str) -> OSError:
-    """Return the error of a client's TLS handshake, with a hint that `peer` may not use TLS."""
+    """Return the error from a client's TLS handshake with a hint that `peer` may not use TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error
     text = f"the TLS handshake with {peer} failed: {cause_text(error)}; {TLS_HINT}"
@@ -76,7 +76,7 @@ def between(
     limits: TLSLimits,
     **who: Any,
 ) -> Any:
-    """Create asyncio's TLS protocol, between the stream's transport and the user's protocol."""
+    """Create asyncio's TLS protocol between the stream's transport and the user's protocol."""
     protocol_of_tls: Any = sslproto.SSLProtocol
     return protocol_of_tls(
         asyncio.get_running_loop(), protocol, context, ready, **limits._asdict(), **who

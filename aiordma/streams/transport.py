@@ -1,24 +1,24 @@
 """An `asyncio.Transport` over a connection: a byte stream for protocols written for TCP.
 
-A stream is sent as messages of the connection. A message that contains data is a part of the
-stream. An empty message means that its sender will not send any more data (`write_eof`). If the
+The stream is sent as messages over the connection. Each non-empty message carries the next part of
+the stream. An empty message means that the sender has finished sending (`write_eof`). If the
 connection is closed without an empty message, both directions end.
 
-Reasons for the design:
+Design rationale:
 
-- A message costs about the same whether it has ten bytes or ten thousand. While a few messages are
-  in flight, further writes are therefore joined into one message.
-- `write` never waits, so data for which the peer does not have space yet must be stored. Data that
-  has not been passed to the connection counts towards the transport's water marks. The amount of
-  data that has been passed to the connection but not sent is limited by `WINDOW`.
-- After `pause_reading`, no data may be delivered. The connection then keeps the messages and does
-  not return their credits, which slows the peer down.
-- The memory of a message is returned to the pool after use. `data_received` therefore gets a copy.
-  For a BufferedProtocol, the data is copied directly from the message into the protocol's buffer.
+- Sending a message costs about the same whether it contains ten bytes or ten thousand. Writes made
+  while a few messages are in flight are therefore joined into one message.
+- `write` never waits, so data is buffered until the peer has space for it. Data not yet passed to
+  the connection counts towards the transport's water marks. `WINDOW` limits the amount of data
+  passed to the connection but not yet sent.
+- After `pause_reading`, no data may be delivered. The connection then holds on to the messages and
+  does not return their credits, which slows the peer down.
+- A message's memory goes back to the pool after use, so `data_received` gets a copy. For a
+  BufferedProtocol, data is copied straight from the message into the protocol's buffer.
 - When a program closes or aborts a TCP socket, or exits without closing it, the kernel still
-  delivers the data that was written to the socket. Here, the connection does this, for at most
-  `Config.close_timeout`. When a stream has ended, the event loop's shutdown code therefore takes
-  over its connection.
+  delivers the data written to it. Here, the connection does this, for up to `Config.close_timeout`.
+  To make this possible, the event loop's shutdown code takes over a stream's connection when the
+  stream ends.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ NOT_SENT = "the connection to {} ended before all data was sent"
 
 
 def take_buffered(protocol: object) -> bytes:
-    """Remove the unread data from a `StreamReader` and return it, for `start_tls`.
+    """Remove and return the unread data in a `StreamReader`, for `start_tls`.
 
-    The data is the beginning of the TLS handshake. asyncio would leave it in the reader, while TLS
-    waits for it.
+    This data is the beginning of the TLS handshake. asyncio would leave it in the reader, while TLS
+    is waiting for it.
     """
     reader = getattr(protocol, "_stream_reader", None)
     if not isinstance(reader, asyncio.StreamReader):
@@ -82,8 +82,8 @@ def take_buffered(protocol: object) -> bytes:
 def refuse_drain(protocol: object) -> None:
     """Make `StreamWriter.drain` raise ConnectionResetError, as it does over TCP after `close`.
 
-    Over TCP, `connection_lost` has been called by that time. Here, it is only called when the peer
-    has received all data.
+    Over TCP, `connection_lost` has already been called by then. Here, it is not called until the
+    peer has received all data.
     """
     if isinstance(protocol, FlowControlMixin):
         vars(protocol)["_connection_lost"] = True
@@ -230,13 +230,13 @@ class _Inbox:
 class StreamTransport(_FlowControlMixin):
     """An `asyncio.Transport` over a connection, created by `create_connection` and `create_server`.
 
-    It supports everything that asyncio documents for transports: a write buffer with water marks,
-    flow control in both directions, half-closing, `abort`, and buffered protocols. `get_extra_info`
+    It supports everything asyncio documents for transports: a write buffer with water marks, flow
+    control in both directions, half-closing, `abort`, and buffered protocols. `get_extra_info`
     accepts these names:
 
     - `peername` and `sockname`: The peer's address and the local address.
-    - `socket`: An `asyncio.trsock.TransportSocket`, but without a real socket behind it.
-    - `connection`: The `Connection`.
+    - `socket`: An `asyncio.trsock.TransportSocket` that is not backed by a real socket.
+    - `connection`: The underlying `Connection`.
     """
 
     # asyncio.loop.start_tls requires this.
@@ -299,7 +299,7 @@ class StreamTransport(_FlowControlMixin):
     # ---- protocol ------------------------------------------------------------------------
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Set the protocol that receives data and events from now on.
+        """Switch to a new protocol, which receives all further data and events.
 
         As in uvloop, a protocol that has a `get_buffer` method but is not an `asyncio.Protocol` is
         treated as a BufferedProtocol.
@@ -383,14 +383,17 @@ class StreamTransport(_FlowControlMixin):
             self.close()
 
     def is_reading(self) -> bool:
-        """Return whether the transport delivers the data that it receives.
+        """Return whether the transport is delivering received data to the protocol.
 
-        It does so unless reading is paused or the transport is closing.
+        This is False while reading is paused and once the transport is closing.
         """
         return not self._paused and not self._closing
 
     def pause_reading(self) -> None:
-        """Stop delivering data until `resume_reading`. Flow control then slows the peer down."""
+        """Stop delivering data until `resume_reading` is called.
+
+        Flow control slows the peer down while reading is paused.
+        """
         self._affinity.check(self)
         if self.is_reading():
             self._paused = True
@@ -399,7 +402,7 @@ class StreamTransport(_FlowControlMixin):
                 self._flush()
 
     def resume_reading(self) -> None:
-        """Start delivering data again after `pause_reading`."""
+        """Resume delivering data after `pause_reading`."""
         self._affinity.check(self)
         if self._paused:
             self._paused = False
@@ -408,7 +411,7 @@ class StreamTransport(_FlowControlMixin):
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue data to be sent, without waiting. The data is copied."""
+        """Copy data and queue it for sending, without waiting."""
         self._affinity.check(self)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(refusal("data", "bytes, bytearray or memoryview", data))
@@ -427,12 +430,12 @@ class StreamTransport(_FlowControlMixin):
         self._maybe_pause_protocol()
 
     async def write_from(self, data: memoryview) -> None:
-        """Send data without copying it, after all data that was written before.
+        """Send data without copying it, after all previously written data.
 
-        The call returns when the transport has sent everything. Do not change the data until then.
+        The call returns once everything has been sent. Do not modify the data before then.
 
         Raises:
-            ConnectionError: If the connection ends before that.
+            ConnectionError: If the connection ends before everything has been sent.
         """
         self._affinity.check(self)
         if self._outbox.eof_written or self._closing:
@@ -443,14 +446,14 @@ class StreamTransport(_FlowControlMixin):
         await self._outbox.wait()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Join several buffers and queue the result to be sent, without waiting."""
+        """Join the buffers and queue the result for sending, without waiting."""
         self.write(b"".join(map(require_data, list_of_data)))
 
     def can_write_eof(self) -> bool:
         return True
 
     def write_eof(self) -> None:
-        """Close the sending direction after the data that has been written. Reading continues."""
+        """Close the sending direction once all written data has been sent. Reading continues."""
         self._affinity.check(self)
         if not self._outbox.eof_written and not self._closing:
             self._outbox.eof_written = self._outbox.eof_owed = True
@@ -484,7 +487,7 @@ class StreamTransport(_FlowControlMixin):
             self._finish_if_flushed()
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of bytes that were written but not yet passed to the connection."""
+        """Return the number of bytes written but not yet passed to the connection."""
         return self._outbox.size
 
     # ---- the end -------------------------------------------------------------------------
@@ -532,9 +535,9 @@ class StreamTransport(_FlowControlMixin):
     def abort(self) -> None:
         """Close the transport immediately, without waiting for written data to be sent.
 
-        Data that has been passed to the connection is still delivered, followed by the end of the
-        stream. If other written data or unread received data remains, it is lost, and the peer sees
-        a broken connection, as with a socket.
+        Data already passed to the connection is still delivered, followed by the end of the stream.
+        If any other written data or any unread received data remains, that data is lost and the
+        peer sees a broken connection, as with a socket.
         """
         if not self._affinity.is_after_fork:
             self._affinity.check(self)
