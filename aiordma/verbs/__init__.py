@@ -1,4 +1,4 @@
-"""RDMA verbs: devices, memory, queues and work requests. Synchronous, without an event loop.
+"""A synchronous interface to RDMA verbs: devices, memory, queues and work requests.
 
 ::
 
@@ -10,9 +10,9 @@
         qp.post_send_one(1, verbs.WROpcode.SEND, verbs.SendFlags.SIGNALED, mr.addr, 5, mr.lkey)
         while not (completions := cq.poll()): ...
 
-Objects are created by methods of other objects, and closing an object closes everything that was
-created from it. Fields have the same names as in C. Times are in seconds. Failures raise the
-exceptions in :mod:`aiordma.errors`.
+Objects are created by methods of other objects, and closing an object also closes everything
+created from it. Fields have the same names as in C. Times are in seconds. Failures raise exceptions
+from :mod:`aiordma.errors`.
 """
 
 from typing import TYPE_CHECKING

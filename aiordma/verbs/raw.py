@@ -1,4 +1,4 @@
-"""The C structures and functions of libibverbs and librdmacm, for features without a Python method.
+"""The C structures and functions of libibverbs and librdmacm, for features without a Python API.
 
 ::
 
@@ -10,17 +10,17 @@
 
 - The ``pointer`` attribute of every object in :mod:`aiordma.verbs` and :mod:`aiordma.cm` is a cffi
   pointer to its C structure.
-- The ``library.calls`` attribute of a context, channel or ID provides the functions that the
-  libraries export, under their C names. If a call fails, it raises VerbsError, or UnsupportedError
-  if the device or the library does not support it. Otherwise, it returns the result of the C
-  function without the error code.
-- This module provides the functions that the C headers define inline. The functions described in
-  ibv_wr_post(3) and ibv_create_cq_ex(3) are members of a structure: ``qp_ex.wr_start(qp_ex)``.
+- The ``library.calls`` attribute of a context, channel or ID provides the libraries' exported
+  functions under their C names. A failed call raises VerbsError, or UnsupportedError if the device
+  or library does not support it. Otherwise, it returns the C function's result without the error
+  code.
+- This module provides the functions defined inline in the C headers. The functions described in
+  ibv_wr_post(3) and ibv_create_cq_ex(3) are structure members: ``qp_ex.wr_start(qp_ex)``.
 - Every constant of the C headers is an attribute of this module, for example
   ``raw.IBV_SEND_SIGNALED``.
 
-As in C, only the device checks arguments, and nothing keeps memory alive. Call
-:meth:`QueuePair.untrack` before you post requests with these functions. See docs/raw-handles.md.
+As in C, arguments are only checked by the device, and you must keep memory alive yourself. Call
+:meth:`QueuePair.untrack` before posting requests with these functions. See docs/raw-handles.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 ffi: h.FFI = _ffi
-"""The cffi object that knows all C structures of aiordma, with ``new``, ``cast``, ``sizeof`` etc.
+"""The cffi object for all of aiordma's C structures, with ``new``, ``cast``, ``sizeof`` etc.
 
 ``ffi.cast("struct ibv_qp *", address)`` converts an address to a pointer.
 """
@@ -45,14 +45,14 @@ _CONSTANTS = ("IBV_", "IB_UVERBS_", "RAI_", "RDMA_")
 
 
 def __getattr__(name: str) -> int:
-    """Return a constant or an enumerator that infiniband/verbs.h or rdma/rdma_cma.h defines."""
+    """Return a constant or enumerator defined in infiniband/verbs.h or rdma/rdma_cma.h."""
     if name.startswith(_CONSTANTS) and isinstance(value := getattr(lib, name, None), int):
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def ibv_poll_cq(cq: h.ibv_cq, num_entries: int, wc: h.ibv_wc) -> int:
-    """Store up to ``num_entries`` completions in the array ``wc`` and return how many were stored.
+    """Store up to ``num_entries`` completions in the array ``wc`` and return the number stored.
 
     See ibv_poll_cq(3).
     """
@@ -63,7 +63,7 @@ def ibv_poll_cq(cq: h.ibv_cq, num_entries: int, wc: h.ibv_wc) -> int:
 
 
 def ibv_req_notify_cq(cq: h.ibv_cq, solicited_only: int) -> None:
-    """Request an event for the next completion of a queue. See ibv_req_notify_cq(3)."""
+    """Request an event for the next completion on a completion queue. See ibv_req_notify_cq(3)."""
     _check("ibv_req_notify_cq", cq.context.ops.req_notify_cq(cq, solicited_only))
 
 
@@ -75,8 +75,8 @@ def ibv_post_send(
     Args:
         qp: The queue pair.
         wr: The first request in the list.
-        bad_wr: Receives a pointer to the first request that was not posted, if the device reports
-            it.
+        bad_wr: Set to a pointer to the first request that was not posted, if the device reports
+            one.
 
     Raises:
         VerbsError: If the device rejects a request.

@@ -1,5 +1,5 @@
-"""Queue pair types that only one vendor supports: SRD on EFA devices, and DC on mlx5 devices.
+"""Vendor-specific queue pair types: SRD on EFA devices, and DC on mlx5 devices.
 
-These modules have not been tested on hardware, only against the vendors' headers and simulated
-libraries. They may change. See :mod:`.efa` and :mod:`.mlx5`.
+These modules may change. They have been tested against the vendors' headers and simulated
+libraries, but not on hardware. See :mod:`.efa` and :mod:`.mlx5`.
 """

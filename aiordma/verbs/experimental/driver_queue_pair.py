@@ -1,4 +1,4 @@
-"""Queue pairs of vendor-specific types (IBV_QPT_DRIVER)."""
+"""Vendor-specific queue pair types (IBV_QPT_DRIVER)."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def init_attr(
 
 
 class DriverQueuePair(Resource[h.ibv_qp]):
-    """The base class for queue pairs of vendor-specific types.
+    """The base class for vendor-specific queue pair types.
 
-    Only the device checks attribute changes and posted requests, and posted work is not tracked. As
-    with :class:`QueuePair`, keep the memory of a request until the request has completed.
+    Attribute changes and posted requests are only checked by the device, and posted work is not
+    tracked. As with :class:`QueuePair`, keep a request's memory until the request has completed.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         self.context._elements[self.raw_handle] = self
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
-        """Change attributes of the queue pair. Times are in seconds. See ibv_modify_qp(3).
+        """Change the queue pair's attributes. Times are in seconds. See ibv_modify_qp(3).
 
         Raises:
             VerbsError: If the device rejects the change.

@@ -1,12 +1,13 @@
 """Scalable reliable datagrams (SRD) on Amazon's EFA devices, using ``libefa.so.1``.
 
-**This module is experimental and has not been tested on hardware.** The structures that it passes
-to the library are checked against the library's header. Tests replace the library's functions with
-stand-ins.
+**This module is experimental and has not been tested on hardware.** The structures passed to the
+library are checked against the library's header. The tests replace the library's functions with
+stubs.
 
-SRD delivers messages reliably, but in any order. As with UD, every message has its own destination,
-and one queue pair serves all peers. The functions raise UnsupportedError if the device is not an
-EFA device, or if the library is not installed. See efadv_query_device(3) and efadv_create_qp_ex(3).
+SRD delivers messages reliably, but not necessarily in order. As with UD, each message has its own
+destination, and a single queue pair serves all peers. The functions raise UnsupportedError if the
+device is not an EFA device, or if the library is not installed. See efadv_query_device(3) and
+efadv_create_qp_ex(3).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SRD = 0  # EFADV_QP_DRIVER_TYPE_SRD
 
 
 class EFACapability(IntFlag):
-    """The capabilities of an EFA device (the ``EFADV_DEVICE_ATTR_CAPS_*`` constants)."""
+    """An EFA device's capabilities (the ``EFADV_DEVICE_ATTR_CAPS_*`` constants)."""
 
     NONE = 0
     RDMA_READ = 1 << 0
@@ -43,9 +44,9 @@ class EFACapability(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class EFADeviceAttributes:
-    """The limits that apply to a queue pair on an EFA device (``struct efadv_device_attr``).
+    """Queue pair limits of an EFA device (``struct efadv_device_attr``).
 
-    They are numbers of requests, of scatter/gather elements, or of bytes.
+    Each limit is a number of requests, scatter/gather elements, or bytes.
     """
 
     max_sq_wr: int
@@ -58,7 +59,7 @@ class EFADeviceAttributes:
 
 
 def query_device(context: Context) -> EFADeviceAttributes:
-    """Return the attributes that only EFA devices have.
+    """Return the attributes specific to EFA devices.
 
     Raises:
         UnsupportedError: If the device is not an EFA device.
@@ -78,10 +79,10 @@ class SRDQueuePair(DriverQueuePair):
     """
 
     def start(self, *, qkey: int, port_num: int = 1, pkey_index: int = 0, sq_psn: int = 0) -> None:
-        """Take the queue pair from state RESET to RTS, ready to send and receive.
+        """Move the queue pair from RESET to RTS, so that it can send and receive.
 
-        The attributes are those of a UD queue pair. Peers must know ``qkey`` to send to this queue
-        pair.
+        The attributes are the same as for a UD queue pair. Peers must know ``qkey`` to send to this
+        queue pair.
 
         Raises:
             VerbsError: If the device rejects a transition.
@@ -93,7 +94,7 @@ class SRDQueuePair(DriverQueuePair):
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_qpn: int, remote_qkey: int
     ) -> None:
-        """Post a send to a peer, or a read or a write if the device supports them.
+        """Post a send to a peer, or a read or write if the device supports it.
 
         Keep the address handle ``ah`` open until the request has completed.
 
@@ -114,7 +115,7 @@ def create_srd_qp(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> SRDQueuePair:
-    """Create an SRD queue pair in state RESET that accepts only the operations in ``send_ops``.
+    """Create an SRD queue pair in the RESET state that only accepts operations in ``send_ops``.
 
     Raises:
         UnsupportedError: If the device is not an EFA device, or if the library is not installed.

@@ -1,14 +1,14 @@
 """Dynamically connected (DC) queue pairs on mlx5 devices, using ``libmlx5.so.1``.
 
-**This module is experimental and has not been tested on hardware.** The structures that it passes
-to the library are checked against the library's header. Tests replace the library's functions with
-stand-ins.
+**This module is experimental and has not been tested on hardware.** The structures passed to the
+library are checked against the library's header. The tests replace the library's functions with
+stubs.
 
-An *initiator* (DCI) sends to any number of *targets* (DCT). Every request contains the number and
-the key of its target, and the device connects to the target when necessary. A target receives
-through a shared receive queue. The queue pairs go through the usual states, but the device decides
-which attributes each transition requires. The functions raise UnsupportedError if the device is not
-an mlx5 device, or if the library is not installed. See mlx5dv_create_qp(3) and mlx5dv_wr_post(3).
+An *initiator* (DCI) sends to any number of *targets* (DCT). Each request specifies its target's
+number and key, and the device connects to the target when necessary. A target receives through a
+shared receive queue. The queue pairs go through the usual states, but the device determines which
+attributes each transition requires. The functions raise UnsupportedError if the device is not an
+mlx5 device, or if the library is not installed. See mlx5dv_create_qp(3) and mlx5dv_wr_post(3).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def create_dc_initiator(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> DCInitiator:
-    """Create an initiator in state RESET that accepts only the operations in ``send_ops``.
+    """Create an initiator in the RESET state that only accepts operations in ``send_ops``.
 
     Raises:
         UnsupportedError: If the device is not an mlx5 device, or if the library is not installed.
@@ -85,13 +85,13 @@ def create_dc_initiator(
 def create_dc_target(
     pd: ProtectionDomain, cq: CompletionQueue, srq: Resource[h.ibv_srq], access_key: int
 ) -> DCTarget:
-    """Create a target in state RESET that receives through ``srq``.
+    """Create a target in the RESET state that receives through ``srq``.
 
     Args:
         pd: The protection domain.
         cq: The completion queue.
         srq: The shared receive queue.
-        access_key: A 64-bit key. Initiators must put it in every request.
+        access_key: A 64-bit key that initiators must include in every request.
 
     Raises:
         UnsupportedError: If the device is not an mlx5 device, or if the library is not installed.
