@@ -1,4 +1,4 @@
-"""Connections and listeners for any RDMA protocol, using the connection manager on an event loop.
+"""asyncio connections and listeners for any RDMA protocol, using the connection manager.
 
 ::
 
@@ -16,12 +16,12 @@
         async for request in listener:                  # an AsyncConnectionId
             group.create_task(serve(request))           # create_qp, accept; close at the end
 
-Each coroutine waits for the event that its operation causes. If the connection ends, everything
-that waits on the queue pair fails. A listener should serve each request in a separate task, because
-`accept` waits until the peer responds, and fails if the peer has given up.
+Each coroutine waits for the event that completes its operation. When the connection ends, all calls
+waiting on the queue pair fail. A listener should serve each request in its own task, because
+`accept` waits for the peer to respond, and fails if the peer has given up.
 
-This module does not provide flow control, and each message must fit into the receive that it
-consumes. For a connection without these restrictions, see :mod:`aiordma.transport`.
+This module does not provide flow control, and each message must fit into the receive it consumes.
+For connections without these restrictions, see :mod:`aiordma.transport`.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ _PARAMETERS = cm.ConnectionParameters()
 
 
 class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
-    """One end of a connection, or a listener, that uses the connection manager on an event loop.
+    """One end of a connection, or a listener, managed by the connection manager on an event loop.
 
-    ``id`` is the :class:`cm.ConnectionId`. Use it directly for addresses, options, the context,
-    ``join_multicast`` and other calls that do not wait. If a call fails or is cancelled, close this
-    object, because the ID cannot be used any more.
+    ``id`` is the underlying :class:`cm.ConnectionId`. Use it directly for addresses, options, the
+    context, ``join_multicast`` and other calls that do not wait. If a call fails or is cancelled,
+    the ID is no longer usable; close this object.
 
     Create, use and close this object in the event loop's thread. If it is still open when its last
-    reference is dropped or the loop ends, it is closed together with its queue pair, and a
+    reference is dropped or the loop ends, it is closed along with its queue pair, and a
     ResourceWarning is issued.
 
     Args:
-        device: The name of a device. None means the device in the environment variable
-            AIORDMA_DEVICE or, if it is not set, the default device. The connection manager chooses
-            the device by address. If it chooses a different device than the one named, the call
+        device: The name of a device. None means the device named by the environment variable
+            AIORDMA_DEVICE or, if that is not set, the default device. The connection manager
+            chooses the device by address. If it chooses a device other than the one named, the call
             raises ConnectionManagerError.
 
     Raises:
@@ -87,9 +87,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         self._requests: deque[AsyncConnectionId] = deque()
         self._waiters = WaitQueue()
         self.queue: AsyncQueuePair | None = None
-        """The queue pair of :meth:`create_qp`."""
+        """The queue pair created by :meth:`create_qp`, or None."""
         self.request: cm.ConnectionEvent | None = None
-        """The CONNECT_REQUEST, with the peer's private data, of an ID from a listener."""
+        """The CONNECT_REQUEST event of an ID from a listener, with the peer's private data."""
         super().__init__(events, id)
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
@@ -119,10 +119,10 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- connecting ----------------------------------------------------------------------
 
     async def resolve_addr(self, address: cm.Address, source: cm.Address | None = None) -> None:
-        """Find the device that has a route to a numeric (host, port).
+        """Find the device that has a route to ``address``, a numeric (host, port).
 
-        ``source`` is the local address to use; by default, the route determines it. The call takes
-        at most 10 seconds. Use ``asyncio.timeout`` for a shorter limit.
+        ``source`` is the local address to use; by default, the route determines it. The call gives
+        up after 10 seconds. Use ``asyncio.timeout`` for a shorter limit.
 
         Raises:
             AddressError: If no device has a route to the address, or if none was found in time.
@@ -132,7 +132,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         check_name(self.id, self._device and (self._device,), address)
 
     async def resolve_route(self) -> None:
-        """Find the route to the peer, after its address has been resolved.
+        """Find the route to the peer. Call this after resolving the peer's address.
 
         Raises:
             RouteError: If there is no route, or if none was found within 10 seconds.
@@ -158,11 +158,11 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     def create_qp(
         self, capabilities: verbs.QPCapabilities | None = None, **options: Unpack[verbs.QPKeywords]
     ) -> AsyncQueuePair:
-        """Create the ID's queue pair in :attr:`pd`. The queue pair is closed with the ID.
+        """Create the ID's queue pair in :attr:`pd`. Closing the ID also closes the queue pair.
 
-        Call this after ``resolve_addr`` or, on the ID of a request, before ``accept``. Post
-        receives before the connection is established, because the peer may send immediately. The
-        method raises the exceptions of :meth:`cm.ConnectionId.create_qp`.
+        Call this after ``resolve_addr`` or, for a connection request, before ``accept``. Post
+        receives before the connection is established, because the peer may start sending
+        immediately. This method raises the same exceptions as :meth:`cm.ConnectionId.create_qp`.
         """
         self.queue = AsyncQueuePair(self.pd, capabilities, id=self.id, **options)
         self.queue._of_id = self  # a program may keep only the queue pair
@@ -177,13 +177,13 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         ``asyncio.timeout`` for a shorter limit.
 
         Returns:
-            The event ESTABLISHED, which contains the peer's private data and parameters.
+            The ESTABLISHED event, which carries the peer's private data and parameters.
 
         Raises:
-            RejectedError: If the peer rejects the request. The exception contains the peer's
-                private data.
-            UnreachableError: If there is no response.
-            LimitError: If there is too much private data.
+            RejectedError: If the peer rejects the request. The exception carries the peer's private
+                data.
+            UnreachableError: If the peer does not respond.
+            LimitError: If the private data is too long.
         """
         self.id.connect(parameters)
         return await self.expect(cm.EventType.ESTABLISHED)
@@ -191,12 +191,12 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- listening -----------------------------------------------------------------------
 
     def listen(self, backlog: int = 128) -> None:
-        """Start to receive connection requests, which ``async for`` or :meth:`get_request` returns.
+        """Start listening. Use ``async for`` or :meth:`get_request` to receive connection requests.
 
         Args:
-            backlog: The maximum number of requests that have arrived but have not been taken.
-                Further requests are rejected. On the embedded device, requests whose peers have
-                given up are dropped first to make room.
+            backlog: The maximum number of connection requests waiting to be taken. Additional
+                requests are rejected. On the embedded device, requests whose peers have given up
+                are dropped first to make room.
 
         Raises:
             ValueError: If ``backlog`` is less than 1. See also :meth:`cm.ConnectionId.listen`.
@@ -228,12 +228,12 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
                 self._requests.append(request)
 
     async def get_request(self) -> AsyncConnectionId:
-        """Wait for the next connection request, which you must then accept or reject.
+        """Wait for the next connection request. You must then accept or reject it.
 
-        Cancelling the call does not lose a request.
+        No request is lost if this call is cancelled.
 
         Raises:
-            BufferStateError: If the listener is closed, even while the call is waiting.
+            BufferStateError: If the listener is closed, even while this call is waiting.
             ConnectionManagerError: If the listener's device has been removed.
             ValueError: If :meth:`listen` has not been called.
         """
@@ -256,14 +256,14 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     async def accept(
         self, parameters: cm.ConnectionParameters = _PARAMETERS
     ) -> cm.ConnectionEvent | None:
-        """Accept a connection request. Call this on the object that represents the request.
+        """Accept this connection request.
 
         Returns:
-            The event ESTABLISHED, or None without waiting if this is a datagram service.
+            The ESTABLISHED event. For a datagram service, None is returned without waiting.
 
         Raises:
             VerbsError: With EINVAL, if the peer has given up in the meantime.
-            LimitError: If there is too much private data.
+            LimitError: If the private data is too long.
         """
         self.id.accept(parameters)
         if self.id.port_space.datagrams:
@@ -271,11 +271,11 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         return await self.expect(cm.EventType.ESTABLISHED)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Reject a connection request and close this object, even if the peer has already given up.
+        """Reject this connection request and close the object, even if the peer has given up.
 
         Raises:
-            LimitError: If there is too much private data. You can then call this method again with
-                less.
+            LimitError: If the private data is too long. You can then call this method again with
+                less data.
         """
         try:
             self.id.reject(private_data)
@@ -287,9 +287,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- the end -------------------------------------------------------------------------
 
     def disconnect(self) -> None:
-        """End the connection. Work in progress on the queue pair fails, both here and at the peer.
+        """End the connection. Pending work on the queue pair fails, both here and at the peer.
 
-        If there is no connection, or if it has already ended, the call has no effect.
+        This has no effect if there is no connection or if it has already ended.
         """
         self._affinity.check(self)
         if self._connected:
@@ -299,7 +299,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         """Wait until either side ends the connection, and return the reason as an exception.
 
         Raises:
-            BufferStateError: If this object is closed instead.
+            BufferStateError: If this object is closed first.
         """
         while self._ended is None:
             if self._closed:
@@ -310,9 +310,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     def close(self) -> None:
         """Disconnect, close the queue pair and :attr:`pd`, and destroy the ID, without waiting.
 
-        Everything that is waiting fails, and requests that have not been taken are rejected. After
-        this call, the device does not use the memory of work requests any more. In a child process
-        after a fork, the call has no effect, because the ID belongs to the parent process.
+        All waiting calls fail, and pending connection requests are rejected. After this call, the
+        device no longer accesses the memory of work requests. In a child process after a fork, this
+        call has no effect, because the ID belongs to the parent process.
         """
         if self._closed or self._affinity.is_after_fork:
             return

@@ -1,4 +1,4 @@
-"""A queue pair whose work requests can be awaited, for programs that use verbs on an event loop.
+"""A queue pair with awaitable work requests, for programs that use verbs on an event loop.
 
 ::
 
@@ -11,22 +11,21 @@
             batch.read([other], remote_addr, rkey, wr_id=77)
         completion = await received
 
-If you use the connection manager to connect, create the queue pair with
+To connect through the connection manager, create the queue pair with
 `AsyncConnectionId.create_qp`.
 
-A completion has the ``wr_id`` of its request. A request with ``signaled=False`` does not generate a
-completion. Awaiting it returns None as soon as it is posted. If you have a future for it, the
-future is done at the same time as that of the next signaled request. If several requests are posted
-together, the last one is always signaled, so that unsignaled requests cannot fill the send queue
-permanently.
+A completion has the same ``wr_id`` as its request. A request with ``signaled=False`` does not
+generate a completion. Awaiting it returns None as soon as it has been posted, and its future is
+done at the same time as the next signaled request's. When several requests are posted together, the
+last one is always signaled, so that unsignaled requests cannot fill the send queue permanently.
 
-If the send queue is full, tasks wait for a free slot, in first-come, first-served order. A posted
-request cannot be withdrawn. If you cancel the task that awaits it, the device keeps using its
+If the send queue is full, tasks wait for a free slot in first-come, first-served order. A posted
+request cannot be withdrawn. If you cancel the task awaiting it, the device keeps accessing its
 memory until the request completes or the queue pair is closed. If a request fails, all other
-requests fail immediately, and their exceptions have the first failure as their cause.
+requests fail immediately, and the first failure becomes the cause of their exceptions.
 
-This module does not provide flow control, and each message must fit into the receive that it
-consumes. For a connection without these restrictions, see :mod:`aiordma.transport`.
+This module does not provide flow control, and each message must fit into the receive it consumes.
+For connections without these restrictions, see :mod:`aiordma.transport`.
 """
 
 from __future__ import annotations
@@ -110,18 +109,18 @@ def _collected(
 class AsyncQueuePair(shutdown.ClosesAtExit):
     """A queue pair on the running event loop, with its own completion queue.
 
-    ``qp`` is the queue pair itself. You can use it to connect and to query attributes, but not to
-    post or poll. Create, use and close this object in the event loop's thread. If it is still open
-    when its last reference is dropped or the loop ends, it is closed, and a ResourceWarning is
+    ``qp`` is the underlying queue pair. You can use it to connect and to query attributes, but not
+    to post or poll. Create, use and close this object in the event loop's thread. If it is still
+    open when its last reference is dropped or the loop ends, it is closed, and a ResourceWarning is
     issued.
 
     Args:
-        pd: The protection domain. If ``id`` is given, it must belong to the context of that ID.
+        pd: The protection domain. If ``id`` is given, it must belong to that ID's context.
         capabilities: The requested sizes of the queue pair.
-        id: The connection ID that will own the queue pair. The connection manager then changes the
-            states of the queue pair.
-        **options: Options of :meth:`verbs.ProtectionDomain.create_qp` or, if ``id`` is given, of
-            :meth:`cm.ConnectionId.create_qp`.
+        id: The connection ID that will own the queue pair. The connection manager then handles the
+            queue pair's state transitions.
+        **options: The options of :meth:`verbs.ProtectionDomain.create_qp` or, if ``id`` is given,
+            of :meth:`cm.ConnectionId.create_qp`.
     """
 
     def __init__(
@@ -173,15 +172,15 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     # ---- sending -------------------------------------------------------------------------
 
     def submit_nowait(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
-        """Post requests together, without waiting, and return a future for each of them.
+        """Post requests together, without waiting, and return a future for each one.
 
-        The result of a future is the completion of its request. For an unsignaled request, it is a
-        copy of the completion of the next signaled request, but with its own ``wr_id``. This method
-        also raises the exceptions of :meth:`verbs.QueuePair.post_send`.
+        Each future's result is the completion of its request. For an unsignaled request, it is a
+        copy of the next signaled request's completion with the ``wr_id`` replaced. This method also
+        raises the exceptions of :meth:`verbs.QueuePair.post_send`.
 
         Raises:
-            QueueFullError: If there are not enough free slots, or if other tasks are waiting for
-                slots. Nothing is posted in this case.
+            QueueFullError: If there are not enough free slots, or if other tasks are already
+                waiting for slots. Nothing is posted in this case.
         """
         self._check_list(requests)
         if not self._has_room(requests):
@@ -196,18 +195,18 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     async def submit(self, requests: Sequence[verbs.SendWorkRequest]) -> list[verbs.WorkCompletion]:
         """Post requests together as soon as all of them fit, and wait for the signaled ones.
 
-        If the call is cancelled while it is waiting for room, nothing is posted, unless room has
-        just become available. Once the requests have been posted, cancelling the call does not stop
-        the device.
+        If this call is cancelled while waiting for room, nothing is posted, unless room has just
+        become available. Once the requests have been posted, cancelling the call does not stop the
+        device.
 
         Returns:
-            The completions of the signaled requests, in order. The unsignaled requests before them
-            have completed too.
+            The completions of the signaled requests, in the order posted. Any unsignaled requests
+            posted before them have completed too.
 
         Raises:
-            WorkCompletionError: If a request fails. The class depends on the status of the first
-                failure.
-            ValueError: If there are more requests than the send queue has slots.
+            WorkCompletionError: If a request fails. The exception class depends on the status of
+                the first failure.
+            ValueError: If there are more requests than slots in the send queue.
         """
         self._check_list(requests)
         size = self.qp.capabilities.max_send_wr
@@ -310,18 +309,18 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     async def recv(self, sges: Pieces = ()) -> verbs.WorkCompletion:
         """Post a receive and wait for its completion.
 
-        Raises the exceptions of :meth:`recv_nowait`, and those of :meth:`submit` if the receive
-        fails.
+        Raises the same exceptions as :meth:`recv_nowait` and, if the receive fails, as
+        :meth:`submit`.
         """
         return await self.recv_nowait(sges)
 
     def receives(self, count: int, size: int) -> ReceiveRing:
-        """Post ``count`` receives of ``size`` bytes, and keep them posted as messages are taken.
+        """Post ``count`` receives of ``size`` bytes each, and repost them as messages are taken.
 
         Raises:
             ValueError: If ``count`` or ``size`` is out of range.
-            QueueFullError: If the receive queue does not have room for all of the receives. Nothing
-                is posted in this case.
+            QueueFullError: If the receives do not all fit into the receive queue. Nothing is posted
+                in this case.
         """
         return ReceiveRing(self, count, size)
 
@@ -369,12 +368,13 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             self.fail(event_error(event, self.qp.context))
 
     def fail(self, cause: Exception) -> None:
-        """Fail everything that is waiting, for example when a protocol finds that the peer is gone.
+        """Fail all waiting calls and pending requests, for example if a protocol loses its peer.
 
         Completions that have already arrived are still delivered. All other requests, including
-        later ones, fail as if they had been flushed. The cause of their exceptions is ``cause``, or
-        the first failure if a request has failed before. The device may use their memory until
-        :meth:`close`. An :class:`AsyncConnectionId` calls this method when it is disconnected.
+        later ones, fail as if they had been flushed. ``cause`` becomes the cause of their
+        exceptions, unless a request has already failed; in that case, the first failure is the
+        cause. The device may keep accessing their memory until :meth:`close` is called. An
+        :class:`AsyncConnectionId` calls this method when it is disconnected.
         """
         instance("cause", cause, Exception, "an exception")
         if self._cause is not None or self._channel.closed:
@@ -419,9 +419,9 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             raise self._flushed("work request")
 
     def close(self) -> None:
-        """Destroy the queue pair and fail everything that is waiting.
+        """Destroy the queue pair and fail all waiting calls and pending requests.
 
-        After this call, the device does not use the memory of the requests any more.
+        After this call, the device no longer accesses the memory of the requests.
         """
         if self._channel.closed:
             return
@@ -450,13 +450,13 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
 
 class ReceiveRing(AsyncIteration):
-    """A fixed number of receives of the same size, which are posted again after use.
+    """A fixed number of equally sized receives that are reposted after use.
 
-    A ring is useful if the peer may send at any time. It is created by
-    :meth:`AsyncQueuePair.receives`, and has its own memory, which is registered for local use until
-    the queue pair is closed. Messages are taken in the order in which the receives were posted. All
-    receives of the ring stay posted, except the one whose message you took last. If other receives
-    have filled the receive queue, a later call of :meth:`get` posts the missing ones.
+    Use a ring if the peer may send at any time. It is created by :meth:`AsyncQueuePair.receives`
+    and has its own memory, which is registered for local use until the queue pair is closed.
+    Messages are taken in the order the receives were posted. All of the ring's receives stay
+    posted, except the one whose message you took last. If other receives have filled up the receive
+    queue, a later call to :meth:`get` posts the missing ones.
     """
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
@@ -494,17 +494,17 @@ class ReceiveRing(AsyncIteration):
             self._posted.append((self._queue.recv_nowait((piece,)), self._taken.popleft()))
 
     async def get(self) -> tuple[verbs.WorkCompletion, memoryview]:
-        """Wait for the next message, and return its completion and its bytes.
+        """Wait for the next message, and return its completion and its data.
 
-        The bytes are valid until the next call. A write with immediate data also completes a
-        receive, but then there are no bytes, because the peer has written the data elsewhere.
-        Cancelling the call does not lose a message.
+        The data is valid until the next call. A write with immediate data also completes a receive,
+        but the returned data is then empty, because the peer has written elsewhere. No message is
+        lost if this call is cancelled.
 
         Raises:
             WorkCompletionError: If the receive failed.
             BufferStateError: If the queue pair is closed.
-            QueueFullError: If none of the ring's receives is posted, and the receive queue is full.
-            BusyError: If another task is already waiting for this ring.
+            QueueFullError: If none of the ring's receives is posted and the receive queue is full.
+            BusyError: If another task is already waiting for a message from this ring.
         """
         if self._is_waited_for:
             raise BusyError(
@@ -534,16 +534,16 @@ class ReceiveRing(AsyncIteration):
         return completion, self._memory[start : start + here]
 
     async def __aiter__(self) -> AsyncIterator[tuple[verbs.WorkCompletion, memoryview]]:
-        """Yield the results of :meth:`get`."""
+        """Yield the completion and data of each message, like :meth:`get`."""
         while True:
             yield await self.get()
 
 
 class AsyncBatch(AsyncContext, verbs.SendBatch):
-    """A batch for ``async with``, which posts all requests together and waits for them.
+    """A batch for use with ``async with``, which posts all requests together and waits for them.
 
     If the block raises an exception, nothing is posted. After the block, ``completions`` contains
-    the completions of the signaled requests, in order.
+    the completions of the signaled requests, in the order posted.
     """
 
     def __init__(self, queue: AsyncQueuePair) -> None:

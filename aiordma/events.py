@@ -1,4 +1,4 @@
-"""Asynchronous events of a device, for use with `async for`."""
+"""Asynchronous device events, for use with `async for`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEPT = 1024
 
 
 class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
-    """An asynchronous iterator over the events of a device, its ports, queue pairs and queues.
+    """An asynchronous iterator over the events of a device and its ports, queue pairs and queues.
 
     ::
 
@@ -30,12 +30,12 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
             async for event in events:
                 print(event.type.name, event.port_num or event.element)
 
-    Use :func:`device_events` to create an iterator. It receives all events from then on. The other
-    open iterators and the connections of this library receive them too.
+    Use :func:`device_events` to create an iterator. It receives all events that occur after its
+    creation. Other open iterators and this library's connections receive them too.
 
-    Up to 1024 events are stored until you take them. If there are more, the oldest events are
-    dropped, and a warning is logged. If an iterator is still open when its last reference is
-    dropped or its event loop ends, it is closed, and a ResourceWarning is issued.
+    Up to 1024 events are stored until you take them. If more events arrive, the oldest ones are
+    dropped and a warning is logged. If an iterator is still open when its last reference is dropped
+    or its event loop ends, it is closed, and a ResourceWarning is issued.
     """
 
     def __init__(self, context: verbs.Context, *, owned: bool) -> None:
@@ -59,10 +59,10 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         self._waiters.wake()
 
     async def get(self) -> verbs.AsyncEvent:
-        """Wait for the next event and return it. Cancelling the call does not lose an event.
+        """Wait for the next event and return it. No event is lost if the call is cancelled.
 
         Raises:
-            BufferStateError: If this iterator is closed and all events received before have been
+            BufferStateError: If the iterator is closed and all previously received events have been
                 returned.
         """
         while not self._events:
@@ -80,7 +80,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         return None
 
     async def __aiter__(self) -> AsyncIterator[verbs.AsyncEvent]:
-        """Yield events, and stop after the last event that was received before `close`."""
+        """Yield events until the iterator is closed and all received events have been yielded."""
         while True:
             try:
                 event = await self.get()
@@ -89,7 +89,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
             yield event
 
     def close(self) -> None:
-        """Stop receiving events, and close the device if `device_events` has opened it."""
+        """Stop receiving events, and close the device if it was opened by `device_events`."""
         if self._closed:
             return
         self._end_without_loop()
@@ -108,14 +108,14 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
 
 
 def device_events(device: str | verbs.Device | verbs.Context | None = None) -> DeviceEvents:
-    """Return an asynchronous iterator over the events of a device. Requires a running event loop.
+    """Return an asynchronous iterator over a device's events. Requires a running event loop.
 
     Args:
         device: The name of a device, a Device, an open context, or None for the default device (see
-            :func:`aiordma.verbs.find_device`). An open context also reports the events of the
-            objects created on it, and its ``async_events()`` does not return any events while the
-            iterator is open. In the other cases, the device is opened, and only reports its own
-            events and those of its ports.
+            :func:`aiordma.verbs.find_device`). For an open context, the iterator also reports
+            events of objects created on it, and its ``async_events()`` returns no events
+            while the iterator is open. In all other cases, the function opens the device, and the
+            iterator only reports events of the device itself and its ports.
 
     Raises:
         DeviceNotFoundError: If there is no such device.
