@@ -63,34 +63,34 @@ def _rebuild(cls: type[RDMAError], args: tuple[object, ...]) -> RDMAError:
 
 
 class RDMAError(Exception):
-    """The base class of all exceptions of aiordma."""
+    """The base class of all aiordma exceptions."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the data for copying and pickling the error.
+        """Return the state for copying and pickling the error.
 
-        It contains the attributes, and the arguments of the builtin base class.
+        It consists of the attributes and the arguments of the builtin base class.
         """
         return _rebuild, (type(self), self.args), self.__dict__.copy()
 
 
 def host_port(address: tuple[str, int]) -> str:
-    """Return ``host:port``, or ``[host]:port`` for IPv6 (RFC 3986), for error messages."""
+    """Format an address as ``host:port``, or ``[host]:port`` for IPv6 (RFC 3986)."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def add_hint(error: Exception, hint: str) -> None:
-    """Append advice to the text of an error that has not been raised yet."""
+    """Append advice to the message of an error that has not been raised yet."""
     error.args = (*error.args[:-1], f"{error.args[-1]}; {hint}")
     if isinstance(error, OSError):
         error.strerror = error.args[-1]
 
 
 def cause_text(error: BaseException) -> str:
-    """Return the text of an error for use in another one, without its errno."""
+    """Return an error's message without its errno, for inclusion in another error message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
@@ -102,7 +102,7 @@ def cause_text(error: BaseException) -> str:
 class VerbsError(RDMAError, OSError):
     """A verb failed.
 
-    ``verb`` is the C name of the verb. ``errno`` is the error that the verb reported, or 0.
+    ``verb`` is the C name of the verb. ``errno`` is the error it reported, or 0.
     """
 
     verb: str
@@ -116,9 +116,9 @@ class VerbsError(RDMAError, OSError):
 class QPTransitionError(VerbsError):
     """A queue pair cannot be modified as requested. The message lists what is allowed.
 
-    ``missing`` contains the attributes that the call must also set, and ``forbidden`` contains
-    those that it must not set. Both are bits of ``enum ibv_qp_attr_mask``. They are 0 if there is
-    no transition between the two states.
+    ``missing`` contains the required attributes that the call does not set, and ``forbidden``
+    contains the attributes that it must not set. Both consist of ``enum ibv_qp_attr_mask`` bits.
+    They are 0 if there is no transition between the two states.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class QPTransitionError(VerbsError):
 class PostError(VerbsError):
     """Some work requests were not posted.
 
-    ``bad_index`` is the index of the first request that was not posted. The requests after it were
-    not posted either.
+    ``bad_index`` is the index of the first work request that was not posted. None of the requests
+    after it were posted either.
     """
 
     def __init__(self, errno: int, verb: str, bad_index: int, detail: str = "") -> None:
@@ -174,7 +174,7 @@ class UnsupportedError(VerbsError):
 class DeviceNotFoundError(VerbsError):
     """No device has the requested name or property.
 
-    ``name`` is the requested name. ``known`` lists the names of the available devices.
+    ``name`` is the requested name, and ``known`` lists the names of the available devices.
     """
 
     def __init__(
@@ -223,14 +223,13 @@ _work_completion_errors: dict[int, type[WorkCompletionError]] = {}
 
 
 class WorkCompletionError(RDMAError):
-    """A work request that was posted has completed with an error.
+    """A posted work request completed with an error.
 
     Each known status has its own subclass.
 
-    ``status`` is a value of ``enum ibv_wc_status``, and ``status_name`` is its name. ``operation``
-    is the kind of the request, for example ``"send"`` or ``"read"``, or empty if it is unknown.
-    ``wr_id`` and ``qp_num`` identify the request. ``vendor_err`` is the error code of the device's
-    vendor.
+    ``status`` is an ``enum ibv_wc_status`` value, and ``status_name`` is its name. ``operation`` is
+    the request type, such as ``"send"`` or ``"read"``, or empty if unknown. ``wr_id`` and
+    ``qp_num`` identify the request. ``vendor_err`` is a vendor-specific error code.
     """
 
     status_name: ClassVar[str] = ""
@@ -398,7 +397,7 @@ class TagMatchingIncompleteError(WorkCompletionError, name="TM_RNDV_INCOMPLETE")
 WORK_COMPLETION_ERRORS: Mapping[int, type[WorkCompletionError]] = MappingProxyType(
     _work_completion_errors
 )
-"""The exception class for each error of ``enum ibv_wc_status``."""
+"""The exception class for each ``enum ibv_wc_status`` error."""
 
 
 def work_completion_error(
@@ -412,10 +411,10 @@ def work_completion_error(
     what: str = "",
     cause: BaseException | None = None,
 ) -> WorkCompletionError:
-    """Create the exception for a completion with this ``status``.
+    """Create the exception for a completion with the given ``status``.
 
-    ``cause`` becomes the ``__cause__`` of the exception. For a flushed request, pass the first
-    failure of the queue pair.
+    ``cause`` becomes the exception's ``__cause__``. For a flushed request, pass the queue pair's
+    first failure.
 
     Raises:
         ValueError: If the status is 0, which means success.
@@ -453,10 +452,10 @@ _EVENT_ADVICE = {
 
 
 class DeviceEventError(RDMAError):
-    """An asynchronous event has reported that the device, or an object on it, has failed.
+    """An asynchronous event reported that the device, or an object on it, has failed.
 
-    ``event`` is the name of the event without ``IBV_EVENT_``. ``device`` is the name of the device.
-    ``element`` is the object that failed, or empty if the device itself failed.
+    ``event`` is the event's name without ``IBV_EVENT_``, and ``device`` is the device's name.
+    ``element`` is the failed object, or empty if the device itself failed.
     """
 
     def __init__(self, event: str, *, device: str = "", element: str = "") -> None:
@@ -499,9 +498,9 @@ def in_short(error: BaseException) -> str:
 class ConnectionManagerError(RDMAError):
     """A connection could not be established.
 
-    ``event`` is the name of the connection manager's event (``"RDMA_CM_EVENT_..."``), or empty if a
-    call failed immediately. ``status`` is the status of the event: a negative errno, or the reason
-    code of a rejection.
+    ``event`` is the name of the connection manager event (``"RDMA_CM_EVENT_..."``), or empty if a
+    call failed immediately. ``status`` is the event's status: a negative errno, or the reason code
+    for a rejection.
     """
 
     _default_errno: ClassVar[int] = 0
@@ -540,12 +539,12 @@ class UnreachableError(ConnectionManagerError, OSError):
 class RejectedError(ConnectionManagerError, ConnectionRefusedError):
     """The peer's host rejected the connection.
 
-    ``reason`` is a reason code of IBTA clause 12.6.7.2 or a negative errno. For example, 28 means
-    that the application rejected the connection, and 8 means that nothing listens on the port.
-    ``private_data`` contains the data that the peer attached, including trailing zeros.
+    ``reason`` is a reason code defined in IBTA clause 12.6.7.2, or a negative errno. For example,
+    28 means that the application rejected the connection, and 8 means that nothing is listening on
+    the port. ``private_data`` contains the data attached by the peer, including trailing zeros.
 
     ``by_application`` is True if the listener's ``on_request`` refused the connection. The message
-    then contains the reason that ``on_request`` returned.
+    then contains the reason returned by ``on_request``.
     """
 
     _default_errno = _errno.ECONNREFUSED
@@ -582,8 +581,8 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
 class ServiceRejectedError(RejectedError):
     """A datagram service rejected the request.
 
-    ``reason`` is the status code of the reply (IBTA clause 12.11.2). For example, 2 means that the
-    application rejected the request, and 1 means that nothing listens on the port.
+    ``reason`` is the status code from the reply (IBTA clause 12.11.2). For example, 2 means that
+    the application rejected the request, and 1 means that nothing is listening on the port.
     """
 
     _reasons = MappingProxyType(
@@ -609,8 +608,8 @@ class ConnectionClosedError(RDMAError, ConnectionError):
 class ConnectionBrokenError(RDMAError, ConnectionError):
     """The connection ended without being closed, because the peer, its program or the link failed.
 
-    The message contains the likely cause. If the local device reported a failure, that failure is
-    the ``__cause__``.
+    The message contains the likely cause. If the local device reported a failure, it is available
+    as ``__cause__``.
     """
 
     def __init__(self, message: str = "the connection broke") -> None:
@@ -618,14 +617,14 @@ class ConnectionBrokenError(RDMAError, ConnectionError):
 
 
 class OutcomeUnknownError(RDMAError):
-    """The rail failed during an operation, so it is unknown whether the operation was executed.
+    """The rail failed during an operation, which may or may not have been executed.
 
-    It was executed at most once. The connection continues on another rail.
+    The operation was executed at most once. The connection continues on another rail.
     """
 
 
 class ProtocolError(RDMAError):
-    """The peer violated the protocol. The connection has ended."""
+    """The peer violated the protocol, which ended the connection."""
 
 
 class HandshakeBrokenError(ProtocolError, ConnectionError):
@@ -633,13 +632,13 @@ class HandshakeBrokenError(ProtocolError, ConnectionError):
 
 
 class IntegrityError(ProtocolError):
-    """Data on an encrypted connection was modified, repeated, dropped or reordered on the way."""
+    """Data on an encrypted connection was modified, replayed, dropped or reordered in transit."""
 
 
 class UnencryptedError(RDMAError):
-    """Operations on remote memory are not allowed on a connection with ``encrypt=True``.
+    """Remote memory operations are not allowed on a connection with ``encrypt=True``.
 
-    Devices cannot encrypt reads, writes and atomic operations.
+    Devices cannot encrypt reads, writes or atomic operations.
     """
 
     def __init__(self) -> None:
@@ -651,13 +650,13 @@ class UnencryptedError(RDMAError):
 
 
 class AuthenticationError(RDMAError, ConnectionRefusedError):
-    """The two sides have different keys or different ``auth=`` and ``encrypt=`` arguments."""
+    """The two sides use different keys, or different ``auth=`` or ``encrypt=`` arguments."""
 
 
 class RequestRefusedError(RDMAError):
     """The peer refused a request.
 
-    ``code`` is the reason code that the protocol defines, and ``text`` describes the reason.
+    ``code`` is a reason code defined by the protocol, and ``text`` describes the reason.
     """
 
     def __init__(self, code: int, text: str, *, peer: str = "") -> None:
@@ -672,8 +671,7 @@ class RequestRefusedError(RDMAError):
 class LimitError(RDMAError):
     """A request exceeds a limit.
 
-    ``amount`` is the amount that was requested, and ``limit`` is the maximum. The message contains
-    their unit.
+    ``amount`` is the requested amount, and ``limit`` is the maximum. The message states their unit.
     """
 
     def __init__(self, message: str, *, amount: int = 0, limit: int = 0) -> None:
@@ -683,14 +681,14 @@ class LimitError(RDMAError):
 
 
 class QuotaError(LimitError):
-    """A request exceeds the memory that the peer lends, or the size limit of the memory pool."""
+    """A request exceeds the peer's lending quota, or the size limit of the memory pool."""
 
 
 class MessageTooLongError(LimitError):
     """A message is longer than the peer accepts, or longer than the memory passed to ``recv_into``.
 
-    If the message to be sent is too long, it is not sent. If a received message does not fit, you
-    can still receive it into larger memory.
+    An outgoing message that is too long is not sent. An incoming message that does not fit can
+    still be received into larger memory.
     """
 
     def __init__(self, length: int, limit: int, *, received: bool = False) -> None:
@@ -707,8 +705,8 @@ class MessageTooLongError(LimitError):
 class RangeError(RDMAError, ValueError):
     """A range of a region cannot be accessed as requested. Nothing was posted.
 
-    ``offset`` and ``length`` describe the requested range, and ``region_length`` is the size of the
-    region. All three are in bytes. ``right`` is the right that is missing, if any. ``region_id``
+    ``offset`` and ``length`` describe the requested range, and ``region_length`` is the region's
+    size. All three are in bytes. ``right`` is the missing access right, if any. ``region_id``
     identifies the region if it belongs to the peer.
     """
 
@@ -752,7 +750,7 @@ class BufferStateError(RDMAError):
 
 
 class LeaseEndedError(BufferStateError):
-    """The lease of a region of the peer has ended, or the peer has revoked the region.
+    """The lease of a peer's region has ended, or the peer has revoked the region.
 
     Nothing was posted, and the connection stays open. ``region_id`` identifies the region.
     """
@@ -773,7 +771,7 @@ class WrongLoopError(RDMAError, RuntimeError):
 class TraceFormatError(RDMAError, ValueError):
     """A line of a trace file is not a valid record.
 
-    ``path`` is the path of the file, and ``line`` is the line number, counted from 1.
+    ``path`` is the file's path, and ``line`` is the line number, starting at 1.
     """
 
     def __init__(self, detail: str, path: str = "", line: int = 0) -> None:

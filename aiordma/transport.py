@@ -1,4 +1,4 @@
-"""Connections in the style of sockets: `connect`, `listen` and `start_server`.
+"""Socket-like connections: `connect`, `listen` and `start_server`.
 
 Example::
 
@@ -14,10 +14,10 @@ All functions accept the options `device` and `via`.
 
 - None selects the device named by the environment variable AIORDMA_DEVICE. If the variable is not
   set, None selects a system device with an active port, or the embedded device if no such system
-  device exists. In the last case, the logger "aiordma" prints a warning.
+  device exists. In the last case, the logger "aiordma" logs a warning.
 - "system" is like None, but never selects the embedded device.
-- A list of names creates a queue pair on each of these devices. "all" creates a queue pair on each
-  active device. See `Connection.rails`.
+- A list of names creates one queue pair per device. "all" creates one on every active device. See
+  `Connection.rails`.
 
 `via` selects the connection method. "cm" uses the RDMA connection manager. "tcp" exchanges the
 endpoints over a TCP socket (TCP bootstrap). Both sides must use the same method. Cards can only
@@ -141,7 +141,7 @@ def warn_of_software(why: str) -> None:
 
 
 def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str, ...] | None]:
-    """Return the devices, and their names if the connection is restricted to these devices."""
+    """Return the selected devices, and their names if the connection is restricted to them."""
     name = _name_or_names(named)
     loop = asyncio.get_running_loop()
     choices = _choices.setdefault(loop, {})
@@ -164,7 +164,7 @@ def _name_or_names(named: Devices) -> str | tuple[str, ...] | None:
 
 
 def find_devices(named: Devices) -> tuple[verbs.Device, ...]:
-    """Find the devices by name or names, in AIORDMA_DEVICE, or by default."""
+    """Return the devices selected by `named`, by AIORDMA_DEVICE, or by default."""
     name = _name_or_names(named)
     if isinstance(name, tuple):
         devices = tuple(map(verbs.find_device, name))
@@ -182,10 +182,10 @@ def find_devices(named: Devices) -> tuple[verbs.Device, ...]:
 async def resolve(
     host: str, port: int, *, passive: bool = False, family: int = 0, flags: int = 0
 ) -> list[Address]:
-    """Resolve `host` to numeric addresses, in the resolver's order. The caller has checked both.
+    """Resolve `host` to numeric addresses, in the resolver's order.
 
-    `family` and `flags` are as for `socket.getaddrinfo`. `passive` resolves an address to listen
-    on.
+    The caller must already have validated `host` and `port`. `family` and `flags` are passed to
+    `socket.getaddrinfo`. With `passive`, the addresses are suitable for listening.
     """
     flags |= socket.AI_PASSIVE if passive else 0
     kind = socket.SOCK_STREAM
@@ -211,9 +211,9 @@ async def source_to(address: Address, source: Address | None) -> Address | None:
 
 
 def numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> Address:
-    """Return (host, port) of a socket address.
+    """Return the (host, port) pair of a socket address.
 
-    A link-local host includes its interface, as in `fe80::1%2`.
+    The host of a link-local address includes its interface, as in `fe80::1%2`.
     """
     host, port, *rest = name
     scope = rest[1] if rest else 0
@@ -227,27 +227,27 @@ async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Co
     If the host name has several addresses, they are tried in the resolver's order.
 
     Args:
-        host: The host name or numeric address of the peer. It must belong to one of the peer's
-            RDMA devices.
-        port: The port of the listener.
-        device: A device name, a list of names, a str with names separated by commas, or "all".
-            None selects the default device. With several devices, the first usable device becomes
-            the lead. If the listener supports it, each further device adds a queue pair after the
+        host: The peer's host name or numeric address. It must belong to one of the peer's RDMA
+            devices.
+        port: The listener's port.
+        device: A device name, a list of names, a comma-separated str of names, or "all". None
+            selects the default device. With several devices, the first usable device becomes the
+            lead. If the listener supports it, each of the other devices adds a queue pair once the
             connection is open (`Connection.rails`).
         via: The connection method, "cm" or "tcp". It must be the same on both sides.
         source: The local (host, port) to connect from.
-        config: The settings of this side.
-        auth: A pre-shared key of at least 16 random bytes. Each side proves that it has the key
-            before anything else is sent. The key itself is never sent.
-        encrypt: True encrypts all messages, and must be set on both sides together with `auth`. An
-            observer sees only the number, times and lengths of messages. If a message is modified
-            on the way, the connection ends. Operations on memory cannot be encrypted, so they are
-            refused; "messages" on both sides allows them unencrypted. Requires the extra
+        config: The settings for this side.
+        auth: A pre-shared key of at least 16 random bytes. Before any other data is sent, each side
+            proves that it knows the key. The key itself is never sent.
+        encrypt: True encrypts all messages. Both sides must set it, together with `auth`. An
+            observer sees only the number, timing and lengths of messages. If a message is modified
+            in transit, the connection ends. Memory operations cannot be encrypted, so they are
+            refused. To allow them unencrypted, pass "messages" on both sides. Requires the extra
             `aiordma[encrypt]`.
         ssl: A TLS context for the TCP bootstrap (`via="tcp"` only). The listener's certificate must
-            be valid for `host`. Without TLS, an attacker who can read the bootstrap can connect in
-            place of this side. TLS does not encrypt RDMA traffic.
-        data: At most 64 bytes for the listener's `on_request` function.
+            be valid for `host`. Without TLS, an attacker who can read the bootstrap traffic can
+            connect in place of this side. TLS does not encrypt RDMA traffic.
+        data: Up to 64 bytes for the listener's `on_request` function.
 
     Returns:
         The open connection.
@@ -263,7 +263,7 @@ async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Co
         DeviceNotFoundError: If a device does not exist.
         LimitError: If `data` is longer than 64 bytes.
         ValueError: If an option is invalid. For `device`, this means an empty list, a duplicate
-            name, or cards together with embedded devices.
+            name, or a mix of cards and embedded devices.
     """
     given = complete("connect", options, CONNECT)
     security = check_security(given, given["ssl"], host)
@@ -281,18 +281,18 @@ async def connect_with(
     flags: int = 0,
     all_errors: bool = False,
 ) -> Connection:
-    """Connect as `connect` does, with the given security requirements.
+    """Connect like `connect`, with the given security requirements.
 
     Args:
-        options: The options of the call, complete.
-        security: The security requirements of this side.
+        options: The complete connection options.
+        security: The security requirements for this side.
         host: The host, as for `connect`.
         port: The port, as for `connect`.
-        data: Data for the application of the listener.
+        data: Data for the listening application.
         family: The address family for the resolver.
         flags: The flags for the resolver.
-        all_errors: Whether to raise an ExceptionGroup with the error of each address, as
-            `loop.create_connection` does, if all of them fail.
+        all_errors: Whether to raise an ExceptionGroup with the errors for all addresses if every
+            attempt fails, like `loop.create_connection`.
     """
     via, source, config = options["via"], options["source"], options["config"]
     port = check_peer(host, port)
@@ -347,10 +347,10 @@ async def prepare_connection(
     See `PendingConnection` for the steps.
 
     Args:
-        address: The local IP address at which the peer can reach this side. None selects the best
-            address of the device.
+        address: The local IP address at which the peer can reach this side. None selects the
+            device's best address.
         device: The device or devices, as for `connect`.
-        config: The settings of this side.
+        config: The settings for this side.
         auth: The pre-shared key, as for `connect`.
         encrypt: Whether to encrypt messages, as for `connect`.
 
@@ -388,14 +388,14 @@ class Listening:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The addresses on which this object listens. All addresses have the same port."""
+        """The addresses on which this object is listening. They all have the same port."""
         raise NotImplementedError
 
     @property
     def address(self) -> Address:
         """The first of `addresses`.
 
-        If you passed port 0, it contains the port that the system chose.
+        If you passed port 0, it contains the port assigned by the system.
         """
         return self.addresses[0]
 
@@ -414,10 +414,10 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
     """A listener for connections. Created by `listen`.
 
     Accept connections with `await listener.accept()` or `async for conn in listener`. New
-    connections are queued until you accept them. `close` closes the connections in the queue. If
-    more than `backlog` connections are queued, connections that have ended are discarded.
+    connections are queued until you accept them. Once more than `backlog` connections are queued,
+    those that have ended are discarded. `close` closes all queued connections.
 
-    `device` is the name of the device. With several devices, it is the name of the first device.
+    `device` is the device's name. With several devices, it is the name of the first one.
     """
 
     def __init__(self, device: str, backlog: int) -> None:
@@ -440,7 +440,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """All addresses on which the listener accepts connections. They have the same port."""
+        """All addresses on which the listener accepts connections. They all have the same port."""
         return tuple(port.address for port in self._ports)
 
     def _figures(self) -> ListenerState:
@@ -488,13 +488,13 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
     async def accept(self) -> Connection:
         """Wait for the next connection and return it.
 
-        If you cancel the wait, no connection is lost.
+        Cancelling the wait does not lose a connection.
 
         Raises:
             ConnectionClosedError: If the listener has been closed.
             DeviceEventError: If the device has failed. With several devices, this is raised when
-                all of them have failed. The listener can then no longer be used; create another
-                one.
+                all of them have failed. The listener can no longer be used after that; create
+                another one.
         """
         self._affinity.check(self)
         while not self._ready:
@@ -521,10 +521,9 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             yield connection
 
     def stop(self) -> None:
-        """Stop listening immediately. The port can be used again when this returns.
+        """Stop listening immediately. The port can be reused as soon as this returns.
 
-        Connections in the queue can still be accepted. `close` closes the connections that were
-        not accepted.
+        Queued connections can still be accepted. `close` closes any that have not been accepted.
         """
         if self._affinity.is_after_fork:
             return
@@ -534,7 +533,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             self._was_stopped = True
 
     async def close(self) -> None:
-        """Stop listening, and close the connections that were not accepted.
+        """Stop listening, and close all connections that have not been accepted.
 
         Accepted connections stay open. A second call has no effect.
         """
@@ -595,27 +594,27 @@ def deliver_to(listener: Listener) -> Callable[[Connection], None]:
 async def listen(host: str = "", port: int = 0, **options: Unpack[ListenOptions]) -> Listener:
     """Listen for connections.
 
-    If a host name has several addresses, the listener uses each address that belongs to this
+    If a host name has several addresses, the listener uses every address that belongs to this
     machine. All addresses have the same port (`Listener.addresses`). `Config.max_connections` and
     `Config.max_handshakes` limit the number of peers.
 
     Args:
         host: The host name or numeric address to listen on. "" and "::" mean all addresses.
         port: The port. 0 selects a free port (`Listener.port`).
-        device: The device or devices, as for `connect`. Each further queue pair of a peer is placed
-            on a device that the connection does not use yet, if there is one.
+        device: The device or devices, as for `connect`. Each additional queue pair of a peer is
+            placed on a device that the connection is not using yet, if there is one.
         via: The connection method, "cm" or "tcp". It must be the same on both sides.
-        backlog: The maximum number of requests that wait in the connection manager (`via="cm"`). If
-            more than `backlog` connections wait for `accept`, connections that have ended are
+        backlog: The maximum number of requests waiting in the connection manager (`via="cm"`). If
+            more than `backlog` connections are waiting for `accept`, those that have ended are
             discarded.
-        config: The settings of this side.
+        config: The settings for this side.
         auth: The pre-shared key, as for `connect`.
         encrypt: Whether to encrypt messages, as for `connect`.
         ssl: A server's TLS context, with a certificate, for the TCP bootstrap (`via="tcp"` only).
-        on_request: A function or coroutine function that decides about each `ConnectionRequest`,
-            after the peer has proved that it has the key. Return None to accept the connection. To
-            refuse the connection, return the reason as a str, which the peer's `connect` raises.
-            The decision must be made within `Config.handshake_timeout`.
+        on_request: A function or coroutine function that decides whether to accept each
+            `ConnectionRequest`, after the peer has proved that it knows the key. Return None to
+            accept the connection. To refuse it, return the reason as a str, which the peer's
+            RejectedError contains. The decision must be made within `Config.handshake_timeout`.
 
     Returns:
         The listener.
@@ -639,7 +638,7 @@ async def listen_with(
     family: int = 0,
     flags: int = 0,
 ) -> Listener:
-    """Listen on one or several hosts with the given security requirements.
+    """Listen on one or more hosts with the given security requirements.
 
     `family` and `flags` are passed to the resolver.
     """
@@ -678,8 +677,8 @@ Handler = Callable[[Connection], Awaitable[None]]
 def check_handler(handler: Handler) -> None:
     """Raise TypeError unless `handler` is a coroutine function that takes the connection.
 
-    It may be a bound method or wrapped in any way. A callable that is not written in Python is
-    accepted, because only calling it shows what it returns.
+    Bound methods and wrapped functions are also accepted. So are callables that are not written in
+    Python, because calling them is the only way to find out what they return.
     """
     function: object = handler
     while not inspect.iscoroutinefunction(function):
@@ -739,12 +738,12 @@ class Server(Listening, AsyncContext):
 
     @property
     def device(self) -> str:
-        """The name of the device on which the server listens."""
+        """The name of the device on which the server is listening."""
         return self._listener.device
 
     @property
     def connections(self) -> int:
-        """The number of handlers that are running."""
+        """The number of handlers currently running."""
         return len(self._tasks)
 
     async def _accept(self) -> None:
@@ -792,11 +791,11 @@ class Server(Listening, AsyncContext):
         """Serve until the task is cancelled or another task closes the server.
 
         If the task is cancelled, the server is closed without a grace period. If another task
-        closes the server, this waits until it is closed.
+        closes the server, wait for it to finish closing.
 
         Raises:
-            DeviceEventError: If the device has failed. The server can then no longer be used; start
-                another one.
+            DeviceEventError: If the device has failed. The server can no longer be used after that;
+                start another one.
             RuntimeError: If the server was already closed.
         """
         self._affinity.check(self)
@@ -812,16 +811,15 @@ class Server(Listening, AsyncContext):
     async def close(self, grace: float = 0.0) -> None:
         """Stop accepting connections, and end all handlers.
 
-        Handlers may run for up to `grace` more seconds, and are then cancelled. If a handler
-        iterates over its connection with `async for`, the iteration ends once all messages that
-        have arrived are consumed. An idle handler therefore ends without delay, even if `grace` is
-        0, and its peer gets ConnectionClosedError (`by_peer`). A handler that waits in `recv`
-        continues to wait, because it may be in the middle of a request. The peer of a cancelled
-        handler gets ConnectionBrokenError.
+        Handlers may run for up to `grace` more seconds before they are cancelled. If a handler
+        iterates over its connection with `async for`, the iteration ends once all received messages
+        have been consumed. An idle handler therefore ends without delay, even if `grace` is 0, and
+        its peer gets ConnectionClosedError (`by_peer`). A handler that is waiting in `recv` keeps
+        waiting, because it may be in the middle of a request. The peer of a cancelled handler gets
+        ConnectionBrokenError.
 
-        The call returns when all connections are closed. If `close` is called again in the
-        meantime, the new grace period replaces the first one. For example, `close()` ends the first
-        grace period immediately.
+        The call returns when all connections are closed. Calling `close` again in the meantime
+        replaces the grace period. For example, `close()` ends the first grace period immediately.
 
         Args:
             grace: The number of seconds to wait for handlers. It may be infinite.
@@ -863,9 +861,9 @@ async def start_server(
     """Listen, and run `handler(conn)` as a task for each connection.
 
     A connection is closed when its handler returns. If the handler raises an exception, the peer
-    gets ConnectionBrokenError with the type of the exception, but not its text. A ConnectionError
-    is logged, because it usually means that the peer has ended. Any other exception is passed to
-    the event loop's exception handler.
+    gets a ConnectionBrokenError that contains the exception's type but not its text. A
+    ConnectionError is logged, because it usually means that the peer has ended. Any other exception
+    is passed to the event loop's exception handler.
 
     Args:
         handler: A coroutine function that takes the connection. It may also be a bound method, a
