@@ -1,4 +1,4 @@
-"""Arrays and tensors over a connection: sent in messages, or accessed in the peer's memory.
+"""Send arrays and tensors over a connection, or access them in the peer's memory.
 
 In this module, an array is a numpy array or a torch tensor in CPU memory. The argument `kind`,
 "numpy" or "torch", selects the type of the arrays that a function creates. A message that contains
@@ -246,10 +246,10 @@ def _contiguous(array: Any) -> Any:
 
 
 def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[Any]:
-    """Return a list of buffers that form a message with these arrays, for `Connection.send`.
+    """Return a list of buffers that `Connection.send` sends as a message with these arrays.
 
-    The first buffer is the header. An array that is not in C order is copied. All other arrays are
-    sent directly from their own memory, so do not change them until `send` returns.
+    The first buffer is the header. Arrays that are not in C order are copied. All other arrays are
+    sent directly from their own memory, so do not modify them until `send` returns.
 
     Raises:
         TypeError: If safetensors does not support the type of an array.
@@ -378,15 +378,14 @@ async def send(
 ) -> None:
     """Send arrays in one message, which the peer receives with `recv`.
 
-    `pack` describes how the arrays are sent. The exceptions are the same as those of
-    `Connection.send`.
+    See `pack` for how the arrays are sent. The exceptions are the same as for `Connection.send`.
     """
     _check_connection(conn)
     await conn.send(pack(arrays, metadata))
 
 
 async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
-    """Receive the next message, and return the arrays that it contains.
+    """Receive the next message, and return the arrays it contains.
 
     All arrays are in one newly allocated block of memory (see `Connection.recv_with`).
 
@@ -462,10 +461,10 @@ def share(
     access: Rights = Rights.READ,
     lease: float | Literal["default"] | None = "default",
 ) -> SharedArray:
-    """Share an array with the peer, without copying it.
+    """Share an array with the peer without copying it.
 
     Send the result's `token` to the peer, which passes it to `open_array`. `access` and `lease`
-    have the same meaning as in `Connection.share`. If the array is a numpy view with gaps between
+    have the same meaning as for `Connection.share`. If the array is a numpy view with gaps between
     its elements, the peer can also access the memory in the gaps. A tensor must be in C order (see
     `Tensor.contiguous`).
 
@@ -482,14 +481,14 @@ def share(
 
 
 def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArray:
-    """Open an array that the peer has shared. `token` is the peer's `SharedArray.token`.
+    """Open an array shared by the peer. `token` is the peer's `SharedArray.token`.
 
-    `Connection.open_region` describes what happens if the token belongs to another connection or is
+    See `Connection.open_region` for what happens if the token belongs to another connection or is
     no longer valid.
 
     Raises:
-        ValueError: If `token` is the token of a region that is not an array.
-        ProtocolError: If `token` does not begin with the token of a region.
+        ValueError: If `token` belongs to a region that is not an array.
+        ProtocolError: If `token` does not begin with a region's token.
     """
     _module(kind)
     _check_connection(conn)
@@ -509,10 +508,10 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
 
 
 async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy") -> Arrays:
-    """Open the arrays of a safetensors file that is in memory shared by the peer.
+    """Open the arrays of a safetensors file in memory shared by the peer.
 
-    The memory can also contain a message with arrays, which has the same layout. This function
-    reads only the header. The result contains a RemoteArray for each array.
+    The memory can also contain a message with arrays, which has the same layout. Only the header is
+    read. The result contains a RemoteArray for each array.
 
     Raises:
         ValueError: If the memory does not have the layout of a safetensors file.
@@ -547,22 +546,22 @@ def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layo
 class RemoteArray:
     """An array in the peer's memory, created by `open_array` or `open_file`.
 
-    To select a part of the array, index it. To transfer the part, await it or call `write`::
+    Index the array to select a part of it. To transfer the part, await it or call `write`::
 
         row = await remote[7]
         await remote[:, 3].write(column)
 
-    An index consists of integers, slices and `...`. Indexing returns another RemoteArray and does
-    not transfer any elements.
+    An index consists of integers, slices and `...`. Indexing returns another RemoteArray without
+    transferring any elements.
 
     The elements of a part are not always contiguous. A column, for example, consists of many short
-    runs of bytes. Writing it takes one operation for each run, and the operations are sent in
-    batches. Reading works in the same way, unless the gaps between the runs are short. In that
-    case, the gaps are read together with the runs.
+    runs of bytes. Writing it takes one operation per run, and the operations are sent in batches.
+    Reading works the same way, unless the gaps between the runs are short. In that case, the gaps
+    are read together with the runs.
 
     `shape`, `strides` (in bytes), `ndim`, `size` and `nbytes` have the same meaning as in numpy.
     `code` is the safetensors name of the element type, such as "BF16". The peer determines the
-    shape. Before you read an array of an untrusted peer, check its `nbytes`.
+    shape, so check `nbytes` before reading an array from an untrusted peer.
     """
 
     _no_memory_hint = "it is in the peer's memory: `await` it"
@@ -583,7 +582,7 @@ class RemoteArray:
 
     @property
     def dtype(self) -> Any:
-        """The type of the elements, as a numpy or torch dtype."""
+        """The element type, as a numpy or torch dtype."""
         return _dtype(self._layout.code, self._kind)
 
     def __len__(self) -> int:

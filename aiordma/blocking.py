@@ -6,15 +6,14 @@ Example::
         conn.send(b"hello")
         answer = conn.within(5).recv()
 
-The work is done by an event loop in a background thread. Each function here calls the asynchronous
-function of the same name in that thread, with the same arguments, results and exceptions. `within`
-sets a time limit for calls.
+An event loop in a background thread does the work. Each function in this module calls the
+asynchronous function of the same name in that thread, with the same arguments, results and
+exceptions. `within` sets a time limit for calls.
 
 You can use every object in any thread, in several threads at the same time, in signal handlers and
-in destructors. A destructor or a signal handler can run in the middle of another call of the same
-thread. For this reason, no call holds a lock that a second call in the same thread would wait for.
-Calls are passed to the background thread with `call_soon_threadsafe`, and each one waits on its own
-queue.
+in destructors. A destructor or a signal handler can interrupt another call in the same thread. For
+this reason, no call holds a lock that a second call in the same thread would wait for. Calls are
+passed to the background thread with `call_soon_threadsafe`, and each one waits on its own queue.
 """
 
 from __future__ import annotations
@@ -253,7 +252,7 @@ fork.reset_in_child(_forget_threads)
 
 
 def check_thread() -> None:
-    """Raise WrongLoopError in a thread that must not wait for the event loop."""
+    """Raise WrongLoopError in threads that must not wait for the event loop."""
     if in_service_thread():
         raise WrongLoopError(
             f"cannot wait for aiordma.blocking in thread {threading.current_thread().name!r}, "
@@ -273,8 +272,8 @@ def _started() -> _LoopThread:
 def stop() -> None:
     """Stop the background thread. Objects that are still open are closed with a ResourceWarning.
 
-    The next call of a function in this module starts a new thread. When the program exits, `stop`
-    is called automatically, after all threads except daemon threads have ended.
+    The next call to a function in this module starts a new thread. When the program exits, `stop`
+    is called automatically, after all non-daemon threads have ended.
     """
     check_thread()
     for thread in list(_threads):
@@ -322,8 +321,8 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     this module does not wrap, as in `call(remote.renew, 60)`, and for your own coroutine functions
     that use `Connection.asynchronous`.
 
-    An interrupt (Ctrl-C) cancels the call and waits until the function has ended. If the function
-    had already returned by then, its result is lost.
+    An interrupt (Ctrl-C) cancels the call and waits for the function to end. If the function has
+    already returned by then, its result is lost.
     """
     if not callable(function):
         hint = "pass its arguments separately, as in call(function, 1)"
@@ -474,7 +473,7 @@ async def check_server(
 
 
 class Region(mr_pool.Region):
-    """Memory of the caller that is registered for use in any thread.
+    """User memory that is registered for use in any thread.
 
     You can pass the region, or a slice of it, to `send_region`, `send`, `recv_into`, `read` and
     `write`. The memory stays registered until you call `close` or the `with` block ends.
@@ -494,7 +493,7 @@ class Connection(_Handle[transport.Connection]):
     """An `aiordma.Connection` without await, for use in any thread.
 
     `recv` returns a message as a bytes object. `recv_into` and `recv_with` receive a message into
-    memory that the caller provides.
+    memory provided by the caller.
 
     An interrupt (Ctrl-C) can discard the result of `recv`, `recv_into`, `recv_with`, `recv_region`
     or `recv_buffer`. In that case, the next call returns the discarded result.
@@ -584,14 +583,14 @@ class Connection(_Handle[transport.Connection]):
         return self._receive(self._regions, self.asynchronous.recv_region)
 
     def recv_buffer(self) -> bytes:
-        """Wait until the peer hands over memory, and return a copy of it as bytes.
+        """Wait for the peer to hand over memory, and return a copy of it as bytes.
 
-        `aiordma.Connection.recv_buffer` describes this operation.
+        See `aiordma.Connection.recv_buffer`.
         """
         return self._receive(self._buffers, partial(_handed_over, self.asynchronous))
 
     def register(self, memory: AnyMemory) -> Region:
-        """Register memory of the caller until its `Region` is closed or the `with` block ends."""
+        """Register the caller's memory until its `Region` is closed or the `with` block ends."""
 
         def register() -> Region:
             return Region(self._thread, self.asynchronous.register(memory))
@@ -599,7 +598,7 @@ class Connection(_Handle[transport.Connection]):
         return self._call(register, mr_pool.Region._give_back)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Iterate over the received messages until the peer closes the connection."""
+        """Iterate over received messages until the peer closes the connection."""
         try:
             while True:
                 yield self.recv()
@@ -658,8 +657,8 @@ class Listener(_Handle[transport.Listener]):
 class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
     """A byte stream for use in any thread, like asyncio's reader and writer but without await.
 
-    If a timeout or an interrupt (Ctrl-C) discards the bytes of a read, the next read returns them.
-    Only one thread may read at a time. If a second thread tries to read, it gets a BusyError.
+    If a timeout or an interrupt (Ctrl-C) discards the bytes that a read has received, the next read
+    returns them. Only one thread may read at a time. A second reader gets a BusyError.
     """
 
     @finalizer
@@ -697,7 +696,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
         return self._read(asyncio.StreamReader.readline)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of the data. Like asyncio's `drain`, wait if the peer reads too slowly."""
+        """Write all of `data`. Like asyncio's `drain`, wait if the peer reads too slowly."""
         self._call(partial(_written, self.asynchronous[1], data))
 
     def write_eof(self) -> None:
@@ -705,7 +704,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
         self._call(self.asynchronous[1].write_eof)
 
     def close(self) -> None:
-        """Send the data that was written before, and then close the stream."""
+        """Send all previously written data, and then close the stream."""
         _end(self._thread, partial(_closed, self.asynchronous[1]), self._timeout)
 
 

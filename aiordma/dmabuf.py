@@ -1,4 +1,4 @@
-"""Memory of another device, such as a GPU, whose driver exports the memory as a dma-buf."""
+"""Memory of another device, such as a GPU, exported by its driver as a dma-buf."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ class DmabufRegistration(Registration):
 
 
 class DmabufRegion(OwnMemory):
-    """Registered memory of a dma-buf, for use with `read`, `write` and `send_region`.
+    """Registered dma-buf memory, for use with `read`, `write` and `send_region`.
 
     The region starts at `offset` in the dma-buf and is `length` bytes long. This process cannot
     access the memory, so you cannot send it as a message or receive a message into it.
 
     The memory stays registered until you call `close` or the `with` block ends. If you call `close`
-    while an operation uses the memory, it takes effect when the operation ends.
+    while an operation is using the memory, it takes effect when the operation ends.
 
     The kernel does not support memory windows on a dma-buf. For this reason, a key to the region
-    works on every connection of the event loop, not only on the connection for which it was
-    created.
+    works on every connection of the event loop, not only on the one for which it was created.
     """
 
     __slots__ = ("_offset", "_registration")

@@ -1,4 +1,4 @@
-"""The metrics that `aiordma.prometheus` and `aiordma.opentelemetry` export.
+"""The metrics exported by `aiordma.prometheus` and `aiordma.opentelemetry`.
 
 Each metric is computed from a `snapshot`, so it agrees with the values of `statistics()`. No metric
 has a label for the peer or the connection, because their number is unbounded.
@@ -22,28 +22,28 @@ Entries = Callable[[Snapshot], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric, with a function that computes its values from a snapshot."""
+    """A metric, and the function that computes its values from a snapshot."""
 
     name: str
-    """The metric's name in Prometheus. For a counter, it does not include the suffix "_total"."""
+    """The metric's Prometheus name. For a counter, it does not include the suffix "_total"."""
     kind: Literal["counter", "gauge", "histogram"]
-    """The kind of metric.
+    """The metric type.
 
-    A counter never decreases during the life of the process. The last label of a histogram is "le".
-    Each value of this label stands for a counter of the observations up to that bound. The label
-    value "sum" stands for the sum of all observations.
+    A counter never decreases during the life of the process. A histogram's last label is "le". Each
+    value of this label identifies a counter for observations up to that bound, and the value "sum"
+    identifies the sum of all observations.
     """
     unit: str
-    """The unit of the values, or "1" if they are counts."""
+    """The unit of measurement, or "1" for counts."""
     help: str
     """A description of the metric."""
     labels: tuple[str, ...]
-    """The names of the labels."""
+    """The label names."""
     rows: Callable[[Snapshot], Rows]
-    """A function that returns labels and their values. Values with the same labels are added up."""
+    """A function that returns labels and their values. Values with equal labels are added up."""
 
     def values(self, taken: Snapshot) -> dict[tuple[str, ...], float]:
-        """Return the metric's values in the snapshot `taken`, by their labels."""
+        """Return the metric's values in the snapshot `taken`, keyed by label values."""
         sums: Counter[tuple[str, ...]] = Counter()
         for labels, value in self.rows(taken):
             sums[labels] += value  # type: ignore[assignment]
@@ -203,4 +203,4 @@ METRICS: tuple[Metric, ...] = (
         device="name",
     ),
 )  # fmt: skip
-"""All metrics that are exported."""
+"""All exported metrics."""

@@ -5,7 +5,7 @@ For example, print a snapshot::
     print(json.dumps(aiordma.snapshot(), indent=2))
 
 `aiordma.prometheus` and `aiordma.opentelemetry` export snapshots as metrics. `aiordma top` shows
-the snapshots of other processes. docs/monitoring.md describes all of these.
+the snapshots of other processes. See docs/monitoring.md for details.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def snapshot() -> Snapshot:
     """Return the state of this process as plain data that can be converted to JSON.
 
     Any thread can call this function, whether or not it runs an event loop. The function does not
-    wait for event loops or call devices, so it works even if a loop is stuck. If a loop runs in
-    another thread, the numbers of that loop may come from slightly different moments. The cost is
-    about 10 microseconds per open connection.
+    wait for event loops or call devices, so it works even if a loop is stuck. For a loop running in
+    another thread, the numbers may come from slightly different moments. The cost is about 10
+    microseconds per open connection.
 
-    The wire of a connection can be queried only in the thread of its event loop. If a connection
-    belongs to another loop, the snapshot contains the wire that this loop read last. If the loop
-    has not read it yet, the snapshot contains None and asks the loop to read it.
+    A connection's wire can only be queried in the thread of its event loop. If a connection belongs
+    to another loop, the snapshot contains the wire that this loop last read. If the loop has not
+    read it yet, the snapshot contains None and asks the loop to read it.
     """
     connections = open_connections()
     refresh_wires(connections)
@@ -111,15 +111,15 @@ def snapshot() -> Snapshot:
 
 
 def open_connections() -> list[Connection]:
-    """Return the established connections of all event loops. Internal to the library."""
+    """Return the established connections in all event loops. Internal to the library."""
     things = shutdown.all_open()
     return [thing for thing in things if isinstance(thing, Connection) and thing._begun]
 
 
 def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
-    """Ask each event loop to read the wires that are still unknown.
+    """Ask each event loop to query the wires of its connections that are not known yet.
 
-    Waits up to `seconds` until all loops have done so. Internal to the library.
+    Wait up to `seconds` for all loops to finish. Internal to the library.
     """
     unseen: dict[asyncio.AbstractEventLoop, list[Connection]] = {}
     for connection in connections:
@@ -140,7 +140,7 @@ def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
 
 
 def read_wires(connections: list[Connection], done: threading.Event | None = None) -> None:
-    """Read the wires of connections in the current thread's event loop, and then set `done`.
+    """Query the wires of connections in the current thread's event loop, and then set `done`.
 
     Internal to the library.
     """

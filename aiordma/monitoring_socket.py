@@ -1,14 +1,13 @@
 """The monitoring socket for `aiordma top`, created on import if AIORDMA_MONITOR is set.
 
-A thread serves connections to a Unix socket. For `aiordma top`, it returns a `snapshot` as JSON.
-For `aiordma port`, it sets the port state of an embedded device. It does not call event loops, so
-it works even if a loop is stuck.
+A thread serves connections to a Unix socket. It responds to `aiordma top` with a `snapshot` as
+JSON. For `aiordma port`, it sets the port state of an embedded device. It does not call event
+loops, so it works even if a loop is stuck.
 
 Only processes of the same user get a response. The directory belongs to the user and is not
-accessible to others, the socket has mode 0600, and the kernel reports the user of each peer
-(SO_PEERCRED, unix(7)). Processes in different PID namespaces can share the directory, so the name
-of each socket contains a random part. Peers are served one at a time, for at most ANSWER_TIMEOUT
-each.
+accessible to others, the socket has mode 0600, and the kernel reports each peer's user
+(SO_PEERCRED, unix(7)). Processes in different PID namespaces can share the directory, so each
+socket's name contains a random part. Peers are served one at a time, for up to ANSWER_TIMEOUT each.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ UCRED = struct.Struct("3i")  # pid, uid and gid: unix(7)
 
 
 def directory(setting: str) -> Path:
-    """Return the directory for monitoring sockets, and create it if it does not exist.
+    """Return the directory for monitoring sockets, creating it if it does not exist.
 
     Args:
         setting: The value of AIORDMA_MONITOR: "1", or the path of the directory.
@@ -82,9 +81,9 @@ def directory(setting: str) -> Path:
 
 
 def private(path: Path) -> Path:
-    """Return the directory, and create it if it does not exist.
+    """Return a directory that only this user can access, creating it if it does not exist.
 
-    The exceptions are the same as those of `directory`.
+    The exceptions are the same as for `directory`.
     """
     if (size := len(os.fsencode(path))) > MOST_PATH:
         raise ValueError(
@@ -103,8 +102,8 @@ def private(path: Path) -> Path:
 def usual() -> list[Path]:
     """Return the candidate directories for AIORDMA_MONITOR=1.
 
-    A process uses the first directory that it can own. A service has no XDG_RUNTIME_DIR, and its
-    directory in /run/user does not exist until its user has logged in.
+    A process uses the first directory it can own. A service has no XDG_RUNTIME_DIR, and its
+    directory in /run/user does not exist until its user logs in.
     """
     user = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{user}"
@@ -114,7 +113,7 @@ def usual() -> list[Path]:
 def directories(setting: str) -> list[Path]:
     """Return the directories in which processes with this `setting` may have their sockets.
 
-    For "1", these include the directories of processes that run in another environment.
+    For "1", these include the directories used by processes that run in a different environment.
     """
     found = {directory(setting): None}
     for path in usual() if setting == "1" else ():
@@ -135,7 +134,7 @@ def sockets(where: Path, pid: int | None = None) -> list[Path]:
 
 
 def remove_dead(where: Path, pid: int) -> None:
-    """Remove sockets that were left behind by killed processes with this PID."""
+    """Remove sockets left behind by killed processes with this PID."""
     for path in sockets(where, pid):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.setblocking(False)
@@ -208,7 +207,7 @@ def set_port(state: str, device: str) -> str:
 
 
 def answer(peer: socket.socket) -> None:
-    """Serve one request of a process of the same user. Requests of other users are ignored."""
+    """Serve one request from a process of the same user. Requests from other users are ignored."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
     _, uid, _ = UCRED.unpack(credentials)
     if uid != os.geteuid():
@@ -252,7 +251,7 @@ fork.reset_in_child(_restart_after_fork)
 
 
 def ask(path: Path, seconds: float, what: str = "snapshot") -> bytes:
-    """Send a request to the process that listens on a socket, and return its response.
+    """Send a request to the process listening on a socket, and return its response.
 
     The response to "snapshot" is JSON. The response to a request such as "port down embedded1" is
     an error message, or empty on success.

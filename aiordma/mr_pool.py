@@ -1,15 +1,15 @@
 """Registered memory: a pool that leases blocks of it, and regions of the user's own memory.
 
-An RDMA device can only access memory that has been registered. On a card, registration is slow, and
-each registered region takes up an entry in the card's tables. The pool therefore registers slabs of
+An RDMA device can only access registered memory. On a card, registration is slow, and each
+registered region takes up an entry in the card's tables. The pool therefore registers slabs of
 several MiB, and leases blocks of them. Slabs are registered for local access only and never have a
 remote key. To give a peer access to a block, the block is registered separately with its exact
 bounds (`ProtectionDomain.reg_mr`). A token therefore never gives access to adjacent bytes.
 
-The memory of a block is reused when all of the following are true:
+A block's memory is reused when all of the following are true:
 
 - The lease has ended, through `Buffer.release`, the end of its `with` block, or garbage collection.
-- No work request uses the block (`_pin` and `_unpin` count them).
+- No work request uses the block (`_pin` and `_unpin` count the uses).
 - No view of the block exists. A memoryview that outlives its lease, or a numpy array made from one,
   keeps its own bytes and never shows those of the next lease.
 
@@ -57,7 +57,7 @@ NO_MEMORY = memoryview(b"")
 
 
 class Block(PoolBlock, Mapped):
-    """A part of registered memory, which is created once and leased many times.
+    """A part of registered memory that is created once and leased many times.
 
     All views that users get are buffer exports of this object. Internal to the library.
     """
@@ -90,13 +90,13 @@ class Block(PoolBlock, Mapped):
 
 
 class PoolStatistics(NamedTuple):
-    """The use of a memory pool. All sizes are in bytes.
+    """Memory pool usage. All sizes are in bytes.
 
     `registered_bytes` is the amount of registered memory, which never exceeds `limit`.
-    `leased_bytes` is the size of all blocks that are leased, have views, or are used by an
+    `leased_bytes` is the total size of all blocks that are leased, have views, or are used by an
     operation, and `leases` is the number of these blocks. `regions` is the number of memory
-    regions, and `waiting` is the number of tasks that are waiting for memory. `huge_page_bytes` is
-    the amount of registered memory on huge pages (`Config.huge_pages`).
+    regions, and `waiting` is the number of tasks waiting for memory. `huge_page_bytes` is the
+    amount of registered memory on huge pages (`Config.huge_pages`).
     """
 
     registered_bytes: int
@@ -109,12 +109,12 @@ class PoolStatistics(NamedTuple):
 
 
 def block_size(size: int) -> int:
-    """Return the size of the block for `size` bytes: the next power of two, at least SMALLEST."""
+    """Return the block size for `size` bytes: the next power of two, and at least SMALLEST."""
     return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
 
 
 class RegisteredMemory:
-    """The memory regions of one pool, registered for local access only.
+    """A pool's memory regions, registered for local access only.
 
     Their total size is at most `limit` bytes. Internal to the library.
     """
@@ -125,7 +125,7 @@ class RegisteredMemory:
         self.limit = limit
         self.bytes: int = 0
         self.regions: set[verbs.MemoryRegion] = set()
-        """The regions of all blocks. A region must outlive its blocks."""
+        """The memory regions of all blocks. A region must outlive its blocks."""
         self._pd = pd
         self._access = access
         self._huge_pages = huge_pages
@@ -146,7 +146,7 @@ class RegisteredMemory:
 
 
 class LargeBlocks:
-    """A cache of unused blocks that are larger than a slab. Each of them has its own memory region.
+    """A cache of unused blocks larger than a slab, each with its own memory region.
 
     Internal to the library.
     """
@@ -171,7 +171,7 @@ class LargeBlocks:
             self._close(block)
 
     def drop(self) -> None:
-        """Deregister all blocks in the cache."""
+        """Deregister all cached blocks."""
         for kept in self._kept.values():
             while kept:
                 self._close(kept.pop())
@@ -185,9 +185,9 @@ class LargeBlocks:
 class MemoryPool(BlockCache):
     """A pool that leases registered memory for local access, within one protection domain.
 
-    `limit` is the maximum number of registered bytes. When the limit is reached, `alloc` raises
+    `limit` is the maximum number of registered bytes. Once the limit is reached, `alloc` raises
     QuotaError, and `lease` waits until enough memory has been released. Waiting tasks are served in
-    the order of their calls.
+    the order in which they called `lease`.
     """
 
     def __init__(
@@ -281,8 +281,8 @@ class MemoryPool(BlockCache):
         """Lease `size` bytes without waiting. The contents of the memory are undefined.
 
         Raises:
-            QuotaError: If the memory is not available now, or if tasks are already waiting for
-                memory.
+            QuotaError: If the memory is not available now, or if other tasks are already waiting
+                for memory.
         """
         size = integer("size", size)
         block = self._block_if_first(size)
@@ -293,12 +293,12 @@ class MemoryPool(BlockCache):
     async def lease(self, size: int) -> Buffer:
         """Lease `size` bytes, waiting until they are available. Their contents are undefined.
 
-        Waiting tasks are served in the order of their calls. As with any lock, tasks can deadlock
-        if they wait for memory while they hold other memory. To avoid this, lease all the memory
-        that you need at once, or use a timeout.
+        Waiting tasks are served in the order in which they called `lease`. As with any lock, tasks
+        can deadlock if they wait for memory while holding other memory. To avoid this, lease all
+        the memory you need at once, or use a timeout.
 
         Raises:
-            QuotaError: If `size` exceeds the limit of the pool. This is raised without waiting.
+            QuotaError: If `size` exceeds the pool's limit. This is raised without waiting.
         """
         size = integer("size", size)
         block = self._block_if_first(size)
@@ -307,7 +307,7 @@ class MemoryPool(BlockCache):
         return Buffer(block, size)
 
     def statistics(self) -> PoolStatistics:
-        """Return statistics about the use of the pool. Can be called in any thread."""
+        """Return pool usage statistics. Can be called from any thread."""
         self._waiters.count_wait()
         regions = list(self._registered.regions)
         return PoolStatistics(
@@ -403,8 +403,8 @@ class MemoryPool(BlockCache):
     def close(self) -> None:
         """Stop leasing memory.
 
-        The regions are deregistered when the owner closes the protection domain, which it does
-        after closing the pool. Views that users still hold remain readable.
+        After closing the pool, its owner closes the protection domain, which deregisters the
+        regions. Views that users still hold remain readable.
         """
         self.closed = True
         self.local_dma_lkey: int = 0
@@ -419,7 +419,7 @@ class MemoryPool(BlockCache):
 
 
 class LocalMemory(Local):
-    """Registered memory of this process that operations can use.
+    """Registered memory in this process that operations can use.
 
     It is a Buffer, a Region, or a slice of either. `address` and `length` give its location and
     size. `writable` tells whether the device may write to it.
@@ -488,7 +488,7 @@ class LocalSlice(LocalMemory):
 
 
 class OwnMemory(LocalMemory):
-    """Registered memory whose holder releases it explicitly or at the end of a `with` block."""
+    """Registered memory that its holder releases explicitly or at the end of a `with` block."""
 
     __slots__ = ()
     _over = "closed"
@@ -516,12 +516,12 @@ class OwnMemory(LocalMemory):
 
 
 class Buffer(OwnMemory):
-    """Registered memory that is leased from the pool.
+    """Registered memory leased from the pool.
 
-    You can use the memory from `Connection.alloc` until you call `release` or the `with` block
-    ends. After that, every use of the buffer raises BufferStateError. A view that you created
-    earlier remains valid and keeps its bytes, because the pool does not lease the memory again
-    while a view or an operation uses it.
+    You can use the memory returned by `Connection.alloc` until you call `release` or the `with`
+    block ends. After that, every use of the buffer raises BufferStateError. Views that you created
+    earlier remain valid and keep their bytes, because the pool does not lease the memory again
+    while a view or an operation is using it.
     """
 
     __slots__ = ("__weakref__", "_block")
@@ -560,7 +560,7 @@ class Buffer(OwnMemory):
 
 
 class Registration(Pinned):
-    """A registration of memory, which ends after its last use. Internal to the library."""
+    """A memory registration that ends after its last use. Internal to the library."""
 
     __slots__ = ("mr", "region")
 
@@ -580,7 +580,7 @@ class Region(OwnMemory):
 
     The memory can be any buffer or tensor, even a read-only one. It is pinned until you call
     `close` or the `with` block ends. While it is pinned, you cannot resize a bytearray, close an
-    mmap, or resize the storage of a torch tensor. If you call `close` while an operation uses the
+    mmap, or resize a torch tensor's storage. If you call `close` while an operation is using the
     memory, it takes effect when the operation ends.
 
     The memory is registered for local access only. The peer can access it only if you share the

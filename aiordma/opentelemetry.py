@@ -6,7 +6,7 @@ Example::
 
     aiordma.opentelemetry.instrument()  # uses the meter provider of the process
 
-`instrument` creates observable instruments, which the SDK queries each time it exports metrics.
+`instrument` creates observable instruments, which the SDK queries whenever it exports metrics.
 Nothing runs between exports.
 """
 
@@ -54,14 +54,14 @@ class _Snapshots:
 def instrument(meter_provider: MeterProvider | None = None) -> None:
     """Create an OpenTelemetry instrument for each of this process's metrics (`aiordma.metrics`).
 
-    The name of an instrument is the Prometheus name with a dot in place of the first underscore,
-    for example "aiordma.messages_sent". OpenTelemetry has no observable histograms, so a histogram
-    is exported as three counters, which are named like its Prometheus series.
+    An instrument's name is the Prometheus name with its first underscore replaced by a dot, for
+    example "aiordma.messages_sent". OpenTelemetry has no observable histograms, so a histogram is
+    exported as three counters, which are named like its Prometheus series.
 
-    Call this function only once for each provider. The SDK runs the callbacks in a separate thread.
+    Call this function only once per provider. The SDK runs the callbacks in a separate thread.
 
     Args:
-        meter_provider: The meter provider. The default is the meter provider of the process.
+        meter_provider: The meter provider. The default is the process's global meter provider.
     """
     meter = get_meter("aiordma", meter_provider=meter_provider)
     snapshots = _Snapshots()

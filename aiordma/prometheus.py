@@ -35,10 +35,10 @@ _SCALARS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
 class Collector:
-    """A collector of this process's metrics (`aiordma.metrics`).
+    """A collector for this process's metrics (`aiordma.metrics`).
 
-    Pass the collector to `registry.register`. From then on, each scrape calls its methods, until
-    you pass it to `registry.unregister`. A scrape can run in any thread.
+    Pass the collector to `registry.register`. Each scrape then calls its methods, until you pass it
+    to `registry.unregister`. A scrape can run in any thread.
     """
 
     def describe(self) -> Iterator[_Family]:

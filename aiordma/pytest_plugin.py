@@ -139,9 +139,9 @@ class _Usage:
 # Hooks, not a fixture that every test would have: a test without the marker pays for a look at its
 # markers, and the device is chosen before the fixtures of wider scopes that it is the first to use.
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Set the device and the faults of a marked test.
+    """Set up the device and the faults for a marked test.
 
-    If several markers set the same keyword, the marker that is closest to the test applies.
+    If several markers set the same keyword, the marker closest to the test applies.
     """
     if marker := item.get_closest_marker("rdma_seeds"):
         seeds = _seeds_of(item, marker)
@@ -231,7 +231,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any]:
 class Programs:
     """Programs that run on the embedded device, like those started with `aiordma run`.
 
-    The fixture `rdma_programs` provides this object. The faults of the test's marker also apply to
+    The fixture `rdma_programs` provides this object. The faults in the test's marker also apply to
     the programs. If the test fails, its report contains the end of their trace.
     """
 
@@ -240,7 +240,7 @@ class Programs:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
-        """Start a program, whose standard output is a text pipe by default.
+        """Start a program. By default, its standard output is a text pipe.
 
         `options` are passed to `subprocess.Popen`. At the end of the test, the program is
         terminated. If it does not end within 5 seconds, it is killed.
@@ -261,9 +261,9 @@ class Programs:
     def run(
         self, *command: str | Path, timeout: float = 60, check: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program and wait until it ends. `options` are the same as for `start`.
+        """Run a program and wait for it to end. `options` are the same as for `start`.
 
-        The result and the exceptions are the same as those of `subprocess.run`.
+        The result and the exceptions are the same as for `subprocess.run`.
         """
         __tracebackhide__ = True
         process = self.start(*command, **{"stderr": subprocess.PIPE, **options})
@@ -279,10 +279,10 @@ class Programs:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def trace(self, lines: int | None = None) -> str:
-        """Return the trace of the programs in the format of `aiordma trace`.
+        """Return the programs' trace in the `aiordma trace` format.
 
-        If `lines` is given, only that many lines from the end are returned. Injected faults are
-        marked in the trace, for example with ``fault=LOSS``.
+        If `lines` is given, return only that many lines from the end. Injected faults are marked in
+        the trace, for example with ``fault=LOSS``.
         """
         files = sorted(map(str, self._folder.glob("*.jsonl")))
         if not files:
@@ -312,7 +312,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def rdma_faults(request: pytest.FixtureRequest) -> aiordma.testing.Faults:
-    """Return the faults of the test's marker, with their `counts()`, `seed` and `plan`."""
+    """Return the faults set by the test's marker, with their `counts()`, `seed` and `plan`."""
     faults: aiordma.testing.Faults | None = request.node.stash.get(_FAULTS, None)
     if faults:
         return faults

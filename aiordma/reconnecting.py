@@ -32,7 +32,7 @@ TEMPORARY: tuple[tuple[type[Exception], bool], ...] = (
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether connecting may succeed later although it failed with this error."""
+    """Return whether another attempt to connect may succeed after this error."""
     if type(error) is ConnectionManagerError and not error.event:
         return False  # the route uses a device other than the named one
     if isinstance(error, RejectedError) and error.by_application:
@@ -52,20 +52,20 @@ async def reconnect(
 ) -> AsyncIterator[Connection]:
     """Yield a new connection in each iteration of `async for conn in reconnect(...)`.
 
-    Each connection is closed at the end of the loop's body. Handle the errors of the connection in
-    the body. For example, `except ConnectionError: continue` opens the next connection. Messages
-    are never sent again automatically: if `send` raises an exception, only your program knows
-    whether the peer may receive the message twice.
+    Each connection is closed at the end of the loop body. Handle connection errors in the body. For
+    example, `except ConnectionError: continue` opens the next connection. Messages are never
+    retransmitted automatically: if `send` raises an exception, only your program knows whether the
+    peer may receive the message twice.
 
-    Failed attempts are repeated with exponential back-off. The delay starts at `first_delay` and
-    doubles with each failure, up to `longest_delay`. Each delay is shortened by a random part of up
-    to a half, so that many clients do not reconnect at the same time. A connection that ends before
-    it has carried a message or an operation counts as a failure. Any other connection resets the
+    Failed attempts are retried with exponential back-off. The delay starts at `first_delay` and
+    doubles after each failure, up to `longest_delay`. Each delay is shortened by a random fraction
+    of up to a half, so that many clients do not reconnect at the same time. A connection that ends
+    before carrying a message or an operation counts as a failure. Any other connection resets the
     delay.
 
-    A listener that runs for longer than `longest_delay` plus the duration of one attempt is always
-    found. An attempt takes at most `Config.connect_timeout`. A listener that restarts more often
-    may be missed repeatedly.
+    A listener that stays up for longer than `longest_delay` plus the duration of one attempt is
+    always found. An attempt takes up to `Config.connect_timeout`. A listener that restarts more
+    often may be missed repeatedly.
 
     Some errors cannot be fixed by restarting the server, for example a wrong key. These are raised
     immediately. docs/connecting.md lists them.

@@ -2,13 +2,13 @@
 
 A server publishes coroutine functions, and a client calls them by name. Each function takes one
 argument and returns one value. The argument and the value can be of any type that can be converted
-to bytes: `dumps` converts an object to bytes before it is sent, and `loads` converts the received
-bytes back. By default, both use msgpack. If you pass other functions, pass matching functions to
-the client and to the server.
+to bytes: `dumps` converts an object to bytes before sending, and `loads` converts the received
+bytes back. By default, both use msgpack. If you use other functions, pass matching ones to the
+client and the server.
 
 `loads` is called with a memoryview of the received bytes, which stays valid for as long as `loads`
-or its result refers to it. To send and receive buffers without copying them, pass `memoryview` as
-both `dumps` and `loads`. Do not use `pickle.loads` if you do not trust the peer.
+or its result refers to it. To send and receive buffers without copying, pass `memoryview` as both
+`dumps` and `loads`. Do not use `pickle.loads` if you do not trust the peer.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class CallError(Exception):
     In that case, `kind` is the name of the exception's type, and `text` is its message. The server
     reports its own errors with one of these kinds:
 
-    - "LookupError": The server has no function of this name.
-    - "TooManyCalls": The server has reached its limit of calls in progress.
+    - "LookupError": The server has no function with this name.
+    - "TooManyCalls": The server has reached its limit on concurrent calls.
     - "CancelledError": The call was cancelled, for example because the server is shutting down.
 
-    CallError is also raised if `loads` fails on either side. The usual cause is that the two sides
-    use different `dumps` and `loads`.
+    CallError is also raised if `loads` fails on either side, usually because the two sides use
+    different `dumps` and `loads`.
     """
 
     def __init__(self, function: str, kind: str, text: str) -> None:
@@ -220,8 +220,8 @@ _caller: ContextVar[Connection] = ContextVar("caller")
 def caller() -> Connection:
     """Return the connection to the client whose call is being served.
 
-    A function that serves a call can use this connection to share memory with the client, for
-    example. The tasks that the function creates can also use `caller`.
+    For example, a function serving a call can use this connection to share memory with the client.
+    `caller` also works in tasks that the function creates.
 
     Raises:
         LookupError: If no call is being served in the current task.
@@ -243,7 +243,7 @@ async def serve(
     loads: Loads = _unpackb,
     max_calls: int = 256,
 ) -> None:
-    """Serve the calls that arrive on one connection until the connection ends.
+    """Serve the calls that arrive on a connection until it ends.
 
     Each call runs in its own task. The task is cancelled in these cases:
 
@@ -253,7 +253,7 @@ async def serve(
 
     If a function raises an exception, `serve` logs it, and the client's call raises CallError.
     While `max_calls` calls are in progress, further calls are rejected with CallError. A server
-    that was created with `start_server` runs `serve` for each connection.
+    created by `start_server` runs `serve` for each connection.
 
     Raises:
         ProtocolError: If the client sends a message that is not an RPC call.
@@ -417,15 +417,15 @@ class _Calls:
 
 
 class Client(AsyncContext):
-    """A client that calls the functions of the server at the other end of a connection.
+    """A client that calls functions on the server at the other end of a connection.
 
     `connect` opens a connection and returns a client for it. You can also create a client for a
-    connection that is already open, in the event loop of that connection. The client reads all
-    messages of the connection, so `Connection.recv` raises BusyError from then on. If the
-    connection already has a reader, creating the client raises BusyError.
+    connection that is already open, in that connection's event loop. The client reads all messages
+    on the connection, so calling `Connection.recv` raises BusyError. If the connection already has
+    a reader, creating the client raises BusyError.
 
-    The client has at most `max_calls` calls in progress at the server. Further calls wait until one
-    of these has ended. Leaving the `async with` block closes the connection.
+    Up to `max_calls` calls are in progress at the server. Further calls wait until one of them has
+    ended. Leaving the `async with` block closes the connection.
     """
 
     def __init__(
@@ -452,11 +452,11 @@ class Client(AsyncContext):
     ) -> Any:
         """Call the server's function `name` with the argument `data`, and return its result.
 
-        If the call times out or is cancelled, the server cancels the function. Do not change the
-        buffer that `dumps` returned until the result has arrived.
+        If the call times out or is cancelled, the server cancels the function. Do not modify the
+        buffer returned by `dumps` until the result has arrived.
 
         Raises:
-            TimeoutError: If the result has not arrived after `timeout` seconds.
+            TimeoutError: If the result does not arrive within `timeout` seconds.
             CallError: If the function raised an exception, or the server rejected the call.
             ConnectionClosedError: If the connection was closed before the result arrived. The
                 function may have run.
@@ -527,10 +527,10 @@ async def connect(
     max_calls: int = 256,
     **options: Unpack[ConnectOptions],
 ) -> Client:
-    """Connect to a server that was started with `start_server`, and return a client for it.
+    """Connect to a server started with `start_server`, and return a client for it.
 
-    The remaining arguments are passed on to `aiordma.connect`, and the exceptions are the same as
-    those of `aiordma.connect`.
+    The remaining arguments are passed on to `aiordma.connect`, and the same exceptions can be
+    raised.
     """
     given = complete("rpc.connect", options, CONNECT)
     _check(dumps, loads, max_calls)  # check before connecting

@@ -80,12 +80,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 When = float | str
-"""When to inject a fault: a probability, or a text that selects occurrences, counted from 1.
+"""When to inject a fault: a probability, or a str that selects occurrences, counted from 1.
 
 "@3" selects the third occurrence, "@3-5" the third to the fifth, and "@3-" the third and all later
-ones. "0.5@3-" selects each of the latter with a probability of 0.5. Frames of connections, and
-requests that need a receive, are counted for each connection. All other events are counted for the
-whole process.
+ones. "0.5@3-" selects the third and each later one with a probability of 0.5. Frames of
+connections, and requests that need a receive, are counted per connection. All other events are
+counted for the whole process.
 """
 
 
@@ -191,12 +191,12 @@ def _block(function: Callable[P, Iterator[T]]) -> Callable[P, _GeneratorContextM
 
 
 class Faults:
-    """The faults that a :func:`faults` block injects."""
+    """The faults injected by a :func:`faults` block."""
 
     def __init__(self, plan: str, seed: int, device: verbs.Device) -> None:
         """Initialize the object. Use :func:`faults` instead of calling this directly."""
         self.plan = plan
-        """The faults, in the syntax of the environment variable AIORDMA_EMBEDDED_FAULTS."""
+        """The faults, in the syntax used by the environment variable AIORDMA_EMBEDDED_FAULTS."""
         self.seed = seed
         self._device = device
         self._before = device.fault_counts()
@@ -242,45 +242,44 @@ def faults(
     cq: verbs.CompletionQueue | int | None = None,
     device: str | None = None,
 ) -> Iterator[Faults]:
-    """Inject faults into the embedded device of this process during a ``with`` block.
+    """Inject faults into this process's embedded device during a ``with`` block.
 
     With the same ``seed``, the k-th incoming frame of the n-th connection always gets the same
     fault. By default, the seed is random. If an exception leaves the block, its notes contain the
-    faults with their seed and their counts, so that you can reproduce the failure.
+    faults, the seed and the counts, so that you can reproduce the failure.
 
     - ``loss``, ``duplicate``: incoming frames and datagrams are dropped or processed twice.
       Reliable connections retransmit lost frames, and fail with RETRY_EXC_ERR when all retries have
       failed. ``frames`` selects which frames of reliable connections are affected. Lost messages of
       UC and UD queue pairs are not retransmitted.
     - ``delay``, ``jitter``: incoming frames are delayed by ``delay`` seconds, plus a random time of
-      up to ``jitter`` seconds. Within a connection, frames stay in order. A delay alone does not
+      up to ``jitter`` seconds. Frames on the same connection stay in order. A delay alone does not
       cause errors.
     - ``rate``: the device receives at most this number of bytes per second.
-    - ``cut``: a connection breaks after it has received ``cut_after`` bytes. To select connections
-      by occurrence, existing connections are counted first, followed by new ones in the order in
-      which they are established.
-    - ``rnr``: a request that needs a receive is rejected with an RNR NAK. The requester repeats it
+    - ``cut``: a connection breaks after receiving ``cut_after`` bytes. To select connections by
+      occurrence, existing connections are counted first, followed by new ones in the order in which
+      they are established.
+    - ``rnr``: a request that needs a receive is rejected with an RNR NAK. The requester retries it
       up to ``rnr_retry`` times.
     - ``overrun``: a completion overruns its completion queue, which then enters the error state.
     - ``register``: a memory registration fails with ENOMEM.
-    - ``handshake``: an incoming message of the connection manager is dropped and not retransmitted.
-      The first message of a connection arrives at the listener, and the next two arrive at the
-      caller.
+    - ``handshake``: an incoming connection manager message is dropped and not retransmitted. The
+      first message of a connection arrives at the listener, and the next two arrive at the caller.
 
-    ``qp`` restricts the faults of connections, requests and datagrams to one queue pair. ``cq``
-    restricts overruns to one completion queue. If there are several embedded devices, ``device``
-    selects the one that all faults apply to. The faults replace those of the environment variable
-    AIORDMA_EMBEDDED_FAULTS, which do not take effect again after the block. A peer in another
-    process is not affected.
+    ``qp`` restricts the faults affecting connections, requests and datagrams to one queue pair.
+    ``cq`` restricts overruns to one completion queue. If there are several embedded devices,
+    ``device`` selects the one to which all faults apply. The faults replace those set by the
+    environment variable AIORDMA_EMBEDDED_FAULTS, which do not take effect again after the block. A
+    peer in another process is not affected.
 
     Raises:
         AssertionError: At the end of the block, if a fault never happened. A fault with a
             probability causes this error only if it had no opportunity to happen.
         ValueError: If an argument is invalid.
-        BusyError: If another such block or a simulation is active, because faults apply to the
-            whole process.
+        BusyError: If another ``faults`` block or a simulation is active, because faults apply to
+            the whole process.
         UnsupportedError: If the device is not an embedded device. Without ``device``, it is the one
-            that AIORDMA_DEVICE names, or else the default device.
+            named by AIORDMA_DEVICE, or else the default device.
     """
     if process.injected is not None:
         raise BusyError(
@@ -393,10 +392,10 @@ async def connected_pair(
 
 @dataclass(frozen=True)
 class Held:
-    """The resources that this process holds: open files, threads, and device objects by class.
+    """The resources held by this process: open files, threads, and device objects by class.
 
-    A file is identified by its descriptor and inode, and a thread by its ID and start time. If the
-    system reuses a descriptor or an ID, the leak is therefore still detected.
+    A file is identified by its descriptor and inode, and a thread by its ID and start time. A leak
+    is therefore detected even if the system reuses a descriptor or an ID.
     """
 
     files: dict[tuple[int, int, int, str], str]
@@ -405,11 +404,11 @@ class Held:
 
     @classmethod
     def now(cls) -> Held:
-        """Return the resources that this process currently holds."""
+        """Return the resources currently held by this process."""
         return cls(_open_files(), _threads(), verbs.live())
 
     def growth(self, after: Held) -> str:
-        """Describe the resources that are in ``after`` but not here, or return an empty text."""
+        """Describe the resources in ``after`` that are missing here, or return an empty string."""
         files = sorted(after.files.items(), key=lambda item: item[0][0])
         lines = [f"file {key[0]}: {target}" for key, target in files if key not in self.files]
         threads = sorted(after.threads.items())
@@ -476,7 +475,7 @@ def check_leaks(*, timeout: float = 5) -> Iterator[None]:
     freed. For example, the kernel may still list a thread that has already been joined.
 
     Put the check around a whole test, including its event loop, because the check blocks the
-    thread. Resources that a loop or a library allocates on first use and keeps count as leaks.
+    thread. Resources that a loop or a library allocates on first use and then keeps count as leaks.
     """
     patience = seconds("timeout", timeout)
     before = Held.now()

@@ -88,12 +88,12 @@ __all__ = [
 def start(path: str | os.PathLike[str]) -> Path:
     """Start tracing this process's use of the embedded device, and return the trace file's path.
 
-    In ``path``, ``%p`` is replaced by the process ID. If the file exists, the trace is appended to
-    it. If another process is writing to the file, the trace is written to a file whose name is
-    ``path`` followed by a dot and the process ID.
+    ``%p`` in ``path`` is replaced by the process ID. If the file exists, the trace is appended to
+    it. If another process is writing to the file, the trace goes to a file whose name is ``path``
+    followed by a dot and the process ID.
 
-    A trace contains keys and addresses, so only the owner of the file can read it. An existing file
-    must belong to this user, must not be accessible to others, and must not have other hard links.
+    A trace contains keys and addresses, so only the file's owner can read it. An existing file must
+    belong to this user, must not be accessible to others, and must not have other hard links.
 
     Raises:
         BusyError: If this process is already being traced.
@@ -120,8 +120,8 @@ def stop() -> None:
 def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Return a context manager that traces this process during the `with` block.
 
-    It calls :func:`start` at the beginning and :func:`stop` at the end. The exceptions are the same
-    as those of :func:`start`.
+    It calls :func:`start` at the beginning and :func:`stop` at the end, and raises the same
+    exceptions as :func:`start`.
 
     Yields:
         The path of the trace file.
@@ -134,10 +134,10 @@ def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def read(path: str | os.PathLike[str]) -> list[Run]:
-    """Return the runs that a trace file contains, in the order in which they were recorded.
+    """Return the runs in a trace file, in the order in which they were recorded.
 
     The file can be read while a process is still writing to it, or after a process was killed while
-    it was writing.
+    writing to it.
 
     Raises:
         OSError: If the file cannot be read.
