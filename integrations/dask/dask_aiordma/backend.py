@@ -60,11 +60,11 @@ def _settings_logged(address: str) -> Iterator[None]:
 
 
 class RDMA(Comm):
-    """A Dask comm that uses a connection of aiordma.
+    """A Dask comm that uses an aiordma connection.
 
-    `write` can return before its message has been sent. As with Dask's TCP comm, do not change the
-    memory of a message after `write`. The connection keeps this memory alive until the peer has
-    received the message.
+    `write` can return before its message has been sent. As with Dask's TCP comm, do not modify a
+    message's memory after calling `write`. The connection keeps this memory alive until the peer
+    has received the message.
     """
 
     # Frames are not split: each is received into memory of its own, as a whole.
@@ -267,7 +267,7 @@ class RDMAConnector(Connector):
 
 
 class RDMAListener(BaseListener):
-    """A Dask listener that accepts connections and passes each of them to Dask as a comm."""
+    """A Dask listener that accepts connections and passes each one to Dask as a comm."""
 
     prefix: ClassVar[str] = "rdma://"
     comm_class: ClassVar[type[RDMA]] = RDMA
@@ -341,7 +341,7 @@ class RDMAListener(BaseListener):
         await self.comm_handler(comm)
 
     def get_host_port(self) -> tuple[str, int]:
-        """Return the host and port on which the listener listens. An IPv4 address is preferred."""
+        """Return the host and port on which the listener is listening. Prefers an IPv4 address."""
         if self._listener is None:
             raise ValueError("invalid operation on a listener that is not started")
         if self._bound is None:

@@ -47,11 +47,11 @@ MAGIC = b"dask-rd1"
 
 
 class FramingError(ValueError):
-    """An error because the peer sent data that `pack` cannot have produced."""
+    """Raised if the peer sends data that `pack` cannot have produced."""
 
 
 def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
-    """Return the messages for some frames, and the total size of the frames.
+    """Pack frames into messages. Returns the messages, and the total size of the frames.
 
     Each message is a list of buffers.
     """
@@ -78,11 +78,11 @@ def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
 
 @dataclass
 class Unpacked:
-    """The frames of a first message. A frame that is sent as a separate message is None."""
+    """The frames of a first message. A frame sent as a separate message is None."""
 
     frames: list[memoryview | None]
     missing: list[tuple[int, int]]
-    """The index and length of each frame that is sent separately, in order."""
+    """The index and length of each frame sent separately, in order."""
 
 
 _EMPTY = memoryview(bytearray())

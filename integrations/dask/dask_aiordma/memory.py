@@ -1,14 +1,14 @@
-"""Memory for long frames, which is reused.
+"""Reusable memory for long frames.
 
 The kernel clears new memory before a process can access it. This takes as long as the copy that
 follows, or several times as long if a virtual machine must get the pages from its host. C libraries
 return blocks of this size to the kernel as soon as they are freed, and Dask configures them to do
 so (`MALLOC_TRIM_THRESHOLD_`).
 
-For this reason, the memory of a frame is kept when its arrays have been freed, and is used for
-another frame of the same length. This often succeeds, because the chunks of an array usually have
-the same length. Unused memory is freed after some seconds. Until then, it counts as memory of the
-process.
+For this reason, a frame's memory is kept after its arrays have been freed, and is reused for
+another frame of the same length. This often works, because the chunks of an array usually have the
+same length. Unused memory is freed after a few seconds. Until it is freed, it counts as memory of
+the process.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def rounded(length: int) -> int:
 
 
 class FrameMemory:
-    """The memory for the long frames that are received in one event loop.
+    """The memory for long frames received in one event loop.
 
-    Up to `most` bytes of memory that is no longer used are kept for reuse.
+    Up to `most` bytes of unused memory are kept for reuse.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
@@ -62,7 +62,7 @@ class FrameMemory:
         """Return memory for a frame of `length` bytes.
 
         The memory is the beginning of a block of `size` bytes, or of `length` bytes by default.
-        When the memory is no longer referenced, the block is reused for another frame that needs a
+        Once the memory is no longer referenced, the block is reused for another frame that needs a
         block of the same size.
         """
         size = size or length

@@ -1,4 +1,4 @@
-"""A `Security` object for Dask with a key, for authentication and encryption over rdma://."""
+"""A Dask `Security` object with a key, for authentication and encryption over rdma://."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Security(_Security):
     """A `distributed.Security` object with a key for connections over `rdma://`.
 
     The client, the scheduler and the workers must all use the same key. A `LocalCluster` passes the
-    object to its processes. The key is not included in `repr` or `str` of the object.
+    object to its processes. The object's `repr` and `str` do not include the key.
 
     Args:
         require_encryption: Whether to refuse unencrypted connections, as in `distributed.Security`.
@@ -21,7 +21,7 @@ class Security(_Security):
             key without sending it.
         encrypt: Whether to encrypt all messages. This needs the extra `dask-aiordma[encrypt]`. With
             None, each process uses its setting `distributed.comm.rdma.encrypt`.
-        kwargs: The remaining arguments of `distributed.Security`. If it contains certificates, TLS
+        kwargs: The remaining arguments of `distributed.Security`. If they contain certificates, TLS
             protects the exchange that precedes an RDMA connection.
 
     Raises:
@@ -50,11 +50,11 @@ class Security(_Security):
         self.encrypt = encrypt
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments for a new connection. `role` is the kind of Dask process."""
+        """Return the arguments for a new connection. `role` is the type of Dask process."""
         return self._with_key(super().get_connection_args(role))
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments for a listener. `role` is the kind of Dask process."""
+        """Return the arguments for a listener. `role` is the type of Dask process."""
         return self._with_key(super().get_listen_args(role))
 
     def _with_key(self, arguments: dict[str, Any]) -> dict[str, Any]:

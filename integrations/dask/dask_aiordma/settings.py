@@ -1,4 +1,4 @@
-"""The settings of connections, taken from Dask's configuration and its `Security` object."""
+"""Connection settings, taken from Dask's configuration and its `Security` object."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         what: The address, for use in error messages.
-        given: The arguments that Dask takes from its `Security` object and passes to a connector or
-            listener.
+        given: The arguments that Dask passes to a connector or listener, taken from its `Security`
+            object.
 
     Raises:
         RuntimeError: If `Security` requires encryption, but the connection would not be encrypted.
@@ -101,7 +101,7 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_memory() -> int:
-    """Return the maximum number of bytes of memory to keep for future long frames."""
+    """Return the maximum number of bytes of unused memory to keep for future long frames."""
     given = _setting("kept-memory")
     if given is None:
         return MOST_KEPT

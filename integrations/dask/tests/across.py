@@ -1,7 +1,7 @@
-"""A worker of a Dask cluster, and the client that gives it work: across.py SCHEDULER HOST.
+"""A Dask worker, and a client that gives it work: across.py SCHEDULER HOST.
 
-The array is so long that it travels by READs of its memory.  It goes to the worker directly, and
-comes back by the scheduler.
+The array is long enough to be transferred by RDMA reads of its memory. It goes to the worker
+directly, and comes back through the scheduler.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""rdma:// beside tcp://, in turn, on clusters of two processes: `python -m bench_dask [ROUNDS]`.
+"""Compare rdma:// with tcp:// on clusters of two processes: `python -m bench_dask [ROUNDS]`.
 
-A cluster of each kind runs all the time; each round measures once in each, after one that is not
-counted.  What counts is the median of the ratios within a round: on a machine with other work a
-time alone says little.  Beside the time it says how much the processes computed for it.
+One cluster of each kind runs the whole time. After an uncounted warm-up round, each round measures
+every cluster once. The result is the median of the ratios within a round, because absolute times
+mean little on a machine that is doing other work. The CPU time of the processes is printed, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fetch(array: np.ndarray) -> int:
 
 
 def transfer(client: Client) -> float:
-    """Seconds for an array of 128 MiB from worker to worker, by what the receiver says."""
+    """Return the seconds for a 128 MiB array between workers, as logged by the receiver."""
     first, second = sorted(client.scheduler_info(-1)["workers"])
     source = client.submit(np.ones, SIZE // 8, workers=[first], pure=False)
     wait(source)
@@ -49,7 +49,7 @@ def transfer(client: Client) -> float:
 
 
 def array(client: Client) -> float:
-    """Seconds for the same between two comms of the workers, without what Dask does beside it."""
+    """Return the seconds for the same array between two comms, without Dask's own overhead."""
     first, second = sorted(client.scheduler_info(-1)["workers"])
     scheme, _ = parse_address(first)
 
@@ -82,7 +82,7 @@ def array(client: Client) -> float:
 
 
 def message(client: Client) -> float:
-    """Seconds for a short message from worker to worker, and the answer; the median of 300."""
+    """Return the median of 300 round trips of a short message between workers, in seconds."""
     first, second = sorted(client.scheduler_info(-1)["workers"])
 
     async def echoes(dask_worker: Any) -> float:
@@ -97,7 +97,7 @@ def message(client: Client) -> float:
 
 
 def shuffle(client: Client) -> float:
-    """Seconds for a shuffle of 100 MB among 16 partitions."""
+    """Return the seconds for shuffling 100 MB among 16 partitions."""
 
     def part(i: int) -> pd.DataFrame:
         key = np.random.default_rng(i).integers(0, 1 << 20, 400_000)
@@ -120,7 +120,7 @@ KINDS: dict[str, tuple[str, dict[str, float]]] = {
 
 
 def start(stack: ExitStack, kind: str) -> Client:
-    """A client of a new cluster."""
+    """Start a new cluster and return a client for it."""
     protocol, options = KINDS[kind]
     with dask.config.set({"distributed.comm.rdma.options": options}):
         cluster = LocalCluster(
@@ -135,14 +135,14 @@ def start(stack: ExitStack, kind: str) -> Client:
 
 
 def computed(client: Client) -> float:
-    """Seconds of processors that this process and the workers have used."""
+    """Return the CPU seconds used by this process and the workers."""
     return time.process_time() + sum(client.run(time.process_time).values())
 
 
 def in_turn(
     clients: dict[str, Client], measure: Callable[[Client], float], rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Time and computing time in each round, of each kind."""
+    """Return the time and the CPU time of each round, for each kind of cluster."""
     seconds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in clients}
     for number in range(rounds + 1):
         # The order turns: pages that one has just freed are quicker to get than others.

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of dask-aiordma: the embedded device, and pairs of comms."""
+"""Fixtures for the tests of dask-aiordma: the embedded device, and pairs of comms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Pair = tuple[RDMA, RDMA]
 async def connected(
     listen_with: dict[str, Any], connect_with: dict[str, Any], **named: Any
 ) -> Pair:
-    """Both ends of a connection: the one that connected, and the one that was accepted."""
+    """Return both ends of a new connection: the connecting end and the accepted end."""
     accepted: asyncio.Queue[RDMA] = asyncio.Queue()
     async with listen("rdma://127.0.0.1:0", accepted.put, **listen_with, **named) as listener:
         comm = await connect(listener.contact_address, **connect_with, **named)
@@ -38,7 +38,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Callable[..., Awaitable[RDMAListener]]]:
-    """Starts listeners, which are stopped in the end."""
+    """Provide a function that starts listeners, which are stopped after the test."""
     async with AsyncExitStack() as stack:
 
         async def start(handler: Callable[[RDMA], Awaitable[None]], **named: Any) -> RDMAListener:
@@ -49,7 +49,7 @@ async def serve() -> AsyncIterator[Callable[..., Awaitable[RDMAListener]]]:
 
 
 async def echo(comm: RDMA) -> None:
-    """A handler that answers each message with itself until the peer closes."""
+    """Echo each message until the peer closes the comm."""
     try:
         while True:
             await comm.write(await comm.read())

@@ -1,4 +1,4 @@
-"""Whole clusters of processes on the embedded device."""
+"""Tests of whole clusters of processes on the embedded device."""
 
 from __future__ import annotations
 
@@ -72,20 +72,20 @@ def test_data_frame_is_shuffled(client: Client) -> None:
 
 
 def forget_peak() -> int:
-    """Bytes of memory that the process has; `peak` is from here on."""
+    """Reset the value returned by `peak`, and return the process's current memory in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return psutil.Process().memory_info().rss
 
 
 def peak() -> int:
-    """The most memory that the process has had, in bytes."""
+    """Return the process's peak memory in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) << 10
 
 
 @pytest.mark.timeout(600)  # a busy machine may take minutes to touch so much memory
 def test_scattered_and_gathered_gibibyte_exists_once_per_process(client: Client) -> None:
-    """Each process that gets it has it once, at no time twice."""
+    """No process that receives the array ever has it in memory twice."""
     size, most = 1024 * MIB, 1024 * MIB + 128 * MIB
     first, second = workers(client)
     source = np.ones(size // 8)
@@ -106,7 +106,7 @@ def test_scattered_and_gathered_gibibyte_exists_once_per_process(client: Client)
 
 
 def kill_in_the_middle(pid: int, dask_worker: Any) -> None:
-    """Kills a process when memory for the fifth of eight long frames is asked for."""
+    """Kill a process when memory for the fifth of eight long frames is requested."""
     inside: Any = FrameMemory
     lend = inside.lend
     asked = 0
@@ -125,14 +125,14 @@ def kill_in_the_middle(pid: int, dask_worker: Any) -> None:
 
 
 async def without(victim: str, dask_scheduler: Scheduler) -> None:
-    """Waits until a worker is gone, and there are two."""
+    """Wait until a worker is gone and two workers are running."""
     while victim in dask_scheduler.workers or len(dask_scheduler.workers) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
 @pytest.mark.timeout(300)  # a busy machine may take a minute to start a process
 def test_killed_worker_is_replaced(client: Client) -> None:
-    """It dies in the middle of a message; what it had is made again."""
+    """The worker dies in the middle of a message, and its data is computed again."""
     victim, reader = workers(client)
     pid = client.run(os.getpid)[victim]
     parts = client.submit(

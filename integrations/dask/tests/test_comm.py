@@ -1,4 +1,4 @@
-"""Comms between two ends in one process: what arrives, in which memory, and how they end."""
+"""Tests of comms between two ends in one process: the data, its memory, and how comms end."""
 
 from __future__ import annotations
 
@@ -149,13 +149,13 @@ async def test_close_delivers_written_messages(pair: Pair) -> None:
 
 
 async def turns() -> None:
-    """As many iterations of the loop as a time limit of no seconds takes to end a task."""
+    """Run enough iterations of the event loop for a timeout of zero seconds to end a task."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 async def test_close_waits_for_a_long_frame(pair: Pair) -> None:
-    """However short the limit for a peer's silence: nothing is heard until the frame is read."""
+    """The timeout for a silent peer does not apply while the peer is reading a long frame."""
     ours, theirs = pair
     source = np.ones(16 << 20)  # two minutes at the slowest
     await ours.write({"x": to_serialize(source)})
@@ -311,7 +311,7 @@ async def test_peer_that_does_not_speak_dask_is_disconnected(serve: Serve) -> No
 
 
 async def test_frame_of_another_length_ends_the_comm(serve: Serve) -> None:
-    """A long frame that is announced and comes with another length ends that connection alone."""
+    """A long frame that does not have its announced length ends only its own connection."""
     seen: asyncio.Queue[BaseException] = asyncio.Queue()
 
     async def handler(comm: RDMA) -> None:

@@ -1,4 +1,4 @@
-"""How frames become messages, and what is made of messages that no sender makes."""
+"""Tests of how frames become messages, and of messages that no valid sender creates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT = 1 << 40
 
 
 def through(frames: list[bytes]) -> tuple[list[bytes], int]:
-    """The frames at the receiver, and the number of messages."""
+    """Pack and unpack frames. Returns the received frames and the number of messages."""
     messages, total = pack(frames)
     assert total == sum(map(len, frames))
     received = [memoryview(bytearray(b"".join(parts))) for parts in messages]
@@ -83,7 +83,7 @@ def test_long_frames_have_their_own_memory() -> None:
 
 
 def test_empty_frames_share_their_memory() -> None:
-    """Each of a million that a peer sends would take some half a kibibyte."""
+    """A peer can send a million empty frames. Separate objects would take about 512 bytes each."""
     frames = unpack(message([4] + [0] * 1000, b"head"), LIMIT).frames
     assert frames[1] is not None
     assert not frames[1].nbytes
@@ -99,7 +99,7 @@ OWN, LEADS = 1 << 63, 1 << 62
 
 
 def crowd(count: int, length: int) -> memoryview:
-    """That many frames of that length, and their trailer."""
+    """Return a message with `count` frames of `length` bytes and their trailer."""
     trailer = struct.pack("<Q", length) * count + struct.pack("<Q", count) + b"dask-rd1"
     return memoryview(bytearray(length * count) + trailer)
 
@@ -131,7 +131,7 @@ def test_frame_cost_covers_the_memory_of_a_frame() -> None:
 
 
 def test_very_many_frames_are_accepted() -> None:
-    """As of a list of empty arrays that is pickled: each has an opcode in the pickle."""
+    """Pickling a list of empty arrays produces such a message, with one opcode per array."""
     frames = [b"head", *[b""] * MANY, bytes(MANY)]
     assert through(frames) == (frames, 1)
 

@@ -1,4 +1,4 @@
-"""A thousand connections to one scheduler."""
+"""A test with a thousand connections to one scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of long frames: what is used again, when, and how long it waits."""
+"""Tests of the memory for long frames: reuse, limits, and how long unused memory is kept."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_returned_memory_is_reused() -> None:
 
 
 async def test_referenced_memory_is_not_reused() -> None:
-    """By any way to it, and each reaches its end."""
+    """Every kind of reference keeps the memory in use, and dropping it returns the memory."""
     ways: list[Any] = [
         lambda view: view,
         lambda view: view[5:7],

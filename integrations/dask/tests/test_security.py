@@ -1,4 +1,4 @@
-"""Keys, encryption and certificates of Dask's `Security` and configuration."""
+"""Tests of keys, encryption and certificates, from Dask's `Security` and its configuration."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_key_of_the_configuration_is_used(tmp_path: Path, serve: Serve) ->
 
 
 def names_of(security: Any) -> list[str]:
-    """The names of the certificate of a scheduler."""
+    """Return the DNS names in the scheduler's certificate."""
     certificate = x509.load_pem_x509_certificate(security.tls_scheduler_cert.encode())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert all(isinstance(name, x509.DNSName) for name in names)
@@ -85,7 +85,7 @@ def encrypts(security: distributed.Security) -> list[bool]:
 
 
 def test_encryption_of_the_configuration_applies_to_every_key() -> None:
-    """It counts for a key of either place; what a `Security` says comes first."""
+    """The configured value applies unless `Security` sets `encrypt` itself."""
     assert encrypts(Security(auth=KEY)) == [False, False]
     assert encrypts(Security(auth=KEY, encrypt=True)) == [True, True]
     with dask.config.set({f"{SETTINGS}.encrypt": True}):
@@ -105,7 +105,7 @@ async def test_unencrypted_peer_is_refused_when_the_configuration_encrypts(serve
 
 
 async def test_certificates_protect_the_bootstrap(serve: Serve) -> None:
-    """Those of one authority: they do not name the host, 127.0.0.1."""
+    """Only certificates of the same authority are accepted. They do not name 127.0.0.1."""
     security = distributed.Security.temporary()
     assert names_of(security) == ["dask-internal"]
     security.require_encryption = False
@@ -151,7 +151,7 @@ async def test_invalid_settings_are_raised_and_logged_on_both_sides(
     caplog: pytest.LogCaptureFixture,
     serve: Serve,
 ) -> None:
-    """Both sides say it, and log it: Dask's own error says only that a process failed to start."""
+    """Logging is needed because Dask's own error only says that a process failed to start."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short").write_bytes(b"password")
     wrong = (ValueError, FatalCommClosedError, errors.DeviceNotFoundError)

@@ -1,9 +1,9 @@
-"""The objects that this process offers, and its connections to the endpoints of other processes.
+"""The objects offered by this process, and its connections to the endpoints of other processes.
 
-A process that returns objects runs one server. Another process opens one connection to it, asks for
-an object by its ID, and gets tokens with which it can read the memory of the object over RDMA. The
-server has a random key, which is part of the metadata that Ray stores for an object. Only processes
-that have the metadata can therefore connect.
+A process that returns objects runs one server. Another process opens one connection to it, requests
+an object by its ID, and gets tokens for reading the object's memory over RDMA. The server has a
+random key, which is part of the metadata that Ray stores for an object. Only processes that have
+the metadata can therefore connect.
 
 All code runs in the event loop of `aiordma.blocking`, except for `offer` and `withdraw`.
 """
@@ -38,14 +38,14 @@ class Address(NamedTuple):
 
 
 class Offered:
-    """The memory of an object that this process offers, and its shares by connection."""
+    """The memory of an offered object, and its shares by connection."""
 
     def __init__(self, memory: Sequence[memoryview]) -> None:
         self.memory = memory
         self._shared: dict[Connection, tuple[list[bytes], ExitStack]] = {}
 
     def share(self, conn: Connection) -> list[bytes]:
-        """Share the memory with the peer of a connection, and return the tokens for the peer."""
+        """Share the memory with a connection's peer, and return the tokens for the peer."""
         if conn not in self._shared:
             with ExitStack() as stack:
                 regions = [stack.enter_context(conn.register(it)) for it in self.memory]
@@ -56,14 +56,14 @@ class Offered:
         return self._shared[conn][0]
 
     def take_back(self, *conns: Connection) -> None:
-        """Revoke the shares of these connections. Without arguments, revoke all shares."""
+        """Revoke these connections' shares. Without arguments, revoke all shares."""
         for conn in conns or list(self._shared):
             if conn in self._shared:
                 self._shared.pop(conn)[1].close()
 
 
 class Endpoint:
-    """The objects that this process offers, and its connections to other processes."""
+    """The objects offered by this process, and its connections to other processes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class Endpoint:
     # ---- the objects of this process ----
 
     def offer(self, object_id: str, memory: Sequence[memoryview]) -> Address:
-        """Allow other processes to read the memory of an object until `withdraw` is called.
+        """Allow other processes to read an object's memory until `withdraw` is called.
 
         This method is thread-safe.
         """
@@ -108,9 +108,9 @@ class Endpoint:
     # ---- those of others ----
 
     async def read(self, address: Address, object_id: str, memory: Sequence[memoryview]) -> None:
-        """Read an object of another process into `memory`.
+        """Read another process's object into `memory`.
 
-        The buffers in `memory` must have the same lengths as the arrays of the object.
+        The buffers in `memory` must have the same lengths as the object's arrays.
         """
         client = await self._client(address)
         conn = client.connection

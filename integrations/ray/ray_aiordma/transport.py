@@ -1,4 +1,4 @@
-"""The transports for torch tensors and numpy arrays that are registered with Ray."""
+"""The transports for torch tensors and numpy arrays registered with Ray."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .endpoint import Address, Endpoint
 logger: logging.Logger = logging.getLogger("ray_aiordma")
 
 TRIED = "2.60.0"
-"""The oldest release of Ray with which the tests have been run.
+"""The oldest Ray release with which the tests have been run.
 
 They have also been run with all later releases.
 """
@@ -52,7 +52,7 @@ _endpoint = Endpoint()
 class Metadata(TensorTransportMetadata):
     """The data that Ray passes to the receivers of an object.
 
-    It describes the arrays of the object, and the address from which they can be read.
+    It describes the object's arrays, and the address from which they can be read.
     """
 
     address: Address = field(repr=False)  # no log or error has its key
@@ -60,7 +60,7 @@ class Metadata(TensorTransportMetadata):
 
 @dataclass
 class Fetch(FetchRequest):
-    """A request for arrays, which a task in the event loop of `aiordma.blocking` is reading."""
+    """A request for arrays that a task in the event loop of `aiordma.blocking` is reading."""
 
     task: asyncio.Task[None] | None = None
 
@@ -119,7 +119,7 @@ def _empty(shape: Sequence[int], dtype: Any) -> Any:
 
 
 class Transport(TensorTransportManager):
-    """A transport for Ray in which the receivers of an object read its arrays over RDMA.
+    """A Ray transport that lets the receivers of an object read its arrays over RDMA.
 
     Ray uses this transport for tensors. If the process has also used "aiordma_numpy", Ray may pass
     it numpy arrays, too.

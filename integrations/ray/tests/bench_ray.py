@@ -1,7 +1,7 @@
-"""A tensor from actor to actor by each transport of Ray for CPU memory: `python bench_ray.py`.
+"""Compare Ray's transports for CPU tensors between two actors: `python bench_ray.py`.
 
-Each round measures all of them, in turn, from the call of the actor that has the tensor to the
-answer of the one that took it and has touched each of its pages.
+Each round measures every transport once. The time starts with the call to the actor that has the
+tensor, and ends with the response from the actor that has received it and touched all its pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OBJECT_STORE = "object store"
 
 
 class Ends:
-    """Both ends of a transfer."""
+    """An actor that can be either end of a transfer."""
 
     def __init__(self, size: int) -> None:
         self.tensor = torch.arange(size // 4, dtype=torch.int32)

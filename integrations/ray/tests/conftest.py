@@ -1,4 +1,4 @@
-"""The cluster of the tests of ray-aiordma: real, on this machine, with the embedded device."""
+"""A real Ray cluster on this machine with the embedded device, for the tests of ray-aiordma."""
 
 from __future__ import annotations
 

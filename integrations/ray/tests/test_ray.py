@@ -1,4 +1,4 @@
-"""Objects between actors of a real cluster by "aiordma" and "aiordma_numpy"."""
+"""Tests of objects sent between actors of a real cluster by "aiordma" and "aiordma_numpy"."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ray_aiordma.register()
 
 
 class Objects:
-    """Makes objects, and takes those of others."""
+    """An actor that creates objects, and receives those of other actors."""
 
     def pid(self) -> int:
         return os.getpid()
 
     @ray.method(tensor_transport="aiordma")
     def give(self, value: Any) -> Any:
-        """A value that came by Ray's own ways, with its tensors."""
+        """Return a value, including its tensors, that Ray passed to this actor in its usual way."""
         return value
 
     @ray.method(tensor_transport="aiordma_numpy")
@@ -62,7 +62,7 @@ class Objects:
         return of_every_type()
 
     def wait_freed(self) -> tuple[int, int]:
-        """When Ray has freed what `give_ones` returned: the offers there are, and the memory."""
+        """Wait for Ray to free the result of `give_ones`, and return the state after that."""
         wait_tensor_freed(self.kept, timeout=60)
         del self.kept
         return self.state()
@@ -86,7 +86,7 @@ class Objects:
 
 
 def contents(value: Any) -> list[Any]:
-    """Type, shape and bytes of each array, in a form that travels in Ray's object store."""
+    """Return the type, shape and bytes of each array, in a form that Ray's object store accepts."""
     found = []
     for array in value.values() if isinstance(value, dict) else value:
         if isinstance(array, torch.Tensor):
@@ -99,7 +99,7 @@ def contents(value: Any) -> list[Any]:
 
 
 def of_every_type() -> list[torch.Tensor]:
-    """Tensors of random bytes; some of the types cannot be pickled."""
+    """Return a tensor of random bytes for each type, including types that cannot be pickled."""
     names = r"torch\.(bool|u?int(8|16|32|64)|b?float\w+|complex\w+)"
     types = {it for it in vars(torch).values() if isinstance(it, torch.dtype)}
     chosen = sorted((it for it in types if re.fullmatch(names, str(it))), key=str)
@@ -112,7 +112,7 @@ def of_every_type() -> list[torch.Tensor]:
 
 
 def odd() -> dict[str, Any]:
-    """Tensors that are no plain matrix, and values that are no tensors."""
+    """Return tensors with unusual shapes, strides or attributes."""
     numbers = torch.arange(24.0).reshape(4, 6)
     return {
         "0-d": torch.tensor(7),
@@ -127,7 +127,7 @@ def odd() -> dict[str, Any]:
 
 
 class Plain:
-    """For actors without tensor transports."""
+    """An actor without tensor transports."""
 
 
 remote: Any = ray.remote  # its types do not know of tensor transports
@@ -146,7 +146,7 @@ def sink() -> Any:
 
 @pytest.fixture
 def doomed() -> Iterator[tuple[Any, int]]:
-    """An actor that may be stopped and killed, and its process."""
+    """Provide an actor that a test may stop and kill, and its process ID."""
     actor = Actor.remote()
     pid = ray.get(actor.pid.remote())
     yield actor, pid
@@ -205,7 +205,7 @@ def test_target_of_the_receiver_is_used(source: Any) -> None:
 
 
 def test_put_objects_are_read_from_their_owner(source: Any, sink: Any) -> None:
-    """References within arguments: who gets them reads from the process that has put the object."""
+    """A process that gets a reference in an argument reads from the process that put the object."""
     here = [ray.put(torch.ones(1000), _tensor_transport="aiordma")]
     assert ray.get(sink.get_size.remote(here)) == 1000
     there = ray.get(source.put.remote(2000))
@@ -228,7 +228,7 @@ def test_memory_of_released_objects_is_freed(source: Any, sink: Any) -> None:
 
 @contextmanager
 def reading(ref: Any) -> Iterator[Future[Any]]:
-    """A `ray.get` in a thread, which has begun to read."""
+    """Run `ray.get` in a thread, and yield its future once it has started reading."""
 
     async def begun() -> bool:
         return any(it.get_name() == ref.hex() for it in asyncio.all_tasks())
@@ -243,7 +243,7 @@ def reading(ref: Any) -> Iterator[Future[Any]]:
 
 
 def offered_by(actor: Any, size: int) -> Any:
-    """A reference to an object that is there."""
+    """Return a reference to an object that the actor already offers."""
     ref = actor.give_ones.remote(size)
     assert ray.wait([ref], timeout=60, fetch_local=False)[0]
     assert metadata(ref)
@@ -251,7 +251,7 @@ def offered_by(actor: Any, size: int) -> Any:
 
 
 def metadata(ref: Any) -> Any:
-    """What Ray brings to receivers; it may come after the object is said to be there."""
+    """Return the metadata that Ray passes to receivers. It may arrive after the object is ready."""
     manager: Any = ray._private.worker.global_worker.rdt_manager
     return manager.wait_for_tensor_transport_metadata(ref.hex(), 60)
 

@@ -1,4 +1,4 @@
-"""A Valkey server with its RDMA module on the embedded device; a leak check around each test."""
+"""A Valkey server with its RDMA module on the embedded device, and a leak check for each test."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LIMIT = 100
 
 
 class Server:
-    """One server, which can be killed and started again on the same ports.
+    """A server that can be killed and restarted on the same ports.
 
-    The connection manager of the embedded device has its ports in the port space of TCP.
+    The embedded device's connection manager shares its port space with TCP.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +78,10 @@ class Server:
         return text[start : start + 5000] if start >= 0 else text[-5000:]
 
     def outlives(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for a process; when the server ends before it, kill it and fail with the output."""
+        """Wait for a process to end.
+
+        If the server ends first, kill the process, and fail with the server's output.
+        """
         ends = [os.pidfd_open(each.pid) for each in (process, self._process)]
         try:
             ended, _, _ = select.select(ends, [], [])
@@ -97,7 +100,7 @@ class Server:
         self._reader.join()
 
     def stop(self) -> None:
-        """End it; a crash fails the test."""
+        """Stop the server, and fail if it crashed."""
         self._process.terminate()
         self._process.wait()
         assert self._process.returncode in (0, -signal.SIGTERM), self._output()
@@ -135,7 +138,7 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give a coroutine the limit: uvloop, as it waits, runs no handler of pytest-timeout."""
+    """Limit coroutine tests here: a waiting uvloop does not run pytest-timeout's handler."""
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
         item.obj = within_limit(item.obj)
 
@@ -143,7 +146,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def within_limit(
     test: Callable[..., Coroutine[Any, Any, None]],
 ) -> Callable[..., Coroutine[Any, Any, None]]:
-    """The test, with the time limit."""
+    """Return the test with the time limit applied."""
 
     @functools.wraps(test)
     async def limited(*arguments: Any, **keywords: Any) -> None:

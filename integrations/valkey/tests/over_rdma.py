@@ -1,7 +1,7 @@
-"""A plugin of pytest for a client's own tests: its plain asyncio connections go over RDMA.
+"""A pytest plugin that runs a client's own tests with its plain asyncio connections over RDMA.
 
-The tests know the TCP port alone (OVER_RDMA=<module>:<TCP port>:<RDMA port>), which stays where a
-client is synchronous. Connections by TLS, or to a server that a test has made itself, stay as well.
+The tests only know the TCP port (OVER_RDMA=<module>:<TCP port>:<RDMA port>). Synchronous clients,
+TLS connections, and connections to servers started by a test still use TCP.
 """
 
 from __future__ import annotations

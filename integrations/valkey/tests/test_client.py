@@ -1,4 +1,4 @@
-"""The connection class against a real server: commands, values of any size, pub/sub, the end."""
+"""Tests of the connection classes with a real server: commands, values, pub/sub, disconnects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def client(server: Server, **options: Any) -> AsyncIterator[Any]:
 
 
 def value(size: int, number: int) -> bytes:
-    """Bytes that say where they belong."""
+    """Return bytes that encode their own position."""
     pattern = b"".join(b"%07x " % (number * 1_000_003 + i) for i in range(1024))
     return (pattern * (size // len(pattern) + 1))[:size]
 
@@ -87,7 +87,7 @@ async def test_pipelines_return_every_result(server: Server) -> None:
 
 
 async def test_pipeline_larger_than_both_buffers_completes(server: Server) -> None:
-    """The client writes all of it before it reads: the server needs room, and gives some."""
+    """The client writes the whole pipeline before it reads, so the server runs out of space."""
     async with client(server) as one, one.pipeline(transaction=False) as pipeline:
         values = [value(200, number) for number in range(8000)]
         assert sum(map(len, values)) > stream.LENT + 4 * stream.HIGH_WATER
@@ -97,7 +97,7 @@ async def test_pipeline_larger_than_both_buffers_completes(server: Server) -> No
 
 
 async def test_values_that_straddle_buffers_round_trip(server: Server) -> None:
-    """64 KiB, a little more each time: no value ends where a buffer does, several straddle it."""
+    """Sizes grow from 64 KiB in steps of a byte, so that several values straddle two buffers."""
     async with client(server) as one:
         sizes = [(64 << 10) + number for number in range(50)]
         assert sum(sizes) > 3 * stream.LENT
@@ -168,7 +168,7 @@ async def test_subscriber_reconnects_and_subscribes_again(
 
 
 async def test_slow_subscriber_pauses_the_stream(server: Server) -> None:
-    """What is not read waits in the server: 8 MiB for a subscriber that looks late."""
+    """The server keeps unread messages, here 8 MiB for a subscriber that starts reading late."""
     async with client(server) as one, one.pubsub() as subscriber:
         await subscriber.subscribe("news")
         for number in range(16):
@@ -183,7 +183,7 @@ async def test_slow_subscriber_pauses_the_stream(server: Server) -> None:
 
 
 async def test_cancelled_command_replaces_the_connection(server: Server) -> None:
-    """The client gives up that connection and opens another one for what comes next."""
+    """The client drops the connection, and opens another one for the next command."""
     async with client(server) as one:
         waiting = asyncio.create_task(one.blpop("nothing"))
         while not int((await one.info("clients"))["blocked_clients"]):

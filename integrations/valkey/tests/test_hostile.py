@@ -1,4 +1,4 @@
-"""Servers that do not keep to the protocol: the connection ends, with an error that says why."""
+"""Tests of servers that violate the protocol. The connection ends with a helpful error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOM = verbs.QPCapabilities(max_send_wr=64, max_recv_wr=64)
 
 @dataclass
 class Peer:
-    """A server's end that does what a test says."""
+    """The server's end of a connection, controlled by the test."""
 
     queue: AsyncQueuePair
     receives: ReceiveRing
@@ -35,7 +35,7 @@ class Peer:
     lent: tuple[int, int, int] = (0, 0, 0)
 
     async def begin(self) -> None:
-        """Take the client's first commands."""
+        """Receive and check the client's first commands."""
         _, command = await self.receives.get()
         assert FEATURE.unpack(command) == (Opcode.GET_SERVER_FEATURE, 0, 0)
         await self.take_lent()
@@ -63,14 +63,17 @@ class Peer:
         await self.queue.write([self.memory.sge(0, len(data))], address, rkey, imm=count)
 
     async def is_heard(self, writer: asyncio.StreamWriter) -> None:
-        """Wait until the client has handled all that came before: it writes when it has room."""
+        """Wait until the client has handled everything sent so far.
+
+        Once it has, it uses newly lent memory to write.
+        """
         await self.lend(1)
         writer.write(b"x")
         completion, _ = await self.receives.get()
         assert (completion.imm_data, completion.opcode) == (1, verbs.WCOpcode.RECV_RDMA_WITH_IMM)
 
     async def fill(self, writer: asyncio.StreamWriter) -> bytes:
-        """Write as much as the client has lent; its bytes."""
+        """Fill the memory lent by the client, and return the data."""
         pieces = [bytes([i]) * (1 << 16) for i in range(stream.LENT >> 16)]
         address, length, rkey = self.lent
         for i, piece in enumerate(pieces):
@@ -85,7 +88,7 @@ Opening: TypeAlias = asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 @asynccontextmanager
 async def requested() -> AsyncIterator[tuple[AsyncConnectionId, Opening]]:
-    """A client's request, which is to be accepted, and the client's call."""
+    """Yield a client's pending connection request, and the task that is opening the connection."""
     async with AsyncConnectionId() as listener:
         listener.id.bind_addr((HOST, 0))
         listener.listen()
@@ -174,7 +177,7 @@ async def test_error_of_any_kind_ends_the_connection(
 
 @pytest.mark.parametrize("paused", [False, True])
 async def test_failing_protocol_ends_the_connection(paused: bool) -> None:
-    """As the stream reader does when it gets bytes after the end."""
+    """The stream reader fails if it gets bytes after the end of the stream."""
     async with connected() as (reader, writer, peer):
         reader.feed_eof()
         if paused:
@@ -203,7 +206,7 @@ async def test_failed_post_ends_the_connection(verb: str, monkeypatch: pytest.Mo
 
 
 async def test_too_long_command_ends_the_connection() -> None:
-    """The device refuses it: the receive has 32 bytes."""
+    """The device rejects the command, because the receive has only 32 bytes."""
     async with connected() as (reader, _, peer):
         with pytest.raises(RemoteInvalidRequestError):
             await peer.command(bytes(64))
@@ -220,7 +223,7 @@ async def test_invalid_key_ends_the_connection() -> None:
 
 
 async def test_writes_wait_when_the_server_lends_nothing() -> None:
-    """What is written waits; a client that waits for room is told by the client's own time-out."""
+    """Written data is kept. A client waiting for space relies on its own timeout."""
     async with connected() as (_, writer, peer):
         await peer.lend(0)
         writer.write(bytes(2 * stream.HIGH_WATER))
@@ -234,7 +237,7 @@ async def test_writes_wait_when_the_server_lends_nothing() -> None:
 async def test_close_completes_while_reading_is_paused(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left to write needs the server's commands, and its end must be noticed."""
+    """Sending the remaining data needs the server's commands, and a disconnect must be noticed."""
     monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # no commands between the writes
     async with connected() as (reader, writer, peer):
         await peer.lend(5)
@@ -254,7 +257,7 @@ async def test_close_completes_while_reading_is_paused(
 
 
 async def test_data_received_while_paused_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lent buffer holds it, and is lent anew when the protocol has it all."""
+    """The data stays in the lent buffer, which is lent again once the protocol has all of it."""
     monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # the client's commands are those below
     async with connected() as (reader, writer, peer):
         transport: Any = writer.transport
@@ -276,7 +279,7 @@ async def test_data_received_while_paused_is_kept(monkeypatch: pytest.MonkeyPatc
 async def test_data_received_while_paused_precedes_the_end(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The protocol gets what had arrived, then the end."""
+    """The protocol gets the data received so far, and then the end of the connection."""
     monkeypatch.setattr(stream, "KEEPALIVE", 1e6)
     async with connected() as (reader, writer, peer):
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -313,7 +316,7 @@ async def test_keep_alive_commands_are_sent(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_failed_keep_alive_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task that sends them finds the failure, and ends with the connection."""
+    """The task that sends keep-alive commands notices the failure, and ends with the connection."""
     monkeypatch.setattr(stream, "KEEPALIVE", 0.001)
     async with connected() as (reader, writer, _):
         monkeypatch.setattr(AsyncQueuePair, "send_nowait", refuse)
@@ -325,7 +328,7 @@ async def test_failed_keep_alive_ends_the_connection(monkeypatch: pytest.MonkeyP
 
 
 async def test_failed_start_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection is over before its tasks would begin."""
+    """The connection ends before its tasks have been started."""
     monkeypatch.setattr(AsyncQueuePair, "send_nowait", refuse)
     async with requested() as (request, opening):
         request.create_qp(ROOM)
@@ -346,7 +349,7 @@ async def test_disconnect_ends_the_stream() -> None:
 
 
 async def test_cancelled_open_waits_for_the_answer() -> None:
-    """A request that is withdrawn would kill a server of version 9.1, which cannot accept it."""
+    """Withdrawing the request would crash a server of version 9.1, which could not accept it."""
     async with AsyncConnectionId() as listener:
         listener.id.bind_addr((HOST, 0))
         listener.listen()

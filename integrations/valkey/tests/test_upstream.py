@@ -1,7 +1,7 @@
-"""The asyncio tests of valkey-py itself, from its source distribution, with connections over RDMA.
+"""Run valkey-py's own asyncio tests, from its source distribution, with connections over RDMA.
 
-They run in a process of their own with the plugin ``over_rdma``. What is left out is in EXCLUDED,
-with the reason; a test that fails and is not there fails this one.
+They run in a separate process with the plugin ``over_rdma``. EXCLUDED lists the tests that are
+skipped, with the reasons. If any other test fails, this test fails, too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ EXCLUDED = {
 
 @pytest.fixture
 def source() -> Path:
-    """The source distribution of the version that is installed, unpacked."""
+    """Return the unpacked source distribution of the installed version."""
     version = importlib.metadata.version("valkey")
     folder = BUILD / f"valkey-{version}"
     if not folder.exists():

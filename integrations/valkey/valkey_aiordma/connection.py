@@ -1,4 +1,4 @@
-"""The code that the connection classes for valkey-py and redis-py have in common."""
+"""Code shared by the connection classes for valkey-py and redis-py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .stream import open_connection
 
 
 class OverRDMA:
-    """A mixin that makes a client's ``Connection`` use the RDMA port of the server.
+    """A mixin that makes a client's ``Connection`` use the server's RDMA port.
 
     ``device`` is the name of the RDMA device, as for :func:`aiordma.connect`. If
-    ``socket_keepalive`` is True, the connection sends a command every three seconds. It then
-    notices when the server's machine is gone, even while it is idle. The other socket options have
-    no effect.
+    ``socket_keepalive`` is True, the connection sends a command every three seconds. This detects
+    the failure of the server's machine even while the connection is idle. The other socket options
+    have no effect.
     """
 
     # Of the client's class; Any, since the two clients do not declare the same.

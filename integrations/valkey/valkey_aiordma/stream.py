@@ -1,10 +1,10 @@
 """Valkey over RDMA as an asyncio transport, which implements the client side of the protocol.
 
-Each side lends the other one a buffer, using the command RegisterXferMemory. To send data, a side
-writes it into the buffer that it has borrowed, with the length of the data as immediate data. When
-a buffer is full and its owner has read the data, the owner lends it again. Commands are sent as
-messages of 32 bytes, in big-endian byte order. The protocol is described in the section "Protocol"
-of https://valkey.io/topics/RDMA.
+Each side lends the other a buffer, using the command RegisterXferMemory. To send data, a side
+writes it into the borrowed buffer, and passes its length as immediate data. Once a buffer is full
+and its owner has read the data, the owner lends it again. Commands are 32-byte messages in
+big-endian byte order. The protocol is described in the section "Protocol" of
+https://valkey.io/topics/RDMA.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMORY: Final = struct.Struct(">H14xQII")
 
 
 class Opcode(IntEnum):
-    """The kind of a command, which is its first field."""
+    """The command's kind, taken from its first field."""
 
     GET_SERVER_FEATURE = 0
     SET_CLIENT_FEATURE = 1
@@ -43,10 +43,10 @@ class Opcode(IntEnum):
 class ValkeyTransport(asyncio.Transport):
     """A byte stream to a Valkey server, created by :func:`open_connection`.
 
-    Data that has been written is kept in ``_pending`` until there is space in the server's buffer.
-    Received data is passed to the protocol immediately. If the protocol has paused reading, the
-    data remains in the lent buffer, between ``_delivered`` and ``_arrived``. Commands are processed
-    even then, because one of them provides new space for writing.
+    Written data stays in ``_pending`` until there is space in the server's buffer. Received data is
+    passed to the protocol immediately. While the protocol has paused reading, received data stays
+    in the lent buffer, between ``_delivered`` and ``_arrived``. Commands are processed even then,
+    because one of them provides new space for writing.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ValkeyTransport(asyncio.Transport):
             self._reading = False
 
     def resume_reading(self) -> None:
-        """Continue to pass data to the protocol, in the next iteration of the event loop.
+        """Resume passing data to the protocol, in the next iteration of the event loop.
 
         A stream reader calls this method before it waits for data, so it must not be called back
         immediately.
@@ -221,19 +221,19 @@ class ValkeyTransport(asyncio.Transport):
             self._lose(None)
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of bytes that are waiting for space in the server's buffer."""
+        """Return the number of bytes waiting for space in the server's buffer."""
         return len(self._pending)
 
     # ---- the end -------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
-        """Return whether the transport is closed, or will be closed when all data has been sent."""
+        """Return whether the transport is closed, or will be closed once all data has been sent."""
         return self._closing or self._lost
 
     def close(self) -> None:
-        """Close the transport when all data has been sent.
+        """Close the transport once all data has been sent.
 
-        Data that is received in the meantime is dropped.
+        Data received in the meantime is dropped.
         """
         self._closing = self._reading = True
         self._deliver()
@@ -241,10 +241,7 @@ class ValkeyTransport(asyncio.Transport):
             self._lose(None)
 
     def abort(self) -> None:
-        """Close the transport immediately.
-
-        Data that has not been read or sent is dropped.
-        """
+        """Close the transport immediately, dropping all unread and unsent data."""
         self._closing = True
         self._lose(None)
 
@@ -308,9 +305,8 @@ async def open_connection(
     several addresses, they are tried one after another. If all attempts fail, the OSError of the
     last attempt is raised.
 
-    If the call is cancelled, it ends immediately, but the connection is closed only after the
-    server has responded. The reason is that a server of version 9.1 crashes if its client
-    disappears before that.
+    If the call is cancelled, it ends immediately, but the connection stays open until the server
+    has responded. Otherwise, a server of version 9.1 would crash.
     """
     if "\0" in host:  # the resolver would look up the part before it
         raise AddressError(f"host {host!r} contains a null character")

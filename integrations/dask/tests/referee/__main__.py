@@ -1,10 +1,11 @@
-"""distributed's own tests with tcp:// carried by RDMA: no failure that TCP does not have.
+"""Run distributed's own tests with tcp:// carried over RDMA, and compare them with real TCP.
 
-The tests are those of Debian's source package, since neither wheel nor sdist on PyPI has them.
-They are older than the distributed of PyPI, so some fail on TCP as well: each test that fails is
-run on TCP, and must fail there, unless it connects only within a process, over inproc://, which is
-distributed's own.  Tests of TCP's inside are listed (`internals.py`), and must fail; those that
-may fail by chance are listed there too, and those that send to other machines, which are not run.
+The tests come from Debian's source package, because neither the wheel nor the sdist on PyPI
+contains them. They are older than the distributed release on PyPI, so some also fail over TCP. Each
+test that fails is therefore repeated over TCP, and must fail there, too. Tests that only connect
+within a process are exempt, because inproc:// is part of distributed. `internals.py` lists the
+tests of TCP's internals, which must fail, the tests that may fail by chance, and the tests that
+send to other machines, which are not run.
 
     python -m referee FOLDER [FILE ...]     FOLDER: for sources, results and logs
 """
@@ -36,7 +37,7 @@ FILES = [
 
 
 def fetch(folder: Path) -> None:
-    """distributed's tests beside the modules that they test."""
+    """Download distributed's tests, and copy them next to the modules they test."""
     if FETCHED.exists():
         return
     apt = folder / "apt"
@@ -66,7 +67,7 @@ def fetch(folder: Path) -> None:
 
 
 def run(folder: Path, scheme: str, name: str, tests: list[str]) -> dict[str, str]:
-    """The result of each test: passed, failed, failed over inproc, or skipped."""
+    """Run tests and return each result: passed, failed, failed over inproc, or skipped."""
     results = folder / f"{name}-{scheme}.json"
     environment = {
         **os.environ,
@@ -95,7 +96,7 @@ def run(folder: Path, scheme: str, name: str, tests: list[str]) -> dict[str, str
 
 
 def judge(folder: Path, file: str) -> list[str]:
-    """What is wrong with the results of a file of tests."""
+    """Run a test file, and return the unexpected results."""
     name = Path(file).stem
     rdma = run(folder, "rdma", name, [file])
     failed = sorted(test for test, result in rdma.items() if result == "failed")

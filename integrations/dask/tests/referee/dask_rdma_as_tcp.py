@@ -1,7 +1,7 @@
-"""Has tcp:// carried by RDMA in this process, and tls:// by RDMA with certificates and a key.
+"""Carry tcp:// over RDMA in this process, and tls:// over RDMA with certificates and a key.
 
-The classes of distributed for TCP are replaced as their module is imported.  A process that a test
-starts does the same, by a .pth file of the environment.
+distributed's TCP classes are replaced when their module is imported. Processes started by a test do
+the same, because of a .pth file in the environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEYS: dict[str, dict[str, Any]] = {"TCP": {}, "TLS": {"auth": bytes(range(32)), 
 
 
 def replace(tcp: Any) -> None:
-    """The classes for TCP and TLS become those of RDMA."""
+    """Replace the TCP and TLS classes with RDMA classes."""
     from dask_aiordma import backend  # noqa: PLC0415 - as distributed is being imported
 
     class Connector(backend.RDMAConnector):
@@ -59,7 +59,7 @@ def replace(tcp: Any) -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the module as the others do, and replaces its classes when it has been executed."""
+    """A finder that loads the TCP module as usual, and then replaces its classes."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,6 +1,6 @@
-"""Tests of distributed that look at the inside of its TCP transport, and fail on any other.
+"""Tests of distributed that depend on internals of its TCP transport, and fail on any other.
 
-The referee fails if one of them passes, so that the table says what is so.
+The referee fails if one of them passes, so that the table stays accurate.
 """
 
 COMMS = "distributed/comm/tests/test_comms.py"

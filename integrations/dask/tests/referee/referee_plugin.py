@@ -1,4 +1,4 @@
-"""Pytest's plugin of the referee: distributed's fixtures and options, and the results as JSON."""
+"""The referee's pytest plugin: distributed's fixtures and options, and the results as JSON."""
 
 from __future__ import annotations
 
