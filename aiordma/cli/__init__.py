@@ -1,7 +1,7 @@
 """The command line, started with `aiordma` or `python -m aiordma`.
 
-The command line needs click and rich, which are in the extra `cli`. The library works without them.
-If they are missing, `main` prints how to install them.
+It needs click and rich, which are in the extra `cli`. The library works without them. If they are
+missing, `main` prints how to install them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ COMMANDS = ("devinfo", "doctor", "echo", "echo-server", "perf", "port", "run", "
 
 
 class Group(click.Group):
-    """A command group whose list of commands shows whole sentences, which click would truncate."""
+    """A command group that lists whole sentences for its commands, which click would truncate."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
@@ -23,7 +23,7 @@ class Group(click.Group):
 
 
 class Commands(Group):
-    """A command group that imports the module of a command when it is first used.
+    """A command group that imports each command's module on first use.
 
     Importing all modules at once would take three times as long.
     """

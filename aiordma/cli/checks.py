@@ -37,7 +37,7 @@ class Verdict(StrEnum):
     """The result of a check.
 
     ``PROBLEM`` means that no card can be used. ``WARNING`` means that cards can be used, but
-    something does not work.
+    something else does not work.
     """
 
     OK = "ok"
@@ -50,7 +50,7 @@ OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check, with advice on how to fix it. The advice is empty if all is well."""
+    """A check's result, with advice on how to fix it. The advice is empty if all is well."""
 
     check: str
     verdict: Verdict
@@ -60,12 +60,12 @@ class Finding:
 
 Check = Callable[[Facts], list[Finding]]
 Told = tuple[Verdict, str] | tuple[Verdict, str, str]
-"""A finding without the name of the check."""
+"""A finding without the check's name."""
 
 CHECKS: list[Check] = []
 """All checks in the order of their definition.
 
-A check is defined after the checks that it depends on.
+Each check is defined after the checks it depends on.
 """
 
 
@@ -205,7 +205,7 @@ def memlock(facts: Facts) -> Iterator[Told]:
 def ports(facts: Facts) -> Iterator[Told]:
     """Check that each device has at least one active port.
 
-    If no port of the machine is active, this is a problem. Otherwise, inactive ports cause only a
+    If the machine has no active port, this is a problem. Otherwise, inactive ports only cause a
     warning.
     """
     some = any(port.is_active for device in facts.devices for port in device.ports)
@@ -294,7 +294,7 @@ def embedded(facts: Facts) -> Iterator[Told]:
 
 @check("peers")
 def peers(facts: Facts) -> Iterator[Told]:
-    """Report how embedded0 reaches other processes of this user on this machine."""
+    """Report how embedded0 reaches this user's other processes on this machine."""
     if embedded_problem(facts.embedded):
         return  # reported by another check
     found = facts.local_peers

@@ -23,11 +23,11 @@ LAST_BREATH = 3.0
 
 
 class ChildError(Exception):
-    """An error because the child process failed. The message describes how it ended."""
+    """Raised if the child process fails. The message describes how it ended."""
 
 
 class Child:
-    """A running child process, and the address on which it listens.
+    """A running child process, and the address on which it is listening.
 
     Use `listening_child` to create it.
     """
@@ -57,7 +57,7 @@ class Child:
 def broke(error: BaseException | None) -> bool:
     """Return whether `error` may be a consequence of the child's death.
 
-    Errors because the connection was closed cleanly do not count.
+    This excludes errors caused by closing the connection cleanly.
     """
     return isinstance(error, ConnectionError) and not isinstance(error, ConnectionClosedError)
 
@@ -70,11 +70,11 @@ def describe(status: int) -> str:
 
 @asynccontextmanager
 async def listening_child(command: Sequence[str]) -> AsyncIterator[Child]:
-    """Start `command` in a child process, and wait until it prints "HOST PORT".
+    """Start `command` in a child process, and wait for it to print "HOST PORT".
 
-    The command must exit when its standard input ends. When the context exits, even because of an
-    exception, the child has ended and has been reaped. The child shares the standard error of this
-    process. It runs in a separate session, so that Ctrl-C does not reach it.
+    The command must exit when its standard input ends. By the time the context exits, even with an
+    exception, the child has ended and has been reaped. The child shares this process's standard
+    error. It runs in a separate session, so that Ctrl-C does not reach it.
     """
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, start_new_session=True

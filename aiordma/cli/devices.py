@@ -10,7 +10,7 @@ from aiordma import verbs
 
 @dataclass(frozen=True, slots=True)
 class PortInfo:
-    """A port of a device, and its tables. ``chosen`` is the GID that aiordma uses by default."""
+    """A device's port, and its tables. ``chosen`` is the GID that aiordma uses by default."""
 
     attributes: verbs.PortAttributes
     gids: tuple[verbs.GIDEntry, ...] = ()
@@ -23,13 +23,13 @@ class PortInfo:
 
     @property
     def usable_gids(self) -> list[verbs.GIDEntry]:
-        """The GIDs under which other machines can reach the port."""
+        """The GIDs that other machines can use to reach the port."""
         return [entry for entry in self.gids if not entry.problem()]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device. ``problem`` is the reason why it could not be queried, or empty if it could."""
+    """A device. ``problem`` is the reason it could not be queried, or empty if it could."""
 
     name: str
     ports: tuple[PortInfo, ...] = ()
@@ -39,7 +39,7 @@ class DeviceInfo:
 
     @classmethod
     def ask(cls, device: verbs.Device) -> DeviceInfo:
-        """Query all attributes of a device. If this fails, the error is stored in ``problem``."""
+        """Query all attributes of a device. If this fails, store the error in ``problem``."""
         try:
             with device.open() as context:
                 extended = context.query_device_ex()

@@ -110,7 +110,7 @@ def guid_text(guid: int) -> str:
 
 
 def flag_names(flags: IntFlag) -> list[str]:
-    """Return the names of the bits that are set in `flags`.
+    """Return the names of the bits set in `flags`.
 
     Bits without a name are combined into one number.
     """
@@ -120,7 +120,7 @@ def flag_names(flags: IntFlag) -> list[str]:
 
 
 def json_value(value: object) -> object:
-    """Convert a value to one that JSON supports.
+    """Convert a value to one supported by JSON.
 
     Enumerations and flags become names, an MTU becomes a number of bytes, and a GUID becomes text.
     """
@@ -200,7 +200,7 @@ def gids_table(ports: tuple[PortInfo, ...]) -> Table | None:
 
 
 def flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each value nested in a JSON value as text, with its dotted name.
+    """Yield the dotted name and the text of each value nested in a JSON value.
 
     The names of basic attributes have no prefix.
     """

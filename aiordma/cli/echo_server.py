@@ -37,10 +37,10 @@ async def echo_messages(conn: aiordma.Connection) -> None:
 
 
 async def end_of_input() -> None:
-    """Wait until standard input ends.
+    """Wait for standard input to end.
 
-    Standard input is a pipe, and the parent process holds its other end. The input therefore also
-    ends if the parent is killed.
+    Standard input is a pipe whose other end is held by the parent process, so the input also ends
+    if the parent is killed.
     """
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(

@@ -29,7 +29,7 @@ CAP_IPC_LOCK = 14  # linux/capability.h
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node in /dev/infiniband, with its permissions and whether this process can open it."""
+    """A node in /dev/infiniband, its permissions, and whether this process can open it."""
 
     path: str
     rights: str
@@ -65,7 +65,7 @@ class Facts:
     def collect(cls, root: Path = Path("/")) -> Facts:
         """Collect the facts about this machine.
 
-        ``root`` is the folder in which /sys, /proc, /dev and /etc are read.
+        ``root`` is the folder that contains /sys, /proc, /dev and /etc.
         """
         unknown = unknown_variables(os.environ)
         environment.reported.update(unknown)  # a check reports them
@@ -102,7 +102,7 @@ class Facts:
 
 
 def choose() -> tuple[str, str, bool]:
-    """Return the device that `connect` uses, the reason, and whether it is used as a fallback.
+    """Return the device `connect` uses, the reason, and whether it is a fallback.
 
     If `connect` would fail, the name is empty, and the reason is the error.
     """
@@ -114,7 +114,7 @@ def choose() -> tuple[str, str, bool]:
 
 
 def read(path: Path) -> str:
-    """Return the text of a file, or an empty text if the file is missing or unreadable."""
+    """Return a file's text, or an empty string if the file is missing or unreadable."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -131,7 +131,7 @@ def names(folder: Path) -> list[str]:
 def providers(root: Path) -> tuple[str, ...]:
     """Return the names of the drivers that libibverbs is configured to load.
 
-    They are listed in `driver NAME` lines in the files of its configuration folder.
+    They are listed in `driver NAME` lines in its configuration files.
     """
     folder = root / "etc/libibverbs.d"
     lines = "\n".join(read(folder / name) for name in names(folder)).splitlines()
@@ -140,7 +140,7 @@ def providers(root: Path) -> tuple[str, ...]:
 
 
 def kernel_devices(root: Path) -> dict[str, str]:
-    """Return the kernel's RDMA devices with their drivers. Software devices have no driver."""
+    """Return the kernel's RDMA devices and their drivers. Software devices have no driver."""
     folder = root / "sys/class/infiniband"
     found = {}
     for name in names(folder):
@@ -178,9 +178,9 @@ def effective_capabilities(root: Path) -> int:
 
 
 def container(root: Path) -> str:
-    """Return the kind of container in which this process runs.
+    """Return the type of container in which this process is running.
 
-    Returns an empty string if it does not run in a container.
+    Returns an empty string if it is not running in a container.
     """
     for name, kind in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
         if (root / name).exists():

@@ -9,7 +9,7 @@ import click
 
 
 class FilePath(click.Path):
-    """A path that must not be empty. click would treat an empty path as the current folder."""
+    """A non-empty path. click would treat an empty path as the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not os.fspath(value):

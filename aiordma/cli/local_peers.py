@@ -1,4 +1,4 @@
-"""Checks for the shared memory and CMA that `embedded0` uses between processes of one user."""
+"""Checks for the shared memory and CMA that `embedded0` uses between one user's processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(0 if done == 8 else ctypes.get_errno())
 
 @dataclass(frozen=True, slots=True)
 class LocalPeerFacts:
-    """The reasons why processes cannot share memory or copy data from each other.
+    """The reasons processes cannot share memory or copy each other's data.
 
     An empty reason means that there is no such problem.
     """
@@ -53,9 +53,9 @@ class LocalPeerFacts:
 
 
 def share_problem() -> str:
-    """Return the reason why a sealed memfd cannot be created, or an empty string if it can.
+    """Return the reason a sealed memfd cannot be created, or an empty string if it can.
 
-    RLIMIT_FSIZE is checked first, because the kernel kills a process that exceeds this limit.
+    RLIMIT_FSIZE is checked first, because the kernel kills a process that exceeds it.
     """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < SHARED_BYTES:

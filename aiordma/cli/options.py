@@ -1,4 +1,4 @@
-"""Options that several commands share, and the types of their values."""
+"""Options shared by several commands, and the types of their values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parse_sizes(value: str | list[int]) -> list[int]:
 
 
 def check_sizes(sizes: Iterable[int]) -> None:
-    """Raise an error for sizes that exceed the longest message, before a connection is opened."""
+    """Raise an error for sizes longer than the longest message, before opening a connection."""
     longest = DEFAULT.max_message
     for size in sizes:
         if size > longest:
@@ -143,9 +143,9 @@ def chosen_devices(named: str | None) -> tuple[verbs.Device, str]:
 
 
 def own_address(device: verbs.Device) -> str:
-    """Return an address at which programs on this machine reach the device.
+    """Return an address that programs on this machine can use to reach the device.
 
-    If the device has a loopback address, that address is returned.
+    If the device has a loopback address, return that address.
     """
     with device.open() as context:
         entries = [entry for entry in context.query_gid_table() if entry.gid.ip.is_loopback]

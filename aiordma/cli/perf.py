@@ -97,7 +97,7 @@ POLLING = click.option("--polling", type=click.IntRange(0, 1_000_000), metavar="
 
 @dataclass(frozen=True)
 class MeasurementOptions:
-    """The options that the commands `local` and `client` have in common."""
+    """The options shared by the commands `local` and `client`."""
 
     settings: Settings
     device: str | None
@@ -116,7 +116,7 @@ class MeasurementOptions:
 
 
 def measurement_options(command: Command) -> Command:
-    """Add the arguments OPERATION and METRIC, and the options of measurements, to a command."""
+    """Add the arguments OPERATION and METRIC, and the measurement options, to a command."""
     for option in (
         POLLING,
         click.option("--plot", "targets", metavar="FILE", multiple=True,
@@ -281,7 +281,7 @@ async def measure(
 
 @contextmanager
 def stopped_by_ctrl_c(client: PerfClient) -> Iterator[None]:
-    """End the measurement cleanly on the first Ctrl-C, and immediately on the second one."""
+    """End the measurement cleanly on the first Ctrl-C, and immediately on the second."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:

@@ -1,4 +1,4 @@
-"""Plots of `aiordma perf` runs: a metric by size, or the distribution of latencies for one size.
+"""Plots of `aiordma perf` runs: a metric by size, or the latency distribution for one size.
 
 Only this module uses matplotlib, which is in the extra `plot`.
 """
@@ -46,7 +46,7 @@ QUANTILES = {"median": 0.5, "p90": 0.1, "p99": 0.01, "p99.9": 0.001, "p99.99": 0
 
 
 class PlotError(Exception):
-    """An error because the data cannot be plotted or matplotlib is not installed."""
+    """Raised if the data cannot be plotted or matplotlib is not installed."""
 
 
 def check_target(target: Path) -> None:
@@ -62,7 +62,7 @@ def check_target(target: Path) -> None:
 
 
 def plot(records: Sequence[Record], target: Path) -> None:
-    """Plot runs that measured the same metric into a PNG or SVG file.
+    """Plot runs of the same metric to a PNG or SVG file.
 
     Raises:
         PlotError: If the runs cannot be plotted together, or if matplotlib is not installed.
@@ -131,7 +131,7 @@ def subtitle(records: Sequence[Record]) -> str:
 
 
 def names(records: Sequence[Record]) -> list[str]:
-    """Return a label for each run, with its operation and the settings in which the runs differ."""
+    """Return a label for each run, with its operation and the settings that differ between runs."""
     parts = [
         {
             "operation": record["operation"],
@@ -192,7 +192,7 @@ def by_size(axes: Axes, records: Sequence[Record], metric: str, sizes: list[int]
 
 
 def to_gbit(mb: float) -> float:
-    """Convert MiB/s to Gbit/s. The argument can be a number or an array."""
+    """Convert MiB/s to Gbit/s. Accepts a number or an array."""
     return mb * ((1 << 20) * 8 / 1e9)
 
 
@@ -238,9 +238,9 @@ def plain_numbers(axis: Axis) -> None:
 
 
 def distributions(axes: Axes, records: Sequence[Record]) -> None:
-    """Plot the share of operations that took longer than each latency.
+    """Plot the fraction of operations that took longer than each latency.
 
-    On a logarithmic axis, this also shows latencies that only a few operations had.
+    Because the axis is logarithmic, rare latencies are also visible.
     """
     from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The table that `aiordma perf` prints."""
+"""The table printed by `aiordma perf`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMES = {name: name.replace("_", ".") for name in ("min", "median", "p90", "p99"
 
 
 def show(console: Console, record: dict[str, Any], cpu: bool = False) -> None:
-    """Print the results of a run as a table with a legend, and the CPU usage if `cpu` is True."""
+    """Print a run's results as a table with a legend, and the CPU usage if `cpu` is True."""
     settings = record["settings"]
     how = f", {settings['qp']} queue pairs" if settings.get("qp") else ""
     how += ", bidirectional" if settings.get("bidirectional") else ""

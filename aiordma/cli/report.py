@@ -1,4 +1,4 @@
-"""The report of `aiordma echo`, as a table or as JSON."""
+"""The `aiordma echo` report, as a table or as JSON."""
 
 from __future__ import annotations
 

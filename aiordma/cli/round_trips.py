@@ -1,4 +1,4 @@
-"""The measurement of `aiordma echo`: one round trip at a time, with every byte compared."""
+"""The `aiordma echo` measurement: one round trip at a time, comparing every byte."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHIFT = 1 << 12
 
 @dataclass(slots=True)
 class Result:
-    """The round trips of messages of one size. Times are in seconds."""
+    """The round trips for messages of one size. Times are in seconds."""
 
     size: int
     whole_file: bool = False
@@ -50,7 +50,7 @@ class Result:
 class Plan:
     """The messages for one row of the report.
 
-    All messages have the same size. Their contents are random or come from a file.
+    They all have the same size. Their contents are random or come from a file.
     """
 
     size: int
@@ -61,7 +61,7 @@ class Plan:
         return self.file is not None and self.size == len(self.file)
 
     def messages(self) -> Iterator[bytes]:
-        """Yield the contents of messages without end.
+        """Yield message contents endlessly.
 
         If the contents come from a file, it is sent repeatedly, and its last piece can be shorter.
         """
@@ -77,8 +77,8 @@ class Plan:
 def plans(sizes: list[int], file: bytes | None) -> list[Plan]:
     """Return a plan for each size.
 
-    If `file` is given, there is a plan for each size that is smaller than the file, and another one
-    for the whole file.
+    If `file` is given, there is a plan for each size smaller than the file, and one for the whole
+    file.
     """
     if file is None:
         return [Plan(size) for size in sizes]

@@ -39,7 +39,7 @@ class NotFoundError(CannotRunError):
 
 
 class UnusedError(click.ClickException):
-    """An error because running the program would not test the device."""
+    """Raised if running the program would not test the device."""
 
     exit_code = UNUSED
 
@@ -117,7 +117,7 @@ def check_environment(must_use: bool) -> None:
 
 
 def library() -> Path:
-    """Return the path of the embedded device's library, which is named libibverbs.so.1.
+    """Return the path of the embedded device's library, named libibverbs.so.1.
 
     Its folder contains the same library under the other names that programs may open.
     """
@@ -135,7 +135,7 @@ def library() -> Path:
 def preloaded(present: str) -> str:
     """Return the value of LD_PRELOAD with our library appended.
 
-    If the value contains a sanitizer's library, that library must remain the first one.
+    If the value contains a sanitizer's library, it must remain first.
     """
     for word in re.split("[ :]", present):
         if Path(word).name.startswith("librspreload.so"):
@@ -147,16 +147,16 @@ def preloaded(present: str) -> str:
 
 
 def searched(present: str) -> str:
-    """Return the value of LD_LIBRARY_PATH with the folder of our library prepended.
+    """Return the value of LD_LIBRARY_PATH with our library's folder prepended.
 
-    With this value, dlopen() finds the library that is preloaded.
+    With this value, dlopen() finds the preloaded library.
     """
     folder = str(library().parent)
     return f"{folder}:{present}" if present else folder
 
 
 def find(program: str, programs: str | None = None) -> str:
-    """Return the path of a program in the way that a shell finds it.
+    """Find a program like a shell does, and return its path.
 
     PATH is searched only if the name does not contain a slash.
     """
@@ -229,7 +229,7 @@ def check(path: str) -> None:
 
 
 def privileged(path: str) -> str:
-    """Return the reason why the program would gain privileges that its caller does not have.
+    """Return the reason the program would gain privileges that its caller does not have.
 
     Returns an empty string if it would not gain any.
     """
@@ -252,7 +252,7 @@ FORWARDED = {
 }  # fmt: skip
 
 SI_KERNEL = 0x80
-"""The `si_code` of signals that the terminal sends (sigaction(2))."""
+"""The `si_code` of signals sent by the terminal (sigaction(2))."""
 
 FAULTS = "AIORDMA_EMBEDDED_FAULTS"
 
@@ -264,10 +264,11 @@ def run_watched(
     failure_traces: Path | None,
     must_use: bool,
 ) -> NoReturn:
-    """Run the program, trace each of its processes, and exit in the same way as the program.
+    """Run the program, trace each of its processes, and exit the same way as the program.
 
     If the program fails, the traces are kept in a new folder inside ``failure_traces``. Each
-    process that opens the device creates a trace. If there are no traces, the device was not used.
+    process that opens the device creates a trace, so the device was not used if there are no
+    traces.
 
     Raises:
         OSError: If the program cannot be started.
@@ -293,7 +294,7 @@ def run_watched(
 
 
 def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
-    """Return the reason why a successful program did not test the device as required.
+    """Return the reason a successful program did not test the device as required.
 
     Returns an empty string if it did.
     """
@@ -316,7 +317,7 @@ def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
 def new_folder(parent: Path | None, program: str) -> Path:
     """Create a folder for traces.
 
-    Its path never contains %p, because AIORDMA_TRACE would replace that with a process ID.
+    Its path never contains %p, because AIORDMA_TRACE would replace it with a process ID.
     """
     hint = "--failure-traces" if parent else "TMPDIR"
     try:
@@ -334,8 +335,8 @@ def new_folder(parent: Path | None, program: str) -> Path:
 def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
     """Run the program and return its exit status, which is negative if a signal ended it.
 
-    Signals that other processes send to this process are forwarded to the program. Signals from the
-    terminal are not forwarded, because the terminal sends them to both processes.
+    Signals that this process gets from other processes are forwarded to the program. Signals from
+    the terminal are not forwarded, because the terminal sends them to both processes.
     """
     # If the caller ignores SIGCHLD, there is no signal and no status (waitpid(2)).
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -351,7 +352,7 @@ def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
 
 
 def end(status: int) -> NoReturn:
-    """Exit in the same way as a program with this ``status``.
+    """Exit the same way as a program with this ``status``.
 
     If a signal ended the program, this process ends with the same signal, but without a core dump.
     """

@@ -1,4 +1,4 @@
-"""Tables that the commands print, and functions that format their cells."""
+"""Tables printed by the commands, and functions that format their cells."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def table(*columns: str, numbers: Collection[str] = (), caption: str | None = No
 def plain(value: object) -> str:
     """Convert a value to text without control characters.
 
-    The value may come from another process, which could include such characters.
+    The value may come from another process, which could have included such characters.
     """
     return "".join(c for c in str(value) if c.isprintable())
 
 
 def size_text(size: int) -> str:
-    """Format a size that the user requested, without rounding it."""
+    """Format a size requested by the user, without rounding it."""
     for unit, factor in UNITS:
         if size >= factor and size % factor == 0:
             return f"{size // factor} {unit}"
@@ -43,7 +43,7 @@ def size_text(size: int) -> str:
 
 
 def amount(size: float) -> str:
-    """Format a measured number of bytes, and round it."""
+    """Format a measured number of bytes, rounding it."""
     for unit, factor in UNITS:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

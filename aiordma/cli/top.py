@@ -52,14 +52,14 @@ WORD = 15
 Shown = dict[str, Snapshot]
 """Snapshots by the name of the process's socket.
 
-PIDs are not used as keys, because processes in different PID namespaces can have the same PID.
+PIDs are not used as keys, because processes in different PID namespaces can share a PID.
 """
 
 DIRECTIONS = {
     "sent": ("bytes_sent", "bytes_written", "peer_bytes_read"),
     "received": ("bytes_received", "bytes_read", "peer_bytes_written"),
 }
-"""The columns for each direction, with the snapshot fields that they sum up."""
+"""The columns for each direction, with the snapshot fields they add up."""
 
 Row = dict[str, object]
 """The cells of a table row, by column heading."""
@@ -133,7 +133,7 @@ def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -
 def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], list[str]]:
     """Query the processes that have a socket in the directories `where`.
 
-    Returns the responses by socket name, and notes about queries that failed. The sockets of killed
+    Returns the responses by socket name, and notes about failed queries. The sockets of killed
     processes are removed.
     """
     answers, notes = {}, []
@@ -151,7 +151,7 @@ def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], 
 
 
 def readable(answers: Mapping[str, object]) -> tuple[Shown, list[str]]:
-    """Return the responses that the tables can show, and notes about the other responses."""
+    """Return the responses the tables can show, and notes about the others."""
     shown: Shown = {}
     notes = []
     for name, answer in answers.items():
@@ -173,8 +173,8 @@ def number(name: str) -> str:
 def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
     """Return tables of the processes, their busiest connections, and these connections' rails.
 
-    The table of rails contains only connections with several rails. For processes that are in
-    `before`, the tables also show the rates since then.
+    The rail table only contains connections with several rails. For processes in `before`, the
+    tables also show the rates since that snapshot.
     """
     processes: list[Row] = []
     connections: list[tuple[int, Row, list[Row]]] = []  # bytes since the last update, row, rails
@@ -232,7 +232,7 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
 def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, Row]:
     """Return the bytes transferred since the last update, and the cells with totals and rates.
 
-    Without a last update, the bytes since the start are returned.
+    If there is no last update, return the bytes since the start.
     """
     busy = 0
     cells: Row = {"messages": counts["messages_sent"] + counts["messages_received"]}
@@ -245,12 +245,12 @@ def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, 
 
 
 def carried(counts: Traffic | RailState, parts: Sequence[str]) -> int:
-    """Return the bytes of messages and one-sided operations in one direction."""
+    """Return the bytes transferred in one direction by messages and one-sided operations."""
     return sum(cast("Mapping[str, int | None]", counts)[part] or 0 for part in parts)
 
 
 def grown(total: int, before: int | None, seconds: float) -> str:
-    """Format a number of bytes, followed by its rate of growth if the previous number is known."""
+    """Format a number of bytes, followed by its growth rate if the previous number is known."""
     if before is None or seconds <= 0:
         return amount(total)
     return f"{amount(total)} ({amount(max(0, total - before) / seconds)}/s)"
@@ -283,9 +283,9 @@ def waited(taken: Snapshot) -> float:
 
 
 def p99(taken: Snapshot, known: Snapshot | None) -> str:
-    """Return an upper bound for the duration of 99 % of the requests since the last update.
+    """Return an upper bound on the duration of 99 % of the requests since the last update.
 
-    It is one of the histogram's bounds. Without an earlier snapshot, all requests of the process
+    It is one of the histogram's bounds. Without an earlier snapshot, all of the process's requests
     are included.
     """
     counts: Counter[str] = Counter()
@@ -300,10 +300,10 @@ def p99(taken: Snapshot, known: Snapshot | None) -> str:
 
 
 def table(rows: Sequence[Row], extras: Sequence[str], width: int) -> Table:
-    """Create a table that is at most `width` characters wide.
+    """Create a table up to `width` characters wide.
 
-    If the table does not fit, columns are omitted in the order of `extras`. Headings are wrapped
-    only if it still does not fit.
+    If the table does not fit, columns are dropped in the order of `extras`. Headings are only
+    wrapped if it still does not fit.
     """
     columns = {name: [plain(row[name]) for row in rows] for name in rows[0]}
     least = {name: max(len(name), fitting(cells)) for name, cells in columns.items()}

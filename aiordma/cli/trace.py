@@ -52,7 +52,7 @@ def trace(
 
 
 def write(target: Path, text: str, files: tuple[Path, ...]) -> None:
-    """Write a file that only its owner can read, because a trace contains keys and addresses."""
+    """Write a file that only its owner can read, because traces contain keys and addresses."""
     if any(target.exists() and target.samefile(path) for path in files):
         raise click.BadParameter(
             f"cannot overwrite {target}, which is one of the traces", param_hint="--chrome"

@@ -1,11 +1,11 @@
 """Traces in the Chrome trace event format, for Perfetto and chrome://tracing.
 
 In the viewer, each traced process appears as a process, and each of its queue pairs as a thread. A
-work request is a complete event that lasts from its post to its completion. Other events of a queue
-pair are instant events. A flow event connects each message to the receive that it completed.
+work request is a complete event that lasts from its posting to its completion. Other events of a
+queue pair are instant events. A flow event connects each message to the receive it completed.
 
-Viewers require that the complete events of a thread are nested or do not overlap. A queue pair can
-have several requests in flight, however. Overlapping requests are therefore placed on additional
+Viewers require that a thread's complete events are nested or do not overlap. However, a queue pair
+can have several requests in flight. Overlapping requests are therefore placed on additional
 threads, which have the same name followed by a number. Receives have separate threads.
 """
 
@@ -30,7 +30,7 @@ MESSAGES = {"SEND", "SEND_WITH_IMM", "SEND_WITH_INV", "RDMA_WRITE_WITH_IMM"}
 
 
 def chrome_trace(traces: list[Traced]) -> str:
-    """Return the contents of a trace file in the JSON object format, with one event per line."""
+    """Return the contents of a trace file in JSON object format, with one event per line."""
     # Names come first. The sort is stable, so that a flow binds to the event generated before it.
     ordered = sorted(events(traces), key=lambda event: event.get("ts", -1.0))
     lines = ",\n".join(json.dumps(event) for event in ordered)
@@ -58,15 +58,15 @@ class Span(NamedTuple):
 
 
 class Process:
-    """The threads of one process in the viewer. They can come from several traces."""
+    """One process's threads in the viewer. They can come from several traces."""
 
     def __init__(self, traces: list[Traced]) -> None:
         header = traces[0].run.header
         self.name: str = f"{header.command} ({header.host}, process {header.pid})"
         self.spans: dict[str, list[Span]] = {}
-        """The requests, by the name of their queue pair or shared receive queue."""
+        """Requests, by the name of their queue pair or shared receive queue."""
         self.instants: dict[str, list[Event]] = {}
-        """The events, by the name of their queue pair, or by "" if they have none."""
+        """Events, by the name of their queue pair, or by "" if they have none."""
         self._qp_types: dict[int, str] = {}
         for traced in traces:
             self._add(traced)
@@ -103,7 +103,7 @@ def processes_of(traces: Iterable[Traced]) -> list[Process]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[list[Span]]:
-    """Arrange spans in rows without overlaps. Each span is put in the first free row."""
+    """Arrange spans in non-overlapping rows, putting each span in the first free row."""
     rows: list[list[Span]] = [[]]
     free = [0]  # a heap of rows
     busy: list[tuple[int, int]] = []  # a heap of ends and rows
@@ -127,7 +127,7 @@ def disjoint(spans: Iterable[Span]) -> list[list[Span]]:
 class Connection:
     """A reliable connection, as recorded at one end.
 
-    It contains the messages that this end sent, and the receives that it completed.
+    It contains the messages sent by this end, and the receives it completed.
     """
 
     began: int
@@ -140,9 +140,9 @@ Ends = tuple[int, int]  # the numbers of a queue pair and of its peer
 
 
 def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
-    """Yield the connections that were established during the trace.
+    """Yield the connections established during the trace.
 
-    The trace contains all messages of these connections.
+    The trace contains all of their messages.
     """
     reliable: set[int] = set()
     current: dict[int, Connection] = {}
@@ -169,12 +169,12 @@ def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
 def match_messages(traces: Iterable[Traced]) -> dict[int, int]:
     """Return a number for each message whose send and receive are both shown.
 
-    The keys are the ids of the record of the send and the record of the receive. A reliable
-    connection delivers each message once and in order. The first message therefore belongs to the
-    first completed receive, and so on.
+    The keys are the ids of the send record and the receive record. A reliable connection delivers
+    each message once and in order, so the first message belongs to the first completed receive, and
+    so on.
 
-    The numbers of queue pairs can repeat over time and between machines. If it is unclear which two
-    ends belong together, the messages of these ends are omitted.
+    Queue pair numbers can repeat over time and between machines. If it is unclear which two ends
+    belong together, their messages are omitted.
     """
     found: dict[Ends, list[Connection]] = {}
     shown: set[int] = set()
@@ -206,9 +206,9 @@ def match_messages(traces: Iterable[Traced]) -> dict[int, int]:
 def events(traces: list[Traced]) -> Iterator[Event]:
     """Yield the events of every process, thread by thread.
 
-    Processes and threads get consecutive numbers, starting with 1, and their names contain the
-    original numbers. The original numbers cannot be used, because they can repeat between machines,
-    and because a viewer treats a thread that has the number of its process as the main thread.
+    Processes and threads are numbered from 1, and their names contain the original numbers. The
+    original numbers cannot be used, because they can repeat between machines, and because viewers
+    treat a thread with the same number as its process as the main thread.
     """
     flows = match_messages(traces)
     numbers = count(1)
@@ -228,7 +228,7 @@ def events(traces: list[Traced]) -> Iterator[Event]:
 
 
 def request_events(span: Span, flows: dict[int, int]) -> Iterator[Event]:
-    """Yield the complete event of a request, and the start or end of a flow if it is a message."""
+    """Yield a request's complete event, and the start or end of a flow if it is a message."""
     request = span.request
     kind, result = "receive" if request.is_receive else "send", result_of(request)
     event: Event = {

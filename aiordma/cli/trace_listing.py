@@ -1,4 +1,4 @@
-"""A plain listing of the runs in several traces, on a common time axis."""
+"""A plain-text listing of the runs in several traces, on a common time axis."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ KEYS = {"addr", "remote_addr", "key", "lkey", "rkey", "invalidate_rkey", "invali
 
 @dataclass(slots=True)
 class Traced:
-    """A run, with those of its requests and incidents that are shown."""
+    """A run, and the requests and incidents to show from it."""
 
     path: Path
     run: Run
     offset: int
-    """The difference between the run's clock and the common axis, which starts at 0."""
+    """The number to add to the run's clock to get a time on the common axis, which starts at 0."""
     requests: list[Request]
     incidents: list[Incident]
 
     def at(self, t: int) -> int:
-        """Convert a time of the run to the common axis, in nanoseconds."""
+        """Convert a time in the run to the common axis, in nanoseconds."""
         return t + self.offset
 
     @property
@@ -57,13 +57,13 @@ class Traced:
 def load(
     paths: Iterable[Path], qps: Collection[int] = (), statuses: Collection[str] = ()
 ) -> list[Traced]:
-    """Load all runs of some trace files. The common time axis starts with the earliest run.
+    """Load all runs from some trace files. The common time axis starts with the earliest run.
 
     Args:
         paths: The files.
-        qps: The numbers of the queue pairs to show. If empty, all are shown.
-        statuses: The statuses of the requests to show. If empty, all are shown. Incidents have no
-            status, so they are shown only if this is empty.
+        qps: The numbers of the queue pairs to show. If empty, show all of them.
+        statuses: The statuses of the requests to show. If empty, show all of them. Incidents have
+            no status, so they are shown only if this is empty.
 
     Raises:
         click.BadParameter: If no file contains one of the queue pairs.
@@ -100,8 +100,8 @@ def load(
 def listing(traces: Iterable[Traced]) -> Iterator[str]:
     """Yield the lines of the listing.
 
-    The first lines describe the trace of each process and how it ended. They are followed by all
-    requests and incidents in order of time. The time of a request is the time at which it was
+    The first lines describe each process's trace and how it ended. They are followed by all
+    requests and incidents in chronological order. A request's time is the time at which it was
     posted.
     """
     rows: list[tuple[int, str]] = []
@@ -125,7 +125,7 @@ def listing(traces: Iterable[Traced]) -> Iterator[str]:
 
 
 def qp_num(it: Request | Incident) -> int | None:
-    """Return the number of the queue pair, or None for an event of a memory region."""
+    """Return the queue pair number, or None for an event of a memory region."""
     return None if isinstance(it, trace.RegisteredMR | trace.KeyEnded) else it.qp_num
 
 
@@ -160,7 +160,7 @@ def meaning(reason: str | None) -> str:
 
 
 def incident_text(incident: Incident) -> str:
-    """Format a record with its type, its fields as in the file, and the meaning of its reason."""
+    """Format a record with its type, its fields as in the file, and its reason's meaning."""
     values = (
         f"{name}={'+'.join(value) if isinstance(value, tuple) else value}"
         for name, value in arguments(incident).items()
@@ -170,12 +170,12 @@ def incident_text(incident: Incident) -> str:
 
 
 def wr_id_text(wr_id: int) -> str:
-    """Format a wr_id. It is printed in hexadecimal if it looks like a pointer."""
+    """Format a wr_id, using hexadecimal if it looks like a pointer."""
     return str(wr_id) if wr_id < 1 << 32 else f"{wr_id:#x}"
 
 
 def arguments(record: Record) -> dict[str, object]:
-    """Return the fields that are set in a record.
+    """Return the fields set in a record.
 
     Keys and addresses are converted to text, because viewers do not support 64-bit numbers.
     """

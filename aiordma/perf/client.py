@@ -1,4 +1,4 @@
-"""The client of a measurement, which opens the connections and measures the time."""
+"""The measurement client, which opens the connections and measures the time."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ Kind = TypeVar("Kind")
 
 
 class RefusedError(Exception):
-    """The server has refused the measurement. The message contains the reason."""
+    """The server refused the measurement. The message contains the reason."""
 
 
 @dataclass(slots=True)
 class Result:
-    """The result of measuring one size. Times are in seconds."""
+    """The result of measuring one message size. Times are in seconds."""
 
     size: int
     operations: int
@@ -62,7 +62,7 @@ class Result:
     mismatch: str = ""
     interrupted: bool = False
     cpu: tuple[float, float] = (0.0, 0.0)
-    """The CPU time that the client's process and the server's process used."""
+    """The CPU time used by the client process and by the server process."""
     lost: int = 0
 
     @property
@@ -77,7 +77,7 @@ class Part:
     result: Result
     times: list[float]
     marks: list[tuple[float, int]]
-    """Samples of the progress: a time in seconds, and the operations completed by then."""
+    """Progress samples: a time in seconds, and the number of operations completed by then."""
 
 
 class PerfClient:
@@ -114,16 +114,16 @@ class PerfClient:
         config: Config = DEFAULT,
         **security: Any,
     ) -> AsyncIterator[PerfClient]:
-        """Connect to a server, and wait for its turn if the server is serving another client.
+        """Connect to a server. If it is serving another client, wait for its turn.
 
         Args:
-            settings: The settings of the measurement.
+            settings: The measurement settings.
             host: The server's host.
             port: The server's port.
             device: The device, as for `aiordma.connect`.
-            via: The way to connect, as for `aiordma.connect`.
-            config: The settings of the connections, as for `aiordma.connect`. Limits that are too
-                low for the measurement are raised.
+            via: The connection method, as for `aiordma.connect`.
+            config: The connection settings, as for `aiordma.connect`. Limits that are too low for
+                the measurement are raised.
             **security: Further arguments of `aiordma.connect`, such as `auth`.
 
         Raises:
@@ -185,7 +185,7 @@ class PerfClient:
                 yield client
 
     def stop(self) -> None:
-        """End the measurement when the outstanding operations have completed.
+        """End the measurement once the outstanding operations have completed.
 
         The results so far are kept.
         """

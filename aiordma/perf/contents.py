@@ -1,4 +1,4 @@
-"""The payload of a measurement. Both ends compute it, so that they can compare received data."""
+"""Measurement payloads. Both ends compute them, so that they can verify received data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def contents(seed: int, size: int) -> bytes:
 
 
 def difference(got: bytes | memoryview, expected: bytes) -> str:
-    """Describe the first difference between the received and the expected bytes.
+    """Describe the first difference between received and expected bytes.
 
     Returns an empty string if they are equal.
     """

@@ -1,17 +1,19 @@
-"""The two ends of measured connections, which use the same code, and the state of a part.
+"""The two ends of measured connections, which run the same code, and the state of a part.
 
 Operations can be run in four ways:
 
 - `ping` runs one operation at a time. The peer's program responds to each with the same operation,
   and the round trip is timed.
-- `alone` runs one operation at a time without a response. The time that awaiting the operation
-  takes is measured.
-- `flood` keeps as many operations outstanding as the depth allows. Single operations are not timed.
+- `alone` runs one operation at a time without a response. The time spent awaiting the operation is
+  measured.
+- `flood` keeps as many operations outstanding as the depth allows. Individual operations are not
+  timed.
 - `both` is like `flood`, but the peer responds to each operation with one of its own. An operation
   counts as outstanding until the response has arrived.
 
 The peer's program does not notice reads and atomics, so it cannot respond to them. They therefore
-have no `ping` and `both`. A stream does not report when a piece has arrived, so it has no `alone`.
+do not support `ping` and `both`. A stream does not report when a piece has arrived, so it does not
+support `alone`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The bytes that one side sends during a part, and the bytes that it expects from the peer."""
+    """The bytes that one side sends during a part, and the bytes it expects from the peer."""
 
     sent: bytes
     expected: bytes
@@ -52,7 +54,7 @@ class Load:
 
 
 async def devices_of(conn: aiordma.Connection) -> str:
-    """Wait until no rail of a connection is connecting, and return the devices of all rails."""
+    """Wait until none of the rails is connecting, and return the devices of all rails."""
     while any(rail.state == "connecting" for rail in conn.rails):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
     return ", ".join(rail.device for rail in conn.rails)
@@ -65,7 +67,7 @@ def misnumbered(imm: int | None, wanted: int | None) -> str:
 class End:
     """One end of a measured connection.
 
-    In each part of a measurement, `prepare` is called first, then `use`, and finally `release`.
+    For each part of a measurement, call `prepare` first, then `use`, and finally `release`.
     """
 
     lossy: bool = False
@@ -82,12 +84,12 @@ class End:
     def prepare(self, load: Load) -> bytes:
         """Allocate the memory for a part.
 
-        Returns a token for the memory if the peer accesses it, otherwise empty bytes.
+        Returns a token for the memory if the peer accesses it, or empty bytes otherwise.
         """
         raise NotImplementedError
 
     def use(self, token: bytes) -> None:
-        """Prepare for operations on the peer's memory, to which `token` gives access."""
+        """Prepare for operations on the peer's memory, using the `token` for it."""
 
     def operate(self, number: int) -> Awaitable[object]:
         """Return an awaitable that performs one operation."""
@@ -98,7 +100,7 @@ class End:
         return asyncio.ensure_future(self.operate(number))
 
     def reply(self, number: int) -> Awaitable[object]:
-        """Return an awaitable that responds to an operation of the peer with one operation."""
+        """Return an awaitable that responds to one of the peer's operations with one operation."""
         return self.operate(number)
 
     def receive(self) -> Awaitable[Any]:
@@ -108,8 +110,7 @@ class End:
     def check(self, arrived: Any, number: int | None, compared: bool) -> str:
         """Describe what is wrong with a received operation, or return an empty string.
 
-        `number` is the number that the operation must have, or None if it is unknown because
-        operations may be lost.
+        `number` is the expected number, or None if it is unknown because operations may be lost.
         """
         raise NotImplementedError
 
@@ -159,10 +160,10 @@ class End:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     def verify(self, own: int, others: int) -> str:
-        """Describe the first error in the contents of the memory, or return an empty string.
+        """Describe the first error in the memory contents, or return an empty string.
 
-        `own` is the number of operations that this side performed, and `others` is the number that
-        the peer performed.
+        `own` is the number of operations performed by this side, and `others` is the number
+        performed by the peer.
         """
         return ""
 
@@ -172,7 +173,7 @@ class End:
 
 @dataclass(slots=True)
 class Run:
-    """The work of one connection during a part.
+    """One connection's work during a part.
 
     Setting `limit` to 0 ends it as soon as the outstanding operations have completed.
     """
@@ -195,7 +196,7 @@ class Run:
 
 
 async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all `works` concurrently. If one of them fails, cancel the others and raise its error."""
+    """Run all coroutines concurrently. If one fails, cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:
@@ -205,7 +206,7 @@ async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 class Tally:
-    """The number of operations that the server has received in a part, and their first error."""
+    """The number of operations received by the server in a part, and their first error."""
 
     def __init__(self, verify_all: bool = False) -> None:
         self.count: int = 0
@@ -232,8 +233,7 @@ class Tally:
     async def reach(self, count: int, patience: float | None = None) -> None:
         """Wait until `count` operations have arrived.
 
-        If `patience` is given, stop waiting when no operation has arrived for this number of
-        seconds.
+        If `patience` is given, stop waiting when no operation has arrived for that many seconds.
         """
         self._awaited = count
         while self.count < count and not self.mismatch:

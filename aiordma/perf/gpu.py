@@ -1,8 +1,8 @@
 """NVIDIA GPU memory for measuring writes and reads, allocated through the CUDA driver library.
 
 Only the client can use GPU memory. The driver exports the memory as a dma-buf, which the RDMA
-device accesses directly. The code follows "Memory Management" in the reference of the CUDA driver
-API. It only uses functions that all drivers since version 11.7 have.
+device accesses directly. The code follows "Memory Management" in the CUDA Driver API reference. It
+only uses functions available in all drivers since version 11.7.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PAGE = 2 << 20
 
 
 class GPUError(Exception):
-    """An error of the GPU driver, or the absence of a usable GPU."""
+    """Raised if a GPU driver call fails or no GPU is usable."""
 
 
 class GPU:
-    """The first GPU of this machine.
+    """The first GPU in this machine.
 
-    Call `close` after the memory that was allocated on it has been released.
+    Call `close` after releasing the memory allocated on it.
 
     Raises:
         GPUError: If no GPU can be used.
@@ -53,7 +53,7 @@ class GPU:
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a function of the driver, and raise GPUError if it fails."""
+        """Call a driver function, and raise GPUError if it fails."""
         code = getattr(self._library, name)(*arguments)
         if code:
             text = ctypes.c_char_p()
@@ -66,7 +66,7 @@ class GPU:
 
 
 class GPUMemory:
-    """GPU memory that is registered for one connection."""
+    """GPU memory registered for one connection."""
 
     def __init__(self, gpu: GPU, conn: aiordma.Connection, size: int) -> None:
         self._gpu = gpu

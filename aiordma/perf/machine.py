@@ -1,4 +1,4 @@
-"""A description of this machine for reports, and a way to pause the garbage collector."""
+"""A description of this machine for reports, and a way to pause garbage collection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """Return the model name of the processor, as found in /proc/cpuinfo."""
+    """Return the processor's model name, as found in /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -31,7 +31,7 @@ def processor() -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Return a context manager that collects garbage once, and then disables the collector."""
+    """Return a context manager that runs the garbage collector once and then disables it."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

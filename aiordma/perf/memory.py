@@ -1,7 +1,7 @@
 """The ends of measured connections for one-sided operations: write, read and atomic.
 
-For writes, both ends use the same code. For reads and atomics, the client performs the operations
-on the server's memory. All operations of a part access the same bytes.
+For writes, both ends run the same code. For reads and atomics, the client performs the operations
+on the server's memory. All operations in a part access the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .ends import U32, End, Load, Run, misnumbered, together
 
 
 class Place(Protocol):
-    """The memory of this side that the operations of a part use."""
+    """This side's memory for the operations of a part."""
 
     @property
     def local(self) -> LocalMemory: ...
@@ -35,7 +35,7 @@ Take = Callable[[aiordma.Connection, int], Place]
 
 
 class HostMemory:
-    """Memory of the host, as opposed to a GPU. It is leased from the connection's memory pool."""
+    """Host memory, as opposed to GPU memory. It is leased from the connection's memory pool."""
 
     def __init__(self, conn: aiordma.Connection, size: int) -> None:
         self.local: Buffer = conn.alloc(size)
@@ -51,7 +51,7 @@ class HostMemory:
 
 
 class Memory(End):
-    """An end that uses memory of this side and of the peer."""
+    """An end that uses memory on this side and on the peer."""
 
     remote: RemoteRegion
 
@@ -68,7 +68,7 @@ class Memory(End):
         return place
 
     def open_up(self, filling: bytes, rights: Rights) -> tuple[Buffer, bytes]:
-        """Allocate memory that the peer may access, and fill it with `filling`.
+        """Allocate memory the peer may access, and fill it with `filling`.
 
         Returns the memory and the token for the peer.
         """
@@ -118,7 +118,7 @@ class OneSided(Memory):
 class Writes(OneSided):
     """An end that writes to the peer's memory.
 
-    The peer responds with a write to this side's memory that carries immediate data.
+    The peer responds by writing to this side's memory with immediate data.
     """
 
     def prepare(self, load: Load) -> bytes:
@@ -173,7 +173,7 @@ class Reads(OneSided):
 
 
 class Atomics(OneSided):
-    """The client's end for atomic operations, each of which adds 1 to a number at the server."""
+    """The client's end for atomic operations, which add 1 to a number on the server."""
 
     def prepare(self, load: Load) -> bytes:
         return b""
@@ -193,9 +193,9 @@ class Source(Memory):
 
 
 class Sum(Source):
-    """The server's end for atomic operations, with the number to which the client adds.
+    """The server's end for atomic operations, with the number that the client increments.
 
-    At the end of a part, the server compares the number with the count of operations.
+    At the end of a part, the server compares it with the number of operations.
     """
 
     def prepare(self, load: Load) -> bytes:

@@ -1,4 +1,4 @@
-"""The ends of measured connections and streams that carry messages."""
+"""The ends of measured connections and streams that transfer messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ YIELD_AFTER = 64
 
 
 class Sends(End):
-    """Messages that are sent from unregistered memory, as most programs do."""
+    """Messages sent from unregistered memory, as in most programs."""
 
     def __init__(self, conn: aiordma.Connection) -> None:
         self._conn = conn
@@ -64,7 +64,7 @@ class Sends(End):
 
 
 class Streams(End):
-    """Pieces of the same size that are sent one after another on a stream."""
+    """Equally sized pieces sent one after another on a stream."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

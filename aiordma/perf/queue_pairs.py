@@ -1,7 +1,7 @@
 """Plain RC, UC and UD queue pairs, which can be measured instead of aiordma's connections.
 
-Each part of a measurement creates new queue pairs and memory. The token that one side sends to the
-other contains the endpoint of a queue pair and the location of the memory that the peer may access.
+Each part of a measurement creates new queue pairs and memory. Each side sends the other a token
+that contains a queue pair's endpoint and the location of the memory the peer may access.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .contents import difference
 from .ends import End, Load, Run, misnumbered
 
 MEMORY = struct.Struct("!QI")
-"""The last part of a token: the address and key of the memory that the peer may access."""
+"""The last part of a token: the address and key of the memory the peer may access."""
 
 # Maximum number of receives of each end, the memory that limits it, and the minimum number.
 RECEIVES, RECEIVE_MEMORY, LEAST_RECEIVES = 1024, 64 << 20, 2
@@ -37,7 +37,7 @@ Arrived = tuple[verbs.WorkCompletion, memoryview]
 
 
 class QueuePair(End):
-    """One end of a measurement, with its queue pair and memory."""
+    """One end of a measurement, with a queue pair and memory."""
 
     def __init__(self, device: str, opened: wire.Open) -> None:
         self._device = device
@@ -127,10 +127,10 @@ class QueuePair(End):
         return self._ring.get()
 
     async def ping(self, run: Run) -> None:
-        """Run operations one at a time, and wait for the peer's response to each.
+        """Run operations one at a time, waiting for the peer's response to each.
 
-        The completion of an operation is awaited only after the response. It has arrived by then,
-        so awaiting it takes no additional time.
+        An operation's completion is awaited only after the response. It has arrived by then, so
+        awaiting it takes no additional time.
         """
         while run.done < run.limit:
             start = perf_counter()
@@ -167,7 +167,7 @@ class QueuePair(End):
             run.done += 1
 
     def verify(self, own: int, others: int) -> str:
-        """Describe the first error in the memory that was read or written.
+        """Describe the first error in the memory read or written.
 
         Returns an empty string if there is no error.
         """

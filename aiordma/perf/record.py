@@ -1,4 +1,4 @@
-"""The JSON object that describes a run, used for printing, tables and plots.
+"""The JSON object describing a run, used for printing, tables and plots.
 
 `docs/perf.md` describes its contents.
 """
@@ -108,7 +108,7 @@ def times(summary: Summary | None) -> dict[str, float] | None:
 
 
 def check_record(value: object) -> dict[str, Any]:
-    """Return `value` if it has the format that `record` creates, or raise ValueError otherwise."""
+    """Return `value` if it has the format created by `record`, or raise ValueError otherwise."""
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise ValueError(f"its format is not {FORMAT!r}")
     if value.get("version") != VERSION:

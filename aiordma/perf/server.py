@@ -49,28 +49,28 @@ ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits for the measurement of a client."""
+    """Limits that apply when measuring a client."""
 
     size: int = 1024 * MIB
     """The maximum size of one operation, in bytes."""
     memory: int = 2048 * MIB
-    """The maximum total size of one operation on every connection, in bytes."""
+    """The maximum size of one operation, added up over all connections, in bytes."""
     connections: int = 1024
     waiting: int = 16
-    """The maximum number of clients that wait for their turn."""
+    """The maximum number of clients waiting for their turn."""
     silence: float = 600.0
-    """The maximum time between two messages of a client, in seconds.
+    """The maximum time between two client messages, in seconds.
 
     It limits the duration of a part, because the client sends no messages during a part.
     """
 
 
 class Refusal(Exception):
-    """An exception whose message is sent to the client as the reason for a refusal."""
+    """Raised to refuse a request. Its message is sent to the client as the reason."""
 
 
 class Session:
-    """The state of the client that is being served, with its connections."""
+    """The state of the client being served, and its connections."""
 
     def __init__(self, opened: wire.Open) -> None:
         self.opened = opened
@@ -117,16 +117,16 @@ class PerfServer:
         limits: Limits = Limits(),
         **security: Any,
     ) -> Self:
-        """Start a server. The exceptions are the same as those of `aiordma.listen`.
+        """Start a server. The exceptions are the same as for `aiordma.listen`.
 
         Args:
             host: The address to listen on.
             port: The port to listen on. 0 selects a free port.
             device: The device, as for `aiordma.listen`.
-            via: The way to connect, as for `aiordma.listen`.
-            config: The settings of the connections, as for `aiordma.listen`. `max_message` is
-                derived from `limits`.
-            limits: The limits for the measurement of a client.
+            via: The connection method, as for `aiordma.listen`.
+            config: The connection settings, as for `aiordma.listen`. `max_message` is derived from
+                `limits`.
+            limits: Limits that apply when measuring a client.
             **security: Further arguments of `aiordma.listen`, such as `auth`.
         """
         config = replace(config, max_message=max(limits.size, MAX_CONTROL))
@@ -138,7 +138,7 @@ class PerfServer:
 
     @property
     def listening(self) -> aiordma.Server:
-        """The `aiordma.Server` that accepts the connections."""
+        """The `aiordma.Server` that accepts connections."""
         assert self._server is not None
         return self._server
 

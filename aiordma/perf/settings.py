@@ -1,4 +1,4 @@
-"""The settings of a measurement, for example the operation, its sizes and the duration."""
+"""Measurement settings, such as the operation, its sizes and the duration."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ATOMIC = 8
 """The size of every atomic operation, in bytes."""
 
 UD_SIZE = 1024
-"""The size of the largest datagram that is measured by default.
+"""The size of the largest datagram measured by default.
 
 A datagram of this size fits into a single packet on most networks.
 """
 EVERY_SIZE = tuple(1 << power for power in range(1, 24))
-"""The sizes from 2 bytes to 8 MiB that perftest measures with `--all`."""
+"""The sizes measured by perftest's `--all` option, from 2 bytes to 8 MiB."""
 
 DEFAULT_SIZE = {"lat": 64, "bw": 64 * KIB, "rate": 64}
 
@@ -47,22 +47,22 @@ class Settings:
     Attributes:
         operation: The kind of operation.
         metric: The quantity to measure.
-        sizes: The sizes of the operations, in bytes.
-        iterations: The number of operations of each size, on all connections together. None means
-            that `duration` determines it.
+        sizes: The operation sizes, in bytes.
+        iterations: The total number of operations of each size, on all connections. With None,
+            `duration` determines it.
         duration: The time to measure each size, in seconds.
-        warm_up: The number of operations before the timed ones. With None, it depends on the size.
+        warm_up: The number of untimed operations to run first. With None, it depends on the size.
         connections: The number of connections.
-        depth: The number of operations in flight on each connection.
-        batch: The number of operations that are posted with one doorbell.
+        depth: The number of operations in flight per connection.
+        batch: The number of operations posted with one doorbell.
         imm: Whether to send immediate data.
         verify_all: Whether to verify every message instead of only the first and the last one.
         gpu: Whether the client uses GPU memory.
         bidirectional: Whether the server responds to each operation with one of its own. An
             operation is then in flight until the response has arrived.
-        qp: The type of the plain queue pairs to measure instead of aiordma's connections. If it is
-            empty, connections are measured.
-        inline: The number of bytes up to which an operation is sent inline. Needs `qp`.
+        qp: The type of plain queue pairs to measure instead of aiordma's connections. If empty,
+            connections are measured.
+        inline: The maximum number of bytes to send inline. Needs `qp`.
         moderation: The interval between requests that generate a completion. Needs `qp`.
 
     Raises:
@@ -176,17 +176,17 @@ class Settings:
 
     @property
     def halved(self) -> bool:
-        """Whether the reported latency is half of a round trip, as in perftest."""
+        """Whether the reported latency is half the round-trip time, as in perftest."""
         return self.operation in ("send", "write", "stream")
 
     def warm_up_for(self, size: int) -> int:
-        """Return the number of operations to run on each connection before the timed ones."""
+        """Return the number of untimed operations to run on each connection first."""
         if self.warm_up is not None:
             return self.warm_up
         return max(LEAST_WARM_UP, min(WARM_UP, WARM_UP_BYTES // max(size, 1)))
 
     def share(self) -> int | None:
-        """Return the number of timed operations on each connection.
+        """Return the number of timed operations per connection.
 
         Returns None if the duration limits the operations instead.
         """
@@ -194,7 +194,7 @@ class Settings:
 
 
 def default_sizes(operation: str, metric: str, qp: str, every: bool) -> tuple[int, ...]:
-    """Return the sizes to measure by default: one size, or every power of two that is possible."""
+    """Return the sizes to measure by default: one size, or every possible power of two."""
     if operation == "atomic":
         return (ATOMIC,)
     sizes = EVERY_SIZE if every else (DEFAULT_SIZE[metric],)

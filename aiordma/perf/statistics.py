@@ -1,4 +1,4 @@
-"""Statistics of samples: quantiles by nearest rank, and bandwidth and rate in perftest's units."""
+"""Sample statistics: quantiles by nearest rank, and bandwidth and rate in perftest's units."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rank(count: int, permille: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of samples, in the unit of the samples. Each quantile is one of the samples."""
+    """Statistics of samples, in the samples' unit. Each quantile is one of the samples."""
 
     count: int
     min: float
@@ -28,11 +28,11 @@ class Summary:
     max: float
     mean: float
     deviation: float
-    """Standard deviation of the samples."""
+    """The standard deviation of the samples."""
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Summary:
-        """Compute the statistics of `samples`, or raise ValueError if there are no samples."""
+        """Compute the statistics of `samples`, or raise ValueError if it is empty."""
         if not samples:
             raise ValueError("no samples to summarise")
         ordered = sorted(samples)
@@ -62,7 +62,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """A number of operations of the same size, and the time that they took."""
+    """A number of equally sized operations, and the time they took."""
 
     operations: int
     size: int
@@ -89,7 +89,7 @@ def slices(whole: Throughput, marks: Sequence[tuple[float, int]], gap: float) ->
 
     A mark consists of a time in seconds and the number of operations completed by then. Each
     interval is at least `gap` seconds long. Together, the intervals cover the whole run, so the
-    throughput of the run lies between their minimum and maximum.
+    run's throughput lies between their minimum and maximum.
     """
     ends = [(0.0, 0)]
     for mark in marks:
@@ -103,10 +103,11 @@ def slices(whole: Throughput, marks: Sequence[tuple[float, int]], gap: float) ->
 
 
 def tail(samples: Sequence[float], points: int = 100) -> list[tuple[float, float]]:
-    """Return points of the complementary distribution of `samples`.
+    """Return points on the complementary distribution of `samples`.
 
-    Each point consists of a sample and the share of samples that are at least as large. The points
-    are evenly spaced on a logarithmic axis of the share. The last point is the greatest sample.
+    Each point consists of a sample and the fraction of samples that are at least as large. The
+    points are evenly spaced on a logarithmic axis of this fraction. The last point is the largest
+    sample.
     """
     ordered = sorted(samples)
     count = len(ordered)

@@ -1,12 +1,12 @@
-"""The control protocol between the client and the server of a measurement, encoded with msgpack.
+"""The control protocol between the measurement client and server, encoded with msgpack.
 
 The client sends Open and receives Opened. It then sends Attach on each measured connection. For
-each part of the measurement, the client sends Begin and receives Begun, and both sides do the work.
-The client then sends Finish, and receives Reached and Finished. In place of any of its responses,
-the server can send Refused.
+each part of the measurement, the client sends Begin and receives Begun, and both sides run the
+operations. The client then sends Finish, and receives Reached and Finished. Instead of any of its
+responses, the server can send Refused.
 
-Received messages are validated like any data from the network. If a message is invalid,
-ProtocolError describes the mistake.
+Received messages are validated like any data from the network. If a message is invalid, the mistake
+is described by a ProtocolError.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MAX_TEXT = 512
 U64 = 0xFFFF_FFFF_FFFF_FFFF
 
 WAYS = ("ping", "both", "flood")
-"""The ways in which the server can respond during a part.
+"""How the server can respond during a part.
 
-It responds to one operation at a time, to several that are in flight, or not at all.
+It responds to one operation at a time, to several operations in flight, or not at all.
 """
 
 
@@ -102,7 +102,7 @@ class Open:
     connections: int
     imm: bool
     qp: str
-    """The type of the plain queue pairs to measure, or empty to measure connections."""
+    """The type of plain queue pairs to measure, or empty to measure connections."""
     depth: int
     inline: int
     moderation: int
@@ -144,7 +144,7 @@ class Begin:
 class Begun:
     """The server's reply that it is ready for a part.
 
-    For each connection, it contains a token for the server's memory.
+    It contains one token per connection, for the server's memory.
     """
 
     tokens: list[bytes]
@@ -152,23 +152,23 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a part at the client, with its number of operations on each connection."""
+    """The end of a part at the client, with its number of operations per connection."""
 
     counts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The server's reply that it has received all operations, except for those that were lost."""
+    """The server's reply that it has received all operations except lost ones."""
 
     cpu_us: int
-    """The CPU time that the server's process used during the part, in microseconds."""
+    """The CPU time used by the server process during the part, in microseconds."""
     lost: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The server's last reply in a part, with the first error that it found, or an empty string."""
+    """The server's last reply in a part, with the first error found, or an empty string."""
 
     mismatch: str
 
