@@ -1,4 +1,4 @@
-"""The exceptions of aiordma.
+"""The exceptions raised by aiordma.
 
 ::
 
@@ -23,8 +23,8 @@
     ├── ConnectionBrokenError (ConnectionError)   the peer, its program or the link failed
     ├── OutcomeUnknownError              an operation may have been executed when its rail broke
     ├── ProtocolError                    the peer violated the protocol
-    │   ├── HandshakeBrokenError (ConnectionError)    the peer ended during the handshake
-    │   └── IntegrityError               encrypted data was modified on the way
+    │   ├── HandshakeBrokenError (ConnectionError)    the peer disconnected during the handshake
+    │   └── IntegrityError               encrypted data was modified in transit
     ├── UnencryptedError                 an operation on memory with encrypt=True
     ├── AuthenticationError (ConnectionRefusedError)   the two sides have different keys
     ├── RequestRefusedError              the peer refused a request: .code .text

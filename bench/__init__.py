@@ -9,8 +9,8 @@
     python -m bench instructions    count the instructions of an operation; see instructions.py
     python -m bench cost        measure the memory and CPU time that connections use
 
-Each comparison has a module, for example messages.py or imports.py, which defines the measurements
-and the goals. lanes.py runs the contenders of a comparison in turns. contender.py starts the
+Each comparison has a module, such as messages.py or imports.py, which defines its measurements and
+goals. lanes.py runs the contenders of a comparison in turns. contender.py starts the
 processes of a contender: worker.py if it is written in Python, and verbs.c if it is written in C.
 aiordma itself is measured by `aiordma.perf`, and the other libraries by over_*.py. results.py and
 plots.py render the results. notes.toml contains the reasons for missed goals.

@@ -48,7 +48,7 @@ COMPARISONS: dict[str, Comparison] = {
     "roce": roce.COMPARISON,
 }
 IN_ALL = [name for name in COMPARISONS if not COMPARISONS[name].elsewhere]
-"""The comparisons that `all` runs. The others need root and take longer."""
+"""The comparisons run by `all`. The others need root and take longer."""
 
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "cost": cost.main,
@@ -77,7 +77,7 @@ def text(results: Results) -> str:
 
 
 def pictures(results: Results) -> dict[str, str]:
-    """Return the path of the chart of each comparison."""
+    """Return the path of each comparison's chart."""
     names = [SUMMARY, *(name for name in results["data"] if name in COMPARISONS)]
     return {name: f"plots/{name}.svg" for name in names}
 

@@ -1,4 +1,4 @@
-"""The comparison of sending NumPy arrays to another process, on an idle and on a busy machine."""
+"""A comparison of sending NumPy arrays to another process, on an idle and on a busy machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Contenders, which are pairs of processes that run jobs and measure them.
+"""Contenders: pairs of processes that run jobs and measure them.
 
-A job returns the duration of one operation. First all contenders of a comparison are started, and
-then they take turns, because the speed of a machine changes from minute to minute.
+A job returns the duration of one operation. All contenders in a comparison are started first, and
+then take turns, because a machine's speed changes from minute to minute.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def two_cores() -> Cores:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Return a context manager in which new processes are pinned to one core.
+    """Return a context manager that pins new processes to one core.
 
-    A process inherits the affinity of its parent (sched_setaffinity(2)).
+    A process inherits its parent's affinity (sched_setaffinity(2)).
     """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
@@ -73,7 +73,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 class Contender:
-    """A client and a server process, which are started for the first job and stopped by `close`."""
+    """A client and a server process, started for the first job and stopped by `close`."""
 
     afresh = False  # or for each job
 
@@ -101,13 +101,13 @@ class Contender:
 
 
 class InPython(Contender):
-    """A contender that is written in Python.
+    """A contender written in Python.
 
-    `way` is one of `worker.WAYS`, and `loop` is one of `worker.loops()`. `before` contains words to
-    put before the command of the client and the command of the server.
+    `way` is one of `worker.WAYS`, and `loop` is one of `worker.loops()`. `before` contains the
+    command prefixes for the client and the server.
 
     If `python` is the interpreter of another environment, or if the program never sleeps, the
-    processes are suspended while other contenders have their turn.
+    processes are suspended during other contenders' turns.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class InPython(Contender):
 
 
 class InC(Contender):
-    """A contender that is written in C (verbs.c) and uses plain verbs on the same device.
+    """A contender written in C (verbs.c) that uses plain verbs on the same device.
 
     `waiting` states how the client and the server wait for completions: "polling" or "sleeping".
     Each kind of job runs in separate processes. `links` is the value of AIORDMA_EMBEDDED_LINKS.

@@ -1,9 +1,8 @@
-"""The memory and CPU time that aiordma uses in addition to the traffic, compared with the goals.
+"""The memory and CPU time that aiordma itself uses, compared with the goals.
 
 The measurements cover the memory of idle connections, the memory that a large transfer uses in
 addition to the program's buffers, and the CPU time of idle connections. Each end of the connections
-is a process that uses the embedded device of this machine. All figures for memory refer to resident
-memory.
+is a process that uses this machine's embedded device. All memory figures refer to resident memory.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def both(first: End, second: End, *commands: tuple[Any, ...]) -> list[Any]:
 
 
 class Pair:
-    """Two processes that are connected. At first, they have one connection."""
+    """Two connected processes, which have one connection at first."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.client, self.server = (stack.enter_context(End()) for _ in range(2))
@@ -71,8 +70,8 @@ class Pair:
     def idle(self, seconds: float) -> list[tuple[int, int]]:
         """Return how often each idle end was scheduled, and its CPU time in nanoseconds.
 
-        Up to STRETCHES periods of `seconds` each are measured. The result is that of the first
-        period in which neither end ran, or of the last period.
+        Up to STRETCHES periods of `seconds` each are measured. The result is from the first period
+        in which neither end ran, or from the last period.
         """
         for _ in range(STRETCHES):
             before = self.scheduled()
@@ -121,7 +120,7 @@ TRANSFERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
 
 
 def transfers(size: int) -> Data:
-    """Measure the memory that a transfer uses at both ends in addition to the program's buffers."""
+    """Measure the memory that both ends use during a transfer, apart from the program's buffers."""
     found: Data = {"size": size, "extra": {}}
     for name, commands in TRANSFERS.items():
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The compiler for the C programs of the benchmarks.
+"""The compiler for the benchmarks' C programs.
 
 The programs are linked with the library that `aiordma run` preloads, so they use the embedded
 device.
@@ -19,7 +19,7 @@ FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
 def program(name: str) -> Path:
-    """Compile `name`.c, which is in this folder, for the embedded device, and return its path."""
+    """Compile `name`.c in this folder for the embedded device, and return the program's path."""
     device = library()
     include = ["-I", str(HERE.parent / "softdev")]
     return compiled(f"{name}.c", name, [*include, f"-Wl,-rpath,{device.parent}"], [device])

@@ -1,4 +1,4 @@
-"""A process that is one end of the connections of `cost`, and executes commands.
+"""A process that executes commands at one end of the connections measured by `cost`.
 
     python -m bench.end         read commands, one per line, and print each result
 
@@ -28,7 +28,7 @@ CONFIG = aiordma.Config(keep_alive=None, max_message=1 << 40)
 
 
 def allow_files() -> None:
-    """Raise the limit of open files to the maximum. aiordma itself never does this."""
+    """Raise the limit on open files to the maximum. aiordma itself never does this."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -39,7 +39,7 @@ def pool_of(conn: aiordma.Connection) -> aiordma.MemoryPool:
 
 
 class Commands:
-    """The commands that an end executes. Transfers use the first connection."""
+    """The commands executed by an end. Transfers use the first connection."""
 
     def __init__(self) -> None:
         self._conns: list[aiordma.Connection] = []
@@ -78,7 +78,7 @@ class Commands:
     # ---- one large transfer --------------------------------------------------------------
 
     async def buffer(self, size: int, filled: bool) -> None:
-        """Allocate the program's buffer, and start to measure additional memory.
+        """Allocate the program's buffer, and start measuring the memory used in addition to it.
 
         The buffer is resident from the beginning.
         """
@@ -114,7 +114,7 @@ class Commands:
         await conn.send(b"")
 
     async def extra(self) -> tuple[int, int]:
-        """Return the peak of additional memory since `buffer`, and the buffer's checksum."""
+        """Return the peak memory used in addition to the buffer, and the buffer's checksum."""
         extra = peak() - self._base
         return extra, zlib.crc32(self._buffer)
 
@@ -139,9 +139,9 @@ async def main() -> None:
 
 
 class End:
-    """A context manager that runs the process of one end.
+    """A context manager that runs the process for one end.
 
-    `tell` sends a command to the process, and `answer` returns the result.
+    `tell` sends the process a command, and `answer` returns the result.
     """
 
     def __init__(self) -> None:

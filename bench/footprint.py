@@ -1,4 +1,4 @@
-"""The resources that a process uses: memory by kind, open files, and CPU time."""
+"""A process's resource usage: memory by kind, open files, and CPU time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Footprint = dict[str, int]
 
 
 def footprint(pool: MemoryPool | None) -> Footprint:
-    """Return the memory and the number of open files of this process.
+    """Return this process's memory usage and number of open files.
 
     `private` is the part of the resident memory that is not shared with other processes. The result
-    also contains the resident part of the pool's slabs, and the amount of memory that the pool has
-    registered.
+    also contains the resident part of the pool's slabs, and the amount of memory registered by the
+    pool.
     """
     kinds = {"Rss": 0, "Private_Dirty": 0}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
@@ -38,7 +38,7 @@ def footprint(pool: MemoryPool | None) -> Footprint:
 
 
 def present(address: int, length: int) -> int:
-    """Return the number of resident bytes in a range of memory."""
+    """Return the number of resident bytes in a memory range."""
     first, last = address // PAGE, (address + length - 1) // PAGE
     entries = array("Q")
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
@@ -48,12 +48,12 @@ def present(address: int, length: int) -> int:
 
 
 def reset_peak() -> None:
-    """Reset the peak that `peak` returns (proc_pid_clear_refs(5))."""
+    """Reset the peak returned by `peak` (proc_pid_clear_refs(5))."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> int:
-    """Return the peak resident memory of this process in bytes."""
+    """Return this process's peak resident memory in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KIB

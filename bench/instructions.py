@@ -1,20 +1,20 @@
-"""The number of instructions that an operation executes, as a performance check without a clock.
+"""A performance check without a clock, which counts the instructions executed by an operation.
 
     python -m bench instructions             compare with instructions.json; fail if higher
     python -m bench instructions --record    record the counts for this Python and compiler
     python -m bench instructions --parts     print the counts by part of the program
 
-A fixed amount of work runs under valgrind's callgrind, in a single process that has both ends of a
-connection. Only instructions of the thread that runs the event loop are counted. Hashes, addresses,
-random numbers and the garbage collector are fixed, so that the counts of two runs differ little.
+A fixed amount of work runs under valgrind's callgrind, in a single process with both ends of a
+connection. Only instructions in the event loop's thread are counted. Hashes, addresses, random
+numbers and the garbage collector are fixed, so that the counts of two runs differ little.
 
 Scheduling is fixed as far as possible. All threads share one processor, and polling is off unless
-it is to be measured. The number of times that a loop polls before it sleeps depends on the clock,
-and one additional poll for each batch of writes adds 3 % of instructions.
+it is being measured. How often a loop polls before it sleeps depends on the clock, and one
+additional poll per batch of writes adds 3 % to the instruction count.
 
-The counts also depend on the versions of Python and the compiler, so they are recorded separately
-for each combination. If there is no record for this environment, the first record is used. It is
-scaled by the ratio of the counts of a work that uses only asyncio, and the tolerance is larger.
+The counts also depend on the Python and compiler versions, so they are recorded separately for each
+combination. If there is no record for this environment, the first record is used, with a larger
+tolerance. It is scaled by the ratio of the counts for a work that only uses asyncio.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ if TYPE_CHECKING:
 RECORDS = Path(__file__).with_name("instructions.json")
 
 SAME, OTHER = 0.05, 0.25
-"""The tolerance of a count in the environment of the record, and in another environment."""
+"""The tolerances for a count in the environment of the record, and in other environments."""
 
 COUNT = 256
 BATCHED = 40 * 64  # a batch is little work
 LONG = 32
 REPEATED = 5
-"""The number of times that each work is counted. The lowest count is used.
+"""How often each work is counted. The lowest count is used.
 
 A loop executes more instructions if it wakes up once for each half of its work, or if it polls
-while the thread of the device waits for the processor.
+while the device's thread is waiting for the processor.
 """
 TRIES = 4
-"""The number of times that all works are counted again while a count is too high.
+"""How often all works are counted again while a count is too high.
 
-The lowest count is used. Each time, the process creates a different number of types. Python's cache
-of attributes is indexed by the version of a type and the address of a name. Two attributes that
-have the same index add 500 to 2,000 instructions to each operation.
+The lowest count is used. Each time, the process creates a different number of types. Python's
+attribute cache is indexed by a type's version and a name's address. Two attributes with the same
+index add 500 to 2,000 instructions to each operation.
 """
 CALIBRATION = "asyncio alone: a future set by a callback, awaited"
 
@@ -76,7 +76,7 @@ SLEEPING = [
     ("64 B write", COUNT, "write", "alone", 64, 1, 1),
     ("64 B write in a batch of 64", BATCHED, "write", "flood", 64, 64, 64),
 ]
-"""The works of `aiordma.perf` that are counted without polling.
+"""The `aiordma.perf` works to count without polling.
 
 The columns are the parameters of `both_ends`.
 """
@@ -84,10 +84,10 @@ POLLING = [
     ("64 B echo, polling", COUNT, "send", "ping", 64, 1, 1),
     ("64 B write, polling", COUNT, "write", "alone", 64, 1, 1),
 ]
-"""The works of `aiordma.perf` that are counted with the default polling."""
+"""The `aiordma.perf` works to count with the default polling."""
 
 Counts = dict[str, float]
-"""The number of instructions of one operation, by work."""
+"""The number of instructions per operation, by work."""
 
 PARTS = {
     "copy": "memcpy|memmove",
@@ -99,13 +99,13 @@ PARTS = {
 }
 """The parts of the program, with patterns for the names of their objects and functions.
 
-The first pattern that matches is used.
+The first matching pattern is used.
 """
 LOOP, KERNEL = "the loop's turns", "calls of the kernel"
 COLUMNS = [LOOP, *reversed(PARTS), KERNEL]
-"""The columns of the output.
+"""The output columns.
 
-Valgrind counts each byte that `rep movsb` copies as an instruction.
+Valgrind counts each byte copied by `rep movsb` as an instruction.
 """
 
 
@@ -130,7 +130,7 @@ class Work:
 
 
 async def works() -> AsyncGenerator[Work, None]:
-    """Yield each work. Its connections stay open until the next one is requested."""
+    """Yield each work. Its connections stay open until the next work is requested."""
     from .over_rdma import OverRDMA  # noqa: PLC0415 - starting valgrind needs none of it
 
     yield Work(CALIBRATION, COUNT, futures)
@@ -219,7 +219,7 @@ VALGRIND = [
 
 
 def counts(types: int = 0) -> Counts:
-    """Count the instructions of each operation in a new process.
+    """Count the instructions per operation in a new process.
 
     The process creates `types` types first.
     """
@@ -227,7 +227,7 @@ def counts(types: int = 0) -> Counts:
 
 
 def in_parts(types: int) -> dict[str, Counts]:
-    """Return the instructions of each operation, divided by part of the program."""
+    """Return the instructions per operation, divided by part of the program."""
     library = device.compiled("instructions.c", "instructions.so", ["-shared", "-fPIC"], [])
     with TemporaryDirectory() as folder:
         out = Path(folder, "out")
@@ -250,9 +250,9 @@ LINE = re.compile(r"(?m)^(?:(c?ob|c?fn|calls)=(?:\((\d+)\))? ?(.*)|[-+*\d]\S* (\
 
 
 def of_file(path: Path) -> tuple[str, Counts] | None:
-    """Return the operation and the counts of a Callgrind dump.
+    """Return the operation and the counts in a Callgrind dump.
 
-    valgrind's manual describes its format.
+    The format is described in valgrind's manual.
     """
     text = path.read_text()
     work = re.search(r"^desc: Trigger: Client Request: (\d+) x (.*)$", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Comparisons, which measure several contenders in turns and compute ratios of the results."""
+"""Comparisons, which measure several contenders in turns and compute ratios of their results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NOT_INSTALLED, NOT_MEASURED = "not installed", "not measured"
 
 @dataclass(frozen=True)
 class Options:
-    """The amount of work to measure.
+    """How much to measure.
 
-    Each lane has `turns` turns, each with `share` of the lane's usual count. Messages have at most
-    `most` bytes.
+    Each lane is measured `turns` times. `share` is the fraction of its usual number of operations
+    to run each time. Messages are up to `most` bytes long.
     """
 
     turns: int = TURNS
@@ -33,12 +33,12 @@ class Options:
 
 
 class Measured(TypedDict):
-    """The result of one lane, in the form that results.json contains."""
+    """One lane's results, as stored in results.json."""
 
     work: str
     who: str
     seconds: list[float]
-    """The duration of one operation in each turn, or empty if the contender failed."""
+    """The duration of one operation in each turn, or an empty list if the contender failed."""
     failed: NotRequired[str]
 
 
@@ -48,7 +48,7 @@ Data = list[Measured]
 
 @dataclass(frozen=True)
 class Lane:
-    """One kind of work, done by one contender. `do` returns the seconds of one operation."""
+    """One kind of work done by one contender. `do` returns the seconds per operation."""
 
     work: str
     who: str
@@ -73,7 +73,7 @@ class Lane:
 def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
     """Run each lane once to warm up, and then run all lanes in each turn.
 
-    If a lane of another contender fails, it is included in the results without any durations.
+    If another contender's lane fails, it is included in the results without any durations.
     """
     measured: Data = [{"work": lane.work, "who": lane.who, "seconds": []} for lane in lanes]
     for turn in range(-1, options.turns):
@@ -101,11 +101,11 @@ class Requirement:
     asked: str
     measured: str
     reached: bool | None
-    """Whether the goal was reached. None if a contender that it refers to was not measured."""
+    """Whether the goal was reached, or None if one of its contenders was not measured."""
 
 
 class Contenders(ExitStack):
-    """The contenders of a comparison, which are created on demand and closed together.
+    """The contenders in a comparison, created on demand and closed together.
 
     If a contender with the same arguments exists, it is returned again.
     """
@@ -139,7 +139,7 @@ class Contenders(ExitStack):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison, which is a section of the results."""
+    """A comparison, presented as a section of the results."""
 
     title: str
     note: str
@@ -147,18 +147,18 @@ class Comparison:
     requirements: Callable[[Data], Iterator[Requirement]]
     unit: str = "us"
     figure: Callable[[str, float], float] = lambda work, seconds: seconds * 1e6
-    """A function that converts the seconds of one operation to the displayed figure.
+    """A function that converts the seconds per operation to the displayed figure.
 
     The figure is in `unit`.
     """
     ours: str = "aiordma"
-    """The contender with which the others are compared."""
+    """The contender to which the others are compared."""
     style: str = ""
     """A description of how the measured programs send and receive."""
     caption: str = ""
-    """The caption of the table, which states the quantity and its unit."""
+    """The table caption, which states the quantity and its unit."""
     elsewhere: Callable[[Options], Data] | None = None
-    """A function that runs the lanes in another environment, if they need one."""
+    """A function that runs the lanes in a different environment, if they need one."""
 
     def measure(self, options: Options) -> Data:
         if self.elsewhere:
@@ -191,7 +191,7 @@ def seconds(data: Data, work: str, who: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Spread:
-    """Values from several turns, which are displayed as their median, minimum and maximum."""
+    """Values from several turns, displayed as their median, minimum and maximum."""
 
     values: tuple[float, ...]
 
@@ -213,9 +213,9 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
-    """Divide the values of one lane by those of another, turn by turn.
+    """Divide one lane's values by another's, turn by turn.
 
-    The values of the same turn are compared, because a disturbance affects a whole turn. The result
+    Values from the same turn are compared, because a disturbance affects a whole turn. The result
     is empty if one of the lanes has no values.
     """
     if not (over and under):
@@ -247,6 +247,6 @@ def judged(
 
 
 def by_work(data: Data) -> Iterator[tuple[str, Data]]:
-    """Group the results by work. The works are in the order in which they were measured."""
+    """Group the results by work, in the order in which the works were measured."""
     for work in dict.fromkeys(entry["work"] for entry in data):
         yield work, [entry for entry in data if entry["work"] == work]

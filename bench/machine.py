@@ -1,4 +1,4 @@
-"""A description of the machine and the software that were measured."""
+"""A description of the machine and the software used for the measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Facts = dict[str, str]
 
 
 def said_by(*command: str) -> str:
-    """Return the first line that a command prints, or the reason why it printed nothing."""
+    """Return the first line printed by a command, or the reason it printed nothing."""
     try:
         return subprocess.check_output(command, text=True, stderr=subprocess.STDOUT).splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError) as error:
@@ -51,7 +51,7 @@ def cpu_seconds() -> dict[str, float]:
 
 
 def computing(seconds: float = 1.0) -> list[str]:
-    """Return the other processes that use at least 5 % of a processor, with their shares."""
+    """Return the other processes using at least 5 % of a processor, with their shares."""
     before = cpu_seconds()
     time.sleep(seconds)
     shares = {one: (took - before.get(one, took)) / seconds for one, took in cpu_seconds().items()}

@@ -1,4 +1,4 @@
-"""The comparison of messages between two processes, each of which has one core.
+"""A comparison of messages between two processes that have one core each.
 
 It covers round trips, windows of messages, one-way streams, encryption, many connections, and TCP
 links.
@@ -29,7 +29,7 @@ TCP, UNIX, C, UCXX = "uvloop TCP protocol", "uvloop Unix protocol", "C, polling"
 
 
 def runners(contenders: Contenders, *names: str) -> dict[str, Contender]:
-    """Return aiordma on both event loops, sockets in each way on each loop, and C, by name."""
+    """Return aiordma on both event loops, each socket variant on each loop, and C, by name."""
     found = {OURS: contenders.python(OURS), ASYNCIO: contenders.python(OURS, "asyncio")}
     for name in names:
         loop, _, way = name.partition(" ")
@@ -45,7 +45,7 @@ def faster(data: Data, work: str, who: str, whom: str) -> Spread:
 # ---- there and back ------------------------------------------------------------------------------
 
 COUNTS = {64: 500, 4 << 10: 500, 64 << 10: 200, 1 << 20: 40}
-"""The number of round trips in one turn, by message size in bytes."""
+"""The number of round trips per turn, by message size in bytes."""
 
 RIVALS = TCP, UNIX, "asyncio TCP protocol"
 SLEEPING = "aiordma, polling=0"

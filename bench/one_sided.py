@@ -1,4 +1,4 @@
-"""The comparison of one-sided writes, and the time that Python adds to each of them."""
+"""A comparison of one-sided writes, and the time that Python adds to each of them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def requirements(data: Data) -> Iterator[Requirement]:
         return seconds(data, work, "aiordma"), seconds(data, work, "C")
 
     def added(work: str, target: str) -> Spread:
-        """Return the time that is added, in microseconds."""
+        """Return the added time in microseconds."""
         return spread((ours - its) * 1e6 for ours, its in zip(*pair(work, target), strict=True))
 
     for target in (AWAKE, ASLEEP):

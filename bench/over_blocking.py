@@ -68,7 +68,7 @@ class BlockingClient:
 
 
 class OverBlocking:
-    """A blocking TCP socket, which can only transfer arrays."""
+    """A blocking TCP socket that can only transfer arrays."""
 
     @asynccontextmanager
     async def serve(self, folder: str) -> AsyncIterator[dict[str, Place]]:

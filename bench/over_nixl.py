@@ -1,8 +1,8 @@
 """A contender that uses NIXL: one-sided operations between two agents, with the UCX backend.
 
-The operations access ordinary memory. The program of the target sleeps, but its progress thread
-runs, which is the default of NIXL. The initiator polls the state of a transfer until it has
-completed, as the examples of NIXL do.
+The operations access ordinary memory. The target's program sleeps, but its progress thread runs,
+which is NIXL's default. The initiator polls a transfer's state until it has completed, like NIXL's
+examples.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class NIXLClient(Agent):
         return median(times)
 
     async def batch(self, operation: str, size: int, count: int, window: int) -> float:
-        """Run transfers of `window` operations each, and return the duration of one operation."""
+        """Run transfers of `window` operations each, and return the time per operation."""
         transfer = self._transfer(operation, size, window)
         start = perf_counter()
         for _ in range(count // window):

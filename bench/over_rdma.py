@@ -1,7 +1,7 @@
 """A contender that uses aiordma's connections, measured with `aiordma.perf` on both sides.
 
-This module adds measurements that `aiordma.perf` does not support: messages that tasks send, and
-the styles of `streaming`.
+This module adds measurements not supported by `aiordma.perf`: messages sent by tasks, and the
+styles defined in `streaming`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def take_arrays(conn: aiordma.Connection) -> None:
 
 
 async def take_arrays_into(conn: aiordma.Connection) -> None:
-    """Receive arrays into existing memory, in which later arrays overwrite earlier ones."""
+    """Receive arrays into existing memory, so that later arrays overwrite earlier ones."""
     memory = bytearray(b"\xff") * (1 << 27)
     with suppress(aiordma.ConnectionClosedError):
         while True:
@@ -113,7 +113,7 @@ class RDMAClient:
 class OverRDMA:
     """aiordma with the given options. `polling` is in seconds, or None for the default.
 
-    If `awake` is True, the event loop of the server never sleeps. `links` is the value of
+    If `awake` is True, the server's event loop never sleeps. `links` is the value of
     AIORDMA_EMBEDDED_LINKS, which is set before the device starts.
     """
 
@@ -163,7 +163,7 @@ class OverRDMA:
 
 
 class ByPerf(Measuring):
-    """The jobs that are measured with `aiordma.perf`."""
+    """The jobs measured with `aiordma.perf`."""
 
     _way: OverRDMA
 

@@ -1,7 +1,7 @@
 """A contender that uses asyncio protocols over TCP and Unix sockets.
 
-The protocols receive into one buffer that is reused, which is the fastest way that asyncio offers.
-The streams of asyncio are built on such protocols.
+The protocols receive into one reused buffer, which is the fastest method in asyncio. asyncio's
+streams are built on such protocols.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def serving(
 class Frames(asyncio.BufferedProtocol):
     """A protocol that collects frames in one buffer and passes each complete frame to `whole`.
 
-    When `whole` returns, the buffer is used for the next frame.
+    When `whole` returns, the buffer is reused for the next frame.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """A contender that uses ucxx, the asyncio package of UCX, over shared memory.
 
-Both processes poll. A receiver must know the length of a message in advance, so the client sends
-the length first. Messages are received into memory of the program, as with `recv_into`.
+Both processes poll. A receiver must know a message's length in advance, so the client sends the
+length first. Messages are received into the program's own memory, as with `recv_into`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DONE = np.ones(1, np.uint8)
 
 
 async def answer(endpoint: Any) -> None:
-    """Receive the length of the messages, and then echo each message."""
+    """Receive the message length, and then echo each message."""
     length = np.empty(1, np.uint64)
     with suppress(ucxx.exceptions.UCXError):
         await endpoint.recv(length)
@@ -42,7 +42,7 @@ async def answer(endpoint: Any) -> None:
 
 
 async def sink(endpoint: Any) -> None:
-    """Receive the length and number of messages, then the messages, and confirm them."""
+    """Receive the message length and count, then the messages, and confirm them."""
     numbers = np.empty(2, np.uint64)
     memory = np.empty(0, np.uint8)
     with suppress(ucxx.exceptions.UCXError):
@@ -60,7 +60,7 @@ SERVICES = {"echo": answer, "echo_many": answer, "sink": sink}
 
 
 class UCXXClient:
-    """A client that opens a separate connection for each message length that it echoes."""
+    """A client that opens a separate connection for each length of the messages to echo."""
 
     def __init__(self, endpoint: Any, place: Place) -> None:
         self._endpoint = endpoint

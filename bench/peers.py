@@ -28,7 +28,7 @@ INSTALLED = [
 
 
 def python() -> str:
-    """Return the path of the Python interpreter in the virtual environment of these packages.
+    """Return the path of the Python interpreter in these packages' virtual environment.
 
     The interpreter may not exist yet.
     """
@@ -42,7 +42,7 @@ def is_installed(name: str) -> bool:
 
 
 def lane(contenders: Contenders, way: str, work: str, who: str, kind: str, **numbers: Any) -> Lane:
-    """Return a lane for the package that is the first word of `way`.
+    """Return a lane for the package named by the first word of `way`.
 
     If the package is not installed, the lane has no results.
     """

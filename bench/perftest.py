@@ -53,7 +53,7 @@ MANY = {
     "64 KiB write": ("write", 64 * KIB, 4000, 128),
     "64 KiB read": ("read", 64 * KIB, 4000, 16),
 }
-"""The parameters of each work: operation, size, count, and operations in flight.
+"""The parameters for each work: operation, size, count, and operations in flight.
 
 aiordma keeps the same number of operations in flight.
 """
@@ -67,12 +67,12 @@ PROGRAMS = {"send_bw": 3, "write_bw": 3, "read_bw": 3, "send_lat": 4}
 
 @dataclass(frozen=True)
 class End:
-    """The device and the network that one of the two programs uses."""
+    """The device and the network used by one of the two programs."""
 
     device: str
     options: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
-    """Words to put before the command, which select its device and its network."""
+    """A command prefix that selects the device and the network."""
     host: str = "127.0.0.1"
     """The address to which the other program opens perftest's TCP connection."""
 
@@ -85,8 +85,8 @@ class End:
 class InPerftest(Contender):
     """A contender that runs a perftest program for each job.
 
-    The name of the program is `ib_` followed by the kind of the job. The first of the `ends`
-    connects to the second one.
+    The program's name is `ib_` followed by the kind of job. The first of the `ends` connects to the
+    second one.
     """
 
     afresh = True
@@ -131,7 +131,7 @@ class InPerftest(Contender):
 
 
 def result(text: str) -> list[float]:
-    """Return the numbers in the line below the headings of perftest's output."""
+    """Return the numbers in the line below the headings in perftest's output."""
     lines = text.splitlines()
     heading = next(at for at, line in enumerate(lines) if line.lstrip().startswith("#bytes"))
     return [float(word) for word in lines[heading + 1].split()]
@@ -145,12 +145,13 @@ def free_port() -> int:
 
 
 def listens(port: int, process: subprocess.Popen[str]) -> bool:
-    """Wait until a process listens on a port.
+    """Wait until a process is listening on a port.
 
-    Returns False if the process has ended, or did not listen in time and was killed.
+    Returns False if the process has ended, or was killed because it did not start listening in
+    time.
 
     This is necessary because a perftest client gives up if it connects too early. The port is
-    looked up in the network namespace of the process.
+    looked up in the process's network namespace.
     """
     until = time.monotonic() + LIMIT
     table = Path(f"/proc/{process.pid}/net/tcp")

@@ -1,4 +1,4 @@
-"""A generator for RESULTS.md, which uses only the measurements."""
+"""A generator for RESULTS.md that uses only the measurements."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ SUMMARY = (
 )
 """The rows of the summary: title, comparison, work, and alternative to aiordma."""
 BESIDE = ("aiordma", "ucxx, polling", "C, polling", "C")
-"""Further contenders that are included in the chart of the summary."""
+"""Further contenders included in the summary chart."""
 
 NO_NOTE = "not investigated."
 MACHINE = {"load before": "load average before", "what else computed": "other CPU load"}
-"""The displayed names of facts about the machine, if they differ from those in results.json."""
+"""Display names of facts about the machine, if they differ from those in results.json."""
 MISSED = "**missed**: "
 
 
@@ -76,13 +76,13 @@ class Results(TypedDict):
     data: dict[str, Data]
     """The results of each comparison, by name."""
     cost: NotRequired[dict[str, Any]]
-    """The memory and CPU time that `cost` has measured."""
+    """The memory and CPU time measured by `cost`."""
 
 
 def table(
     head: Iterable[str], rows: Iterable[Iterable[str]], numbers_from: int | None = None
 ) -> Iterator[str]:
-    """Yield the lines of a table. Columns from `numbers_from` on are aligned to the right."""
+    """Yield the lines of a table. Columns from `numbers_from` onwards are right-aligned."""
     names = list(head)
     left = len(names) if numbers_from is None else numbers_from
     yield f"| {' | '.join(names)} |"
@@ -92,7 +92,7 @@ def table(
 
 
 def relative(comparison: Comparison, work: str, ours: list[float], theirs: list[float]) -> Spread:
-    """Divide the figures of another contender by those of aiordma, turn by turn."""
+    """Divide another contender's figures by aiordma's, turn by turn."""
     return ratio(
         [comparison.figure(work, one) for one in theirs],
         [comparison.figure(work, one) for one in ours],
@@ -106,9 +106,9 @@ def rounded(value: float) -> str:
 
 
 def figures(comparison: Comparison, data: Data) -> Iterator[str]:
-    """Yield the lines of the table of a comparison.
+    """Yield the lines of a comparison's table.
 
-    The rows are the works or the contenders, whichever are more.
+    The rows are the works or the contenders, whichever are more numerous.
     """
     cells: dict[tuple[str, str], str] = {}
     for entry in data:
@@ -131,7 +131,7 @@ def figures(comparison: Comparison, data: Data) -> Iterator[str]:
 
 
 def panels(comparison: Comparison, data: Data) -> list[Panel]:
-    """Return the panels of the chart of a comparison."""
+    """Return the panels of a comparison's chart."""
     return [
         Panel(
             work,
@@ -165,9 +165,9 @@ def judged(measured: str, reached: bool | None) -> str:
 
 
 def why(requirements: Iterable[Requirement], notes: Mapping[str, str]) -> Iterator[str]:
-    """Yield a paragraph for each reason, with the goals that were missed for this reason.
+    """Yield a paragraph for each reason, with the goals that were missed because of it.
 
-    If a note is the name of another goal, the note of that goal is used.
+    If a note is the name of another goal, that goal's note is used.
     """
     missed: dict[str, list[str]] = {}
     for requirement in requirements:

@@ -1,7 +1,7 @@
-"""The comparison of RoCE v2, as implemented by the embedded device, with UDP sockets.
+"""A comparison of RoCE v2, as implemented by the embedded device, with UDP sockets.
 
-The two ends are network namespaces that are connected by a pair of virtual Ethernet interfaces
-(veth). Creating them requires root.
+The two ends are network namespaces connected by a pair of virtual Ethernet interfaces (veth).
+Creating them requires root.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def network(stack: ExitStack) -> None:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two ends, which is a network namespace with an address."""
+    """One of the two ends: a network namespace with an address."""
 
     namespace: str
     address: str
 
     @property
     def before(self) -> Words:
-        """The words to put before a command to run it in the namespace."""
+        """The command prefix that runs a command in the namespace."""
         return "ip", "netns", "exec", self.namespace
 
     def perftest(self) -> End:

@@ -1,4 +1,4 @@
-"""One-way messages over aiordma, in each style that programs use to send and to receive."""
+"""One-way messages over aiordma, in each style of sending and receiving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WINDOW = 8
 TASKS = 64
 
 Memory = Any
-"""A value that can be passed to `send` or `recv_into`."""
+"""A value accepted by `send` or `recv_into`."""
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -123,17 +123,16 @@ async def recv_into(conn: aiordma.Connection, target: Memory, count: int) -> int
 RECEIVERS: dict[str, Callable[[aiordma.Connection, Memory, int], Awaitable[int]]] = {
     receiver.__name__: receiver for receiver in (recv, iterate, recv_into)
 }
-"""The receivers, by name. Each of them returns the length of the last message."""
+"""The receivers, by name. Each returns the length of the last message."""
 
 
 # ---- both sides ----------------------------------------------------------------------------------
 
 
 async def serve(conn: aiordma.Connection) -> None:
-    """Receive messages in the style that the first message selects.
+    """Receive messages in the style selected by the first message.
 
-    This function sends a message when the receiver is ready, and another one when all messages have
-    arrived.
+    Sends a message when the receiver is ready, and another one when all messages have arrived.
     """
     with suppress(aiordma.ConnectionClosedError):
         while True:

@@ -1,4 +1,4 @@
-"""The comparison of the styles in which programs send and receive one-way messages."""
+"""A comparison of the styles in which programs send and receive one-way messages."""
 
 from __future__ import annotations
 
@@ -102,11 +102,10 @@ SAME = 0.95  # never slower: two turns of the very same differ by a twentieth
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
     def lane(contender: Contender, work: str, who: str, kind: str, count: int, **job: Any) -> Lane:
-        """Return a lane that first runs an eighth of its work without timing it.
+        """Return a lane that runs an eighth of its work untimed first.
 
-        Without this, the processes would be awake already if the previous lane used the same
-        processes, but not otherwise. If an eighth of the work is less than a window, nothing is
-        run.
+        Otherwise, the processes would already be awake if the previous lane used them, but not if
+        it used others. If an eighth of the work is less than a window, nothing is run first.
         """
 
         def do() -> float:
@@ -139,7 +138,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
 
 def ranked(data: Data, work: str) -> list[str]:
-    """Return the styles of aiordma, the fastest first."""
+    """Return aiordma's styles, fastest first."""
     return sorted((style.who for style in STYLES), key=lambda who: median(seconds(data, work, who)))
 
 

@@ -1,8 +1,8 @@
-"""The ways to send messages between two processes, and the jobs that a worker can measure.
+"""The ways of sending messages between two processes, and the jobs that a worker can measure.
 
-All contenders transfer messages, and not just bytes: a receiver handles a message when it is
-complete. Over sockets, a message is sent as its length (8 bytes) followed by its contents. The
-client builds this frame before the measurement starts.
+All contenders transfer messages, not just bytes: a receiver handles a message once it is complete.
+Over sockets, a message is sent as its length (8 bytes) followed by its contents. The client builds
+this frame before the measurement starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Place = int | str
 """The address of a service: a port, or the path of a Unix socket."""
 
 ENOUGH = b"?"
-"""A message to which a sink responds when all earlier messages have arrived."""
+"""A message to which a sink responds once all earlier messages have arrived."""
 
 
 class Client(Protocol):
@@ -36,7 +36,7 @@ class Client(Protocol):
         """Send `count` messages and receive the responses, with `window` messages in flight."""
 
     async def send_many(self, data: bytes, count: int, window: int) -> None:
-        """Send `count` messages, `window` of them in flight, and wait until all have arrived."""
+        """Send `count` messages, `window` at a time, and wait until all have arrived."""
 
     async def send_gather(self, data: bytes, count: int, window: int) -> None:
         """Send `count` messages by gathering `window` coroutines that send one message each."""
@@ -48,7 +48,7 @@ class Client(Protocol):
         """
 
     async def arrays(self, arrays: dict[str, Any]) -> None:
-        """Send all arrays, and wait for the peer's response that it has received them."""
+        """Send all arrays, and wait for the peer to respond that it has received them."""
 
 
 class Way(Protocol):
@@ -59,19 +59,19 @@ class Way(Protocol):
     """
 
     def prepare(self, data: bytes) -> bytes:
-        """Convert the contents of a message to the form that `Client` expects."""
+        """Convert a message's contents to the form expected by `Client`."""
 
     def serve(self, folder: str) -> AbstractAsyncContextManager[dict[str, Place]]: ...
 
     def connect(self, place: Place) -> AbstractAsyncContextManager[Any]:
         """Connect to a service, and yield a `Client`.
 
-        For jobs that only this transport supports, a connection is yielded instead.
+        For jobs supported only by this transport, yield a connection instead.
         """
 
 
 class Measuring:
-    """The jobs that a worker can run, and the connections that jobs of the same kind share.
+    """The jobs that a worker can run, and the connections shared by jobs of the same kind.
 
     Each job returns the duration of one operation in seconds.
     """
@@ -141,7 +141,7 @@ class Measuring:
         return await self._under_way("sink", "send_gather", size, count=count, window=window)
 
     async def by_client(self, service: str, do: str, **numbers: Any) -> float:
-        """Run the method named `do`, which only the client of this transport has."""
+        """Run the method named `do`, which only this transport's client has."""
         (client,) = await self._connected(service)
         measure: Callable[..., Awaitable[float]] = getattr(client, do)
         return await measure(**numbers)
@@ -149,7 +149,7 @@ class Measuring:
     async def arrays(self, parts: int, size: int, count: int, into: int) -> float:
         """Measure the time from sending `parts` NumPy arrays until the response arrives.
 
-        The arrays have `size` bytes in total.
+        The arrays have a total size of `size` bytes.
         """
         import numpy as np  # noqa: PLC0415 - only this needs it
 
@@ -176,7 +176,7 @@ class Measuring:
         return (perf_counter() - start) / (each * connections)
 
     async def connect(self, count: int) -> float:
-        """Open and close connections one after another, while another connection stays open."""
+        """Open and close connections one after another while another connection stays open."""
         await self._connected("echo")
         start = perf_counter()
         for _ in range(count):

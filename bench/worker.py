@@ -1,9 +1,9 @@
-"""A process that is the server or the client of a contender in Python.
+"""The server or client process of a contender written in Python.
 
     python -m bench.worker serve WAY LOOP FOLDER    print the places of the services, and serve
     python -m bench.worker measure WAY LOOP         read the places and run a job for each line
 
-Both end when their input ends. The result of a job is the duration of one operation in seconds.
+Both exit when their input ends. A job's result is the duration of one operation in seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def the_way(name: str) -> Way:
 
 
 def loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Return the event loops that are available, by name."""
+    """Return the available event loops, by name."""
     found: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     if find_spec("uvloop"):
         import uvloop  # noqa: PLC0415 - it need not be installed

@@ -31,7 +31,7 @@ def place(key: bytes) -> slice:
 
 
 def pack(key: bytes, value: bytes) -> bytes:
-    """Return the contents of a slot for an entry, or raise ValueError if the entry is too long."""
+    """Return the slot contents for an entry, or raise ValueError if the entry is too long."""
     if HEADER.size + len(key) + len(value) > SLOT:
         raise ValueError(f"key and value can have at most {SLOT - HEADER.size} bytes together")
     rest = struct.pack("<HH", len(key), len(value)) + key + value
@@ -39,7 +39,7 @@ def pack(key: bytes, value: bytes) -> bytes:
 
 
 def unpack(slot: bytes) -> tuple[bytes, bytes] | None:
-    """Return the key and the value in a slot, or None if the server was writing the slot."""
+    """Return the key and value in a slot, or None if the server was writing to it."""
     checksum, key_size, value_size = HEADER.unpack_from(slot)
     end = HEADER.size + key_size + value_size
     if not checksum and end == HEADER.size:

@@ -1,4 +1,4 @@
-"""An echo server, which sends each message back to its client.
+"""An echo server that sends each message back to its client.
 
     python examples/echo_server.py [HOST [PORT]]      then: python examples/echo_client.py HOST PORT
 

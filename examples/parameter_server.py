@@ -1,13 +1,13 @@
-"""Four workers train a model with atomic operations on the memory of a parameter server.
+"""Train a model in four workers with atomic operations on a parameter server's memory.
 
     python examples/parameter_server.py [HOST]              server and four workers
     python examples/parameter_server.py HOST PORT SEED      one more worker
 
 The workers fit a line, y = w x + b, to points with w = 2 and b = 1. In each step, a worker fetches
 both parameters with one read, computes the gradient for its own points, and adds the change to the
-parameters atomically. For this reason, no step of another worker is lost. The server's program is
-not involved. The parameters are fixed-point numbers, because atomic operations add integers. HOST
-is an address of the RDMA device (default: 127.0.0.1).
+parameters atomically, so that no other worker's step is lost. The server's program is not involved.
+The parameters are fixed-point numbers, because atomic operations add integers. HOST is an address
+of the RDMA device (default: 127.0.0.1).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Remote procedure calls with a timeout, after which the server cancels the call.
+"""Remote procedure calls that the server cancels when the client's timeout expires.
 
     python examples/rpc.py serve [HOST [PORT]]
     python examples/rpc.py call HOST PORT

@@ -5,7 +5,7 @@
 The service listens on HOST (default: all addresses), PORT (default: 7471) and HEALTH_PORT (default:
 8080). A request consists of a message that contains a number of parts, followed by one message for
 each part. The response is a single message with all parts. On SIGTERM, the service finishes the
-requests that are in progress and then ends.
+requests in progress and then exits.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def notify(state: str) -> None:
 async def watchdog() -> None:
     """Tell systemd regularly that the event loop is running.
 
-    The interval is half of the time that the unit sets with WatchdogSec=.
+    The interval is half the time set by WatchdogSec= in the unit.
     """
     while microseconds := os.environ.get("WATCHDOG_USEC"):
         notify("WATCHDOG=1")

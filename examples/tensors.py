@@ -1,4 +1,4 @@
-"""Read tensors of a safetensors file by name from the memory of a server.
+"""Read tensors of a safetensors file by name from a server's memory.
 
     python examples/tensors.py serve FILE [HOST [PORT]]
     python examples/tensors.py list HOST PORT

@@ -4,10 +4,10 @@
 
     python datapath_stub.py FOLDER MODULE.pyx ...
 
-meson runs this program. Parameters and results have their types as annotations, which Cython
-ignores. A C type is used if it is sufficient. Attributes have their C type, or a type in a comment,
-such as `cdef public object loop  # type: AbstractEventLoop; of the driver`. A base class that only
-Python sees is given in the same way: `cdef class Operation:  # type: Coroutine[...]`.
+meson runs this program. The types of parameters and results are annotations, which Cython ignores,
+or the C type if it is sufficient. Attributes have their C type, or a type in a comment, such as
+`cdef public object loop  # type: AbstractEventLoop; of the driver`. A base class that only Python
+sees is given in the same way: `cdef class Operation:  # type: Coroutine[...]`.
 """
 
 import re
@@ -54,7 +54,7 @@ CONSTANT = re.compile(r"^([A-Z_]+)(?:: (.+?))? = (.*)", re.MULTILINE)
 
 
 def split(text: str) -> Iterator[str]:
-    """Split a text at its commas, except for those within brackets."""
+    """Split a text at its commas, except for those inside brackets."""
     depth, part = 0, ""
     for character in text + ",":
         depth += (character in "([{") - (character in ")]}")
@@ -67,7 +67,7 @@ def split(text: str) -> Iterator[str]:
 
 
 def end_of(text: str, start: int) -> int:
-    """Return the index after the bracket that matches the opening bracket before `start`."""
+    """Return the index just past the bracket that closes the one before `start`."""
     depth = 1
     while depth:
         depth += (text[start] in "([{") - (text[start] in ")]}")

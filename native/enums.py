@@ -1,4 +1,4 @@
-"""Write aiordma/verbs/_device/enums.py from enums.py.in and the declarations that cffi has parsed.
+"""Write aiordma/verbs/_device/enums.py from enums.py.in and the declarations parsed by cffi.
 
 lib_source.py runs this module.
 """
@@ -10,7 +10,7 @@ from cffi import FFI
 
 
 def enums(ffi: FFI, template: str) -> Iterator[str]:
-    """Yield the lines of enums.py, with the members of each enumeration."""
+    """Yield the lines of enums.py, with each enumeration's members."""
     everything: dict[str, int] = ffi._parser._int_constants
     base, constants = "", everything
     for line in template.splitlines():

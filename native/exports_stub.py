@@ -4,7 +4,7 @@
 
     python exports_stub.py FOLDER PACKAGE/__init__.py ...
 
-meson runs this program. The names come from the package's call of `lazy_exports`, and the stub is
+meson runs this program. The names come from the package's `lazy_exports` call, and the stub is
 aiordma/_exports/NAME.
 """
 

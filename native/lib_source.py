@@ -1,8 +1,8 @@
 """Write the C source of `aiordma._native._lib` with cffi in API mode.
 
-This also writes its stub and generated tables. meson runs this program (meson.build), and the
-package never imports it. The headers in native/ are the only source of declarations. cffi and the
-compiler read the same files, so a wrong layout fails the build instead of the program.
+It also writes the module's stub and generated tables. meson runs this program (meson.build), and
+the package never imports it. The headers in native/ are the only source of declarations. cffi and
+the compiler read the same files, so a wrong layout fails the build instead of the program.
 """
 
 import re
@@ -39,7 +39,7 @@ CALL = re.compile(
 
 
 def calls_struct(name: str, header: str, *more: str) -> str:
-    """Return the cffi declaration of the table of calls in a header.
+    """Return the cffi declaration of a header's call table.
 
     The header is calls.h or provider_calls.h.
     """
@@ -73,7 +73,7 @@ STEP = re.compile(r"^QP_STEP\((\w+), (\w+), (\w+), ([^,]+),([^,]+)\)$", re.MULTI
 
 
 def steps() -> str:
-    """Return a table of the state transitions of queue pairs.
+    """Return a table of queue pair state transitions.
 
     The type, the states and the attribute masks are numbers.
     """

@@ -1,4 +1,4 @@
-"""Write the type stub of `aiordma._native._lib` from the declarations that cffi has parsed.
+"""Write the type stub of `aiordma._native._lib` from the declarations parsed by cffi.
 
 lib_source.py runs this module. In the stub, one class represents a C structure, all pointers to it
 and all arrays of it. At run time, all of these are `ffi.CData` objects whose members are accessed
@@ -104,7 +104,7 @@ class FFI:
 
 
 class Stub:
-    """The classes of one module. `seen` contains the classes that have been written or started."""
+    """One module's classes. `seen` contains the classes already written or started."""
 
     def __init__(self, ffi: FFI) -> None:
         self.declared = {name: kind for name, (kind, _) in ffi._parser._declarations.items()}
@@ -113,7 +113,7 @@ class Stub:
         self.seen: dict[object, str] = {}
 
     def name_of(self, struct: model.StructOrUnion, within: str) -> str:
-        """Return the class name for a structure. An anonymous one is named after its member."""
+        """Return the class name for a structure. Anonymous ones are named after their member."""
         if struct not in self.seen:
             self.seen[struct] = within if struct.name.startswith("$") else struct.name.lstrip("_")
             self.classes.append(self.class_of(struct, self.seen[struct]))
@@ -165,7 +165,7 @@ class Stub:
         return f"Callable[[{', '.join(self.accept(each) for each in kind.args)}], {result}]"
 
     def checked(self, verb: str, kind: model.BaseFunctionType) -> str:
-        """Return the signature of a call as `aiordma._native.calls` wraps it."""
+        """Return the signature of a call as wrapped by `aiordma._native.calls`."""
         convention = convention_of(verb, kind.result.get_c_name())
         result = {
             Convention.ERRNO: "None",

@@ -1,4 +1,4 @@
-"""A server that uses the connection manager without an event loop, and responds to one message.
+"""A server that uses the connection manager without an event loop and responds to one message.
 
 Usage: python examples/verbs/cm_server.py [HOST [PORT]]
 

@@ -29,7 +29,7 @@ class End:
         self.completion(2)
 
     def received(self) -> tuple[verbs.WorkCompletion, bytes]:
-        """Wait for a message, and return its completion and its contents.
+        """Wait for a message, and return its completion and contents.
 
         In memory, the contents follow a global route header (GRH), which is omitted here.
         """

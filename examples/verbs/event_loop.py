@@ -1,4 +1,4 @@
-"""An event loop that serves many queue pairs by waiting for one completion channel's descriptor."""
+"""An event loop that serves many queue pairs by waiting on one completion channel's descriptor."""
 
 import asyncio
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ def readable(channel: verbs.CompletionChannel, waiting: Waiting) -> None:
 
 
 async def count(qp: verbs.QueuePair, mr: verbs.MemoryRegion, waiting: Waiting) -> int:
-    """Send numbers one at a time, and return the sum of the numbers that were received."""
+    """Send numbers one at a time, and return the sum of the received numbers."""
     loop, total = asyncio.get_running_loop(), 0
     for number in range(MESSAGES):
         both = [loop.create_future(), loop.create_future()]

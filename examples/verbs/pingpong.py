@@ -1,4 +1,4 @@
-"""Two processes that connect their queue pairs over a socket, and send a message back and forth.
+"""Two processes that connect their queue pairs over a socket and send a message back and forth.
 
 Usage: python examples/verbs/pingpong.py serve [PORT]
        python examples/verbs/pingpong.py connect HOST [PORT]

@@ -1,4 +1,4 @@
-"""The protocol `rdma://` for Dask, which sends the messages of a cluster over RDMA.
+"""The protocol `rdma://` for Dask, which sends a cluster's messages over RDMA.
 
     with LocalCluster(protocol="rdma://") as cluster, Client(cluster) as client: ...
 
