@@ -630,10 +630,10 @@ class RemoteArray:
     async def write(self, values: Any) -> None:
         """Write an array, a list or a number to the peer's memory.
 
-        The values are broadcast to the shape of this array, as in numpy; a tensor must already have
-        this shape. The peer must have shared the array with `Rights.WRITE`. If the write is
-        cancelled, some elements may already have been written. The exceptions of `Connection.write`
-        can also be raised.
+        The values are broadcast to this array's shape, as in numpy. A tensor must already have this
+        shape. The peer must have shared the array with `Rights.WRITE`. If the write is cancelled,
+        some elements may already have been written. The exceptions of `Connection.write` can also
+        be raised.
 
         Raises:
             ValueError: If an array cannot be broadcast to the shape, or if a tensor has a different

@@ -55,7 +55,7 @@ class Config:
     These are the data credits used for flow control. Small messages sent together share a frame.
     """
     control_receives: int = _ranged(8, 4, 0xFF)
-    """The number of receives reserved for control messages; at least 4."""
+    """The number of receives reserved for control messages. It must be at least 4."""
     send_queue: int = _ranged(64, 8, 0xFFFF)
     """The maximum number of outstanding work requests on this side.
 
@@ -71,7 +71,7 @@ class Config:
     Memory handed over by the peer counts until `recv_buffer` takes it.
     """
     max_regions: int = _ranged(256, 1, 1 << 20)
-    """The maximum number of regions that the peer may share or borrow at the same time."""
+    """The maximum number of regions the peer may share or borrow at a time."""
     lease: float | None = _ranged(60.0, 0.001, 4294967)
     """The default lease for shared or borrowed memory, in seconds.
 
@@ -114,7 +114,7 @@ class Config:
     own. The first connection's value applies, as for `pool_limit`.
     """
     connect_timeout: float = 10.0
-    """The time `connect` allows for the peer to complete the handshake."""
+    """The maximum time from calling `connect` until the peer has completed the handshake."""
     handshake_timeout: float = 10.0
     """The time an accepted peer has to complete its handshake.
 

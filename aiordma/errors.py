@@ -531,7 +531,7 @@ class RouteError(ConnectionManagerError, OSError):
 
 
 class UnreachableError(ConnectionManagerError, OSError):
-    """The peer's host does not respond to connection requests."""
+    """The peer's host is not responding to connection requests."""
 
     _default_errno = _errno.EHOSTUNREACH
 
@@ -597,7 +597,7 @@ class ServiceRejectedError(RejectedError):
 
 
 class ConnectionClosedError(RDMAError, ConnectionError):
-    """The connection was closed cleanly, by this side or ``by_peer``."""
+    """The connection was closed cleanly by this side, or by the peer if ``by_peer`` is True."""
 
     def __init__(self, message: str = "", *, by_peer: bool = False) -> None:
         text = "the peer has closed the connection" if by_peer else "the connection is closed"

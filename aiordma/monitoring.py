@@ -117,7 +117,7 @@ def open_connections() -> list[Connection]:
 
 
 def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
-    """Ask each event loop to query the wires of its connections that are not known yet.
+    """Ask each event loop to query its connections' wires, unless they are already known.
 
     Wait up to `seconds` for all loops to finish. Internal to the library.
     """

@@ -1,12 +1,12 @@
 """Tools for testing programs that use aiordma.
 
 - :func:`simulate` runs whole programs on simulated hosts, in virtual time. A seed determines the
-  order of events and the faults, so a failure can be repeated with the same seed.
+  order of events and the faults, so failures can be reproduced with the same seed.
 - :class:`History` records the operations of programs and checks that they are linearizable.
-- :func:`faults` injects faults into the embedded device of this process.
+- :func:`faults` injects faults into this process's embedded device.
 - :func:`connected_pair` creates two connections, and :func:`check_leaks` finds leaked resources.
 
-For example, check that a program works in spite of lost and duplicated frames::
+For example, check that a program works despite lost and duplicated frames::
 
     async def test_nothing_is_counted_twice():
         with testing.faults(seed=1, loss=0.05, duplicate=0.05) as injected:
@@ -375,9 +375,7 @@ async def connected_pair(
     :func:`aiordma.listen` and :func:`aiordma.connect`.
 
     Yields:
-        The connection on the connecting side, and the accepted connection. Both are closed at the
-        end
-        of the block.
+        The connecting and the accepted connection. Both are closed at the end of the block.
     """
     config = Config() if config is None else config
     chosen = verbs.find_device(name_or_variable(device))

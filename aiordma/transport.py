@@ -733,7 +733,7 @@ class Server(Listening, AsyncContext):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """All addresses on which the server accepts connections. They have the same port."""
+        """All addresses on which the server accepts connections. They all have the same port."""
         return self._listener.addresses
 
     @property

@@ -158,7 +158,7 @@ async def stream(client: RDMAClient, sender: str, count: int) -> None:
 async def both_ends(
     way: OverRDMA, operation: str, kind: str, size: int, depth: int, batch: int
 ) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-    """Open both ends of a connection as `aiordma.perf` does, but without its reporting."""
+    """Open both ends of a connection like `aiordma.perf`, but without its reporting."""
     import aiordma  # noqa: PLC0415
     from aiordma.perf import client, ends, server, wire  # noqa: PLC0415
 

@@ -38,7 +38,7 @@ def runners(contenders: Contenders, *names: str) -> dict[str, Contender]:
 
 
 def faster(data: Data, work: str, who: str, whom: str) -> Spread:
-    """Return how many times as fast `who` is as `whom`."""
+    """Return the speed of `who` relative to `whom`, as a factor."""
     return ratio(seconds(data, work, whom), seconds(data, work, who))
 
 

@@ -74,7 +74,7 @@ class Results(TypedDict):
     machine: Facts
     turns: int
     data: dict[str, Data]
-    """The results of each comparison, by name."""
+    """Each comparison's results, by name."""
     cost: NotRequired[dict[str, Any]]
     """The memory and CPU time measured by `cost`."""
 

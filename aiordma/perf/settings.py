@@ -30,7 +30,7 @@ DEFAULT_DEPTH = 64
 LONGEST = 540.0
 """The maximum duration of a timed part, in seconds.
 
-It is a minute less than the server's `Limits.silence`.
+It is one minute shorter than the server's `Limits.silence`.
 """
 MOST_ITERATIONS = 100_000_000
 MOST_INLINE = 1 << 16

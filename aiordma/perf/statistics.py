@@ -70,7 +70,7 @@ class Throughput:
 
     @property
     def mb_per_s(self) -> float:
-        """The bandwidth in units of 2^20 bytes per second, which perftest calls MB/s."""
+        """The bandwidth in MiB per second, which perftest calls MB/s."""
         return self.operations * self.size / MIB / self.seconds
 
     @property

@@ -1,10 +1,10 @@
-"""The format in which the frames of a Dask message are sent as messages of a connection.
+"""The format for sending the frames of a Dask message as messages on a connection.
 
 The first message contains all short frames, one after another, followed by a trailer with the
 length of each frame.
 
-Each long frame is received into separate memory, so that an array can be freed while others of the
-same Dask message are still in use. A long frame is therefore sent as a message of its own. It is
+Each long frame is received into separate memory, so that an array can be freed while others from
+the same Dask message are still in use. A long frame is therefore sent as a separate message. It is
 sent directly from the sender's memory and received into memory of exactly its length, without a
 copy on either side.
 

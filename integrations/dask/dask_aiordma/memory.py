@@ -145,7 +145,7 @@ _of_loops = weakref.WeakKeyDictionary()
 
 
 def frame_memory(loop: asyncio.AbstractEventLoop, most: int) -> FrameMemory:
-    """Return the frame memory of an event loop, and set its limit to `most` bytes."""
+    """Return an event loop's frame memory, and set its limit to `most` bytes."""
     memory = _of_loops.get(loop)
     if memory is None:
         memory = _of_loops[loop] = FrameMemory(loop, most)

@@ -87,7 +87,7 @@ async def test_pipelines_return_every_result(server: Server) -> None:
 
 
 async def test_pipeline_larger_than_both_buffers_completes(server: Server) -> None:
-    """The client writes the whole pipeline before it reads, so the server runs out of space."""
+    """The client writes the whole pipeline before it starts reading the responses."""
     async with client(server) as one, one.pipeline(transaction=False) as pipeline:
         values = [value(200, number) for number in range(8000)]
         assert sum(map(len, values)) > stream.LENT + 4 * stream.HIGH_WATER
