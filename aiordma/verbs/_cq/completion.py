@@ -44,17 +44,17 @@ _DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2)) for n in range(
 
 
 class Table(Protocol):
-    """The interface of a table of posted work, which a higher layer implements."""
+    """The interface that a higher layer implements to keep track of posted work."""
 
     def drain(self, state: int, most: int, polls_again: bool, /) -> int: ...
 
 
 class CompletionChannel(Resource[h.ibv_comp_channel]):
-    """A channel that delivers the events of completion queues.
+    """A channel that delivers events for completion queues.
 
-    Add the file descriptor ``fd`` to an event loop. It is non-blocking, and it is readable while an
-    event is pending. It may also be readable without an event, because some devices do their work
-    only when the program asks for an event.
+    Add the file descriptor ``fd`` to an event loop. It is non-blocking and becomes readable when an
+    event is pending. It may also become readable without an event, because some devices only do
+    their work when the program asks for an event.
     """
 
     def __init__(self, context: verbs.Context, pointer: h.ibv_comp_channel) -> None:
@@ -106,16 +106,16 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         return self._events + self.drain_state.events
 
     def statistics(self) -> ChannelStatistics:
-        """Return the number of the channel's queues, and its counters."""
+        """Return the channel's counters and its number of queues."""
         state = self.drain_state
         return ChannelStatistics(len(self.queues), self.events, state.drains, state.completions)
 
     def get_event(self) -> CompletionQueue | None:
-        """Take the next completion event and return its queue, without waiting.
+        """Return the queue that the next completion event belongs to, without waiting.
 
-        The event is acknowledged, and the queue is no longer armed. Call the queue's
-        ``req_notify()``, and then poll it until it is empty. Events of queues whose Python object
-        no longer exists are discarded.
+        The event is acknowledged, and the queue is disarmed. Call the queue's ``req_notify()``, and
+        then poll the queue until it is empty. An event for a queue whose Python object no longer
+        exists is discarded.
 
         Returns:
             The queue, or None if no event is pending.
@@ -209,14 +209,14 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
 class CompletionQueue(Resource[h.ibv_cq]):
     """A queue of completions, in the order in which the device generated them.
 
-    A queue is either classic or extended. On an extended queue, ``fields`` contains the fields that
-    it reports; on a classic queue, ``fields`` is None. In all other respects they work alike. You
-    can get completions in four ways:
+    A queue is either classic or extended. On an extended queue, ``fields`` lists the fields the
+    queue reports. On a classic queue, it is None. Both kinds otherwise work the same way. There are
+    four ways to get completions:
 
-    - Polling: :meth:`poll` returns the completions that are available.
-    - Busy polling: :meth:`wait` with ``spin=math.inf`` polls without a pause.
-    - Events: :meth:`wait` arms the queue and sleeps until its channel has an event.
-    - Adaptive polling: :meth:`wait` with ``spin`` polls for that many seconds before it sleeps.
+    - Polling: :meth:`poll` returns the available completions.
+    - Busy polling: :meth:`wait` with ``spin=math.inf`` polls continuously.
+    - Events: :meth:`wait` arms the queue and sleeps until the channel reports an event.
+    - Adaptive polling: :meth:`wait` with ``spin`` polls for that many seconds before sleeping.
     """
 
     def __init__(
@@ -288,11 +288,11 @@ class CompletionQueue(Resource[h.ibv_cq]):
         return work.settle(record) if work is not None else None
 
     def statistics(self) -> CQStatistics:
-        """Return the queue's size, its reserved entries and its counters."""
+        """Return the queue's size, counters and number of reserved entries."""
         return CQStatistics(self.cqe, self.reserved, self._polls, self._found, self._arms)
 
     def start_poll(self) -> CompletionCursor:
-        """Return a cursor that reads each field of a completion only when it is accessed.
+        """Return a cursor that reads a completion's fields only when they are accessed.
 
         ::
 
@@ -309,16 +309,16 @@ class CompletionQueue(Resource[h.ibv_cq]):
     ) -> list[WorkCompletion]:
         """Wait for completions and return them.
 
-        The call first polls for ``spin`` seconds without holding the GIL. Then it arms the queue
-        and sleeps until the channel has an event for this queue. The queue is still armed when the
-        call returns. Several threads may wait for different queues of the same channel. Do not use
-        this method if an event loop watches the channel.
+        This method first polls for ``spin`` seconds without holding the GIL. It then arms the queue
+        and sleeps until the channel reports an event for this queue. The queue is still armed when
+        the method returns. Several threads may wait for different queues on the same channel. Do
+        not use this method if an event loop is watching the channel.
 
         Args:
             max: The maximum number of completions to return.
-            timeout: The maximum time to wait, in seconds; None waits forever.
-            spin: The time to poll before sleeping, in seconds. With 0, the call sleeps immediately.
-                With ``math.inf``, it never sleeps.
+            timeout: The maximum time to wait, in seconds. None waits forever.
+            spin: How long to poll before sleeping, in seconds. 0 sleeps immediately, and
+                ``math.inf`` never sleeps.
 
         Returns:
             The completions. The list is empty after a timeout.
@@ -365,12 +365,12 @@ class CompletionQueue(Resource[h.ibv_cq]):
     def req_notify(self, solicited_only: bool = False) -> None:
         """Arm the queue, so that the next completion generates an event on the channel.
 
-        Completions that are already in the queue do not generate an event, so poll the queue after
-        you have armed it.
+        Completions already in the queue do not generate an event, so poll the queue after arming
+        it.
 
         Args:
-            solicited_only: Whether to generate an event only for a failed completion, or for a
-                message that was sent with SendFlags.SOLICITED.
+            solicited_only: Whether to limit events to failed completions and messages sent with
+                SendFlags.SOLICITED.
         """
         code = lib.aiordma_req_notify(self.pointer, int(solicited_only))
         if code:
@@ -380,10 +380,10 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self._arms += 1
 
     def modify(self, *, cq_count: int, cq_period: float) -> None:
-        """Reduce the rate of events to one per ``cq_count`` completions or ``cq_period`` seconds.
+        """Limit events to one per ``cq_count`` completions or ``cq_period`` seconds.
 
         The device generates an event as soon as either limit is reached. Setting both to zero turns
-        this moderation off. See ibv_modify_cq(3).
+        moderation off. See ibv_modify_cq(3).
 
         Args:
             cq_count: The number of completions.
@@ -391,7 +391,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
                 65535 microseconds.
 
         Raises:
-            ValueError: If the device does not support the values.
+            ValueError: If the device does not support these values.
             UnsupportedError: If the device does not support moderation.
         """
         most = self.context.query_device_ex().cq_mod_caps
@@ -415,12 +415,12 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
     @property
     def handle(self) -> int:
-        """The number by which the device identifies the queue (``ibv_cq.handle``)."""
+        """The number that identifies the queue to the device (``ibv_cq.handle``)."""
         return self.pointer.handle
 
     @property
     def cqe(self) -> int:
-        """The number of completions that the queue can hold."""
+        """The maximum number of completions the queue can hold."""
         return self.entries.capacity
 
     @property
@@ -434,9 +434,9 @@ class CompletionQueue(Resource[h.ibv_cq]):
         return self.entries.available
 
     def resize(self, cqe: int) -> None:
-        """Change the number of completions that the queue can hold.
+        """Change the maximum number of completions the queue can hold.
 
-        The queue keeps the completions that it contains. The device may choose a larger size than
+        Completions already in the queue are kept. The device may choose a larger size than
         requested.
 
         Raises:
@@ -457,7 +457,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         """Reserve entries for future completions.
 
         Raises:
-            BusyError: If too few entries are available. Resize the queue, or use another one.
+            BusyError: If not enough entries are available. Resize the queue, or use another one.
         """
         entries = integer("entries", entries)
         if entries > self.available:
@@ -468,10 +468,10 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self.entries.reserved += entries
 
     def make_room(self, entries: int) -> None:
-        """Reserve entries, and enlarge the queue if too few are available.
+        """Reserve entries, enlarging the queue if not enough are available.
 
         Raises:
-            BusyError: If the device cannot enlarge the queue enough.
+            BusyError: If the device cannot make the queue large enough.
         """
         if entries > self.available:
             try:
@@ -484,7 +484,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self.reserve(entries)
 
     def release(self, entries: int) -> None:
-        """Release reserved entries immediately, once their completions have been polled."""
+        """Release reserved entries immediately. Their completions must already have been polled."""
         try:
             self.entries.release(entries)
         except ValueError as error:
@@ -505,11 +505,11 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
 
 def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> None:
-    """Reserve entries of completion queues until the object that ``node`` represents is destroyed.
+    """Reserve completion queue entries for as long as the object behind ``node`` exists.
 
     Raises:
-        BusyError: If a queue has too few entries and cannot be enlarged. The object is destroyed in
-            this case.
+        BusyError: If a queue does not have enough entries and cannot be enlarged. The object is
+            then destroyed.
     """
     totals: Counter[CompletionQueue] = Counter()
     for cq, entries in wanted:

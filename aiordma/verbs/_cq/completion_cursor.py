@@ -24,13 +24,13 @@ def _number(name: str, doc: str, member: str = "") -> Any:
 class CompletionCursor:
     """A thread's position in a completion queue, created by :meth:`CompletionQueue.start_poll`.
 
-    Iterating over the cursor moves it to the next completion and yields the cursor itself, until
-    the queue is empty. The attributes describe the current completion and are named as in
-    :class:`WorkCompletion`. On an extended queue, each attribute is read from the device when you
-    access it. No other thread may poll the queue until the ``with`` block ends.
+    Iterating over the cursor advances it to the next completion and yields the cursor itself, until
+    the queue is empty. The attributes describe the current completion and have the same names as
+    those of :class:`WorkCompletion`. On an extended queue, each attribute is read from the device
+    on access. No other thread may poll the queue until the ``with`` block ends.
 
-    Reading a field that the queue was not created to report raises UnsupportedError. If ``status``
-    is not SUCCESS, only ``status``, ``wr_id``, ``vendor_err`` and ``qp_num`` are valid.
+    Accessing a field the queue was not created to report raises UnsupportedError. If ``status`` is
+    not SUCCESS, only ``status``, ``wr_id``, ``vendor_err`` and ``qp_num`` are valid.
     """
 
     def __init__(self, cq: verbs.CompletionQueue) -> None:
@@ -120,7 +120,7 @@ class CompletionCursor:
 
     @property
     def imm_data(self) -> int | None:
-        """The immediate data in host byte order, or None if the message carried none."""
+        """The immediate data in host byte order, or None if the message has none."""
         if not self.wc_flags & WCFlags.WITH_IMM:
             return None
         imm_data = self._read("imm_data")
@@ -128,14 +128,14 @@ class CompletionCursor:
 
     @property
     def invalidated_rkey(self) -> int | None:
-        """The local key that the received message invalidated, or None."""
+        """The local key invalidated by the received message, or None."""
         if not self.wc_flags & WCFlags.WITH_INV:
             return None
         return self._read("invalidated_rkey", "imm_data")  # which is the key, in no byte order
 
     @property
     def wc_flags(self) -> WCFlags:
-        """The flags of the completion."""
+        """The completion's flags."""
         return WCFlags(self._read("wc_flags"))
 
     wr_id: int = _number("wr_id", "The number of the work request.")

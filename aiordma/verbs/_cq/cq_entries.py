@@ -1,12 +1,12 @@
-"""Accounting of the entries of a completion queue, so that the queue cannot overrun.
+"""Accounting of completion queue entries, which prevents overruns.
 
-An overrun breaks a completion queue and every queue pair that uses it (IBTA volume 1, clause
-11.6.3.2). Entries are therefore reserved before anything can be posted. A queue pair reserves
-entries for everything that fits into its send queue and its receive queue. A shared receive queue
-does the same on every completion queue where its receives may complete.
+An overrun breaks a completion queue and all queue pairs that use it (IBTA volume 1, clause
+11.6.3.2). Entries are therefore reserved before any work can be posted. A queue pair reserves an
+entry for every request that fits into its send queue and its receive queue. A shared receive queue
+does the same on every completion queue on which its receives may complete.
 
-When a queue pair or a shared receive queue is destroyed, the completion queue may still contain
-completions of its work. Its entries are therefore released only when a poll has found the
+After a queue pair or a shared receive queue is destroyed, the completion queue may still contain
+completions from it. The reserved entries are therefore released only after a poll has found the
 completion queue empty.
 """
 
@@ -14,15 +14,15 @@ from __future__ import annotations
 
 
 class Entries:
-    """The number of entries that a completion queue has, and how many of them are reserved.
+    """The total and the reserved number of entries in a completion queue.
 
     This is separate from the queue object, which may be deleted before the objects that use the
     queue.
 
     Args:
-        capacity: The number of entries.
-        channel: The channel's list of queues that have entries to release. When the channel is
-            drained, all queues in the list are found empty at the same time.
+        capacity: The total number of entries.
+        channel: The channel's list of queues with entries to release. Draining the channel finds
+            all of these queues empty at the same time.
     """
 
     __slots__ = ("_channel", "capacity", "leaving", "reserved")
@@ -53,7 +53,7 @@ class Entries:
         self.leaving += entries
 
     def seen_empty(self) -> None:
-        """Release entries because a poll has found the queue empty."""
+        """Release entries after a poll has found the queue empty."""
         if self.leaving:
             self.reserved -= self.leaving
             self.leaving = 0

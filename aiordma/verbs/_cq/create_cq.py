@@ -1,4 +1,4 @@
-"""Creation of completion queues: extended if the device supports it, otherwise classic."""
+"""Creation of completion queues, which are extended if the device supports it."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def create_cq(
 
     Args:
         context: The device.
-        cqe: The minimum number of completions that the queue can hold.
-        channel: The channel for the queue's events. See :meth:`CompletionQueue.req_notify`. A queue
-            without a channel can only be polled.
+        cqe: The minimum size of the queue, as a number of completions.
+        channel: The channel for the queue's events. See :meth:`CompletionQueue.req_notify`. Without
+            a channel, the queue can only be polled.
         comp_vector: The completion vector that signals the queue's events. It must be less than
             ``num_comp_vectors``.
         extended: Whether to create an extended queue, which can report timestamps. By default, the
             queue is extended if the device supports it.
-        fields: The fields that an extended queue reports. The default is all fields that the device
-            supports.
-        flags: Options of an extended queue.
+        fields: The fields an extended queue reports. Defaults to all fields supported by the
+            device.
+        flags: Options for an extended queue.
 
     Raises:
         ValueError: If a number is out of range.
-        UnsupportedError: If the device lacks a feature. The message names the feature.
+        UnsupportedError: If the device does not support a feature. The message names the feature.
     """
     cqe, comp_vector = integer("cqe", cqe, None), integer("comp_vector", comp_vector, None)
     if channel is not None:
@@ -115,9 +115,10 @@ def _extended(
 
 
 def most_fields(context: verbs.Context) -> WCFields | None:
-    """Return all useful fields that the device's extended queues can report.
+    """Return all useful fields that extended queues on this device can report.
 
-    The only way to find out which timestamps a device supports is to create a queue with them.
+    The only way to find out which timestamps a device supports is to create a queue that reports
+    them.
 
     Returns:
         The fields, or None if the device does not support extended queues.

@@ -30,12 +30,12 @@ class WorkCompletion(NamedTuple):
     If ``status`` is not SUCCESS, ``opcode`` is None, and only ``wr_id``, ``status``, ``vendor_err``
     and ``qp_num`` are valid. ``byte_len`` is valid for receives, reads and atomics. ``imm_data`` is
     the immediate data as a number in host byte order, or None. ``invalidated_rkey`` is the local
-    key that the received message invalidated, or None.
+    key invalidated by the received message, or None.
 
-    The fields from ``timestamp`` on are None unless the completion queue reports them. An extended
-    queue reports the fields that were selected when it was created. A classic queue reports
+    ``timestamp`` and all fields after it are None unless the completion queue reports them. An
+    extended queue reports the fields selected when it was created. A classic queue reports
     ``slid``, ``sl``, ``dlid_path_bits`` and ``pkey_index``. ``timestamp`` is a reading of the
-    device's clock in ticks, which :meth:`ExtendedDeviceAttributes.seconds` converts.
+    device's clock in ticks; use :meth:`ExtendedDeviceAttributes.seconds` to convert it.
     ``wallclock_ns`` is the time in nanoseconds since 1970.
     """
 
@@ -69,7 +69,7 @@ class WorkCompletion(NamedTuple):
         more: More | None = None,
         fields: WCFields | None = None,
     ) -> Self:
-        """Create a completion from a record with the fields of `struct aiordma_completion`.
+        """Create a completion from the fields of a `struct aiordma_completion`.
 
         Args:
             record: The fields as plain numbers.
@@ -106,14 +106,14 @@ class WorkCompletion(NamedTuple):
     def error(self, operation: str = "") -> WorkCompletionError | None:
         """Return the exception for a failed completion, or None for a successful one.
 
-        Queue pairs track their posted work unless they were created with ``reserved``, or
-        :meth:`QueuePair.untrack` was called. With tracking, the exception names the operation that
-        failed. If the request was flushed because an earlier one had failed, the exception's cause
-        is the first failure of the queue pair.
+        A queue pair tracks its posted work unless it was created with ``reserved`` or
+        :meth:`QueuePair.untrack` was called. With tracking, the exception names the failed
+        operation. If the request was flushed after an earlier failure, the queue pair's first
+        failure is the exception's cause.
 
         Args:
-            operation: The name of the operation, if you know it. The completion itself does not
-                contain it.
+            operation: The name of the operation, if known. The completion itself does not contain
+                it.
         """
         if self.ok:
             return None
@@ -128,16 +128,16 @@ class WorkCompletion(NamedTuple):
         )
 
     def raise_for_status(self) -> None:
-        """Raise the exception that :meth:`error` returns if the work request failed."""
+        """If the work request failed, raise the exception returned by :meth:`error`."""
         if (error := self.error()) is not None:
             raise error
 
 
 def invalidated(imm_data: int) -> int:
-    """Return the invalidated key from the field that it shares with immediate data.
+    """Return the invalidated key, which shares a field with the immediate data.
 
-    Immediate data in records has been converted to host byte order. A key must not be byte-swapped,
-    so this function undoes the conversion.
+    In records, this field has already been converted to host byte order. Keys must not be
+    byte-swapped, so this function undoes the conversion.
     """
     return socket.htonl(imm_data)
 

@@ -1,1 +1,1 @@
-"""Devices, contexts, ports, addresses and protection domains, and the base of all resources."""
+"""Devices, contexts, ports, addresses and protection domains, and all resources' base classes."""

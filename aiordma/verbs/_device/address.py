@@ -1,4 +1,4 @@
-"""GIDs, entries of the GID table, and address vectors."""
+"""GIDs, GID table entries, and address vectors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class GID:
 
     @property
     def ip(self) -> IPAddress:
-        """The GID as an IP address, which is an IPv4Address if the GID is IPv4-mapped."""
+        """The GID as an IP address. An IPv4-mapped GID becomes an IPv4Address."""
         address = ipaddress.IPv6Address(self.raw)
         return address.ipv4_mapped or address
 
@@ -83,7 +83,7 @@ class GID:
 
 
 class GIDEntry(NamedTuple):
-    """An entry of a port's GID table. ``ndev`` is the name of the network interface, if any."""
+    """A GID table entry of a port. ``ndev`` is the name of the network interface, if any."""
 
     gid: GID
     gid_index: int
@@ -115,16 +115,16 @@ class GIDEntry(NamedTuple):
     def can_reach(self, to: GID) -> bool:
         """Return whether packets from this GID can reach the GID ``to``.
 
-        The result is False if one of the GIDs is empty, or if one of them is an IPv4 address and
-        the other an IPv6 address. The second rule does not apply to InfiniBand GIDs, because they
-        are not IP addresses.
+        They cannot if either GID is empty, or if one is an IPv4 address and the other an IPv6
+        address. The second rule does not apply to InfiniBand GIDs, because those are not IP
+        addresses.
         """
         if self.gid.is_zero or to.is_zero:
             return False
         return self.gid_type is GIDType.IB or self.gid.is_ipv4 == to.is_ipv4
 
     def problem(self, to: GID | None = None) -> str:
-        """Return why this entry is a bad source address, or an empty string if it is a good one.
+        """Return why this entry is a poor source address, or an empty string if it is a good one.
 
         Even an entry with a problem may work within a link or a host.
 
@@ -159,7 +159,7 @@ class GIDEntry(NamedTuple):
 
 
 def best(entries: Sequence[GIDEntry]) -> GIDEntry:
-    """Return the entry that is preferred as a source address."""
+    """Return the entry preferred as the source address."""
     return entries[0] if len(entries) == 1 else min(entries, key=GIDEntry.preference)
 
 
@@ -182,8 +182,8 @@ _OF_THE_ROUTE = {
 class AddressVector(NamedTuple):
     """The route to a peer (``struct ibv_ah_attr``). See IBTA volume 1, clause 11.2.2.1.
 
-    A route with a ``dgid`` is global. RoCE routes are always global. If ``hop_limit`` is 0 or 1,
-    packets cannot pass a router. ``dlid`` is the peer's LID, which RoCE does not use.
+    A route with a ``dgid`` is global. RoCE routes are always global. With a ``hop_limit`` of 0 or
+    1, packets cannot pass through a router. ``dlid`` is the peer's LID, which RoCE does not use.
     """
 
     dgid: GID | None = None
@@ -198,7 +198,7 @@ class AddressVector(NamedTuple):
     port_num: int = 1
 
     def fields(self) -> dict[str, object]:
-        """Return the fields of ``struct ibv_ah_attr`` in the form that cffi accepts."""
+        """Return the fields of ``struct ibv_ah_attr`` in a form accepted by cffi."""
 
         def numbers(of: dict[str, int]) -> dict[str, object]:
             return {name: integer(name, getattr(self, name), 0, most) for name, most in of.items()}
@@ -221,7 +221,7 @@ class AddressVector(NamedTuple):
 def vector_fields(name: str, value: object) -> dict[str, object]:
     """Return the fields of ``struct ibv_ah_attr`` for an argument.
 
-    If the argument is not an AddressVector, the TypeError contains the argument's name.
+    Raises TypeError with the argument's name if the argument is not an AddressVector.
     """
     wanted = "an AddressVector, such as AddressVector(dgid=..., sgid_index=...)"
     return instance(name, value, AddressVector, wanted).fields()

@@ -1,4 +1,4 @@
-"""Address handles: routes for sending datagrams to a peer, which are resolved only once."""
+"""Address handles, which store the resolved route to a datagram peer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .route_lookup import source_entry
 
 
 class AddressHandle(Resource[h.ibv_ah]):
-    """A route to a peer, for datagrams, created by :meth:`ProtectionDomain.create_ah`.
+    """A route to a datagram peer, created by :meth:`ProtectionDomain.create_ah`.
 
-    ``vector`` describes the route. Keep the handle open until the last request that uses it has
+    ``vector`` describes the route. Keep the handle open until the last request using it has
     completed (ibv_post_send(3)).
     """
 
@@ -40,7 +40,7 @@ class AddressHandle(Resource[h.ibv_ah]):
 
 
 class Destination(NamedTuple):
-    """The destination of a datagram: the route to the peer, and its queue pair number and Q_Key."""
+    """A datagram's destination: the route to the peer, its queue pair number and its Q_Key."""
 
     ah: AddressHandle
     remote_qpn: int
@@ -48,7 +48,7 @@ class Destination(NamedTuple):
 
 
 class PathKeywords(TypedDict, total=False):
-    """The optional fields of an :class:`AddressVector`. By default, ``hop_limit`` is 64."""
+    """The optional fields of an :class:`AddressVector`. ``hop_limit`` defaults to 64."""
 
     hop_limit: int
     traffic_class: int
@@ -63,9 +63,9 @@ def vector_to(
     """Return the route from a local endpoint to a peer's endpoint.
 
     Raises:
-        ValueError: If ``local`` is not an endpoint of this device.
+        ValueError: If ``local`` is not an endpoint on this device.
         VerbsError: With ENETUNREACH, if the local GID cannot reach the peer's GID. This is checked
-            before the device is called.
+            before calling the device.
     """
     source = source_entry(context, local)
     dgid = GID(remote.gid) if remote.is_global else None
@@ -84,10 +84,10 @@ def vector_from_wc(
 
     Args:
         context: The device.
-        wc: The completion of the receive.
+        wc: The receive's completion.
         grh: The first 40 bytes of the receive's memory. They are only used if the completion has
-            the flag WCFlags.GRH.
-        port_num: The port on which the datagram arrived.
+            the WCFlags.GRH flag.
+        port_num: The port the datagram arrived on.
     """
     port_num = integer("port_num", port_num, 0, 0xFF)
     raw = ffi.new("struct ibv_wc *")

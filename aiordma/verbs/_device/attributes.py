@@ -1,4 +1,4 @@
-"""The attributes of devices and ports, with the field names of the C structures."""
+"""Device and port attributes, with the same field names as the C structures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def guid_from_network(value: int) -> int:
 
 
 class DeviceAttributes(NamedTuple):
-    """The limits of a device (``struct ibv_device_attr``). See ibv_query_device(3)."""
+    """A device's limits (``struct ibv_device_attr``). See ibv_query_device(3)."""
 
     fw_ver: str
     node_guid: int
@@ -71,7 +71,7 @@ _SPEEDS = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 
 
 
 class PortAttributes(NamedTuple):
-    """The state and the limits of a port (``struct ibv_port_attr``). See ibv_query_port(3)."""
+    """A port's state and limits (``struct ibv_port_attr``). See ibv_query_port(3)."""
 
     port_num: int
     state: PortState
@@ -98,18 +98,18 @@ class PortAttributes(NamedTuple):
 
     @property
     def gigabits(self) -> float | None:
-        """The speed of the port in Gbit/s, or None if the device reports an unknown value."""
+        """The port's speed in Gbit/s, or None if the device reports an unknown value."""
         lanes, each = self.lanes, self.lane_gigabits
         return lanes * each if lanes and each else None
 
     @property
     def lanes(self) -> int | None:
-        """The number of lanes, from ``active_width``; None if the value is unknown."""
+        """The number of lanes, derived from ``active_width``, or None if the value is unknown."""
         return _WIDTHS.get(self.active_width)
 
     @property
     def lane_gigabits(self) -> float | None:
-        """The speed of one lane in Gbit/s, from ``active_speed``; None if the value is unknown."""
+        """A lane's speed in Gbit/s, derived from ``active_speed``, or None if that is unknown."""
         return _SPEEDS.get(self.active_speed)
 
     @classmethod

@@ -1,6 +1,7 @@
-"""The extended capabilities of a device, as reported by ``ibv_query_device_ex``.
+"""A device's extended capabilities, as reported by ``ibv_query_device_ex``.
 
-A capability is zero if the device does not support it, or if its library is too old to report it.
+A capability is zero if the device does not support it, or if the device's library is too old to
+report it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def _with_qp_types(caps: QPTypeCaps, record: Callable[..., T]) -> T:
 
 
 class OdpCapabilities(NamedTuple):
-    """The support for on-demand paging, by transport and operation (``ibv_odp_caps``)."""
+    """Support for on-demand paging, by transport and operation (``ibv_odp_caps``)."""
 
     general: OdpCapability
     rc: OdpOperations
@@ -35,9 +36,9 @@ class OdpCapabilities(NamedTuple):
 
 
 class TsoCapabilities(NamedTuple):
-    """The support for segmented sends (``ibv_tso_caps``).
+    """Support for segmented sends (``ibv_tso_caps``).
 
-    ``max_tso`` is in bytes. It is 0 if segmented sends are not supported.
+    ``max_tso`` is in bytes, or 0 if segmented sends are not supported.
     """
 
     max_tso: int
@@ -45,7 +46,7 @@ class TsoCapabilities(NamedTuple):
 
 
 class RssCapabilities(NamedTuple):
-    """The support for spreading received packets over several queues (``ibv_rss_caps``)."""
+    """Support for distributing received packets across several queues (``ibv_rss_caps``)."""
 
     supported_qpts: frozenset[QPType]
     max_rwq_indirection_tables: int
@@ -55,7 +56,7 @@ class RssCapabilities(NamedTuple):
 
 
 class PacketPacingCapabilities(NamedTuple):
-    """The range of rate limits in kbit/s (``ibv_packet_pacing_caps``); zeros if not supported."""
+    """The range of rate limits in kbit/s (``ibv_packet_pacing_caps``), or zeros if unsupported."""
 
     qp_rate_limit_min: int
     qp_rate_limit_max: int
@@ -63,7 +64,7 @@ class PacketPacingCapabilities(NamedTuple):
 
 
 class TagMatchingCapabilities(NamedTuple):
-    """The support for tag matching in shared receive queues (``ibv_tm_caps``)."""
+    """Support for tag matching in shared receive queues (``ibv_tm_caps``)."""
 
     max_rndv_hdr_size: int
     max_num_tags: int
@@ -73,14 +74,14 @@ class TagMatchingCapabilities(NamedTuple):
 
 
 class CQModerationCapabilities(NamedTuple):
-    """The limits of event moderation (``ibv_cq_moderation_caps``). The period is in us."""
+    """Limits on event moderation (``ibv_cq_moderation_caps``). The period is in microseconds."""
 
     max_cq_count: int
     max_cq_period: int
 
 
 class PciAtomicCapabilities(NamedTuple):
-    """The atomics that the device can perform over PCI (``ibv_pci_atomic_caps``)."""
+    """The atomic operations the device can perform over PCI (``ibv_pci_atomic_caps``)."""
 
     fetch_add: PciAtomicSizes
     swap: PciAtomicSizes
@@ -88,12 +89,12 @@ class PciAtomicCapabilities(NamedTuple):
 
 
 class ExtendedDeviceAttributes(NamedTuple):
-    """The extended attributes of a device (``struct ibv_device_attr_ex``).
+    """A device's extended attributes (``struct ibv_device_attr_ex``).
 
     ``orig_attr`` contains the basic attributes. ``completion_timestamp_mask`` shows which bits of a
-    timestamp are valid, or is 0 if the device does not support timestamps. ``hca_core_clock`` is
-    the frequency of the timestamp clock in kHz. ``max_dm_size`` is the size of the memory on the
-    device, in bytes. See ibv_query_device_ex(3).
+    timestamp are valid; it is 0 if the device does not support timestamps. ``hca_core_clock`` is
+    the timestamp clock's frequency in kHz. ``max_dm_size`` is the size of the device's own memory,
+    in bytes. See ibv_query_device_ex(3).
     """
 
     orig_attr: DeviceAttributes
@@ -115,8 +116,8 @@ class ExtendedDeviceAttributes(NamedTuple):
     def seconds(self, ticks: int) -> float:
         """Convert a time difference from clock ticks to seconds.
 
-        The difference may be between two completion timestamps or two readings of the device's
-        clock.
+        The difference may be between two completion timestamps, or between two readings of the
+        device's clock.
 
         Raises:
             ValueError: If the device does not report its clock frequency.

@@ -52,11 +52,11 @@ _unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class AsyncEvent(NamedTuple):
-    """An event of a device, a port, a queue pair or a queue. See ibv_get_async_event(3).
+    """An asynchronous event reported by a device. See ibv_get_async_event(3).
 
-    ``element`` is the queue pair, completion queue or shared receive queue that the event is about.
-    It is None for other events, and if the Python object no longer exists. ``port_num`` is the
-    port, if the event is about a port.
+    ``element`` is the affected queue pair, completion queue or shared receive queue. It is None if
+    the event affects something else, or if the Python object no longer exists. ``port_num`` is the
+    affected port, if any.
     """
 
     type: EventType
@@ -65,7 +65,7 @@ class AsyncEvent(NamedTuple):
 
 
 def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
-    """Return the exception for an event after which the device is unusable."""
+    """Return the exception for an event that makes the device unusable."""
     about = repr(event.element) if event.element is not None else ""
     return DeviceEventError(event.type.name, device=context.name, element=about)
 
@@ -87,9 +87,9 @@ def _first_borrowed(made: list[weakref.ref[Context]]) -> Context | None:
 class Context(Resource[h.ibv_context]):
     """An open device, created by :meth:`Device.open` or borrowed from the connection manager.
 
-    ``name`` is the name of the device, and ``num_comp_vectors`` is the number of its completion
-    vectors. Any thread may query the context and create objects on it. These objects keep the
-    context alive. Closing the context closes all of them.
+    ``name`` is the device's name, and ``num_comp_vectors`` is its number of completion vectors. Any
+    thread may query the context and create objects on it. These objects keep the context alive.
+    Closing the context closes all of them.
     """
 
     def __init__(
@@ -118,17 +118,17 @@ class Context(Resource[h.ibv_context]):
     def async_fd(self) -> int:
         """A file descriptor that becomes readable when asynchronous events are pending.
 
-        If the context is borrowed, the descriptor changes when the connection manager closes and
-        reopens the device.
+        The descriptor of a borrowed context changes when the connection manager closes and reopens
+        the device.
         """
         return int(self.pointer.async_fd)
 
     @classmethod
     def borrow(cls, library: Library, pointer: h.ibv_context) -> Context:
-        """Return the context of a device that librdmacm has opened and will close.
+        """Return the context for a device that is opened and closed by librdmacm.
 
-        All users of the same C pointer share one context object. Its ``close()`` closes the objects
-        created on the context, but leaves the device open.
+        There is one context object per C pointer, shared by all users. Its ``close()`` closes the
+        objects created on the context but leaves the device open.
         """
         key = (library.name, int(ffi.cast("uintptr_t", pointer)))
         made = _borrowed.setdefault(key, [])
@@ -145,7 +145,7 @@ class Context(Resource[h.ibv_context]):
     # --- device attributes -----------------------------------------------------------------
 
     def query_device(self) -> DeviceAttributes:
-        """Return the limits and capabilities of the device. The result is cached."""
+        """Return the device's limits and capabilities. The result is cached."""
         if self._attributes is None:
             attr = ffi.new("struct ibv_device_attr *")
             self.library.calls.ibv_query_device(self.pointer, attr)
@@ -153,7 +153,7 @@ class Context(Resource[h.ibv_context]):
         return self._attributes
 
     def query_device_ex(self) -> ExtendedDeviceAttributes:
-        """Return the extended limits and capabilities of the device. The result is cached.
+        """Return the device's extended limits and capabilities. The result is cached.
 
         If the library or the device does not support this query, all extended values are zero.
         """
@@ -215,11 +215,11 @@ class Context(Resource[h.ibv_context]):
     # --- ports, which count from 1; GIDs ---------------------------------------------------
 
     def query_port(self, port_num: int = 1) -> PortAttributes:
-        """Query the current state and limits of a port from the device."""
+        """Query a port's current state and limits."""
         return PortAttributes.read(port_num, self.ask_port(port_num))
 
     def ask_port(self, port_num: int) -> h.ibv_port_attr:
-        """Query a port and return the C structure, which is faster for a few fields."""
+        """Query a port and return the C structure, which is faster if few fields are needed."""
         port_num = _port(port_num)
         attr = ffi.new("struct ibv_port_attr *")
         pointer, calls = self.pointer, self.library.calls
@@ -235,7 +235,7 @@ class Context(Resource[h.ibv_context]):
         return attr
 
     def query_gid_table(self) -> list[GIDEntry]:
-        """Return the GID table entries of all ports, without empty entries.
+        """Return the non-empty GID table entries of all ports.
 
         Until the table changes, each call returns the same entry objects.
         """
@@ -252,7 +252,7 @@ class Context(Resource[h.ibv_context]):
         return list(table)
 
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
-        """Return an entry of a port's GID table.
+        """Return an entry in a port's GID table.
 
         Raises:
             VerbsError: With ENODATA, if the entry is empty.
@@ -269,7 +269,7 @@ class Context(Resource[h.ibv_context]):
         return GIDEntry.read(entry)
 
     def find_gid(self, ip: str | IPAddress, port_num: int | None = None) -> GIDEntry:
-        """Return the GID table entry of a local IP address, preferably one for RoCE v2.
+        """Return the GID table entry for a local IP address, preferring RoCE v2.
 
         Raises:
             ValueError: If no entry has this address.
@@ -285,11 +285,11 @@ class Context(Resource[h.ibv_context]):
         return best(found)
 
     def choose_gid(self, port_num: int = 1, to: GID | None = None) -> GIDEntry:
-        """Return the best GID table entry of a port, preferably a routable RoCE v2 address.
+        """Return a port's best GID table entry, preferring routable RoCE v2 addresses.
 
         Args:
             port_num: The port.
-            to: The GID of a peer. Entries that cannot reach this GID are chosen last.
+            to: The peer's GID. Entries that cannot reach it are only used as a last resort.
 
         Raises:
             ValueError: If the port has no GID.
@@ -303,13 +303,13 @@ class Context(Resource[h.ibv_context]):
         return min(table, key=lambda entry: (bool(entry.problem(to)), entry.preference()))
 
     def explain_gid(self, entry: GIDEntry, to: GID | None = None) -> str:
-        """Return why ``entry`` is a bad source address, or an empty string if it is a good one.
+        """Return why ``entry`` is a poor source address, or an empty string if it is a good one.
 
-        The text names the entry, its problem, and a better entry.
+        The text describes the entry and its problem, and suggests a better entry.
 
         Args:
             entry: The entry to check.
-            to: The GID of the peer; None means any peer.
+            to: The peer's GID; None means any peer.
         """
         problem = entry.problem(to)
         if not problem:
@@ -319,9 +319,9 @@ class Context(Resource[h.ibv_context]):
     # --- P_Keys ----------------------------------------------------------------------------
 
     def query_pkey(self, index: int, port_num: int = 1) -> int:
-        """Return an entry of a port's P_Key table.
+        """Return an entry in a port's P_Key table.
 
-        Bit 15 is set for full membership in the partition (IBTA volume 1, clause 10.9.1).
+        Bit 15 indicates full membership in the partition (IBTA volume 1, clause 10.9.1).
         """
         index, port_num = integer("index", index, 0, I32_MAX), _port(port_num)
         pkey = ffi.new("uint16_t *")
@@ -333,7 +333,7 @@ class Context(Resource[h.ibv_context]):
         return int.from_bytes(ffi.buffer(pkey)[:], "big")
 
     def query_pkey_table(self, port_num: int = 1) -> dict[int, int]:
-        """Return a port's P_Keys as a dict from index to P_Key, without empty entries."""
+        """Return a port's non-empty P_Keys as a dict that maps each index to its P_Key."""
         keys = {
             index: self.query_pkey(index, port_num)
             for index in range(self.query_port(port_num).pkey_tbl_len)
@@ -341,7 +341,7 @@ class Context(Resource[h.ibv_context]):
         return {index: pkey for index, pkey in keys.items() if pkey}
 
     def find_pkey(self, pkey: int, port_num: int = 1) -> int:
-        """Return the index of a P_Key in the port's table, preferably one with full membership.
+        """Return the index of a P_Key in the port's table, preferring full membership.
 
         Raises:
             ValueError: If the port does not have this P_Key. The message lists the port's P_Keys.
@@ -360,7 +360,7 @@ class Context(Resource[h.ibv_context]):
     # --- resources -------------------------------------------------------------------------
 
     def alloc_pd(self) -> ProtectionDomain:
-        """Create a protection domain, for memory regions and queue pairs that are used together."""
+        """Create a protection domain, for memory regions and queue pairs to be used together."""
         return ProtectionDomain(self, self.library.calls.ibv_alloc_pd(self.pointer))
 
     def alloc_td(self) -> ThreadDomain:
@@ -376,8 +376,8 @@ class Context(Resource[h.ibv_context]):
     ) -> ParentDomain:
         """Create a protection domain that combines ``pd`` with a thread domain.
 
-        If ``td`` is given, only one thread at a time may use the objects created in the new domain.
-        See ibv_alloc_parent_domain(3).
+        If ``td`` is given, objects created in the new domain may only be used by one thread at a
+        time. See ibv_alloc_parent_domain(3).
 
         Raises:
             UnsupportedError: If the device does not support parent domains.
@@ -388,12 +388,13 @@ class Context(Resource[h.ibv_context]):
         """Allocate memory on the device. See ibv_alloc_dm(3).
 
         Args:
-            length: The number of bytes, at most ``max_dm_size``.
-            log_align_req: The binary logarithm of the alignment. For example, 6 aligns to 64 bytes.
+            length: The number of bytes, up to ``max_dm_size``.
+            log_align_req: The binary logarithm of the alignment. For example, 6 means 64-byte
+                alignment.
 
         Raises:
             ValueError: If the device does not have this much memory.
-            UnsupportedError: If the device does not have memory for applications.
+            UnsupportedError: If the device does not provide memory for applications.
         """
         length = integer("length", length, None)
         log_align_req = integer("log_align_req", log_align_req, 0, U32_MAX)
@@ -417,12 +418,12 @@ class Context(Resource[h.ibv_context]):
     open_xrcd: Final = open_xrcd_on
 
     def create_comp_channel(self) -> CompletionChannel:
-        """Create a completion channel, whose file descriptor ``fd`` is non-blocking."""
+        """Create a completion channel. Its file descriptor ``fd`` is non-blocking."""
         return CompletionChannel(self, self.library.calls.ibv_create_comp_channel(self.pointer))
 
     @property
     def cq_fields(self) -> WCFields | None:
-        """The fields that extended completion queues can report, or None without such queues."""
+        """The fields extended completion queues can report, or None if these are unsupported."""
         if self._cq_fields is None:
             self._cq_fields = (most_fields(self),)
         return self._cq_fields[0]
@@ -433,8 +434,8 @@ class Context(Resource[h.ibv_context]):
         """Return and acknowledge all pending asynchronous events, without waiting.
 
         The first call makes ``async_fd`` non-blocking. The descriptor is readable when events are
-        pending, but may also be readable without one. If the context is borrowed, it is shared, so
-        this call also takes the events that other users of the context are waiting for.
+        pending, but may also be readable without one. A borrowed context is shared, so this call
+        also consumes events that its other users are waiting for.
         """
         code = lib.aiordma_set_nonblocking(self.library.table, self.async_fd)
         if code:
@@ -451,7 +452,7 @@ class Context(Resource[h.ibv_context]):
         return events
 
     def statistics(self) -> DeviceStatistics:
-        """Return the context's number of open objects, failures and events."""
+        """Return the number of open objects, failures and events on this context."""
         return DeviceStatistics(
             self.name,
             count_open(self.node),

@@ -23,17 +23,17 @@ from .environment import check_environment
 from .fault_injection import FaultCounts
 
 SYSTEM = "system"
-"""The name that stands for the system's devices, which are all except the embedded ones."""
+"""The name for all devices except the embedded ones."""
 
 ALL = "all"
-"""The name that stands for all devices of a library that have an active port."""
+"""The name for all of a library's devices that have an active port."""
 
 VARIABLE = "AIORDMA_DEVICE"
-"""The environment variable that names the default device."""
+"""The environment variable that specifies the default device."""
 
 
 def names_or_variable(name: str | None) -> str | None:
-    """Return ``name`` or, if it is None, the value of the environment variable.
+    """Return ``name`` or, if it is None, the environment variable's value.
 
     The value may contain several names, or be "all". It is None if the variable is not set.
     """
@@ -62,20 +62,20 @@ def _by_variable(name: str | None) -> str:
 
 
 def only_device(name: str | None) -> str | None:
-    """Return the name of the only device that may be used.
+    """Return the name of the only allowed device.
 
-    None means that any device of the library may be used.
+    None means that any of the library's devices may be used.
     """
     return None if name == SYSTEM else name
 
 
 def libraries() -> list[Library]:
-    """Return the available libraries: the system's, if it is installed, and the embedded one."""
+    """Return the available libraries: the system's library, if installed, and the embedded one."""
     return [embedded()] if missing_library() else [system(), embedded()]
 
 
 def missing_library() -> LibraryNotFoundError | None:
-    """Return why the system's library is not available, or None if it is available."""
+    """Return why the system's library is unavailable, or None if it is available."""
     try:
         system()
     except LibraryNotFoundError as error:
@@ -84,7 +84,7 @@ def missing_library() -> LibraryNotFoundError | None:
 
 
 def fork_status(library: Library) -> ForkStatus | None:
-    """Return whether a process that has registered memory with this library can safely fork.
+    """Return whether a process can safely fork after registering memory with this library.
 
     Returns:
         The status, or None if the library is too old to report it (rdma-core before version 36).
@@ -97,9 +97,9 @@ def fork_status(library: Library) -> ForkStatus | None:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that has not been opened yet.
+    """A device that can be opened.
 
-    It is identified by its name, and :meth:`open` looks up the name again.
+    A device is identified by its name, which :meth:`open` looks up again.
     """
 
     name: str
@@ -114,8 +114,9 @@ class Device:
 
         Raises:
             DeviceNotFoundError: If the device no longer exists.
-            VerbsError: If the device cannot be opened. EACCES means that this process does not have
-                access to /dev/infiniband/uverbs*, or to the trace file in AIORDMA_TRACE.
+            VerbsError: If the device cannot be opened. EACCES means that this process is not
+                allowed to access /dev/infiniband/uverbs*, or the trace file specified by
+                AIORDMA_TRACE.
         """
         check_environment()
         calls = self.library.calls
@@ -130,16 +131,16 @@ class Device:
         return Context(self.library, pointer, self.name)
 
     def set_faults(self, plan: str | None) -> None:
-        """Inject faults into this process according to a plan, for tests. None stops the injection.
+        """Inject faults into this process for testing. None stops the injection.
 
         :func:`aiordma.testing.faults` is easier to use. A new plan replaces the previous one and
-        resets its counters. It applies to all embedded devices unless it names a device.
+        resets its counters. It applies to all embedded devices unless it names one.
 
         Args:
-            plan: The plan, for example "seed=7,loss=0.01,delay=2ms". See docs/testing.md.
+            plan: The fault plan, for example "seed=7,loss=0.01,delay=2ms". See docs/testing.md.
 
         Raises:
-            ValueError: If a part of the plan is invalid. The message names the part.
+            ValueError: If part of the plan is invalid. The message names that part.
             UnsupportedError: If this is not an embedded device.
         """
         self._check_faults()
@@ -172,7 +173,7 @@ class Device:
 
     @property
     def numa_node(self) -> int | None:
-        """The NUMA node of the device, or None if the kernel does not report one."""
+        """The device's NUMA node, or None if the kernel does not report one."""
         if not self.sysfs_path:
             return None
         try:
@@ -240,10 +241,11 @@ def find_device(
 ) -> Device:
     """Return the device with the given name, local IP address or GUID, or the default device.
 
-    If you pass several arguments, the device must match all of them. The default device is the one
-    named in the environment variable AIORDMA_DEVICE. If the variable is not set, it is the first
-    system device with an active port or, if there is none, the first embedded device (which is
-    implemented in software). The name "system" selects the default among the system devices.
+    With several arguments, the device must match all of them. The default device is the one named
+    by the environment variable AIORDMA_DEVICE. If the variable is not set, the default is the first
+    system device with an active port. If there is no such device, it is the first embedded device,
+    which is implemented in software. The name "system" restricts the choice of a default to system
+    devices.
 
     Raises:
         DeviceNotFoundError: If no device matches. The message lists the available devices.
@@ -291,19 +293,19 @@ def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
 
 
 class Choice(NamedTuple):
-    """A device, and the reason why it was chosen."""
+    """A device and the reason it was chosen."""
 
     device: Device
     reason: str
     is_fallback: bool = False
-    """Whether the embedded device was chosen only because no other device can be used."""
+    """Whether the embedded device was chosen only because no other device is usable."""
 
 
 def choose_device(name: str | None = None) -> Choice:
-    """Return the device that :func:`find_device` finds by name, and why it was chosen.
+    """Return the device :func:`find_device` would return for a name, and why it was chosen.
 
     Raises:
-        VerbsError: If a system device cannot be opened, and no other system device has an active
+        VerbsError: If a system device cannot be opened and no other system device has an active
             port.
     """
     name = name_or_variable(name)
@@ -336,7 +338,7 @@ def choose_device(name: str | None = None) -> Choice:
 
 
 def active_devices(like: Device) -> list[Device]:
-    """Return all devices of the same kind as ``like``: either system devices or embedded devices.
+    """Return all system devices or all embedded devices, depending on the kind of ``like``.
 
     Only devices with an active port are returned. Devices on the NUMA nodes of this process's CPUs
     come first. Devices that cannot be opened are omitted.
@@ -382,5 +384,5 @@ def _port_states(device: Device) -> dict[int, PortState]:
 def open_device(
     name: str | None = None, *, ip: str | IPAddress | None = None, guid: int | None = None
 ) -> Context:
-    """Find a device as :func:`find_device` does, and open it."""
+    """Find a device like :func:`find_device`, and open it."""
     return find_device(name, ip=ip, guid=guid).open()

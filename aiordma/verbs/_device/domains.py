@@ -1,4 +1,4 @@
-"""Thread domains and parent domains, which allow the device's library to omit locks."""
+"""Thread domains and parent domains, which let the device's library skip locking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .resource import Node, Resource
 
 
 class ThreadDomain(Resource[h.ibv_td]):
-    """A promise that only one thread at a time uses the objects created with it.
+    """A promise to use the objects created in this domain from only one thread at a time.
 
     See ibv_alloc_td(3).
     """
@@ -31,8 +31,8 @@ class ThreadDomain(Resource[h.ibv_td]):
 class ParentDomain(ProtectionDomain):
     """A protection domain that combines the protection domain ``pd`` with a thread domain.
 
-    Objects created in a parent domain belong to ``pd``. Memory regions of ``pd`` can be used with
-    queue pairs that were created in the parent domain. See ibv_alloc_parent_domain(3).
+    Objects created in a parent domain belong to ``pd``. Its queue pairs can use ``pd``'s memory
+    regions. See ibv_alloc_parent_domain(3).
     """
 
     def __init__(self, pd: ProtectionDomain, td: ThreadDomain | None) -> None:

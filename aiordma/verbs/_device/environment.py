@@ -1,4 +1,4 @@
-"""Warnings about environment variables that look like aiordma's, but that it does not know."""
+"""Warnings about unknown environment variables whose names start with AIORDMA_."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cache
 from aiordma._core.environment import unknown_variables
 
 reported: set[str] = set()
-"""The variables about which this process has already warned."""
+"""The variables this process has already warned about."""
 
 
 def report_unknown_variables() -> None:
-    """Warn about unknown environment variables named AIORDMA_*, once per process for each."""
+    """Warn about unknown environment variables named AIORDMA_*, once per variable and process."""
     for name, text in unknown_variables(os.environ).items():
         if name not in reported:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
@@ -21,7 +21,4 @@ def report_unknown_variables() -> None:
 
 
 check_environment = cache(report_unknown_variables)
-"""A version of `report_unknown_variables` that is cheap to call often.
-
-Only its first call looks at the environment.
-"""
+"""Call `report_unknown_variables` the first time; later calls do nothing."""

@@ -6,26 +6,26 @@ from typing import NamedTuple
 
 
 class FaultCounts(NamedTuple):
-    """The number of faults injected and the number of their effects. Counts can be subtracted."""
+    """The number of injected faults, and of their effects. Counts can be subtracted."""
 
     lost: int = 0
-    """The number of incoming frames and datagrams that were dropped."""
+    """The number of incoming frames and datagrams dropped."""
     duplicated: int = 0
-    """The number of incoming frames and datagrams that were processed twice."""
+    """The number of incoming frames and datagrams processed twice."""
     delayed: int = 0
-    """The number of incoming frames and datagrams that were processed with a delay."""
+    """The number of incoming frames and datagrams delayed."""
     cut: int = 0
-    """The number of connections that were broken."""
+    """The number of connections broken."""
     not_ready: int = 0
-    """The number of requests that were answered with an RNR NAK, as if no receive were posted."""
+    """The number of requests rejected with an RNR NAK, as if no receive had been posted."""
     overruns: int = 0
-    """The number of completions that were treated as if their completion queue were full."""
+    """The number of completions handled as if their completion queue were full."""
     registrations: int = 0
-    """The number of memory registrations that were refused."""
+    """The number of memory registrations rejected."""
     handshakes: int = 0
-    """The number of connection manager messages that were dropped."""
+    """The number of connection manager messages dropped."""
     retried: int = 0
-    """The number of retransmissions of packets that were considered lost."""
+    """The number of packets retransmitted because they were presumed lost."""
 
     def __sub__(self, other: FaultCounts) -> FaultCounts:
         """Return the counts since ``other``."""

@@ -1,4 +1,4 @@
-"""The global route header (GRH) in front of a received datagram, which identifies the sender."""
+"""The global route header (GRH) that precedes a received datagram and identifies its sender."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 from .address import GID, IPV4_PREFIX
 
 GRH_SIZE = 40
-"""The number of bytes in front of every received datagram (ibv_create_ah_from_wc(3))."""
+"""The number of bytes that precede every received datagram (ibv_create_ah_from_wc(3))."""
 
 _V6 = struct.Struct("!IHBB16s16s")
 _V4 = struct.Struct("!BBHHHBBH4s4s")

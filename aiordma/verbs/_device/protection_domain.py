@@ -42,8 +42,8 @@ from .route_lookup import describe
 class ProtectionDomain(Resource[h.ibv_pd]):
     """A group of memory regions and queue pairs that can be used together.
 
-    They cannot be used with those of other protection domains. Any thread may create objects in a
-    protection domain.
+    They cannot be combined with objects from other protection domains. Any thread may create
+    objects in a protection domain.
     """
 
     def __init__(
@@ -63,26 +63,27 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         iova: int | None = None,
         huge_pages: bool = False,
     ) -> MemoryRegion:
-        """Register memory, so that the device can access it. See ibv_reg_mr(3).
+        """Register memory for access by the device. See ibv_reg_mr(3).
 
         Args:
-            memory: Either a number of bytes or an object that provides contiguous memory
-                (bytearray, array, numpy array, mmap, torch tensor ...; see :func:`bytes_of`). For a
-                number, new memory is allocated, which is zeroed and page-aligned. The memory of an
-                object stays pinned until the region is closed.
+            memory: A number of bytes, or an object that provides contiguous memory, such as a
+                bytearray, array, numpy array, mmap or torch tensor (see :func:`bytes_of`). A number
+                allocates new memory, which is zeroed and page-aligned. An object's memory stays
+                pinned until the region is closed.
             access: The access rights. By default, the memory can only be used locally, and is
                 writable (LOCAL_WRITE) unless the object is read-only. With ON_DEMAND, the memory is
-                not pinned, and its pages are loaded when they are needed.
-            iova: The address that work requests and peers use instead of the actual address. Both
+                not pinned, and its pages are loaded when needed.
+            iova: The address for work requests and peers to use instead of the actual address. Both
                 addresses must have the same offset within a page. With ZERO_BASED, the address is
                 0.
             huge_pages: Whether to allocate new memory on huge pages. If too few are free, ordinary
-                pages are used and a warning is logged. The region's ``page_size`` shows the result.
+                pages are used instead and a warning is logged. The region's ``page_size`` shows the
+                result.
 
         Raises:
-            ValueError: If these rights are not possible for the memory.
-            TypeError: If the object does not provide its memory, or if its elements are Python
-                objects or pointers.
+            ValueError: If the memory cannot be registered with these rights.
+            TypeError: If the object does not provide access to its memory, or if its elements are
+                Python objects or pointers.
             BufferError: If the memory is not contiguous.
             UnsupportedError: If the device does not support the rights, or if the memory is on a
                 GPU.
@@ -100,11 +101,11 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         *,
         iova: int | None = None,
     ) -> MemoryRegion:
-        """Register memory by its address, for example memory that another library has allocated.
+        """Register memory by address, for example memory allocated by another library.
 
         GPU memory can be registered if the GPU's driver lets other devices access it. The region
-        does not keep the memory alive. You must keep it at this address until the region is closed.
-        This method also raises the exceptions of :meth:`reg_mr`.
+        does not keep the memory alive, so you must keep it at this address until the region is
+        closed. This method also raises the exceptions of :meth:`reg_mr`.
 
         Raises:
             VerbsError: With EFAULT, if no memory is mapped at the address.
@@ -126,17 +127,17 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         offset: int = 0,
         iova: int | None = None,
     ) -> MemoryRegion:
-        """Register memory of another device, such as a GPU, that was exported as a dma-buf.
+        """Register another device's memory, such as a GPU's, that has been exported as a dma-buf.
 
         See ibv_reg_dmabuf_mr(3).
 
         Args:
-            fd: The file descriptor of the dma-buf. You may close it after the call.
+            fd: The dma-buf's file descriptor. You may close it after the call.
             length: The number of bytes.
             access: The access rights.
-            offset: The offset in the dma-buf at which the region starts.
-            iova: The address that work requests and peers use; by default, ``offset``. ``iova`` and
-                ``offset`` must have the same offset within a page.
+            offset: The start of the region within the dma-buf.
+            iova: The address for work requests and peers to use. Defaults to ``offset``. ``iova``
+                and ``offset`` must have the same offset within a page.
 
         Raises:
             UnsupportedError: If the device or its driver does not support dma-bufs.
@@ -156,11 +157,11 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         return MemoryRegion(self, pointer, addr, length, access)
 
     def reg_implicit(self, access: AccessFlags = AccessFlags.LOCAL_WRITE) -> MemoryRegion:
-        """Register the whole address space of the process without pinning it ("implicit ODP").
+        """Register the process's whole address space without pinning it ("implicit ODP").
 
-        With on-demand paging (ODP), pages are loaded when the device needs them. The region can be
-        used for every local buffer. Be careful with remote rights, because they give anyone who
-        knows the key access to all memory of the process.
+        With on-demand paging (ODP), the device loads pages as it needs them. You can use the region
+        for every local buffer. Be careful with remote rights: anyone who knows the key can then
+        access all of the process's memory.
 
         Raises:
             UnsupportedError: If the device does not support implicit ODP.
@@ -178,15 +179,16 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         offset: int = 0,
         length: int | None = None,
     ) -> MemoryRegion:
-        """Register device memory that was allocated with :meth:`Context.alloc_dm`.
+        """Register device memory allocated with :meth:`Context.alloc_dm`.
 
-        The addresses of the region start at 0. See ibv_reg_dm_mr(3).
+        The region's addresses start at 0. See ibv_reg_dm_mr(3).
 
         Args:
             dm: The device memory.
             access: The access rights.
-            offset: The offset in the device memory at which the region starts.
-            length: The number of bytes; by default, up to the end of the device memory.
+            offset: The start of the region within the device memory.
+            length: The number of bytes. By default, the region extends to the end of the device
+                memory.
 
         Raises:
             LocalRangeError: If the range is not within the device memory.
@@ -201,10 +203,10 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         return MemoryRegion(self, pointer, 0, length, access, parent=dm.node)
 
     def alloc_null_mr(self) -> MemoryRegion:
-        """Create a memory region that discards everything written to it. See ibv_alloc_null_mr(3).
+        """Create a memory region that discards all data written to it. See ibv_alloc_null_mr(3).
 
-        You can use its ``lkey`` in any scatter/gather element, with any address. The region does
-        not have an ``rkey``.
+        You can use its ``lkey`` in any scatter/gather element, with any address. The region has no
+        ``rkey``.
 
         Raises:
             UnsupportedError: If the device does not support null memory regions.
@@ -216,9 +218,9 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     def advise_mr(
         self, advice: Advice, sges: Sequence[ScatterGatherElement], *, flush: bool = False
     ) -> None:
-        """Tell the device which ranges of on-demand regions will be used soon.
+        """Tell the device which ranges of on-demand regions are about to be used.
 
-        For other regions, this is not necessary, because their pages are always in memory. See
+        Other regions do not need this, because their pages always stay in memory. See
         ibv_advise_mr(3).
 
         Args:
@@ -230,8 +232,8 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         Raises:
             UnsupportedError: If the device does not support advice.
             VerbsError: With EFAULT, if a range is outside its region. With EPERM, if a region
-                belongs to another protection domain or does not have the necessary access rights.
-                With ENOENT, if no region has the given ``lkey``.
+                belongs to another protection domain or lacks the necessary access rights. With
+                ENOENT, if no region has the given ``lkey``.
         """
         advice = choice("advice", advice, Advice)
         array = ffi.new("struct ibv_sge[]", max(1, len(sges)))
@@ -248,14 +250,13 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     # --- routes, queues --------------------------------------------------------------------
 
     def create_ah(self, vector: AddressVector) -> AddressHandle:
-        """Create an address handle, which can be used for many datagrams to a peer.
+        """Create an address handle, which can be used for many datagrams to the same peer.
 
-        Keep the handle open until the last request that uses it has completed. See
-        ibv_create_ah(3).
+        Keep the handle open until the last request using it has completed. See ibv_create_ah(3).
 
         Raises:
-            VerbsError: If the peer cannot be reached. The message contains both GIDs and the index
-                of the local one.
+            VerbsError: If the peer cannot be reached. The message contains both GIDs and the local
+                GID's index.
         """
         try:
             attr = ffi.new("struct ibv_ah_attr *", vector_fields("vector", vector))
@@ -273,23 +274,23 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     def create_ah_from_wc(
         self, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int = 1
     ) -> AddressHandle:
-        """Create an address handle for replying to the sender of a datagram.
+        """Create an address handle for replying to a datagram's sender.
 
-        Send the reply to the queue pair number ``wc.src_qp``. You must know the sender's Q_Key,
-        because the completion does not contain it. See ibv_create_ah_from_wc(3).
+        Send the reply to the queue pair with the number ``wc.src_qp``. You must already know the
+        sender's Q_Key, because the completion does not contain it. See ibv_create_ah_from_wc(3).
 
         Args:
-            wc: The completion of the receive.
+            wc: The receive's completion.
             grh: The first 40 bytes of the receive's memory.
-            port_num: The port on which the datagram arrived.
+            port_num: The port the datagram arrived on.
         """
         return self.create_ah(vector_from_wc(self.context, wc, grh, port_num))
 
     def alloc_mw(self, mw_type: MWType = MWType.TYPE_2) -> MemoryWindow:
-        """Create a memory window, which is not bound to any memory yet. See ibv_alloc_mw(3).
+        """Create a memory window. It is not bound to any memory yet. See ibv_alloc_mw(3).
 
         Raises:
-            UnsupportedError: If the device does not support memory windows of the given type.
+            UnsupportedError: If the device does not support memory windows of this type.
         """
         context, mw_type = self.context, choice("mw_type", mw_type, MWType)
         what = f"memory windows of type {int(mw_type)}"
@@ -319,23 +320,23 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         max_tso_header: int = 0,
         reserved: bool = False,
     ) -> QueuePair:
-        """Create a queue pair in state RESET. See ibv_create_qp(3) and ibv_create_qp_ex(3).
+        """Create a queue pair in the RESET state. See ibv_create_qp(3) and ibv_create_qp_ex(3).
 
-        Entries for all completions of the queue pair are reserved in the completion queues, so that
-        these cannot overrun. If a completion queue is too small, it is enlarged.
+        Entries for all of the queue pair's completions are reserved in its completion queues, so
+        that they cannot overrun. A completion queue that is too small is enlarged.
 
         Args:
             send_cq: The completion queue for sends.
-            recv_cq: The completion queue for receives; by default, ``send_cq``.
-            capabilities: The requested sizes. The device may grant larger ones, which
-                ``QueuePair.capabilities`` contains.
+            recv_cq: The completion queue for receives. Defaults to ``send_cq``.
+            capabilities: The requested sizes. The device may grant larger ones, which are then
+                available as ``QueuePair.capabilities``.
             qp_type: The transport.
             sq_sig_all: Whether every send generates a completion, even without SendFlags.SIGNALED.
-            srq: A shared receive queue to receive from. If it is given, the sizes of the receive
-                queue in ``capabilities`` are ignored.
-            send_ops: The operations that you will post, if requests should be posted with the
-                functions of ibv_wr_post(3). The methods of the queue pair then use these functions,
-                and post either all of the given requests or none. See :func:`send_ops_of`.
+            srq: The shared receive queue to receive from. If given, the receive queue sizes in
+                ``capabilities`` are ignored.
+            send_ops: The operations you will post, if requests should be posted with the functions
+                described in ibv_wr_post(3). The queue pair's methods then use these functions, and
+                post either all of the given requests or none. See :func:`send_ops_of`.
             create_flags: Options that only some devices support.
             source_qpn: The queue pair number that a UD queue pair puts into its packets.
             max_tso_header: The maximum header length of a segmented send, in bytes.
@@ -347,7 +348,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
             UnsupportedError: If the device does not support a feature. The message names the
                 feature.
             VerbsError: If the device cannot create the queue pair. The message contains the
-                requested sizes and the limits that they exceed.
+                requested sizes and the limits they exceed.
         """
         return create_qp(
             self,

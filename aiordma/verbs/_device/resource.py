@@ -1,18 +1,17 @@
-"""The base classes of all objects that represent something in the device.
+"""The base classes for all objects that represent a resource on a device.
 
-The object that the user sees (a :class:`Resource`) refers to a :class:`Node`. The node holds the C
-pointer, the function that destroys the C object, and the nodes that were created from it. Nodes
-have strong references to their children and weak references to their parents, and a resource keeps
-its parents alive. There are therefore no reference cycles, so that an object is freed as soon as
-its last reference is dropped. Closing a parent also reaches children whose Python object no longer
-exists. Memory that a node pins, such as the user's registered memory, stays pinned until the device
-has released it.
+The object visible to the user (a :class:`Resource`) refers to a :class:`Node`. The node holds the C
+pointer, the function that destroys the C object, and the nodes created from it. Nodes have strong
+references to their children and weak references to their parents, and a resource keeps its parents
+alive. This avoids reference cycles, so an object is freed as soon as its last reference is dropped.
+Closing a parent also closes children whose Python object no longer exists. Memory pinned by a node,
+such as memory registered by the user, stays pinned until the device has released it.
 
-Finalizers only warn. They do not close anything, because a C call may block, and because other
-modules may no longer be usable when the interpreter exits. If a root is dropped without being
-closed, it is deliberately leaked with everything below it, and its memory stays pinned. When the
-interpreter exits, it frees this memory nevertheless, in any order, while threads of the device are
-still running. All open queue pairs are therefore reset before that.
+Finalizers only issue warnings. They do not close anything, because a C call may block, and because
+other modules may be unusable during interpreter shutdown. If a root is dropped without being
+closed, it is deliberately leaked together with all nodes below it, and its memory stays pinned. The
+exiting interpreter still frees this memory, in arbitrary order, while the device's threads are
+running. All open queue pairs are therefore reset before that happens.
 """
 
 from __future__ import annotations
@@ -44,17 +43,16 @@ _remember_places = sys.flags.dev_mode
 def live() -> dict[str, int]:
     """Return the number of open objects of each class, to check for leaks.
 
-    An object that was dropped without being closed is counted too, because it still exists in the
-    device.
+    An object dropped without being closed is also counted, because it still exists on the device.
     """
     return {kind: len(ones) for kind, ones in sorted(_live.items()) if ones}
 
 
 def remember_places(enabled: bool) -> None:
-    """Choose whether warnings about unclosed resources show where the resources were created.
+    """Choose whether warnings about unclosed resources show where those resources were created.
 
-    This is enabled by default in Python's development mode (``-X dev``). It records the call stack
-    whenever an object is created.
+    This records the call stack whenever an object is created. It is enabled by default in Python's
+    development mode (``-X dev``).
     """
     global _remember_places  # noqa: PLW0603 - a debugging switch of the process
     _remember_places = enabled
@@ -126,7 +124,7 @@ class Node(Generic[P]):
         self._ended("is closed")
 
     def have_halted(self, pointer: P) -> None:
-        """Stop the device from using memory on behalf of this node, without destroying the node."""
+        """Stop the device from using memory on behalf of this node, but keep the node."""
         if self.halt is not None:
             with suppress(OSError):  # the device has failed, or gone
                 self.halt(pointer)
@@ -140,9 +138,9 @@ class Node(Generic[P]):
         ]
 
     def disown(self) -> None:
-        """Discard the pointers of this node and its children after a fork, in the child process.
+        """In a child process after a fork, discard the pointers of this node and its children.
 
-        They belong to the parent process, which must destroy them.
+        They belong to the parent process, which is responsible for destroying them.
         """
         self.pointer = None
         self.end = "was made before fork() and belongs to the parent process"
@@ -152,7 +150,7 @@ class Node(Generic[P]):
     def below(self) -> Iterator[Node[Any]]:
         """Yield this node and all nodes created from it.
 
-        A node that has two parents may be yielded twice.
+        A node with two parents may be yielded twice.
         """
         yield self
         for child in list(self.children):
@@ -207,7 +205,7 @@ def _halt_all() -> None:
 
 
 class Resource(Generic[P]):
-    """An object in the device. Call ``close()`` when you are done, or use a ``with`` statement.
+    """An object on the device. Call ``close()`` when you are done, or use a ``with`` statement.
 
     Only one thread at a time may use the object.
     """
@@ -224,7 +222,7 @@ class Resource(Generic[P]):
     def pointer(self) -> P:
         """A pointer to the C structure, such as ``struct ibv_qp``, for :mod:`aiordma.verbs.raw`.
 
-        The structure still belongs to this object. Raises BufferStateError if the object is closed.
+        This object still owns the structure. Raises BufferStateError if the object is closed.
         """
         if (pointer := self.node.pointer) is None:
             raise self.closed_error()
@@ -234,15 +232,15 @@ class Resource(Generic[P]):
     def raw_handle(self) -> int:
         """The address of the C structure, such as ``struct ibv_qp``, for your own C code.
 
-        The structure still belongs to this object. The address is valid until this object, or an
-        object from which it was created, is closed. After that, BufferStateError is raised. See
+        This object still owns the structure. The address is valid until this object, or one it was
+        created from, is closed. After that, accessing this attribute raises BufferStateError. See
         docs/raw-handles.md.
         """
         return int(ffi.cast("uintptr_t", self.pointer))
 
     @property
     def closed(self) -> bool:
-        """Whether this object, or an object from which it was created, has been closed."""
+        """Whether this object, or one it was created from, is closed."""
         return self.node.pointer is None
 
     def closed_error(self) -> BufferStateError:
@@ -250,9 +248,9 @@ class Resource(Generic[P]):
         return BufferStateError(f"{self._label()} {self.node.end}")
 
     def close(self) -> None:
-        """Destroy this object and everything that was created from it, children first.
+        """Destroy this object and everything created from it, children first.
 
-        If the object is already closed, the call has no effect.
+        Does nothing if the object is already closed.
 
         Raises:
             VerbsError: If the device cannot destroy an object. This object then stays open, and you

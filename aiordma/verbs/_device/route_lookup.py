@@ -1,4 +1,4 @@
-"""Routes to a peer: the local GID and port to use, and explanations of routes that do not work."""
+"""Choice of the local GID and port for a peer, and explanations for routes that do not work."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def better_gid(context: verbs.Context, port_num: int, to: GID | None) -> str:
 
 
 def active_port(context: verbs.Context, port_num: int) -> h.ibv_port_attr:
-    """Return the attributes of a port, or raise an exception if it is not active.
+    """Return an active port's attributes.
 
     Raises:
-        VerbsError: With ENETDOWN, if the port is not ACTIVE. The message names the port and its
+        VerbsError: With ENETDOWN, if the port is not ACTIVE. The message contains the port and its
             state.
     """
     port = context.ask_port(port_num)
@@ -42,7 +42,7 @@ def active_port(context: verbs.Context, port_num: int) -> h.ibv_port_attr:
 
 
 def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
-    """Look up the GID table entry of a local endpoint, because its index may have changed."""
+    """Look up a local endpoint's GID table entry, because its index may have changed."""
     found = [
         entry
         for entry in context.query_gid_table()
@@ -54,7 +54,7 @@ def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
 
 
 def describe(context: verbs.Context, vector: AddressVector, error: VerbsError) -> str:
-    """Describe a route that does not work: its two ends, the problem, and a better choice."""
+    """Describe the two ends of a route that does not work, the problem, and a better choice."""
     where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
         text = f"to LID {vector.dlid} from {where}, without the dgid that RoCE requires"

@@ -1,4 +1,4 @@
-"""Statistics of devices, completion channels and completion queues."""
+"""Device, completion channel and completion queue statistics."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .resource import Node
 
 
 class DeviceStatistics(NamedTuple):
-    """The open objects of a context, and the failures and events since the context was opened."""
+    """A context's open objects, and its failures and events since it was opened."""
 
     device: str
-    """The name of the device."""
+    """The device's name."""
     open: Mapping[str, int]
     """The number of open objects of each class: ``{"MemoryRegion": 3, "QueuePair": 2, ...}``."""
     failures: Mapping[str, int]
@@ -23,31 +23,31 @@ class DeviceStatistics(NamedTuple):
 
 
 class ChannelStatistics(NamedTuple):
-    """Counters of a completion channel. An event loop can drain all of its queues in one call."""
+    """A completion channel's counters. An event loop can drain all of its queues in one call."""
 
     queues: int
     """The number of completion queues on the channel."""
     events: int
     """The number of completion events received."""
     drains: int
-    """The number of times that the event loop has drained the channel."""
+    """The number of times the event loop has drained the channel."""
     completions: int
     """The number of completions found while draining."""
 
 
 class CQStatistics(NamedTuple):
-    """The size and the counters of a completion queue. Draining the channel is not counted."""
+    """A completion queue's size and counters, which do not include drains of the channel."""
 
     entries: int
-    """The number of completions that the queue can hold."""
+    """The maximum number of completions the queue can hold."""
     reserved: int
-    """The number of entries that queue pairs have reserved."""
+    """The number of entries reserved by queue pairs."""
     polls: int
-    """The number of times that the queue was polled."""
+    """The number of times the queue was polled."""
     completions: int
     """The number of completions found by these polls."""
     arms: int
-    """The number of times that the queue was armed (``req_notify``)."""
+    """The number of times the queue was armed (``req_notify``)."""
 
 
 def count_open(node: Node[Any]) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""Memory regions and windows, and the memory that can be registered."""
+"""Memory regions, memory windows, and the memory that can be registered."""

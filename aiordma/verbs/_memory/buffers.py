@@ -1,6 +1,6 @@
-"""Access to the memory of an object as bytes, through the buffer protocol or DLPack.
+"""Byte access to an object's memory, through the buffer protocol or DLPack.
 
-See the Python C API on buffers.
+See "Buffer Protocol" in the Python C API documentation.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
     """Return a view of an object's memory as bytes, without copying it.
 
     The object may support the buffer protocol (bytearray, array, numpy array, mmap, memoryview,
-    ctypes ...), or be a tensor in the computer's main memory that supports DLPack (torch ...). Its
-    elements may have any type except Python objects and pointers. The view keeps the memory alive,
-    and is read-only if the object is read-only.
+    ctypes ...), or be a tensor in main memory that supports DLPack (torch ...). Its elements may
+    have any type except Python objects and pointers. The view keeps the memory alive, and is
+    read-only if the object is read-only.
 
     Args:
         memory: The object.
-        target: Whether the memory is to receive data. This only changes the advice in error
+        target: Whether the memory will receive data. This only affects the advice in error
             messages.
 
     Raises:
-        TypeError: If the object does not provide its memory, or if its elements are Python objects
-            or pointers. Addresses in this process are meaningless to a peer, and it is not safe to
-            use addresses that a peer has sent.
-        BufferError: If the elements are not contiguous in C order, if the memory of a tensor does
-            not contain its elements, or if the tensor requires a gradient.
+        TypeError: If the object does not provide access to its memory, or if its elements are
+            Python objects or pointers. Pointers are meaningless to a peer, and using pointers sent
+            by a peer is unsafe.
+        BufferError: If the elements are not contiguous in C order, if a tensor's memory does not
+            contain its elements, or if a tensor requires a gradient.
         UnsupportedError: If the memory is on a GPU.
     """
     try:
@@ -76,9 +76,9 @@ def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
 
 
 def require_data(memory: T) -> T:
-    """Check that an object contains data, not addresses, and return the object.
+    """Return an object after checking that it contains data rather than addresses.
 
-    This is for objects that are copied, and that need not be contiguous.
+    Use this for objects that will be copied. They do not have to be contiguous.
 
     Raises:
         TypeError: If the elements are Python objects or pointers, as for `bytes_of`.
@@ -131,10 +131,11 @@ def addresses(memory: object, what: str, target: bool) -> TypeError:
 
 
 def keeper_of(view: memoryview) -> object:
-    """Return the object that must be kept, besides a view, to keep the view's memory in place.
+    """Return an object to keep alongside a view, so that the view's memory stays in place.
 
-    Return None if keeping the view is sufficient. numpy can resize an array with ``refcheck=False``
-    and free its memory even if views exist, but not while there is a weak reference to the array.
+    Returns None if keeping the view is sufficient. With ``refcheck=False``, numpy can resize an
+    array and free its memory even if views exist, but not while there is a weak reference to the
+    array.
     """
     owner = view.obj
     if type(owner) in _PLAIN or (numpy := sys.modules.get("numpy")) is None:

@@ -1,7 +1,7 @@
 """Detection of ctypes types that contain addresses.
 
-The format of such an object's buffer does not always show this. For a union, or a structure with
-`_pack_`, the format is simply "B".
+The buffer format does not always reveal them. For a union, or a structure with `_pack_`, the format
+is just "B".
 """
 
 from __future__ import annotations

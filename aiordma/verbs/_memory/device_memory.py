@@ -12,11 +12,11 @@ from .memory_region import part_of, pointer_to
 
 
 class DeviceMemory(Resource[h.ibv_dm]):
-    """Memory on the device, which the processor cannot access directly.
+    """Memory on the device, which the CPU cannot access directly.
 
-    ``length`` is its size in bytes. Register it with :meth:`ProtectionDomain.reg_dm_mr` to use it
-    in work requests. If the offset or the length of a copy is not a multiple of 4, devices fail
-    with EINVAL. See ibv_alloc_dm(3).
+    ``length`` is its size in bytes. To use it in work requests, register it with
+    :meth:`ProtectionDomain.reg_dm_mr`. Copying fails with EINVAL if the offset or the length is not
+    a multiple of 4. See ibv_alloc_dm(3).
     """
 
     def __init__(self, context: verbs.Context, pointer: h.ibv_dm, length: int) -> None:
@@ -29,8 +29,8 @@ class DeviceMemory(Resource[h.ibv_dm]):
         """Copy data into the device memory.
 
         Args:
-            data: Any object that :func:`bytes_of` accepts.
-            offset: The offset in the device memory at which to write.
+            data: Any object accepted by :func:`bytes_of`.
+            offset: The offset in the device memory to write to.
 
         Raises:
             LocalRangeError: If the data does not fit.
@@ -42,11 +42,11 @@ class DeviceMemory(Resource[h.ibv_dm]):
             )
 
     def read(self, length: int | None = None, offset: int = 0) -> bytes:
-        """Copy bytes from the device memory.
+        """Return a copy of bytes from the device memory.
 
         Args:
-            length: The number of bytes; by default, up to the end of the device memory.
-            offset: The offset in the device memory at which to start.
+            length: The number of bytes. By default, everything from ``offset`` to the end is read.
+            offset: The offset in the device memory to read from.
 
         Raises:
             LocalRangeError: If the range is not within the device memory.

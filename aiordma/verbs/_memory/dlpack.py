@@ -1,10 +1,10 @@
-"""Access to the memory of tensors as bytes, using DLPack.
+"""Byte access to tensor memory using DLPack.
 
 A tensor returns a capsule that describes its memory and keeps it alive. The view holds the capsule,
-so the memory exists until the last view is gone, as with any other buffer. A capsule from torch
-only keeps the tensor alive, and the tensor's memory can still be replaced. Torch tensors are
-therefore handled by `torch_storage`. See the Python C API on capsules, and the DLPack
-specification, version 1.0 (dlpack.h).
+so the memory exists for as long as any view does, as with other buffers. A torch capsule only keeps
+the tensor alive, and the tensor's memory can still be replaced. `torch_storage` therefore handles
+torch tensors. See "Capsules" in the Python C API documentation, and the DLPack specification,
+version 1.0 (dlpack.h).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Explanations of memory registrations that fail because of the limit on locked memory."""
+"""Explanations for memory registrations that fail due to the limit on locked memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _CAP_IPC_LOCK = 14  # capabilities(7)
 
 
 def shortage(error: VerbsError) -> str:
-    """Return a hint if the limit on locked memory may be the reason for an error.
+    """Return a hint if an error may be due to the limit on locked memory.
 
-    Otherwise, return an empty string. Registered pages are pinned, and count against RLIMIT_MEMLOCK
-    unless the process has the capability CAP_IPC_LOCK (getrlimit(2), capabilities(7)).
+    Otherwise, return an empty string. Registered pages are pinned, and count towards RLIMIT_MEMLOCK
+    unless the process has the CAP_IPC_LOCK capability (getrlimit(2), capabilities(7)).
     """
     if error.errno == errno.EFAULT:
         return (

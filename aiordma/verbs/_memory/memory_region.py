@@ -1,4 +1,4 @@
-"""Registered memory, allocated by the library or by the user, and pinned while it is registered."""
+"""Registered memory. It is allocated by the library or the user, and pinned while registered."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _ADVICE_PIECE = 1 << 31
 
 
 class Memory(NamedTuple):
-    """Memory to be registered, with the objects that keep it in place.
+    """Memory to be registered, and the objects that keep it in place.
 
-    `page_size` is the page size if the library allocated the memory, and otherwise 0. The view pins
-    the memory, together with `keeper` (see `keeper_of`). A cffi buffer is not used to pin it,
+    `page_size` is the page size if the library allocated the memory, or 0 otherwise. The view and
+    `keeper` together pin the memory (see `keeper_of`). A cffi buffer is not used for pinning,
     because cffi exports the view itself. When the garbage collector finds both objects, it clears
     the view first and then crashes (Python before 3.12.7).
     """
@@ -58,17 +58,17 @@ class Memory(NamedTuple):
 
 
 class MemoryRegion(Resource[h.ibv_mr]):
-    """Memory that the device may access: ``length`` bytes at ``addr``, with two keys.
+    """Memory the device may access: ``length`` bytes at ``addr``, with two keys.
 
-    ``addr`` is the address that work requests and peers use. It is the actual address of the
-    memory, unless you requested a different one with ``iova``. Use ``lkey`` in local scatter/gather
-    elements. ``rkey`` is a bearer token: any peer that knows it can access the whole region, as far
-    as ``access`` allows. ``page_size`` is the page size if the library allocated the memory, or 0
-    if you provided it.
+    ``addr`` is the address used by work requests and peers. It is the memory's actual address
+    unless you requested a different one with ``iova``. Use ``lkey`` in local scatter/gather
+    elements. ``rkey`` is a bearer token: any peer that knows it can access the whole region, with
+    the rights in ``access``. ``page_size`` is the page size if the library allocated the memory, or
+    0 if you provided it.
 
-    Memory that you provided is pinned until you call ``close()``. Until then, you cannot resize a
-    ``bytearray`` or close an ``mmap``, for example. Deleting the last reference to an open region
-    does not unpin the memory, but closing its protection domain does.
+    Memory you provided is pinned until you call ``close()``. Until then, for example, you cannot
+    resize a ``bytearray`` or close an ``mmap``. Deleting the last reference to an open region does
+    not unpin the memory, but closing its protection domain does.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class MemoryRegion(Resource[h.ibv_mr]):
         """The memory as a memoryview of bytes, which is read-only if the region is read-only.
 
         The view remains valid after ``close()``. Raises BufferStateError if the memory does not
-        belong to a Python object, for example if it was registered by address, or if it is a
-        dma-buf or device memory.
+        belong to a Python object. Examples are dma-bufs, device memory, and memory registered by
+        address.
         """
         self.pointer  # noqa: B018 - raises when this is closed
         whole = self._view
@@ -123,8 +123,8 @@ class MemoryRegion(Resource[h.ibv_mr]):
         """Return a scatter/gather element for a range of the region.
 
         Args:
-            offset: The start of the range in the region.
-            length: The number of bytes; by default, up to the end of the region.
+            offset: The start of the range within the region.
+            length: The number of bytes. By default, the range extends to the end of the region.
 
         Raises:
             LocalRangeError: If the range is not within the region.
@@ -140,8 +140,8 @@ class MemoryRegion(Resource[h.ibv_mr]):
         """Load a range of an on-demand region into memory before it is needed.
 
         Args:
-            offset: The start of the range in the region.
-            length: The number of bytes; by default, up to the end of the region.
+            offset: The start of the range within the region.
+            length: The number of bytes. By default, the range extends to the end of the region.
             write: Whether to prepare the pages for writing.
             wait: Whether to wait until the pages are in memory.
 
@@ -167,11 +167,11 @@ class MemoryRegion(Resource[h.ibv_mr]):
         access: AccessFlags | None = None,
         pd: verbs.ProtectionDomain | None = None,
     ) -> None:
-        """Change the memory, the access rights or the protection domain of the region.
+        """Change the region's memory, access rights or protection domain.
 
-        An argument that is None leaves the corresponding attribute unchanged. If the memory is
-        replaced, the previous memory is released. The keys may change. No operation may be in
-        progress on the region. See ibv_rereg_mr(3).
+        Passing None leaves the corresponding attribute unchanged. New memory replaces the previous
+        memory, which is released. The keys may change. The region must not be in use by any
+        operation. See ibv_rereg_mr(3).
 
         Args:
             memory: The new memory, as for :meth:`ProtectionDomain.reg_mr`.
@@ -179,8 +179,8 @@ class MemoryRegion(Resource[h.ibv_mr]):
             pd: The new protection domain.
 
         Raises:
-            UnsupportedError: If the device does not support this. After this and other errors, the
-                region is unchanged, unless the message says that it has been closed.
+            UnsupportedError: If the device does not support this operation. After any error, the
+                region is unchanged unless the message says that it has been closed.
         """
         if memory is None and access is None and pd is None:
             raise ValueError("rereg() needs at least one of memory, access and pd")
@@ -246,12 +246,12 @@ class MemoryRegion(Resource[h.ibv_mr]):
 
 
 def part_of(whole: int, offset: int, length: int | None, *, least: int = 0) -> tuple[int, int]:
-    """Check a part of some memory and return its offset and length.
+    """Validate a range of some memory and return its offset and length.
 
-    If ``length`` is None, the part extends to the end.
+    If ``length`` is None, the range extends to the end.
 
     Raises:
-        LocalRangeError: If the part is not within the memory.
+        LocalRangeError: If the range is not within the memory.
     """
     offset = integer("offset", offset, None)
     length = whole - offset if length is None else integer("length", length, None)
@@ -323,7 +323,7 @@ def reg_mr(
 ) -> tuple[h.ibv_mr, int]:
     """Call the C function for this kind of registration, and return the region and its address.
 
-    If `there` is true, the memory is known to be completely mapped (see `Library.reg_own_mr`).
+    If `there` is true, the memory is known to be fully mapped (see `Library.reg_own_mr`).
     """
     rights = int(access)  # operators of enumerations take as long as the rest of this function
     if rights & _WITH_CONDITIONS:
@@ -348,14 +348,14 @@ def reg_mr(
 
 
 def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
-    """Register all memory of this process for local use, without pinning it.
+    """Register all of this process's memory for local use, without pinning it.
 
-    Requests that use this key are not checked, so it is only for the library's own requests, and
-    only for memory that the library keeps alive. An implicit on-demand region is not an
-    alternative, because a card loads its pages one by one, which is slower than copying.
+    Requests that use this key are not checked. It is therefore reserved for the library's own
+    requests, and for memory the library keeps alive. An implicit on-demand region would not be an
+    alternative, because a card loads its pages one at a time, which is slower than copying.
 
     Returns:
-        The region, or None if the device needs memory to be pinned.
+        The region, or None if the device requires memory to be pinned.
     """
     register = pd.context.library.reg_local_dma
     if register is None:
@@ -372,8 +372,8 @@ def address_of_mr(region: MemoryRegion) -> int:
 def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
     """Return a region with the same memory, rights and address in a different protection domain.
 
-    It is registered on first use, and closed as soon as the original region or the protection
-    domain is closed. Raises the same exceptions as :meth:`ProtectionDomain.reg_pointer`.
+    It is registered on first use, and closed when the original region or the protection domain is
+    closed. Raises the same exceptions as :meth:`ProtectionDomain.reg_pointer`.
     """
     if region.pd is pd:
         return region
@@ -392,7 +392,7 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
 
 
 def is_there(owner: object) -> bool:
-    """Return whether the memory of this object is known to be completely mapped."""
+    """Return whether this object's memory is known to be fully mapped."""
     if isinstance(owner, Mapped):
         return True
     while type(owner).__module__ == "numpy":
@@ -412,7 +412,7 @@ def check_rights(access: AccessFlags) -> None:
 def require_on_demand(
     context: verbs.Context, access: AccessFlags, *, implicit: bool = False
 ) -> None:
-    """Raise UnsupportedError if ON_DEMAND is requested, but the device does not support it."""
+    """Raise UnsupportedError if ON_DEMAND is requested but not supported by the device."""
     if not access & AccessFlags.ON_DEMAND:
         return
     general = context.query_device_ex().odp_caps.general

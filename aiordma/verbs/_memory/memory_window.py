@@ -1,6 +1,6 @@
-"""Memory windows, which give peers access to parts of a memory region.
+"""Memory windows, which give peers access to part of a memory region.
 
-A window has its own key, which can be created and revoked without registering memory again.
+Each window has its own key, which can be created and revoked without registering memory again.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ _ACCESS = _CHANGES | AccessFlags.REMOTE_READ | AccessFlags.ZERO_BASED
 
 
 def inc_rkey(rkey: int) -> int:
-    """Return the next key. It differs only in its lowest 8 bits. See ibv_inc_rkey(3)."""
+    """Return the next key, which differs only in its lowest 8 bits. See ibv_inc_rkey(3)."""
     return (rkey & ~0xFF) | ((rkey + 1) & 0xFF)
 
 
 class MemoryWindow(Resource[h.ibv_mw]):
     """A window into a memory region, with a separate key for peers (``rkey``).
 
-    ``mw_type`` is the type of the window, and ``pd`` is its protection domain. A window does not
-    give access to any memory until it is bound. Binding and unbinding are work requests, which take
-    effect in order on the send queue of the queue pair. A message that is posted after the bind
-    arrives after the bind has taken effect, so it can carry the key to the peer. If you send the
-    key in another way, wait for the completion of the bind first.
+    ``mw_type`` is the window's type, and ``pd`` is its protection domain. A window gives no access
+    to memory until it is bound. Binding and unbinding are work requests, which take effect in order
+    on the queue pair's send queue. A message posted after the bind arrives after the bind has taken
+    effect, so it can carry the key to the peer. If you send the key some other way, wait for the
+    bind's completion first.
 
-    A window of type 1 can be used through every queue pair of the protection domain. Binding it
-    again revokes the previous key. A window of type 2 can only be used through the queue pair that
-    bound it. You must unbind it before you can bind it again, and the peer can revoke it with
-    SEND_WITH_INV. After a window has been unbound, the peer's requests fail immediately, even in
-    the middle of a message.
+    A type 1 window can be used through every queue pair in the protection domain. Binding it again
+    revokes the previous key. A type 2 window can only be used through the queue pair that bound it.
+    You must unbind it before binding it again, and the peer can revoke it with SEND_WITH_INV. Once
+    a window is unbound, the peer's requests fail immediately, even in the middle of a message.
 
     A region cannot be closed while a window is bound to it. Closing the window unbinds it. See
     ibv_alloc_mw(3), ibv_bind_mw(3), and IBTA volume 1, clauses 10.6.6 and 10.6.7.
@@ -59,7 +58,7 @@ class MemoryWindow(Resource[h.ibv_mw]):
     def rkey(self) -> int:
         """The key from the latest bind. As with a region, anyone who knows the key can use it.
 
-        The key does not give any access before the first bind or after a failed bind.
+        Before the first bind, or after a failed bind, the key gives no access.
         """
         return self.pointer.rkey
 
@@ -77,22 +76,22 @@ class MemoryWindow(Resource[h.ibv_mw]):
     ) -> int:
         """Post a request that binds the window to a range of a memory region.
 
-        Some mistakes, such as binding a window of type 2 that is already bound, are only detected
-        when the device executes the request. The completion then fails with MW_BIND_ERR, and the
+        Some mistakes are only detected when the device executes the request, for example binding a
+        type 2 window that is already bound. The completion then fails with MW_BIND_ERR, and the
         queue pair enters the error state.
 
         Args:
-            qp: The queue pair to which the request is posted.
-            mr: The memory region. It must be registered with MW_BIND, and with LOCAL_WRITE if the
-                peer may write. It does not need any remote rights.
+            qp: The queue pair to post the request to.
+            mr: The memory region. It must be registered with MW_BIND, and also with LOCAL_WRITE if
+                the peer may write. It does not need any remote rights.
             access: The peer's rights: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC. With ZERO_BASED,
                 the peer uses addresses relative to the start of the window.
-            addr: The start of the range; by default, the start of the region.
-            length: The number of bytes; by default, up to the end of the region.
-            wr_id: The number of the work request, which its completion repeats.
-            send_flags: The flags of the work request.
-            rkey: The new key, for a window of type 2. Only its lowest 8 bits may differ from the
-                current key.
+            addr: The start of the range. Defaults to the start of the region.
+            length: The number of bytes. By default, the range extends to the end of the region.
+            wr_id: The work request's number, which is repeated in its completion.
+            send_flags: The work request's flags.
+            rkey: The new key for a type 2 window. It may differ from the current key only in its
+                lowest 8 bits.
 
         Returns:
             The new key.
@@ -139,9 +138,9 @@ class MemoryWindow(Resource[h.ibv_mw]):
         """Post a request that revokes the window's key.
 
         For type 1, the request binds the window to an empty range. For type 2, it is a LOCAL_INV
-        request. The window must then still be bound, and ``qp`` must be the queue pair that bound
-        it. Otherwise, the completion fails, and the queue pair enters the error state. This method
-        also raises the exceptions of :meth:`bind`.
+        request. This requires that the window is still bound, and that ``qp`` is the queue pair
+        that bound it. Otherwise, the completion fails, and the queue pair enters the error state.
+        This method also raises the exceptions of :meth:`bind`.
 
         Raises:
             ValueError: If the window has never been bound.
@@ -217,5 +216,5 @@ _NEEDED = {
 
 
 def offers_windows(context: verbs.Context, mw_type: MWType) -> bool:
-    """Return whether the device supports memory windows of the given type."""
+    """Return whether the device supports memory windows of this type."""
     return bool(context.query_device().device_cap_flags & _NEEDED[mw_type])

@@ -1,4 +1,4 @@
-"""The error for an object that cannot be used as memory, with advice on what to use instead."""
+"""The error for objects that cannot be used as memory, with advice on alternatives."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _ADVICE: tuple[tuple[Callable[[object], bool], str, str], ...] = (
 
 
 def no_memory(memory: object, target: bool) -> TypeError:
-    """Return the error to raise. Its advice depends on whether the memory is to receive data."""
+    """Return the error to raise. Its advice depends on whether the memory would receive data."""
     own = "" if target else getattr(type(memory), "_no_memory_hint", "")
     hints = ((for_source, for_target) for fits, for_source, for_target in _ADVICE if fits(memory))
     hint = own or next(hints, ("convert it to bytes", _TARGET))[target]

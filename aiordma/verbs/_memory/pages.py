@@ -1,4 +1,4 @@
-"""Memory that the library allocates: anonymous pages, on huge pages if requested and available."""
+"""Allocation of anonymous pages, including huge pages if requested and available."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MAP_HUGETLB = 0x40000
 
 
 class Pages(NamedTuple):
-    """Whole pages of memory, held as long as ``view`` exists, and the size of a page in bytes."""
+    """Whole pages of memory, kept for the lifetime of ``view``, and the page size in bytes."""
 
     view: memoryview
     page_size: int
 
 
 class Mapped:
-    """A marker for types whose objects are stored in memory that `allocate` has mapped."""
+    """A marker for types whose objects are stored in memory mapped by `allocate`."""
 
     __slots__ = ()
 
@@ -33,8 +33,8 @@ class Mapped:
 def allocate(length: int, huge_pages: bool) -> Pages:
     """Allocate at least ``length`` zeroed bytes on pages that contain nothing else.
 
-    If ``huge_pages`` is true and enough huge pages are free, they are used. If too few are free, a
-    warning is logged, and the kernel is asked to combine ordinary pages into huge ones
+    If ``huge_pages`` is true, huge pages are used as long as enough of them are free. If too few
+    are free, a warning is logged, and the kernel is asked to combine ordinary pages into huge ones
     (MADV_HUGEPAGE, see madvise(2)).
 
     Raises:

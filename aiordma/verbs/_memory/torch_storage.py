@@ -1,14 +1,14 @@
-"""Access to the memory of torch tensors as bytes.
+"""Byte access to the memory of torch tensors.
 
-A tensor refers to a storage, which owns the memory. Assigning to `tensor.data`, or calling
-`tensor.set_`, gives the tensor a different storage. `resize_` gives the storage different memory.
-To keep the memory in place, the view holds a numpy array that torch creates from a private tensor
-on the same storage. No other code can give this tensor a different storage, and torch never resizes
-a storage from which it has created an array.
+A tensor's memory is owned by its storage. Assigning to `tensor.data` or calling `tensor.set_` gives
+the tensor a different storage, and `resize_` gives the storage different memory. To keep the memory
+in place, the view holds a numpy array, which torch creates from a private tensor on the same
+storage. No other code can change this tensor's storage, and torch never resizes a storage from
+which it has created an array.
 
 The functions that move a storage to shared memory do not check for such arrays. All tensors on a
-storage share one storage object, so attributes of this object replace these functions while the
-array exists. See the documentation of torch.Tensor and torch.UntypedStorage.
+storage share one storage object. While the array exists, attributes of this object override these
+functions. See the documentation of torch.Tensor and torch.UntypedStorage.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Queue pairs, shared receive queues, and the work that is posted to them."""
+"""Queue pairs, shared receive queues, and the work posted to them."""

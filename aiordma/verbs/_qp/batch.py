@@ -81,20 +81,20 @@ class ReceiveBatch(_Batch[ReceiveWorkRequest]):
 
 
 class SendBatch(_Batch[SendWorkRequest]):
-    """A batch of requests for the send queue of a queue pair.
+    """A batch of requests for a queue pair's send queue.
 
     Posting the batch raises the same exceptions as :meth:`QueuePair.post_send`. The methods share
-    the following keyword arguments, which ibv_post_send(3) explains:
+    the following keyword arguments (see ibv_post_send(3)):
 
-    - ``wr_id``: A number of your choice, which the completion repeats.
+    - ``wr_id``: A number of your choice, which is repeated in the completion.
     - ``signaled``: Whether a successful request generates a completion.
-    - ``imm``: Immediate data for the peer, a 32-bit number in host byte order.
+    - ``imm``: Immediate data for the peer, as a 32-bit number in host byte order.
     - ``remote_srqn``: The number of the peer's shared receive queue, for XRC queue pairs.
     - ``fence``: Whether to wait for all earlier reads and atomics before starting the request.
-    - ``solicited``: Whether the message generates an event even if the peer waits only for
+    - ``solicited``: Whether the message generates an event even if the peer is only waiting for
       solicited events.
-    - ``inline``: Whether to copy the data when the request is posted. Otherwise, do not modify the
-      memory until the request has completed.
+    - ``inline``: Whether to copy the data when the request is posted. Without this, do not modify
+      the memory until the request has completed.
     """
 
     def send(
@@ -113,8 +113,8 @@ class SendBatch(_Batch[SendWorkRequest]):
     ) -> None:
         """Send a message.
 
-        ``to`` is the destination of a datagram. ``invalidate`` is a key of the peer that the
-        message invalidates when it arrives.
+        ``to`` is a datagram's destination. ``invalidate`` is the key of the peer's memory to
+        invalidate when the message arrives.
         """
         if imm is not None and invalidate is not None:
             raise ValueError("imm and invalidate cannot be combined in one send")
@@ -148,7 +148,7 @@ class SendBatch(_Batch[SendWorkRequest]):
     ) -> None:
         """Write to the peer's memory.
 
-        With ``imm``, the write also consumes a receive of the peer, whose completion contains
+        With ``imm``, the write also consumes one of the peer's receives, whose completion contains
         ``imm``.
         """
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
@@ -235,14 +235,14 @@ class SendBatch(_Batch[SendWorkRequest]):
     def bind(
         self, bind: BindInfo, *, wr_id: int = 0, signaled: bool = True, fence: bool = False
     ) -> None:
-        """Bind a memory window of type 2."""
+        """Bind a type 2 memory window."""
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.BIND_MW, (), flags, bind=bind))
 
     def invalidate(
         self, rkey: int, *, wr_id: int = 0, signaled: bool = True, fence: bool = False
     ) -> None:
-        """Invalidate the key of a local memory window of type 2."""
+        """Invalidate the key of a local type 2 memory window."""
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.LOCAL_INV, (), flags, invalidate_rkey=rkey))
 

@@ -1,4 +1,4 @@
-"""The states of a queue pair, and the transitions that connect it to a peer's endpoint."""
+"""Queue pair states, and the transitions that connect a queue pair to a peer's endpoint."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _random_bits(count: int) -> int:
 
 
 class BringUp(Resource[h.ibv_qp]):
-    """The base class of :class:`QueuePair` with the methods that change its state."""
+    """The base class of :class:`QueuePair` that provides the methods for changing its state."""
 
     context: verbs.Context
     qp_num: int
@@ -75,7 +75,7 @@ class BringUp(Resource[h.ibv_qp]):
 
     @property
     def pd(self) -> verbs.ProtectionDomain:
-        """The protection domain in which the queue pair was created.
+        """The protection domain the queue pair was created in.
 
         Raises:
             ValueError: If the queue pair is the receiving side of XRC, which has no protection
@@ -98,20 +98,19 @@ class BringUp(Resource[h.ibv_qp]):
         max_rd_atomic: int | None = None,
         max_dest_rd_atomic: int | None = None,
     ) -> Endpoint:
-        """Return the data that a peer needs to connect to this queue pair.
+        """Return the data a peer needs to connect to this queue pair.
 
-        To send it to the peer, encode it as bytes with its method ``pack()``.
+        To send it to the peer, convert it to bytes with its ``pack()`` method.
 
         Args:
-            gid: The GID table entry of the local address; ``context.choose_gid(port_num)`` by
-                default.
+            gid: The local address's GID table entry. Defaults to ``context.choose_gid(port_num)``.
             port_num: The port, if ``gid`` is not given.
-            psn: The first packet sequence number; random by default.
-            qkey: The Q_Key of a datagram queue pair; random by default.
-            max_rd_atomic: The maximum number of outstanding reads and atomics that this side
-                starts. The default is the device's maximum, but at most 16.
-            max_dest_rd_atomic: The maximum number of outstanding reads and atomics that the peer
-                starts. The default is the device's maximum, but at most 16.
+            psn: The first packet sequence number. Random by default.
+            qkey: The Q_Key of a datagram queue pair. Random by default.
+            max_rd_atomic: The maximum number of outstanding reads and atomics started by this side.
+                Defaults to the device's maximum or 16, whichever is smaller.
+            max_dest_rd_atomic: The maximum number of outstanding reads and atomics started by the
+                peer. Defaults to the device's maximum or 16, whichever is smaller.
 
         Raises:
             VerbsError: With ENETDOWN, if the port is not active.
@@ -163,36 +162,35 @@ class BringUp(Resource[h.ibv_qp]):
         pkey_index: int = 0,
         **path: Unpack[PathKeywords],
     ) -> None:
-        """Connect an RC, UC or XRC queue pair to a peer's, going from state RESET to RTS.
+        """Connect an RC, UC or XRC queue pair to a peer's, moving it from RESET to RTS.
 
-        The call does not wait for the peer. Post receives before you tell the peer to send.
+        The call does not wait for the peer. Post receives before telling the peer to send.
 
         Args:
             local: The result of :meth:`endpoint` on this side.
             remote: The result of :meth:`endpoint` on the peer's side. The connection uses the
                 smaller of the two path MTUs.
-            access: The rights that the peer has on local memory. Both these rights and those of the
-                memory region must allow an operation. By default, no remote access is allowed.
+            access: The peer's rights to local memory. An operation must be allowed both by these
+                rights and by those of the memory region. By default, no remote access is allowed.
             timeout: The time in seconds to wait for an acknowledgement before retransmitting a
                 packet.
             retry_cnt: The maximum number of retransmissions.
             rnr_retry: The maximum number of retries while the peer has not posted a receive; 7
                 means no limit.
-            min_rnr_timer: The time in seconds that the peer must wait before a retry while this
-                side has not posted a receive.
-            max_rd_atomic: The maximum number of outstanding reads and atomics that this side
-                starts. The default is the maximum that both sides support.
-            max_dest_rd_atomic: The maximum number of outstanding reads and atomics that the peer
-                starts. The default is the maximum that both sides support.
-            pkey_index: The index of the P_Key.
+            min_rnr_timer: The time in seconds the peer must wait before retrying while this side
+                has not posted a receive.
+            max_rd_atomic: The maximum number of outstanding reads and atomics started by this side.
+                Defaults to the maximum supported by both sides.
+            max_dest_rd_atomic: The maximum number of outstanding reads and atomics started by the
+                peer. Defaults to the maximum supported by both sides.
+            pkey_index: The P_Key's index.
             **path: Optional fields of the route.
 
         Raises:
             ValueError: If the endpoints do not match each other or this queue pair.
-            VerbsError: With ENETDOWN, if the port is not active, which is checked before the queue
-                pair is changed. With other error codes, if the device rejects a transition. If the
-                peer cannot be reached, the message contains both GIDs and the index of the local
-                one.
+            VerbsError: With ENETDOWN, if the port is not active. This is checked before the queue
+                pair is modified. With other error codes, if the device rejects a transition. If the
+                peer cannot be reached, the message contains both GIDs and the local GID's index.
         """
         if self.qp_type not in _PARTNERS:
             raise ValueError(
@@ -232,10 +230,10 @@ class BringUp(Resource[h.ibv_qp]):
         )
 
     def start(self, local: Endpoint, *, pkey_index: int = 0) -> None:
-        """Take a datagram queue pair from state RESET to RTS, ready to send and receive.
+        """Move a datagram queue pair from RESET to RTS, so that it can send and receive.
 
-        The queue pair uses the Q_Key and the PSN of ``local``, the result of :meth:`endpoint`.
-        Peers to which you send this endpoint can then send to the queue pair. See
+        The queue pair uses the Q_Key and the PSN from ``local``, which is the result of
+        :meth:`endpoint`. Send this endpoint to peers so that they can send to the queue pair. See
         :meth:`destination`.
         """
         if self.qp_type is not QPType.UD:
@@ -253,8 +251,8 @@ class BringUp(Resource[h.ibv_qp]):
     ) -> Destination:
         """Return a destination for sending datagrams to ``remote``, with a new address handle.
 
-        Close the address handle, ``destination.ah``, when the last request that uses it has
-        completed. Otherwise, it is closed together with the protection domain.
+        Close the address handle, ``destination.ah``, once the last request using it has completed.
+        If you do not, it is closed together with the protection domain.
 
         Raises:
             ValueError: If the endpoints do not match each other or this queue pair.
@@ -301,7 +299,7 @@ class BringUp(Resource[h.ibv_qp]):
         access: AccessFlags = AccessFlags.NONE,
         qkey: int = 0,
     ) -> None:
-        """Go from state RESET to INIT, in which receives can be posted.
+        """Move from RESET to INIT, in which receives can be posted.
 
         ``qkey`` is only used by UD queue pairs. A raw packet queue pair only uses ``port_num``.
         """
@@ -325,7 +323,7 @@ class BringUp(Resource[h.ibv_qp]):
         max_dest_rd_atomic: int = 1,
         min_rnr_timer: float = RNR_TIMER,
     ) -> None:
-        """Go from state INIT to RTR, ready to receive from the given peer.
+        """Move from INIT to RTR, ready to receive from the given peer.
 
         A UD queue pair does not need any of the arguments.
         """
@@ -349,7 +347,7 @@ class BringUp(Resource[h.ibv_qp]):
         rnr_retry: int = 7,
         max_rd_atomic: int = 1,
     ) -> None:
-        """Go from state RTR to RTS, ready to send."""
+        """Move from RTR to RTS, ready to send."""
         self._step(
             QPState.RTS,
             {
@@ -362,13 +360,13 @@ class BringUp(Resource[h.ibv_qp]):
         )
 
     def to_sqd(self, *, notify: bool = False) -> None:
-        """Go from state RTS to SQD, which drains the send queue.
+        """Move from RTS to SQD, which drains the send queue.
 
-        Requests in progress are completed. Requests posted from now on wait until :meth:`resume`.
-        See IBTA volume 1, clause 10.3.1.5.
+        Requests in progress are completed. Requests posted in this state wait until :meth:`resume`
+        is called. See IBTA volume 1, clause 10.3.1.5.
 
         Args:
-            notify: Whether to generate the asynchronous event SQ_DRAINED when the send queue is
+            notify: Whether to generate an SQ_DRAINED asynchronous event once the send queue is
                 drained. You can also check ``query().sq_draining``.
         """
         changes: QPChanges = {"qp_state": QPState.SQD}
@@ -377,27 +375,27 @@ class BringUp(Resource[h.ibv_qp]):
         self.modify(**changes)
 
     def resume(self) -> None:
-        """Return to state RTS and process the requests that are waiting in the send queue.
+        """Return to RTS and process the requests waiting in the send queue.
 
         The current state must be SQD or, for datagrams, SQE.
         """
         self.modify(qp_state=QPState.RTS)
 
     def to_error(self) -> None:
-        """Go to state ERR. All posted requests are flushed and complete with WR_FLUSH_ERR."""
+        """Move to ERR. All posted requests are flushed and complete with WR_FLUSH_ERR."""
         self.modify(qp_state=QPState.ERR)
 
     def to_reset(self) -> None:
-        """Go to state RESET. All posted requests are discarded without a completion."""
+        """Move to RESET. All posted requests are discarded without a completion."""
         self.modify(qp_state=QPState.RESET)
 
     # --- states ----------------------------------------------------------------------------
 
     @property
     def state(self) -> QPState:
-        """The state that was last requested, by this program or by the connection manager.
+        """The state most recently requested by this program or the connection manager.
 
-        A device can also move a queue pair to ERR without a request. Only ``query()`` shows this.
+        A device can also move a queue pair to ERR on its own. Only ``query()`` shows this.
         """
         return QPState(self.pointer.state)
 
@@ -407,8 +405,8 @@ class BringUp(Resource[h.ibv_qp]):
         See ibv_modify_qp(3) and IBTA volume 1, clause 11.2.5.2.
 
         Raises:
-            QPTransitionError: If the transition does not exist, or if it requires other attributes
-                or forbids one that was given. This is checked before the device is called.
+            QPTransitionError: If the transition does not exist, requires other attributes, or
+                forbids one that was given. This is checked before calling the device.
             VerbsError: If the device rejects the change. The message names the transition.
         """
         attr, mask = fill(changes)

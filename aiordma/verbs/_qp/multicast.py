@@ -1,4 +1,4 @@
-"""Multicast groups, whose messages reach every queue pair that is attached to the group."""
+"""Multicast groups, whose messages reach every queue pair attached to the group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .._device.address import GID
 from .._device.resource import Node, Resource
 
 MULTICAST_QPN: Final = 0xFFFFFF
-"""The queue pair number to use in a :class:`Destination` for a multicast group.
+"""The queue pair number for a :class:`Destination` that is a multicast group.
 
 See IBTA volume 1, clause 10.5.1.
 """

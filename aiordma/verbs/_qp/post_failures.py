@@ -1,8 +1,7 @@
-"""Explanations of why a device rejected a work request.
+"""Explanations for work requests rejected by a device.
 
-Devices report EINVAL for every reason. This module determines the actual reason after the failure,
-from the request and from the limits and the state of the queue pair. It therefore does not slow
-down posting.
+Devices report EINVAL regardless of the reason. This module determines the actual reason afterwards,
+from the request and the queue pair's limits and state, so it does not slow down posting.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ LONGEST = 1 << 31
 
 
 def state_reason(state: QPState, *, sends: bool) -> str:
-    """Return why posting is not possible in this state, or an empty string if it is."""
+    """Return why posting is not allowed in this state, or an empty string if it is allowed."""
     if sends and state in (QPState.RESET, QPState.INIT, QPState.RTR):
         return (
             f"the queue pair is in state {state.name}, but sends can be posted only from RTS on; "
@@ -40,10 +39,10 @@ def request_reason(
     limit: str,
     most_inline: int = 0,
 ) -> str:
-    """Return which limit the first invalid request exceeds, or an empty string.
+    """Return the limit exceeded by the first invalid request, or an empty string.
 
     Args:
-        requests: The requests that were to be posted.
+        requests: The requests to be posted.
         most_pieces: The maximum number of scatter/gather elements.
         limit: The name of the limit on scatter/gather elements.
         most_inline: The maximum number of inline bytes.
@@ -67,9 +66,9 @@ def post_error(
 
     Args:
         verb: The name of the C function that failed.
-        code: The error code that it returned.
+        code: The error code returned by the function.
         bad_index: The index of the first request that was not posted.
-        where: The name of the queue.
+        where: The queue's name.
         why: The reason, if known.
         full: The explanation to use if the queue is full.
     """

@@ -1,13 +1,13 @@
-"""Tracking of the incomplete work on a queue pair, and of the queue pair's first failure.
+"""Tracking of a queue pair's outstanding work and its first failure.
 
-This module remembers what was posted, and in which order, for these reasons:
+This module records posted requests and their order, because the device does not report enough:
 
-- An entry of the send queue becomes free only when its own completion, or that of a later signaled
+- A send queue entry becomes free only once the completion of its request, or of a later signaled
   request, has been polled (ibv_post_send(3); IBTA volume 1, clause 10.8.6).
-- An unsignaled request that succeeds does not generate a completion.
-- A failed completion does not say which operation failed (ibv_poll_cq(3)).
-- After the first failure, all other requests are flushed. Their completions do not say what caused
-  the failure (IBTA volume 1, clause 10.3.1.7).
+- A successful unsignaled request does not generate a completion.
+- A failed completion does not identify the failed operation (ibv_poll_cq(3)).
+- After the first failure, all other requests are flushed. Their completions do not report the cause
+  of the failure (IBTA volume 1, clause 10.3.1.7).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _OF_A_SEND = frozenset(
 class PostedWork:
     """The work posted to a queue pair. Posting adds to it, and polling completions removes from it.
 
-    One thread may post while another thread polls. Posting appends requests at one end, and
-    withdraws them from the same end if they could not be posted. Polling removes requests from the
-    other end. Loops therefore use indexes instead of iterators.
+    One thread may post while another one polls. Posting appends requests at one end, and withdraws
+    them from the same end if they could not be posted. Polling removes requests from the other end.
+    Loops therefore use indexes instead of iterators.
     """
 
     __slots__ = ("__weakref__", "_failures", "_receives", "_sends", "first_failure", "max_send_wr")
@@ -59,7 +59,7 @@ class PostedWork:
 
     @property
     def free(self) -> int:
-        """The number of free entries in the send queue.
+        """The number of free send queue entries.
 
         After a failure, all entries count as free, because the missing completions may never
         arrive.
@@ -68,7 +68,7 @@ class PostedWork:
 
     @property
     def unsignaled(self) -> int:
-        """The number of requests that were posted after the last signaled request."""
+        """The number of requests posted since the last signaled request."""
         sends, count = self._sends, 0
         with suppress(IndexError):
             while not sends[-1 - count][2]:
@@ -77,14 +77,14 @@ class PostedWork:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether no outstanding send is signaled, so that no completion could free an entry."""
+        """Whether no outstanding send is signaled, so that no completion can free an entry."""
         return self.unsignaled == len(self._sends)
 
     def has_room(self, signaled: Sequence[bool]) -> bool:
         """Return whether the requests fit without filling the send queue permanently.
 
-        If the requests take the last free entry, a signaled send must be among them or already
-        outstanding. Otherwise, no completion could ever free an entry.
+        If the requests use up the last free entry, at least one signaled send must be among them or
+        already outstanding. Otherwise, no completion could ever free an entry.
         """
         # Read this first, because another thread may poll the completion that frees entries.
         stuck = self.is_stuck
@@ -92,7 +92,7 @@ class PostedWork:
         return free > 0 or (free == 0 and (any(signaled) or not stuck))
 
     def send(self, wr_id: int, opcode: int, signaled: int) -> None:
-        """Add a send. Call this before posting, because another thread may poll the completion."""
+        """Add a send. Call this before posting, because its completion may be polled first."""
         self._sends.append((wr_id, opcode, signaled))
 
     def receive(self, wr_id: int) -> None:
@@ -100,12 +100,12 @@ class PostedWork:
         self._receives.append(wr_id)
 
     def withdraw_sends(self, count: int) -> None:
-        """Remove the last ``count`` sends after posting them has failed."""
+        """Remove the last ``count`` sends after failing to post them."""
         for _ in range(count):
             self._sends.pop()
 
     def withdraw_receives(self, count: int) -> None:
-        """Remove the last ``count`` receives after posting them has failed."""
+        """Remove the last ``count`` receives after failing to post them."""
         for _ in range(count):
             self._receives.pop()
 
@@ -120,7 +120,7 @@ class PostedWork:
         self.first_failure = None
 
     def settle(self, record: Record) -> WorkCompletionError | None:
-        """Remove the work that a polled completion ends, and return its exception if it failed."""
+        """Remove the work finished by a polled completion, and return its exception if any."""
         wr_id, status, opcode = record[:3]
         if not status:
             if opcode & _RECV:

@@ -1,4 +1,4 @@
-"""Posting of work requests to a queue pair, with the checks before it and the errors after it."""
+"""Posting of work requests to a queue pair, including validation and error handling."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def address(pointer: h.ibv_qp | h.ibv_qp_ex | h.Null) -> int:
 
 
 class Posting(BringUp):
-    """The base class of :class:`QueuePair` with the methods that post to its queues."""
+    """The base class of :class:`QueuePair` that provides the methods for posting to its queues."""
 
     sq_sig_all: bool
     capabilities: QPCapabilities
@@ -68,7 +68,7 @@ class Posting(BringUp):
     def free_send_slots(self) -> int:
         """The number of requests that can currently be posted to the send queue.
 
-        A slot becomes free when the completion of its request, or of a later signaled request, has
+        A slot becomes free once the completion of its request, or of a later signaled request, has
         been polled. After a failure, all slots count as free, and only the device enforces the
         limit.
         """
@@ -76,22 +76,22 @@ class Posting(BringUp):
 
     @property
     def unsignaled_tail(self) -> int:
-        """The number of unsignaled requests that were posted after the last signaled request."""
+        """The number of unsignaled requests posted since the last signaled request."""
         return self._account().unsignaled
 
     @property
     def first_failure(self) -> WorkCompletionError | None:
-        """The first failed completion that was polled since the last reset, or None.
+        """The first failed completion polled since the last reset, or None.
 
-        It is the reason why all later requests were flushed.
+        This failure caused all later requests to be flushed.
         """
         return self._account().first_failure
 
     def untrack(self) -> None:
-        """Stop tracking posted work, because the caller tracks it.
+        """Stop tracking posted work. The caller has to track it instead.
 
-        This makes posting and polling a little faster. If a queue is full, only the device reports
-        it.
+        This makes posting and polling slightly faster. A full queue is then only detected by the
+        device.
         """
         self._posted = None
 
@@ -133,17 +133,17 @@ class Posting(BringUp):
     def post_send(self, requests: Sequence[SendWorkRequest]) -> None:
         """Post work requests to the send queue in the given order.
 
-        All requests are checked first. If a check fails, none of them is posted.
+        All requests are validated first. If any of them is invalid, none is posted.
 
         Raises:
             UnsupportedError: If the transport or the device does not support an operation.
-            ValueError: If an operation does not support its flags, if the memory of an atomic is
-                not 8 aligned bytes, or if a number is out of range.
-            QueueFullError: If the send queue has too few free slots, or if unsignaled requests
-                would take all of its slots.
+            ValueError: If an operation does not support its flags, if an atomic's memory is not 8
+                aligned bytes, or if a number is out of range.
+            QueueFullError: If the send queue does not have enough free slots, or if unsignaled
+                requests would use up all of its slots.
             PostError: If the device rejects a request. ``bad_index`` is the index of the first
-                request that was not posted. The requests before it were posted, except on a queue
-                pair that was created with ``send_ops``, which posts either all requests or none.
+                request that was not posted. The requests before it were posted. On a queue pair
+                created with ``send_ops``, either all requests are posted or none.
         """
         array, pointer = self._array, self.pointer
         self._pack_sends(requests)
@@ -193,8 +193,8 @@ class Posting(BringUp):
     def batch(self) -> SendBatch:
         """Return a context manager that collects work requests and posts them together.
 
-        The requests are posted when the block ends, with a single notification of the device
-        (doorbell). If the block raises an exception, none of them is posted::
+        The requests are posted at the end of the block, with a single notification to the device
+        (doorbell). If the block raises an exception, nothing is posted::
 
             with qp.batch() as batch:
                 batch.write(...)

@@ -1,4 +1,4 @@
-"""The attributes of a queue pair, for modifying and querying it."""
+"""Queue pair attributes, for modifying and querying a queue pair."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPStat
 
 
 class QPCapabilities(NamedTuple):
-    """The sizes of a queue pair (``struct ibv_qp_cap``).
+    """A queue pair's sizes (``struct ibv_qp_cap``).
 
     ``max_send_wr`` and ``max_recv_wr`` are the maximum numbers of outstanding work requests in each
     queue. ``max_send_sge`` and ``max_recv_sge`` are the maximum numbers of scatter/gather elements
-    per request. ``max_inline_data`` is the maximum number of bytes that are copied into a send
-    request when it is posted inline.
+    per request. ``max_inline_data`` is the maximum number of bytes copied into a send request that
+    is posted inline.
     """
 
     max_send_wr: int = 16
@@ -56,7 +56,7 @@ class QPCapabilities(NamedTuple):
 def resets(library: Library) -> Callable[[h.ibv_qp], None]:
     """Return a thread-safe function that resets a queue pair.
 
-    It is for queue pairs of types without a table of state transitions.
+    Use it for queue pair types without a table of state transitions.
     """
 
     def reset(pointer: h.ibv_qp) -> None:
@@ -101,7 +101,7 @@ class QPChanges(TypedDict, total=False):
 
 
 Convert: TypeAlias = Callable[[str, Any], object]
-"""A function that takes an attribute's name and value, and returns the converted value."""
+"""A function that converts an attribute, given its name and value."""
 
 
 def _up_to(most: int) -> Convert:
@@ -152,7 +152,7 @@ QUERY_ALL = QPAttrMask((1 << 21) - 1)
 
 
 def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
-    """Create ``struct ibv_qp_attr`` and the mask of the attributes that were given.
+    """Create a ``struct ibv_qp_attr``, and the mask of the attributes set in it.
 
     Raises:
         TypeError: If a name is not a field of the structure.
@@ -166,7 +166,7 @@ def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
 
 
 def filled(changes: QPChanges) -> h.ibv_qp_attr:
-    """Create ``struct ibv_qp_attr`` from attributes whose names are known to be valid."""
+    """Create a ``struct ibv_qp_attr`` from attributes whose names are known to be valid."""
     values = {name: _FIELDS[name][1](name, value) for name, value in changes.items()}
     return ffi.new("struct ibv_qp_attr *", values)
 
@@ -174,7 +174,7 @@ def filled(changes: QPChanges) -> h.ibv_qp_attr:
 class QPAttributes(NamedTuple):
     """The result of :meth:`QueuePair.query` (``struct ibv_qp_attr``, but with times in seconds).
 
-    Fields that do not apply to the type and state of the queue pair are zero.
+    Fields that do not apply to the queue pair's type and state are zero.
     """
 
     qp_state: QPState
@@ -214,7 +214,7 @@ class QPAttributes(NamedTuple):
 
 
 def query(context: verbs.Context, pointer: h.ibv_qp) -> QPAttributes:
-    """Query the current attributes of a queue pair from the device. See ibv_query_qp(3)."""
+    """Query a queue pair's current attributes. See ibv_query_qp(3)."""
     attr = ffi.new("struct ibv_qp_attr *")
     init = ffi.new("struct ibv_qp_init_attr *")
     context.library.calls.ibv_query_qp(pointer, attr, QUERY_ALL, init)
@@ -222,9 +222,9 @@ def query(context: verbs.Context, pointer: h.ibv_qp) -> QPAttributes:
 
 
 class ECE(NamedTuple):
-    """Options of enhanced connection establishment (``struct ibv_ece``). See ibv_set_ece(3).
+    """Options for enhanced connection establishment (``struct ibv_ece``). See ibv_set_ece(3).
 
-    With these options, two devices of the same vendor can agree to use features that the InfiniBand
+    These options let two devices from the same vendor agree on features that the InfiniBand
     standard does not define. ``vendor_id`` determines the meaning of the bits in ``options``.
     """
 
@@ -237,15 +237,15 @@ class ECE(NamedTuple):
 
     @classmethod
     def read(cls, ece: h.ibv_ece) -> Self:
-        """Return a copy of a C structure."""
+        """Create the options from a C structure."""
         return copy_of(ece, cls)
 
 
 class RateLimit(NamedTuple):
-    """A limit on the sending rate of a queue pair (``struct ibv_qp_rate_limit_attr``).
+    """A limit on a queue pair's sending rate (``struct ibv_qp_rate_limit_attr``).
 
-    ``rate_limit`` is in kbit/s, and 0 means no limit. ``max_burst_sz`` and ``typical_pkt_sz`` are
-    in bytes, and 0 means the device's default. See ibv_modify_qp_rate_limit(3).
+    ``rate_limit`` is in kbit/s; 0 means no limit. ``max_burst_sz`` and ``typical_pkt_sz`` are in
+    bytes; 0 means the device's default. See ibv_modify_qp_rate_limit(3).
     """
 
     rate_limit: int

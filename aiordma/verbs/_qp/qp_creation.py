@@ -1,4 +1,4 @@
-"""Creation of queue pairs: the choice of the C function, and explanations of failures."""
+"""Queue pair creation: which C function to call, and explanations for failures."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Maker:
         return pd.context.library.calls.ibv_destroy_qp
 
     def parents(self) -> list[Node[Any]]:
-        """Return additional nodes that must stay open until the queue pair is closed."""
+        """Return any additional nodes that must stay open until the queue pair is closed."""
         return []
 
 
@@ -149,7 +149,7 @@ def init_members(
 def init_attr_ex(
     pd: verbs.ProtectionDomain, members: dict[str, Any], options: QPOptions
 ) -> h.ibv_qp_init_attr_ex:
-    """Create ``struct ibv_qp_init_attr_ex`` from the common members and the options.
+    """Create a ``struct ibv_qp_init_attr_ex`` from the common members and the options.
 
     Raises:
         OverflowError: If a number does not fit into its member.

@@ -1,4 +1,4 @@
-"""Queue pairs, and their features other than states and posting."""
+"""Queue pairs, including all features except states and posting."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _ECE = "enhanced connection establishment (ECE)"
 
 
 def wire_of_port(layer: LinkLayer, transport: TransportType) -> str | None:
-    """Return the medium to which a card's port is attached."""
+    """Return the type of network a card's port is attached to."""
     return "iwarp" if transport is TransportType.IWARP else _LINK_LAYERS.get(layer)
 
 
 class QueuePair(Posting):
-    """A send queue and a receive queue that can be connected to those of a peer.
+    """A send queue and a receive queue that can be connected to a peer's.
 
     ``qp_type`` is the transport, for example RC for reliable connections. ``qp_num`` is the number
-    by which the peer addresses the queue pair. ``capabilities`` contains the sizes that the device
-    granted. ``srq`` is the shared receive queue, or None.
+    the peer uses to address the queue pair. ``capabilities`` contains the sizes granted by the
+    device. ``srq`` is the shared receive queue, or None.
 
     Only one thread at a time may post to a queue pair or modify it. The queue pair does not keep
-    the memory of posted requests alive or registered. You must keep it until you have polled the
-    completion or closed the queue pair.
+    the memory of posted requests alive or registered. You must keep it yourself until you have
+    polled the completion or closed the queue pair.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class QueuePair(Posting):
         context: verbs.Context | None = None,
         reserved: bool = False,
     ) -> None:
-        """Initialize the object. Only this package may call the constructor.
+        """Initialize the object. Only code in this package may call the constructor.
 
         ``pd``, ``send_cq`` and ``recv_cq`` are None only for the receiving side of XRC. Unless
         ``reserved`` is true, completion queue entries are reserved for the queue pair, and its
         posted work is tracked.
 
         Raises:
-            BusyError: If a completion queue has too few entries. The queue pair is destroyed in
-                this case.
+            BusyError: If a completion queue does not have enough entries. The queue pair is then
+                destroyed.
         """
         super().__init__(node)
         pointer = self.pointer
@@ -108,11 +108,11 @@ class QueuePair(Posting):
 
     @property
     def wire(self) -> str | None:
-        """The medium that carries the data, or None if it is not known yet.
+        """The type of medium that carries the data, or None if it is not known yet.
 
         For cards and rdma_rxe, this is "roce", "infiniband" or "iwarp". For the embedded device, it
-        is "shared memory" or "tcp", or "roce" if RoCE was selected, and None until the queue pair
-        is connected.
+        is "shared memory" or "tcp", or "roce" if RoCE was selected. It is None until the embedded
+        device's queue pair is connected.
         """
         context = self.context
         if context.library.offers("wire"):
@@ -126,17 +126,17 @@ class QueuePair(Posting):
     def attach_mcast(self, gid: GID, lid: int = 0) -> MulticastAttachment:
         """Join a multicast group to receive the messages sent to it. Only for UD queue pairs.
 
-        A member also receives the messages that it sends to the group itself. To send to the group,
-        use a :class:`Destination` with an address handle for the GID, the queue pair number
-        ``MULTICAST_QPN``, and the Q_Key of the members. See ibv_attach_mcast(3).
+        A member also receives its own messages to the group. To send to the group, use a
+        :class:`Destination` with an address handle for the GID, the queue pair number
+        ``MULTICAST_QPN``, and the members' Q_Key. See ibv_attach_mcast(3).
 
         Args:
             gid: An IPv6 or IPv4 multicast address, for example ``GID.from_ip("239.1.2.3")``.
-            lid: The LID of the group, in an InfiniBand network. There, the subnet manager must also
-                be told about the member. :meth:`ConnectionId.join_multicast` does both.
+            lid: The group's LID in an InfiniBand network. There, the subnet manager must also be
+                told about the new member. :meth:`ConnectionId.join_multicast` does both.
 
         Raises:
-            ValueError: If the queue pair is not of type UD, or if the address is not a multicast
+            ValueError: If this is not a UD queue pair, or if the address is not a multicast
                 address.
             VerbsError: If the device cannot join more groups. The message contains the device's
                 limits.
@@ -174,7 +174,7 @@ class QueuePair(Posting):
     # --- beyond the standard ---------------------------------------------------------------
 
     def set_ece(self, ece: ECE) -> None:
-        """Set the ECE options that the next state transition will use. See ibv_set_ece(3).
+        """Set the ECE options for the next state transition. See ibv_set_ece(3).
 
         Raises:
             UnsupportedError: If the device does not support these options.
@@ -184,9 +184,9 @@ class QueuePair(Posting):
             self.context.library.calls.ibv_set_ece(self.pointer, packed)
 
     def query_ece(self) -> ECE:
-        """Return the ECE options that the device supports or, from state RTR on, uses.
+        """Return the ECE options supported by the device or, from state RTR on, in use.
 
-        If ``options`` is 0, there are none. See ibv_query_ece(3).
+        An ``options`` value of 0 means that there are none. See ibv_query_ece(3).
 
         Raises:
             UnsupportedError: If the device does not support ECE.
@@ -197,7 +197,7 @@ class QueuePair(Posting):
         return ECE.read(ece)
 
     def modify_rate_limit(self, limit: RateLimit) -> None:
-        """Limit the sending rate of a queue pair in state RTS. See ibv_modify_qp_rate_limit(3).
+        """Limit the sending rate of a queue pair in the RTS state. See ibv_modify_qp_rate_limit(3).
 
         Raises:
             UnsupportedError: If the device cannot limit the rate of queue pairs of this type.

@@ -1,4 +1,4 @@
-"""Shared receive queues, whose receives can be consumed by any of several queue pairs."""
+"""Shared receive queues, whose receives are shared by several queue pairs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _MASK_TYPE, _MASK_PD, _MASK_XRCD, _MASK_CQ = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 
 
 class SRQAttributes(NamedTuple):
-    """The size of a shared receive queue and its limit event (``struct ibv_srq_attr``).
+    """A shared receive queue's size and event limit (``struct ibv_srq_attr``).
 
     The queue holds up to ``max_wr`` receives with up to ``max_sge`` scatter/gather elements each.
-    ``srq_limit`` is the number of receives below which the device generates a limit event, or 0 if
-    no event has been requested.
+    The device generates a limit event when the number of receives drops below ``srq_limit``. It is
+    0 if no event has been requested.
     """
 
     max_wr: int
@@ -41,18 +41,18 @@ class SRQAttributes(NamedTuple):
 
 
 class SharedReceiveQueue(Resource[h.ibv_srq]):
-    """A queue of receives that several queue pairs share (``pd.create_qp(..., srq=srq)``).
+    """A queue of receives shared by several queue pairs (``pd.create_qp(..., srq=srq)``).
 
-    A message that arrives at any of these queue pairs consumes the oldest receive in the queue. The
+    A message that arrives on any of these queue pairs consumes the oldest receive in the queue. The
     completion is reported on that queue pair's ``recv_cq``, and its ``qp_num`` identifies the queue
-    pair. The queue pairs do not have their own receive queues, so their ``post_recv`` raises an
+    pair. The queue pairs have no receive queues of their own, so their ``post_recv`` raises an
     exception. If one of the queue pairs fails, the unused receives remain available to the others.
-    The event QP_LAST_WQE_REACHED reports when the failed queue pair will not consume any more
+    The QP_LAST_WQE_REACHED event reports that the failed queue pair will not consume any more
     receives.
 
-    ``max_wr`` and ``max_sge`` are the sizes that the device granted. Only one thread at a time may
-    post receives. Keep the memory of a posted receive registered until you have polled its
-    completion or closed the queue. Closing the queue also closes the queue pairs that use it.
+    ``max_wr`` and ``max_sge`` are the sizes granted by the device. Only one thread at a time may
+    post receives. Keep a posted receive's memory registered until you have polled its completion or
+    closed the queue. Closing the queue also closes the queue pairs that use it.
 
     See ibv_create_srq(3) and IBTA volume 1, clause 10.2.9.
     """
@@ -75,7 +75,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
     # --- attributes ------------------------------------------------------------------------
 
     def query(self) -> SRQAttributes:
-        """Query the current attributes from the device. See ibv_query_srq(3)."""
+        """Query the queue's current attributes. See ibv_query_srq(3)."""
         attr = ffi.new("struct ibv_srq_attr *")
         self.context.library.calls.ibv_query_srq(self.pointer, attr)
         return copy_of(attr, SRQAttributes)
@@ -84,15 +84,15 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         """Resize the queue, or change the limit for its event. See ibv_modify_srq(3).
 
         Args:
-            max_wr: The new maximum number of receives; None leaves the size unchanged.
-            srq_limit: The limit. As soon as fewer receives than this are posted, the device
-                generates the event SRQ_LIMIT_REACHED once (see ``context.async_events()``). 0
-                cancels the event, and None leaves the limit unchanged.
+            max_wr: The new maximum number of receives. None leaves the size unchanged.
+            srq_limit: The limit for the SRQ_LIMIT_REACHED event. The device generates the event
+                once, as soon as fewer receives than this are posted (see
+                ``context.async_events()``). 0 cancels the event, and None leaves the limit
+                unchanged.
 
         Raises:
             UnsupportedError: If the device cannot resize the queue.
-            BusyError: If a completion queue that the receives may use cannot reserve enough
-                entries.
+            BusyError: If a completion queue the receives may use cannot reserve enough entries.
             VerbsError: If the device rejects the change, for example because more than ``max_wr``
                 receives are posted, or because the limit exceeds ``max_wr``. Nothing is changed in
                 this case.
@@ -143,7 +143,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
 
     @property
     def srq_num(self) -> int:
-        """The number of the queue, which peers put into XRC requests.
+        """The queue's number, which peers specify in XRC requests.
 
         Raises:
             UnsupportedError: If the queue does not have a number.
@@ -162,9 +162,9 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         """Post receives in the given order. See ibv_post_srq_recv(3).
 
         Raises:
-            PostError: If the device rejects a receive. ``bad_index`` is the index of that receive.
-                The receives before it have been posted. The error is a QueueFullError if the queue
-                is full.
+            PostError: If the device rejects a receive. ``bad_index`` is that receive's index. The
+                receives before it have been posted. The error is a QueueFullError if the queue is
+                full.
         """
         array, pointer = self._array, self.pointer
         pack_recvs(array, requests, repr(self))
@@ -211,8 +211,8 @@ def create_srq(
         cq: The completion queue, if the queue is for extended reliable connections.
 
     Raises:
-        ValueError: If the device does not support the sizes, or if only one of ``xrcd`` and ``cq``
-            is given.
+        ValueError: If the device does not support these sizes, or if only one of ``xrcd`` and
+            ``cq`` is given.
         UnsupportedError: If the device does not support shared receive queues.
     """
     context = pd.context

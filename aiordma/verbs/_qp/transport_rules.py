@@ -1,4 +1,4 @@
-"""The operations and flags that each transport supports, as a table for checking requests.
+"""A table of the operations and flags supported by each transport, for validating requests.
 
 Sources: the opcodes and flags in ibv_post_send(3); the builders in ibv_wr_post(3); InfiniBand
 Architecture Specification volume 1, clause 9.2 (table 35, the operations of each transport service)
@@ -42,7 +42,7 @@ class SendOps(IntFlag):
 
 
 class Operation(NamedTuple):
-    """An operation of a send queue: its name in error messages, its flags, and its transports."""
+    """A send queue operation: its name in error messages, its flags, and its transports."""
 
     text: str
     flags: SendFlags
@@ -51,7 +51,7 @@ class Operation(NamedTuple):
 
 
 ATOMICS = frozenset({WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD})
-"""The operations that change 8 aligned bytes of the peer's memory and return the old value."""
+"""Operations that change 8 aligned bytes of the peer's memory and return the old value."""
 
 _ANSWERING = frozenset({QPType.RC, QPType.XRC_SEND})
 _CONNECTED = _ANSWERING | {QPType.UC}
@@ -88,7 +88,7 @@ def has(qp_type: QPType, opcode: WROpcode) -> bool:
 
 
 def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
-    """Return the flags that can be set for the operation on this transport."""
+    """Return the flags allowed for the operation on this transport."""
     # ibv_post_send(3): FENCE waits for reads and atomics, which need a transport with responses.
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
 
@@ -105,10 +105,10 @@ _OPTIONAL = (
 
 
 def send_ops_of(qp_type: QPType) -> SendOps:
-    """Return the operations that a transport supports, for the argument ``send_ops``.
+    """Return the operations a transport supports, for use as the ``send_ops`` argument.
 
-    The result does not include operations that some devices lack: those for memory windows,
-    segmented sends, flushes and atomic writes. Add them with ``|`` if you need them.
+    Operations that some devices lack are not included: memory window operations, segmented sends,
+    flushes and atomic writes. Add them with ``|`` if you need them.
     """
     ops = SendOps.NONE
     for operation in OPERATIONS.values():
@@ -141,10 +141,9 @@ NEEDS_CHECK: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
 
 
 def needs_check(qp_type: QPType, send_ops: SendOps) -> tuple[int, ...]:
-    """Return the row of `NEEDS_CHECK` for a queue pair, by opcode.
+    """Return the row of `NEEDS_CHECK` for a queue pair, indexed by opcode.
 
-    If the queue pair was created with ``send_ops``, all operations that are not in ``send_ops``
-    require a full check.
+    If the queue pair was created with ``send_ops``, all other operations require a full check.
     """
     row = NEEDS_CHECK[qp_type]
     if not send_ops:
@@ -165,7 +164,7 @@ _CHECKSUMS = {
 
 
 def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
-    """Raise an exception if a request is not valid for a queue pair."""
+    """Raise an exception if a request is invalid for a queue pair."""
     lacking, verb = qp.context._lacking, "ibv_post_send"
     if not has(qp.qp_type, opcode):
         raise lacking(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)

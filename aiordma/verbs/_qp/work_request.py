@@ -1,4 +1,4 @@
-"""Work requests, and their encoding for C."""
+"""Work requests and their encoding as C structures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .._device.resource import Resource
 
 
 class ScatterGatherElement(NamedTuple):
-    """A range of registered memory that a work request uses (``struct ibv_sge``)."""
+    """A range of registered memory for a work request to use (``struct ibv_sge``)."""
 
     addr: int
     length: int
@@ -25,12 +25,12 @@ class ScatterGatherElement(NamedTuple):
 
 
 class BindInfo(NamedTuple):
-    """The memory to which a window of type 2 is bound (``struct ibv_mw_bind_info``).
+    """The memory to bind a type 2 window to (``struct ibv_mw_bind_info``).
 
-    ``addr`` and ``length`` are a range of the memory region ``mr``, and ``access`` contains the
-    peer's rights. ``rkey`` is the new key of the window, whose lowest 8 bits you choose
-    (ibv_inc_rkey(3)). Posting the request sets the ``rkey`` attribute of the window, so a single
-    call must not bind the same window twice.
+    ``addr`` and ``length`` specify a range of the memory region ``mr``, and ``access`` contains the
+    peer's rights. ``rkey`` is the window's new key, whose lowest 8 bits you choose
+    (ibv_inc_rkey(3)). Posting the request sets the window's ``rkey`` attribute, so a single call
+    must not bind the same window twice.
     """
 
     mw: Resource[h.ibv_mw]
@@ -42,10 +42,9 @@ class BindInfo(NamedTuple):
 
 
 class Segmentation(NamedTuple):
-    """The headers and the segment size of a segmented send (TSO).
+    """A segmented send's headers and segment size (TSO).
 
-    Do not modify the headers until the send has completed. ``mss``, the size of a segment, is in
-    bytes.
+    Do not modify the headers until the send has completed. ``mss`` is the segment size in bytes.
     """
 
     header_addr: int
@@ -54,12 +53,12 @@ class Segmentation(NamedTuple):
 
 
 class FlushInfo(NamedTuple):
-    """The memory to which a flush applies, and what the flush guarantees.
+    """The memory that a flush applies to, and the flush's guarantees.
 
-    With SelectivityLevel.RANGE, a flush applies to ``length`` bytes at the ``remote_addr`` of the
-    request. With SelectivityLevel.MR, it applies to the whole memory region of the ``rkey``. When
-    the flush completes, earlier writes to this memory are placed as ``types`` requires. See
-    ibv_wr_flush in ibv_wr_post(3).
+    With SelectivityLevel.RANGE, a flush applies to ``length`` bytes at the request's
+    ``remote_addr``. With SelectivityLevel.MR, it applies to the whole memory region identified by
+    ``rkey``. When the flush completes, earlier writes to this memory have been placed as required
+    by ``types``. See ibv_wr_flush in ibv_wr_post(3).
     """
 
     length: int
@@ -71,18 +70,18 @@ class FlushInfo(NamedTuple):
 class SendWorkRequest:
     """A request for the send queue (``struct ibv_send_wr``). See ibv_post_send(3).
 
-    - ``imm_data``: The immediate data, a number in host byte order.
+    - ``imm_data``: The immediate data, as a number in host byte order.
     - ``remote_addr`` and ``rkey``: The peer's memory, for writes, reads and atomics.
     - ``compare_add`` and ``swap``: The operands of an atomic. ``compare_add`` is the 64-bit number
       to compare with or to add, and ``swap`` is the new value. The previous value is stored in the
-      single 8-byte element of ``sges``. An atomic write takes its new value from this element
-      instead.
+      only element of ``sges``, which must be 8 bytes long. An atomic write instead takes its new
+      value from this element.
     - ``invalidate_rkey``: The key to invalidate, at the peer (SEND_WITH_INV) or on this side
       (LOCAL_INV).
-    - ``ah``, ``remote_qpn`` and ``remote_qkey``: The destination of a datagram. Keep the address
-      handle open until the request has completed.
+    - ``ah``, ``remote_qpn`` and ``remote_qkey``: A datagram's destination. Keep the address handle
+      open until the request has completed.
     - ``remote_srqn``: The number of the peer's shared receive queue, for XRC.
-    - ``bind``, ``tso`` and ``flush``: The details of the operations BIND_MW, TSO and FLUSH.
+    - ``bind``, ``tso`` and ``flush``: Details of the BIND_MW, TSO and FLUSH operations.
     """
 
     wr_id: int
@@ -115,7 +114,7 @@ class ReceiveWorkRequest:
 def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, ...]:
     """Return a tuple with the element for a range of memory.
 
-    If ``length`` is 0, the tuple is empty.
+    The tuple is empty if ``length`` is 0.
     """
     return (ScatterGatherElement(addr, length, lkey),) if length != 0 else ()
 
@@ -123,15 +122,15 @@ def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, 
 _U16_MAX = 0xFFFF
 
 NOT_PACKED = (struct.error, TypeError, AttributeError, IndexError)
-"""The exceptions raised when an invalid request is packed; callers then raise `not_packed`."""
+"""The exceptions raised when packing an invalid request. Callers then raise `not_packed`."""
 
 
 def not_packed(
     label: str, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
 ) -> Exception:
-    """Return the exception that explains why requests for a queue could not be packed.
+    """Return an exception that explains why a queue's requests could not be packed.
 
-    ``label`` is the name of the queue.
+    ``label`` is the queue's name.
     """
     if wrong := wrong_requests(requests):
         return TypeError(f"{label}: {wrong}")

@@ -1,12 +1,12 @@
-"""Extended reliable connections (XRC), which share one connection between many receive queues.
+"""Extended reliable connections (XRC), which share one connection among many receive queues.
 
-With XRC, two processes need only one connection, even if they use many queues. The receiving side
-of the connection is a queue pair of an XRC domain (:meth:`XRCDomain.create_qp`), which does not
-have its own queues. Each request contains the number of the shared receive queue that its message
-goes to. The sending side is a queue pair of type XRC_SEND in a protection domain.
+With XRC, two processes need only one connection, no matter how many queues they use. The receiving
+side of the connection is a queue pair in an XRC domain (:meth:`XRCDomain.create_qp`), which has no
+queues of its own. Each request contains the number of the shared receive queue to deliver the
+message to. The sending side is an XRC_SEND queue pair in a protection domain.
 
-On a card, processes share a domain by opening the same file. The embedded device shares domains
-only within a process. See IBTA volume 1, annex A14, and ibv_open_xrcd(3).
+On a card, processes share a domain by opening the same file. The embedded device only shares
+domains within a process. See IBTA volume 1, annex A14, and ibv_open_xrcd(3).
 
 rdma_rxe does not support XRC, and this module has not been tested on a card.
 """
@@ -33,7 +33,7 @@ _FD, _OFLAGS = 1 << 0, 1 << 1
 
 
 class XRCDomain(Resource[h.ibv_xrcd]):
-    """A domain of XRC queue pairs and receive queues, opened by :meth:`Context.open_xrcd`."""
+    """A domain for XRC queue pairs and receive queues, opened by :meth:`Context.open_xrcd`."""
 
     def __init__(self, context: verbs.Context, node: Node[h.ibv_xrcd], *, own: bool) -> None:
         """Initialize the object. If `own` is true, no other process can open the domain."""
@@ -44,7 +44,7 @@ class XRCDomain(Resource[h.ibv_xrcd]):
     def create_qp(self) -> QueuePair:
         """Create the receiving side of a connection.
 
-        It is a queue pair of type XRC_RECV, and its state is RESET.
+        This is an XRC_RECV queue pair in the RESET state.
         """
         context, calls = self.context, self.context.library.calls
         attr = ffi.new("struct ibv_qp_init_attr_ex *")
@@ -63,11 +63,11 @@ class XRCDomain(Resource[h.ibv_xrcd]):
 def open_xrcd(
     context: verbs.Context, fd: int | None = None, *, exclusive: bool = False
 ) -> XRCDomain:
-    """Open an XRC domain, and create it if it does not exist. See ibv_open_xrcd(3).
+    """Open an XRC domain, creating it if it does not exist. See ibv_open_xrcd(3).
 
     Args:
         context: The device.
-        fd: A file descriptor. Processes that pass a descriptor of the same file share the domain.
+        fd: A file descriptor. Processes that pass descriptors of the same file share the domain.
             Without a file, the domain is private.
         exclusive: Whether to fail if the domain already exists.
 
