@@ -1,4 +1,4 @@
-"""The checks of `aiordma doctor`. Each function is one check."""
+"""The checks run by `aiordma doctor`. Each function is one check."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def ports(facts: Facts) -> Iterator[Told]:
 
 @check("GIDs")
 def gids(facts: Facts) -> Iterator[Told]:
-    """Check that the active ports have addresses that other machines can reach."""
+    """Check that active ports have addresses that other machines can reach."""
     active = [(device, port) for device in facts.devices for port in device.ports if port.is_active]
     some = any(port.usable_gids for _, port in active)
     for device, port in active:
@@ -380,7 +380,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def conclude(facts: Facts, findings: list[Finding]) -> Conclusion:
-    """Return the conclusion for programs that do not name a device."""
+    """Return the conclusion for programs that do not specify a device."""
     problems = {finding.check for finding in findings if finding.verdict is PROBLEM}
     if not problems - {"embedded"}:
         return Conclusion.READY

@@ -1,4 +1,4 @@
-"""A child process that prints its address and ends when its parent ends."""
+"""A child process that prints its address and exits together with its parent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Child:
         self.port = port
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, but raise ChildError as soon as the child process ends."""
+        """Await `work`, but raise ChildError as soon as the child process exits."""
         task = asyncio.create_task(work)
         death = asyncio.create_task(self._process.wait())
         try:

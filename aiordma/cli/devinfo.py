@@ -1,4 +1,4 @@
-"""`aiordma devinfo`: list the RDMA devices of all libraries, with their ports and addresses."""
+"""`aiordma devinfo`: list the RDMA devices from all libraries, with their ports and addresses."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def port_to_plain(port: PortInfo) -> dict[str, object]:
 
 
 def guid_text(guid: int) -> str:
-    """Format a GUID like ibv_devinfo(1), for example 0200:00ff:feec:db70."""
+    """Format a GUID like ibv_devinfo(1), for example as 0200:00ff:feec:db70."""
     digits = f"{guid:016x}"
     return ":".join(digits[at : at + 4] for at in range(0, 16, 4))
 

@@ -1,4 +1,4 @@
-"""`aiordma doctor`: find problems with RDMA on this machine and suggest how to fix them."""
+"""`aiordma doctor`: diagnose RDMA problems on this machine and suggest fixes."""
 
 from __future__ import annotations
 

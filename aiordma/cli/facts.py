@@ -1,4 +1,4 @@
-"""The facts about a machine that `aiordma doctor` collects and `checks.py` evaluates."""
+"""Facts about a machine, collected for `aiordma doctor` and evaluated in `checks.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The click type for options and arguments that name a file or folder."""
+"""A click type for options and arguments that specify a file or folder."""
 
 from __future__ import annotations
 

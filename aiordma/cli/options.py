@@ -71,7 +71,7 @@ URL = re.compile(
 
 
 def plain_host(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Reject a host with a scheme, brackets, a port or a path, and suggest the correct value."""
+    """Reject a host with a scheme, brackets, a port or a path, and suggest a correction."""
     found = URL.fullmatch(value or "")
     if found is None or value in (host := found["ip"] or found["name"], None):
         return value
@@ -82,7 +82,7 @@ def plain_host(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 class FiniteRange(click.FloatRange):
-    """A range of floating-point numbers that excludes nan and inf."""
+    """A range of floating-point numbers that excludes NaN and infinity."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -134,7 +134,7 @@ def connection_options(command: Command) -> Command:
 
 
 def chosen_devices(named: str | None) -> tuple[verbs.Device, str]:
-    """Return the first device in the comma-separated list `named`, and the names of all devices."""
+    """Return the first device in the comma-separated list `named`, and all names in the list."""
     try:
         devices = find_devices(named)
     except ValueError as error:  # such as a device that is named twice

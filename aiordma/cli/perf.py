@@ -1,4 +1,4 @@
-"""`aiordma perf`: measure the latency, bandwidth and rate of operations between two processes."""
+"""`aiordma perf`: measure operation latency, bandwidth and rate between two processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class PerfGroup(Group):
-    """A command group in which `perf --local ...` has the same meaning as `perf local ...`."""
+    """A command group that treats `perf --local ...` as `perf local ...`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args[:1] == ["--local"]:
@@ -110,7 +110,7 @@ class MeasurementOptions:
 
     @classmethod
     def of(cls, **given: Any) -> MeasurementOptions:
-        """Create the options from the keyword arguments that click passes to a command."""
+        """Create the options from the keyword arguments click passes to a command."""
         common = {field.name: given.pop(field.name) for field in fields(cls)[1:]}
         return cls(settings_of(**given), **common)
 
@@ -217,7 +217,7 @@ def local(host: str | None, receives: int, **given: Any) -> None:
 
 
 def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: MeasurementOptions) -> None:
-    """Run a measurement, and then show and plot its result.
+    """Run a measurement, and then show and plot the result.
 
     The process exits with status 1 if verification failed.
     """
@@ -300,7 +300,7 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
     """Show a progress bar if the output is a terminal.
 
     Yields:
-        A function that takes a size and returns the progress callback for this size.
+        A function that takes a size and returns the progress callback for it.
     """
     errors = Console(stderr=True)
     with Progress(

@@ -50,7 +50,7 @@ class PlotError(Exception):
 
 
 def check_target(target: Path) -> None:
-    """Raise PlotError if `target` has no supported suffix, or if matplotlib is not installed."""
+    """Raise PlotError if `target` has an unsupported suffix, or if matplotlib is not installed."""
     if target.suffix.lower() not in FORMATS:
         raise PlotError(
             f"unsupported plot format: {target}; use a name that ends in {' or '.join(FORMATS)}"
@@ -226,7 +226,7 @@ def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -
 
 
 def plain_numbers(axis: Axis) -> None:
-    """Label an axis with plain numbers such as 1, 2, 5, 10 and 1,000 instead of powers."""
+    """Label an axis with plain numbers, such as 1, 2, 5, 10 and 1,000, instead of powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -1,4 +1,4 @@
-"""`aiordma port`: take down or bring up the port of an embedded device in another process."""
+"""`aiordma port`: bring an embedded device's port in another process down or up."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Report:
     def to_json(self) -> str:
         """Return the report as JSON.
 
-        Times are in microseconds, throughputs are in GB/s, and sizes are in bytes.
+        Times are in microseconds, throughput is in GB/s, and sizes are in bytes.
         """
         told = {
             **{field.name: getattr(self, field.name) for field in fields(self)},

@@ -32,7 +32,7 @@ class Result:
     whole_file: bool = False
     times: list[float] = field(default_factory=list)
     payload: int = 0
-    """The total size of the timed messages in one direction, in bytes."""
+    """The total size of all timed messages in one direction, in bytes."""
     mismatch: str = ""
     """The first difference between a message and its echo, or empty if there is none."""
 
@@ -88,12 +88,13 @@ def plans(sizes: list[int], file: bytes | None) -> list[Plan]:
 async def measure(
     conn: aiordma.Connection, plan: Plan, count: int | None, time_limit: float
 ) -> Result:
-    """Send messages to an echo server and compare the echoes.
+    """Send messages to an echo server and verify the echoes.
 
     Args:
         conn: The connection to the server.
         plan: The messages.
-        count: The number of messages. None means up to MOST within SECONDS, but at least LEAST.
+        count: The number of messages. With None, up to MOST messages are sent within SECONDS, but
+            at least LEAST.
         time_limit: The maximum duration of a round trip, in seconds.
 
     Raises:

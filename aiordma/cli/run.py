@@ -23,7 +23,7 @@ from aiordma._core.environment import unknown_variables
 from .file_path import FilePath
 
 UNUSED = 125
-"""The exit status if a program that must use the device did not use it.
+"""The exit status if a program was required to use the device but did not.
 
 Commands such as env(1) and timeout(1) also use this status for their own failures.
 """
@@ -180,7 +180,7 @@ class ELF:
 
     @classmethod
     def read(cls, path: str) -> Self | None:
-        """Read the header of an ELF file.
+        """Read a file's ELF header.
 
         Returns None if the file is not an ELF file or cannot be read.
         """

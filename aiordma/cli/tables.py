@@ -11,9 +11,9 @@ UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def table(*columns: str, numbers: Collection[str] = (), caption: str | None = None) -> Table:
-    """Create a table in which only the last column is wrapped if the terminal is narrow.
+    """Create a table in which only the last column wraps on a narrow terminal.
 
-    The other columns keep their full width.
+    All other columns keep their full width.
     """
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     for column in columns:

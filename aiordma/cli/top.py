@@ -331,5 +331,5 @@ def fitting(cells: Sequence[str]) -> int:
 
 
 def needed(names: Sequence[str], widths: Mapping[str, int]) -> int:
-    """Return the width of a table, including its edges and two spaces between columns."""
+    """Return a table's width, including its edges and two spaces between columns."""
     return 1 + sum(widths[name] + 2 for name in names)

@@ -81,7 +81,7 @@ class Part:
 
 
 class PerfClient:
-    """A series of measurements against one server. Use `connect` to create it."""
+    """A client that runs a series of measurements against one server, created by `connect`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class PerfClient:
         self.stopped: bool = False
         self.server = server
         self.device: str = ""
-        """The device of the control connection, or the devices of all its rails."""
+        """The control connection's device, or the devices of all its rails."""
 
     @classmethod
     @asynccontextmanager

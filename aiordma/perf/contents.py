@@ -13,7 +13,7 @@ PART = 1 << 20
 
 
 def contents(seed: int, size: int) -> bytes:
-    """Return incompressible bytes that depend only on the seed."""
+    """Return incompressible bytes determined only by the seed."""
     random = Random(seed)
     return b"".join(random.randbytes(min(PART, size - at)) for at in range(0, size, PART))
 

@@ -71,7 +71,7 @@ class End:
     """
 
     lossy: bool = False
-    """Whether operations may be lost."""
+    """Whether operations can be lost."""
     numbered: bool = False
     """Whether each operation carries its number as immediate data."""
 

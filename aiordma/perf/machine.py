@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """Describe this machine on one line: its name, processors, kernel and Python interpreter."""
+    """Describe this machine's name, processors, kernel and Python interpreter on one line."""
     cores = len(os.sched_getaffinity(0))
     return (
         f"{platform.node()}: {cores} x {processor()}, {platform.system()} {platform.release()}, "

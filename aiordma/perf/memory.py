@@ -61,7 +61,7 @@ class Memory(End):
         self._stack = ExitStack()
 
     def hold(self, filling: bytes) -> Place:
-        """Allocate memory for this side's operations, and fill it with `filling`."""
+        """Allocate memory for this side's operations, filled with `filling`."""
         place = self._take(self._conn, len(filling))
         self._stack.callback(place.release)
         place.fill(filling)
@@ -84,7 +84,7 @@ class Memory(End):
 
 
 class OneSided(Memory):
-    """An end that performs operations, either in concurrent tasks or in batches."""
+    """An end that starts one-sided operations, either in concurrent tasks or in batches."""
 
     def use(self, token: bytes) -> None:
         self.remote: RemoteRegion = self._conn.open_region(token)
@@ -186,7 +186,7 @@ class Atomics(OneSided):
 
 
 class Source(Memory):
-    """The server's end for reads. The client reads its memory and verifies the contents."""
+    """The server's end for reads. The client reads this end's memory and verifies the contents."""
 
     def prepare(self, load: Load) -> bytes:
         return self.open_up(load.sent, Rights.READ)[1]

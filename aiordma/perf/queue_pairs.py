@@ -81,7 +81,7 @@ class QueuePair(End):
         return self._endpoint.pack() + MEMORY.pack(reached.addr, reached.rkey)
 
     def use(self, token: bytes) -> None:
-        """Connect to the peer's queue pair, whose endpoint is in `token`."""
+        """Connect to the peer's queue pair, using the endpoint in `token`."""
         endpoint, memory = token[: -MEMORY.size], token[-MEMORY.size :]
         if len(memory) != MEMORY.size:
             raise ProtocolError(f"the peer sent a token of {len(token)} bytes for a queue pair")

@@ -23,7 +23,7 @@ COMPLETION = "from the call until the await returns, one operation at a time, wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The environment in which a run took place."""
+    """The environment a run took place in."""
 
     aiordma: str
     device: str

@@ -92,7 +92,7 @@ class Session:
 class PerfServer:
     """A measurement server, created by `start`. Use it as an async context manager.
 
-    `listening` provides its host and port.
+    Its host and port are available from `listening`.
     """
 
     def __init__(self, limits: Limits, via: Via, config: Config, security: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 def rank(count: int, permille: int) -> int:
-    """Return the index of a quantile among `count` sorted samples, by the nearest-rank method."""
+    """Return a quantile's index among `count` sorted samples, using the nearest-rank method."""
     return max(0, -(-count * permille // 1000) - 1)
 
 

@@ -26,7 +26,7 @@ from .settings import MOST_INLINE, OPERATIONS, QP_TYPES
 VERSION = 2
 
 KEY_SIZE = 16
-"""The size of the key that assigns a connection to its measurement, in bytes."""
+"""The size in bytes of the key that assigns a connection to its measurement."""
 MAX_TEXT = 512
 U64 = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -110,7 +110,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The server's reply that it is ready for the connections. Streams use a separate port."""
+    """The server's reply that it is ready for connections. Streams use a separate port."""
 
     key: bytes
     port: int
@@ -130,7 +130,7 @@ class Attach:
 class Begin:
     """A request to start a part.
 
-    The payload is computed from the seed. The tokens give access to the client's memory.
+    The payload is computed from the seed. The tokens grant access to the client's memory.
     """
 
     way: str
@@ -175,7 +175,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server's refusal to measure, with the reason."""
+    """The server's reply that it refuses to measure, with the reason."""
 
     text: str
 
