@@ -55,7 +55,7 @@ APART: dict[str, Callable[[Sequence[str]], None]] = {
     "peers": peers.main,
     "instructions": instructions.main,
 }
-"""Measurements with their own arguments and their own output."""
+"""Measurements with separate arguments and output."""
 
 
 def measure(names: Sequence[str], options: Options) -> Results:

@@ -21,7 +21,7 @@ SPIN = [sys.executable, "-c", "while True: pass"]
 
 @contextmanager
 def others() -> Iterator[None]:
-    """Return a context manager that keeps every core busy with a computing process."""
+    """Return a context manager that keeps every core busy with a CPU-bound process."""
     with ExitStack() as stack:
         for core in sorted(os.sched_getaffinity(0))[:2]:
             with on_core(core):

@@ -22,11 +22,11 @@ from . import device
 Words = tuple[str, ...]
 
 Cores = tuple[int, int]
-"""The core on which the client runs, and the core on which the server runs."""
+"""The core the client runs on, and the core the server runs on."""
 
 
 def two_cores() -> Cores:
-    """Return a core for the client and one for the server, or the only core twice."""
+    """Return one core for the client and one for the server, or the only core twice."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[0], cores[min(1, len(cores) - 1)]
 
@@ -81,7 +81,7 @@ class Contender:
         self._stack = ExitStack()
 
     def do(self, kind: str, **numbers: Any) -> float:
-        """Run a job, and return the duration of one operation in seconds."""
+        """Run a job and return the duration of one operation, in seconds."""
         raise NotImplementedError
 
     def close(self) -> None:

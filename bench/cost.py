@@ -37,7 +37,7 @@ Data = dict[str, Any]
 
 
 def both(first: End, second: End, *commands: tuple[Any, ...]) -> list[Any]:
-    """Send one command to each end, and wait for both results."""
+    """Send a command to each end, and wait for both results."""
     for end, command in zip((first, second), commands, strict=True):
         end.tell(*command)
     return [first.answer(), second.answer()]
@@ -52,7 +52,7 @@ class Pair:
         self.connect(1)
 
     def connect(self, count: int) -> None:
-        """Open `count` additional connections."""
+        """Open `count` more connections."""
         self.both((Commands.connect, self._port, count), (Commands.accept, count))
 
     def both(self, client: tuple[Any, ...], server: tuple[Any, ...]) -> list[Any]:
@@ -86,7 +86,7 @@ class Pair:
 
 
 def connections(count: int, seconds: float) -> Data:
-    """Measure the memory and CPU time of idle connections at both ends."""
+    """Measure the memory and CPU time used by idle connections at both ends."""
     with ExitStack() as stack:
         pair = Pair(stack)
         pair.talk()
@@ -136,12 +136,12 @@ def transfers(size: int) -> Data:
 
 
 def measure(count: int = 1000, size: int = 1 << 30, seconds: float = IDLE_SECONDS) -> Data:
-    """Run all measurements. If client and server differ, the results contain both values."""
+    """Run all measurements. Results that differ between client and server contain both values."""
     return {"connections": connections(count, seconds), "transfers": transfers(size)}
 
 
 def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
-    """Return the name, goal and result of each measurement, and whether the goal was reached.
+    """Return each measurement's name, goal and result, and whether the goal was reached.
 
     The last value is None if there is no goal.
     """

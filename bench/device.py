@@ -26,7 +26,7 @@ def program(name: str) -> Path:
 
 
 def compiled(source: str, target: str, flags: list[str], libraries: list[Path]) -> Path:
-    """Compile a file in this folder, unless the target is up to date, and return the target."""
+    """Compile a file in this folder unless the target is up to date, and return the target."""
     built = BUILT / target
     parts = [HERE / source, *libraries, *(HERE.parent / "softdev").rglob("*.h")]
     if not built.exists() or any(p.stat().st_mtime > built.stat().st_mtime for p in parts):

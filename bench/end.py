@@ -61,7 +61,7 @@ class Commands:
             self._conns.append(await aiordma.connect("127.0.0.1", port, config=CONFIG))
 
     async def ask(self) -> None:
-        """Send a small message on each connection, and wait for the responses."""
+        """Send a small message on each connection and wait for the responses."""
         for conn in self._conns:
             await conn.send(b"a small message")
             with await conn.recv():

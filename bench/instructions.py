@@ -289,7 +289,7 @@ def environment() -> str:
 
 
 def compare(here: Counts, records: dict[str, Counts], where: str) -> tuple[list[str], bool]:
-    """Return the lines of the report, and whether all counts are within their tolerance."""
+    """Return the report's lines, and whether all counts are within their tolerance."""
     if where in records:
         record, room, lines = records[where], SAME, [f"As recorded for {where}:"]
     else:

@@ -28,7 +28,7 @@ class Options:
     most: int = 64 << 20
 
     def count(self, count: int, unit: int = 1) -> int:
-        """Scale a count, and round it to a multiple of `unit`."""
+        """Scale a count and round it to a multiple of `unit`."""
         return max(1, round(count * self.share / unit)) * unit
 
 
@@ -43,7 +43,7 @@ class Measured(TypedDict):
 
 
 Data = list[Measured]
-"""The results of a comparison."""
+"""A comparison's results."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Lane:
     who: str
     do: Callable[[], float]
     afresh: bool = False
-    """Whether a new process is started for each turn. A warm-up would then have no effect."""
+    """Whether to start a new process for each turn, which makes a warm-up pointless."""
 
     @classmethod
     def of(cls, contender: Contender, work: str, who: str, kind: str, **numbers: Any) -> Self:
@@ -62,7 +62,7 @@ class Lane:
 
     @classmethod
     def missing(cls, work: str, who: str) -> Self:
-        """Return a lane without results, for a contender that is not installed."""
+        """Return a lane without results for a contender that is not installed."""
 
         def do() -> float:
             raise RuntimeError(NOT_INSTALLED)

@@ -39,7 +39,7 @@ def memory() -> str:
 
 
 def cpu_seconds() -> dict[str, float]:
-    """Return the CPU time of each process, by command and process ID."""
+    """Return each process's CPU time, keyed by command and process ID."""
     found, tick = {}, os.sysconf("SC_CLK_TCK")
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has just ended

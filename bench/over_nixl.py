@@ -61,7 +61,7 @@ class NIXLClient(Agent):
             state = self.agent.check_xfer_state(transfer)
 
     async def one(self, operation: str, size: int, count: int) -> float:
-        """Run operations one after another, and return their median duration."""
+        """Run operations one after another and return their median duration."""
         transfer, times = self._transfer(operation, size, 1), []
         for _ in range(count):
             start = perf_counter()

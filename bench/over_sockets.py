@@ -29,7 +29,7 @@ def frame(data: bytes) -> bytes:
 async def serving(
     answering: Mapping[str, Any], make: Callable[..., Awaitable[asyncio.Server]], folder: str = ""
 ) -> AsyncIterator[dict[str, Place]]:
-    """Start a server for each service, and yield their ports, or their paths in `folder`."""
+    """Start a server for each service, and yield the servers' ports, or their paths in `folder`."""
     async with AsyncExitStack() as stack:
         places: dict[str, Place] = {}
         for name, answer in answering.items():

@@ -74,7 +74,7 @@ class End:
     before: tuple[str, ...] = ()
     """A command prefix that selects the device and the network."""
     host: str = "127.0.0.1"
-    """The address to which the other program opens perftest's TCP connection."""
+    """The address to use for perftest's TCP connection to this end."""
 
     @classmethod
     def here(cls, device: str, options: tuple[str, ...] = ()) -> Self:
@@ -216,7 +216,7 @@ def inside(options: Options) -> Data:
 
 
 def in_machine(module: str, options: Options, **environment: str) -> Data:
-    """Boot the virtual machine, and return what `python -m MODULE TURNS SHARE` measures in it."""
+    """Boot the virtual machine and return the results of `python -m MODULE TURNS SHARE` in it."""
     command = [str(HERE.parent / "tests" / "softroce" / "vm"), sys.executable, "-m", module]
     command += [str(options.turns), str(options.share)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""SVG charts of the comparisons, for light and dark pages and for narrow screens."""
+"""SVG charts of comparisons, suitable for light and dark pages and for narrow screens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .lanes import Spread
 WIDTH, MARGIN = 480, 8
 TITLE, ROW, AXIS, GAP = 26, 28, 18, 10  # heights
 LINEAR = 12.0
-"""The ratio of the largest to the smallest figure above which an axis is logarithmic."""
+"""The largest ratio between two figures for which the axis is linear rather than logarithmic."""
 
 STYLE = """\
 text { font: 12px sans-serif; fill: #24292f }
@@ -41,7 +41,7 @@ class Panel:
 
 
 def ticks(values: Sequence[float]) -> tuple[bool, list[float]]:
-    """Return whether the axis is logarithmic, and the positions of its ticks.
+    """Return whether the axis is logarithmic, and its tick positions.
 
     A linear axis starts at 0. A logarithmic axis has ticks at powers of 10 and at both ends.
     """

@@ -58,7 +58,7 @@ SUMMARY = (
     ("64 B write to another process", "one_sided", "64 B, target idle", "nixl"),
     ("1 MiB read from another process", "one_sided", "1 MiB read, target idle", "nixl"),
 )
-"""The rows of the summary: title, comparison, work, and alternative to aiordma."""
+"""The rows of the summary: title, comparison, workload, and alternative to aiordma."""
 BESIDE = ("aiordma", "ucxx, polling", "C, polling", "C")
 """Further contenders included in the summary chart."""
 
@@ -190,9 +190,9 @@ def markdown(
 
     Args:
         results: The measurements.
-        comparisons: All comparisons, by name.
-        plots: The paths of the charts, by comparison.
-        notes: The reasons for missed goals, by goal.
+        comparisons: All comparisons, keyed by name.
+        plots: The paths of the charts, keyed by comparison.
+        notes: The reasons for missed goals, keyed by goal.
     """
     measured = {name: data for name, data in results["data"].items() if name in comparisons}
     machine = results["machine"]

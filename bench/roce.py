@@ -94,7 +94,7 @@ SIDES = Side("bench-left", "10.89.0.1"), Side("bench-right", "10.89.0.2")
 class InUDP(Contender):
     """A contender that uses UDP sockets.
 
-    It starts new processes for each job, because its server polls forever.
+    It starts new processes for each job, because its server polls indefinitely.
     """
 
     afresh = True

@@ -15,7 +15,7 @@ import aiordma
 from .ways import ENOUGH
 
 WINDOW = 8
-"""The number of messages in flight, except in the styles `one` and `tasks`."""
+"""The number of messages in flight, except in the `one` and `tasks` styles."""
 TASKS = 64
 
 Memory = Any
@@ -153,7 +153,7 @@ async def stream(
     size: int,
     count: int,
 ) -> float:
-    """Send messages in one style, and return the duration of one message in seconds.
+    """Send messages in one style and return the duration of one message, in seconds.
 
     `source` and `target` are kinds of memory.
     """

@@ -85,7 +85,7 @@ REGISTERED = {
     "aiordma: gather, `register`, `recv`": "aiordma: gather, `recv`",
     "aiordma: window, `recv_into` registered": "aiordma: window, `recv_into` bytearray",
 }
-"""The styles that use registered memory, each with the corresponding style that does not."""
+"""The styles that use registered memory, and the corresponding styles that do not."""
 
 TCP, C, MEMCPY = "uvloop TCP protocol", "C, polling", "memcpy"
 UCXX = "ucxx, polling: gather"

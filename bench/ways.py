@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 HOST = os.environ.get("BENCH_HOST", "127.0.0.1")
 DEVICE = os.environ.get("AIORDMA_DEVICE", "embedded0")
-"""The name of the device, and one of its addresses."""
+"""The device's name, and one of its addresses."""
 
 Place = int | str
-"""The address of a service: a port, or the path of a Unix socket."""
+"""A service's address: a port, or the path of a Unix socket."""
 
 ENOUGH = b"?"
 """A message to which a sink responds once all earlier messages have arrived."""
@@ -52,9 +52,9 @@ class Client(Protocol):
 
 
 class Way(Protocol):
-    """A transport to compare. `serve` starts its services and yields their places by name.
+    """A transport to compare. `serve` starts its services and yields their addresses by name.
 
-    The service "echo" returns each message. The service "sink" discards messages, and only responds
+    The "echo" service returns each message. The "sink" service discards messages and only responds
     to ENOUGH.
     """
 
@@ -90,7 +90,7 @@ class Measuring:
         return clients[:count]
 
     async def echo(self, size: int, count: int) -> float:
-        """Run round trips one after another, and return their median duration."""
+        """Run round trips one after another and return their median duration."""
         (client,) = await self._connected("echo")
         data = os.urandom(size)
         prepared = self._way.prepare(data)
