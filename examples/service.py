@@ -48,7 +48,7 @@ async def main(host: str = "", port: str = "7471", health_port: str = "8080") ->
     async def health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Respond to a health probe.
 
-        For /ready, connect to the server first. Respond to all other probes immediately.
+        For /ready, first connect to the server. Respond to all other probes immediately.
         """
         status = "200 OK"
         try:

@@ -1,4 +1,4 @@
-"""Datagrams (UD): a queue pair can send to any other queue pair, and the receiver can respond."""
+"""Datagrams (UD): a queue pair can send to any other queue pair, and the receiver can reply."""
 
 from contextlib import ExitStack
 

@@ -1,4 +1,4 @@
-"""The backend of `distributed` for addresses that begin with `rdma://`."""
+"""The `distributed` backend for addresses that begin with `rdma://`."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ class RDMAListener(BaseListener):
 
 
 class RDMABackend(Backend):
-    """The Dask backend for `rdma://`, which `distributed` finds through its entry point."""
+    """The Dask backend for `rdma://`. `distributed` finds it through its entry point."""
 
     connector_class: ClassVar[type[RDMAConnector]] = RDMAConnector
     listener_class: ClassVar[type[RDMAListener]] = RDMAListener

@@ -95,7 +95,7 @@ def _copy(part: memoryview) -> memoryview:
 
 
 def unpack(message: memoryview, longest: int) -> Unpacked:
-    """Return the frames of a first message.
+    """Return the frames in a first message.
 
     Args:
         message: The message.

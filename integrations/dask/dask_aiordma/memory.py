@@ -81,7 +81,7 @@ class FrameMemory:
     def lend_rounded(self, length: int) -> memoryview:
         """Return memory for a message, in a block whose size is rounded up.
 
-        Use this for messages whose lengths differ slightly, so that they can share blocks. For
+        Use this for messages with slightly different lengths, so that they can share blocks. For
         example, a message that contains an array and its header has a different length each time.
         """
         return self.lend(length, rounded(length))

@@ -30,7 +30,7 @@ BATCH = 256
 
 
 class Address(NamedTuple):
-    """The address at which a process offers its objects, and the key that clients need."""
+    """The address at which a process offers its objects, and the key clients need."""
 
     host: str
     port: int
@@ -85,7 +85,7 @@ class Endpoint:
         return self._address
 
     def withdraw(self, object_id: str) -> None:
-        """Stop offering an object, and release its memory. This method is thread-safe."""
+        """Stop offering an object and release its memory. This method is thread-safe."""
         offered = self._offered.pop(object_id, None)
         if offered is not None:
             blocking.call(offered.take_back)

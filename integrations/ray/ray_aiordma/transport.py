@@ -222,7 +222,7 @@ class Transport(TensorTransportManager):
 
 
 class NumpyTransport(Transport):
-    """The transport for numpy arrays. It differs from `Transport` only in its name."""
+    """The transport for numpy arrays, which differs from `Transport` only in its name."""
 
     name = "AIORDMA_NUMPY"
 

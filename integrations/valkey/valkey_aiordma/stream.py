@@ -72,7 +72,7 @@ class ValkeyTransport(asyncio.Transport):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Connect, and lend the server a buffer. The server lends its own buffer later."""
+        """Connect and lend the server a buffer. The server lends its own buffer later."""
         await self._id.connect()
         self._command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 0))
         self._lend()
@@ -156,7 +156,7 @@ class ValkeyTransport(asyncio.Transport):
             raise ProtocolError(f"the server sent the unknown command {opcode}")
 
     def pause_reading(self) -> None:
-        """Stop passing data to the protocol. Received data remains in the lent buffer."""
+        """Stop passing data to the protocol. Received data stays in the lent buffer."""
         if not self._closing:
             self._reading = False
 
@@ -180,7 +180,7 @@ class ValkeyTransport(asyncio.Transport):
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy the data, and send it as soon as there is space in the server's buffer."""
+        """Copy the data and send it as soon as there is space in the server's buffer."""
         if self._lost or self._closing:
             return
         self._pending += data if isinstance(data, bytes | bytearray) else bytes_of(data)
