@@ -1,4 +1,4 @@
-"""The options of everything that connects and listens: each type and default, defined once.
+"""The options for connecting and listening. Each type and default is defined only once.
 
 A function takes them as `**options: Unpack[...]`, which type checkers understand. `complete` adds
 the defaults, and `shows` lists them individually in the function's signature.
@@ -72,11 +72,11 @@ STREAM_SERVER: StreamServerOptions = {**SERVER, "ssl": None, "start_serving": Tr
 
 
 def complete(call: str, options: O, defaults: O) -> O:
-    """Return the options, completed by the defaults.
+    """Return the options with defaults filled in.
 
     Raises:
-        TypeError: If the call does not have an option. If Config has a setting of that name, the
-            message says so.
+        TypeError: If the function does not accept an option. If there is a Config setting with that
+            name, the message says so.
     """
     for name in options:
         if name not in defaults:
@@ -90,7 +90,7 @@ def complete(call: str, options: O, defaults: O) -> O:
 
 
 def shows(types: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
-    """List the `**options` of a function individually in the signature that `help` shows."""
+    """List a function's `**options` individually in the signature shown by `help`."""
     assert types.__annotations__.keys() <= defaults.keys(), "an option without a default"
     shown = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=value)

@@ -1,4 +1,4 @@
-"""Files and directories to which only this user has access."""
+"""Files and directories that only this user can access."""
 
 from __future__ import annotations
 

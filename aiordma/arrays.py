@@ -77,7 +77,7 @@ _MOST_WITH_GAPS = _MOST_RUNS * _GAP
 
 
 class Arrays(dict[str, Any]):
-    """A dictionary that maps names to arrays, with additional strings in `metadata`."""
+    """A dictionary that maps names to arrays. `metadata` is a separate dictionary of strings."""
 
     def __init__(self, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         super().__init__(arrays)
@@ -246,13 +246,13 @@ def _contiguous(array: Any) -> Any:
 
 
 def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[Any]:
-    """Return a list of buffers that `Connection.send` sends as a message with these arrays.
+    """Return a list of buffers for `Connection.send` to send as a message containing these arrays.
 
-    The first buffer is the header. Arrays that are not in C order are copied. All other arrays are
-    sent directly from their own memory, so do not modify them until `send` returns.
+    The first buffer is the header. Arrays that are not in C order are copied. All others are sent
+    directly from their own memory, so do not modify them until `send` returns.
 
     Raises:
-        TypeError: If safetensors does not support the type of an array.
+        TypeError: If safetensors does not support an array's type.
     """
     metadata = metadata or {}
     try:
@@ -352,8 +352,8 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
 def unpack(memory: Any, kind: Kind = "numpy") -> Arrays:
     """Return the arrays in a `Message` or in the contents of a safetensors file.
 
-    The arrays are views of `memory`. If it is read-only, tensors are copies instead, because torch
-    has no read-only tensors.
+    The arrays are views of `memory`. If `memory` is read-only, tensors are copies instead, because
+    torch does not support read-only tensors.
 
     Raises:
         ValueError: If `memory` does not have the layout of a safetensors file.
@@ -412,7 +412,7 @@ class SharedArray:
 
     Send its `token` to the peer, which passes the token to `open_array`. The memory stays
     registered until you call `close`, the `with` block ends, or the lease expires. To renew the
-    lease, use the attribute `share`.
+    lease, use the `share` attribute.
     """
 
     _no_memory_hint = "send its token"
@@ -463,10 +463,10 @@ def share(
 ) -> SharedArray:
     """Share an array with the peer without copying it.
 
-    Send the result's `token` to the peer, which passes it to `open_array`. `access` and `lease`
-    have the same meaning as for `Connection.share`. If the array is a numpy view with gaps between
-    its elements, the peer can also access the memory in the gaps. A tensor must be in C order (see
-    `Tensor.contiguous`).
+    Send the returned object's `token` to the peer, which passes it to `open_array`. `access` and
+    `lease` have the same meaning as for `Connection.share`. If the array is a numpy view with gaps
+    between its elements, the peer can also access the memory in the gaps. A tensor must be in C
+    order (see `Tensor.contiguous`).
 
     Raises:
         TypeError: If `array` is not an array.
@@ -483,8 +483,7 @@ def share(
 def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArray:
     """Open an array shared by the peer. `token` is the peer's `SharedArray.token`.
 
-    See `Connection.open_region` for what happens if the token belongs to another connection or is
-    no longer valid.
+    Invalid tokens, and tokens for other connections, are handled as in `Connection.open_region`.
 
     Raises:
         ValueError: If `token` belongs to a region that is not an array.
@@ -546,7 +545,7 @@ def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layo
 class RemoteArray:
     """An array in the peer's memory, created by `open_array` or `open_file`.
 
-    Index the array to select a part of it. To transfer the part, await it or call `write`::
+    Index the array to select part of it. To transfer that part, await it or call `write`::
 
         row = await remote[7]
         await remote[:, 3].write(column)
@@ -554,13 +553,13 @@ class RemoteArray:
     An index consists of integers, slices and `...`. Indexing returns another RemoteArray without
     transferring any elements.
 
-    The elements of a part are not always contiguous. A column, for example, consists of many short
+    The selected elements are not always contiguous. A column, for example, consists of many short
     runs of bytes. Writing it takes one operation per run, and the operations are sent in batches.
     Reading works the same way, unless the gaps between the runs are short. In that case, the gaps
     are read together with the runs.
 
     `shape`, `strides` (in bytes), `ndim`, `size` and `nbytes` have the same meaning as in numpy.
-    `code` is the safetensors name of the element type, such as "BF16". The peer determines the
+    `code` is the safetensors name for the element type, such as "BF16". The peer determines the
     shape, so check `nbytes` before reading an array from an untrusted peer.
     """
 

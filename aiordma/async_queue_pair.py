@@ -315,7 +315,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return await self.recv_nowait(sges)
 
     def receives(self, count: int, size: int) -> ReceiveRing:
-        """Post ``count`` receives of ``size`` bytes each, and repost them as messages are taken.
+        """Post ``count`` receives of ``size`` bytes each, and repost each one after use.
 
         Raises:
             ValueError: If ``count`` or ``size`` is out of range.
@@ -371,9 +371,9 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         """Fail all waiting calls and pending requests, for example if a protocol loses its peer.
 
         Completions that have already arrived are still delivered. All other requests, including
-        later ones, fail as if they had been flushed. ``cause`` becomes the cause of their
-        exceptions, unless a request has already failed; in that case, the first failure is the
-        cause. The device may keep accessing their memory until :meth:`close` is called. An
+        later ones, fail as if they had been flushed, with ``cause`` as the cause of their
+        exceptions. If a request has already failed, that first failure is the cause instead. The
+        device may keep accessing the requests' memory until :meth:`close` is called. An
         :class:`AsyncConnectionId` calls this method when it is disconnected.
         """
         instance("cause", cause, Exception, "an exception")
@@ -454,9 +454,9 @@ class ReceiveRing(AsyncIteration):
 
     Use a ring if the peer may send at any time. It is created by :meth:`AsyncQueuePair.receives`
     and has its own memory, which is registered for local use until the queue pair is closed.
-    Messages are taken in the order the receives were posted. All of the ring's receives stay
-    posted, except the one whose message you took last. If other receives have filled up the receive
-    queue, a later call to :meth:`get` posts the missing ones.
+    Messages are returned in the order in which the receives were posted. All of the ring's receives
+    stay posted, except the one whose message you received last. If other receives have filled up
+    the receive queue, a later call to :meth:`get` posts the missing ones.
     """
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:

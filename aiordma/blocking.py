@@ -317,8 +317,8 @@ def call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T
 def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Call a function in the background thread and return its result.
 
-    `function` may be a coroutine function or an ordinary function. Use `call` for operations that
-    this module does not wrap, as in `call(remote.renew, 60)`, and for your own coroutine functions
+    `function` may be a coroutine function or an ordinary function. Use `call` for operations not
+    wrapped by this module, as in `call(remote.renew, 60)`, and for your own coroutine functions
     that use `Connection.asynchronous`.
 
     An interrupt (Ctrl-C) cancels the call and waits for the function to end. If the function has
@@ -645,12 +645,12 @@ class Listener(_Handle[transport.Listener]):
 
     @property
     def address(self) -> Address:
-        """The address of the listener; see `aiordma.Listener.address`."""
+        """The listener's address; see `aiordma.Listener.address`."""
         return self.asynchronous.address
 
     @property
     def port(self) -> int:
-        """The port of the listener; see `aiordma.Listener.port`."""
+        """The listener's port; see `aiordma.Listener.port`."""
         return self.asynchronous.port
 
 

@@ -122,13 +122,13 @@ class Config:
     The connection manager has its own time limit.
     """
     max_handshakes: int = _ranged(256, 1, 1 << 20)
-    """The maximum number of handshakes a listener has in progress at a time.
+    """The maximum number of handshakes a listener handles at a time.
 
     The same limit applies separately to requests over existing connections, and to sockets that
     have not sent anything yet. If another peer arrives when a limit has been reached, a random peer
-    is dropped. If a network has more than an eighth of the peers, the dropped peer is from the
-    network with the most peers. Each limit is capped at an eighth of the file descriptors that the
-    process may open.
+    is dropped. If one network accounts for more than an eighth of the peers, the dropped peer is
+    chosen from the network with the most peers. Each limit is capped at an eighth of the file
+    descriptors the process may open.
     """
     max_connections: int | None = _ranged(None, 1, 1 << 62)
     """The maximum number of connections to a listener, including handshakes in progress.
@@ -158,17 +158,17 @@ class Config:
     max_rails: int | None = _ranged(None, 1, 8)
     """The maximum number of rails per connection. Rails are queue pairs on several devices.
 
-    None means one rail per device named by this side's `device=`, or a single rail if it names
-    none. If there are more rails than devices on one side, that side uses its devices more than
-    once.
+    None means one rail per device specified in this side's `device=`, or a single rail if none is
+    specified. If there are more rails than devices on one side, that side uses its devices more
+    than once.
     """
     keep_alive: float | None = 15.0
     """The idle time after which the peer's device is probed. None disables probing."""
     keep_alive_timeout: float = 30.0
     """The time the peer's device has to respond before the connection breaks.
 
-    With several rails, it is also the time the peer has to confirm that it has stopped a rail, if
-    writes are waiting for this confirmation.
+    With several rails, it also limits how long writes wait for the peer to confirm that it has
+    stopped using a rail.
     """
     close_timeout: float = 2.0
     """The time `close` waits for outstanding operations before aborting them."""
@@ -186,10 +186,10 @@ class Config:
     because they look like the encoded values used by C programs.
     """
     type_of_service: int = _ranged(0, 0, 0xFF)
-    """The type of service (IPv4) or traffic class (IPv6) of the packets, 0 to 255.
+    """The type of service (IPv4) or traffic class (IPv6) for packets, 0 to 255.
 
-    The embedded device sets it on RoCE v2 packets and, with the connection manager, on TCP
-    connections.
+    The embedded device sets it on RoCE v2 packets. With the connection manager, it also sets it on
+    TCP connections.
     """
     path_mtu: int | None = None
     """The maximum packet payload: 256, 512, 1024, 2048 or 4096 bytes (`via="tcp"`).

@@ -22,7 +22,7 @@ KEPT = 1024
 
 
 class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
-    """An asynchronous iterator over the events of a device and its ports, queue pairs and queues.
+    """An asynchronous iterator over events from a device, its ports, and the objects created on it.
 
     ::
 

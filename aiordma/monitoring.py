@@ -140,7 +140,7 @@ def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
 
 
 def read_wires(connections: list[Connection], done: threading.Event | None = None) -> None:
-    """Query the wires of connections in the current thread's event loop, and then set `done`.
+    """Look up the wires of the current event loop's connections, and then set `done`.
 
     Internal to the library.
     """

@@ -4,7 +4,7 @@ A thread serves connections to a Unix socket. It responds to `aiordma top` with 
 JSON. For `aiordma port`, it sets the port state of an embedded device. It does not call event
 loops, so it works even if a loop is stuck.
 
-Only processes of the same user get a response. The directory belongs to the user and is not
+Only the same user's processes get a response. The directory belongs to the user and is not
 accessible to others, the socket has mode 0600, and the kernel reports each peer's user
 (SO_PEERCRED, unix(7)). Processes in different PID namespaces can share the directory, so each
 socket's name contains a random part. Peers are served one at a time, for up to ANSWER_TIMEOUT each.
@@ -111,9 +111,9 @@ def usual() -> list[Path]:
 
 
 def directories(setting: str) -> list[Path]:
-    """Return the directories in which processes with this `setting` may have their sockets.
+    """Return the directories that may contain the sockets of processes with this `setting`.
 
-    For "1", these include the directories used by processes that run in a different environment.
+    For "1", these include the directories used by processes running in a different environment.
     """
     found = {directory(setting): None}
     for path in usual() if setting == "1" else ():

@@ -1,15 +1,15 @@
-"""Registered memory: a pool that leases blocks of it, and regions of the user's own memory.
+"""Registered memory: a pool that leases blocks, and regions of the user's own memory.
 
 An RDMA device can only access registered memory. On a card, registration is slow, and each
 registered region takes up an entry in the card's tables. The pool therefore registers slabs of
-several MiB, and leases blocks of them. Slabs are registered for local access only and never have a
+several MiB and leases blocks of them. Slabs are registered for local access only and never have a
 remote key. To give a peer access to a block, the block is registered separately with its exact
 bounds (`ProtectionDomain.reg_mr`). A token therefore never gives access to adjacent bytes.
 
-A block's memory is reused when all of the following are true:
+A block's memory is reused once all of the following are true:
 
 - The lease has ended, through `Buffer.release`, the end of its `with` block, or garbage collection.
-- No work request uses the block (`_pin` and `_unpin` count the uses).
+- No work request is using the block (`_pin` and `_unpin` count the uses).
 - No view of the block exists. A memoryview that outlives its lease, or a numpy array made from one,
   keeps its own bytes and never shows those of the next lease.
 
@@ -57,9 +57,9 @@ NO_MEMORY = memoryview(b"")
 
 
 class Block(PoolBlock, Mapped):
-    """A part of registered memory that is created once and leased many times.
+    """Part of registered memory that is created once and leased many times.
 
-    All views that users get are buffer exports of this object. Internal to the library.
+    All views given to users are buffer exports of this object. Internal to the library.
     """
 
     __slots__ = ("offset", "region", "slab", "view")
@@ -92,11 +92,11 @@ class Block(PoolBlock, Mapped):
 class PoolStatistics(NamedTuple):
     """Memory pool usage. All sizes are in bytes.
 
-    `registered_bytes` is the amount of registered memory, which never exceeds `limit`.
-    `leased_bytes` is the total size of all blocks that are leased, have views, or are used by an
-    operation, and `leases` is the number of these blocks. `regions` is the number of memory
-    regions, and `waiting` is the number of tasks waiting for memory. `huge_page_bytes` is the
-    amount of registered memory on huge pages (`Config.huge_pages`).
+    `registered_bytes` is the amount of registered memory, which never exceeds `limit`. `leases` is
+    the number of blocks that are leased, have views, or are being used by an operation, and
+    `leased_bytes` is their total size. `regions` is the number of memory regions, and `waiting` is
+    the number of tasks waiting for memory. `huge_page_bytes` is the amount of registered memory on
+    huge pages (`Config.huge_pages`).
     """
 
     registered_bytes: int
@@ -455,7 +455,7 @@ class LocalMemory(Local):
 
 
 class LocalSlice(LocalMemory):
-    """A part of registered memory. It is released when the whole memory is released."""
+    """Part of some registered memory, released together with the whole."""
 
     __slots__ = ("_offset", "_owner")
 

@@ -229,9 +229,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any]:
 
 
 class Programs:
-    """Programs that run on the embedded device, like those started with `aiordma run`.
+    """A runner for programs on the embedded device, like `aiordma run`.
 
-    The fixture `rdma_programs` provides this object. The faults in the test's marker also apply to
+    The `rdma_programs` fixture provides this object. The faults in the test's marker also apply to
     the programs. If the test fails, its report contains the end of their trace.
     """
 

@@ -191,7 +191,7 @@ def _block(function: Callable[P, Iterator[T]]) -> Callable[P, _GeneratorContextM
 
 
 class Faults:
-    """The faults injected by a :func:`faults` block."""
+    """The faults injected during a :func:`faults` block."""
 
     def __init__(self, plan: str, seed: int, device: verbs.Device) -> None:
         """Initialize the object. Use :func:`faults` instead of calling this directly."""
@@ -392,8 +392,8 @@ async def connected_pair(
 class Held:
     """The resources held by this process: open files, threads, and device objects by class.
 
-    A file is identified by its descriptor and inode, and a thread by its ID and start time. A leak
-    is therefore detected even if the system reuses a descriptor or an ID.
+    A file is identified by its descriptor and inode, and a thread by its ID and start time. Leaks
+    are therefore detected even if the system reuses a descriptor or an ID.
     """
 
     files: dict[tuple[int, int, int, str], str]

@@ -395,7 +395,7 @@ class Listening:
     def address(self) -> Address:
         """The first of `addresses`.
 
-        If you passed port 0, it contains the port assigned by the system.
+        If you requested port 0, it contains the port assigned by the system.
         """
         return self.addresses[0]
 
@@ -677,8 +677,8 @@ Handler = Callable[[Connection], Awaitable[None]]
 def check_handler(handler: Handler) -> None:
     """Raise TypeError unless `handler` is a coroutine function that takes the connection.
 
-    Bound methods and wrapped functions are also accepted. So are callables that are not written in
-    Python, because calling them is the only way to find out what they return.
+    Bound methods and wrapped functions are also accepted. So are callables not written in Python,
+    because the only way to find out what they return is to call them.
     """
     function: object = handler
     while not inspect.iscoroutinefunction(function):
@@ -714,7 +714,7 @@ def check_signature(
 
 
 class Server(Listening, AsyncContext):
-    """A listener that runs a handler for each connection. Created by `start_server`."""
+    """A server that runs a handler for each connection. Created by `start_server`."""
 
     def __init__(self, listener: Listener, handler: Handler) -> None:
         self._listener = listener

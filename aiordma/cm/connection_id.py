@@ -94,7 +94,7 @@ class ConnectionId(Options):
 
     @classmethod
     def of(cls, library: Library, pointer: h.rdma_cm_id) -> ConnectionId | None:
-        """Return the object for an event's C pointer, or None if it is closed or deleted."""
+        """Return the object for an event's C pointer, or None if it has been closed or deleted."""
         id = _ids.get(_key(library, pointer))
         return id if id is not None and not id.closed else None
 
@@ -171,7 +171,7 @@ class ConnectionId(Options):
         Args:
             address: The peer's address.
             source: The local address to use. None lets the route determine it.
-            timeout: The maximum time in seconds.
+            timeout: The maximum time to look, in seconds.
 
         Raises:
             AddressError: If no device has a route to the address.
