@@ -39,7 +39,7 @@ def pool_of(conn: aiordma.Connection) -> aiordma.MemoryPool:
 
 
 class Commands:
-    """The commands executed by an end. Transfers use the first connection."""
+    """The commands an end can execute. Transfers use the first connection."""
 
     def __init__(self) -> None:
         self._conns: list[aiordma.Connection] = []
@@ -78,7 +78,7 @@ class Commands:
     # ---- one large transfer --------------------------------------------------------------
 
     async def buffer(self, size: int, filled: bool) -> None:
-        """Allocate the program's buffer, and start measuring the memory used in addition to it.
+        """Allocate the program's buffer, and start measuring how much memory is used beyond it.
 
         The buffer is resident from the beginning.
         """
@@ -114,7 +114,10 @@ class Commands:
         await conn.send(b"")
 
     async def extra(self) -> tuple[int, int]:
-        """Return the peak memory used in addition to the buffer, and the buffer's checksum."""
+        """Return the peak memory use beyond the buffer, and the buffer's checksum.
+
+        The peak covers the time since `buffer` was called.
+        """
         extra = peak() - self._base
         return extra, zlib.crc32(self._buffer)
 

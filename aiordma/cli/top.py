@@ -171,10 +171,10 @@ def number(name: str) -> str:
 
 
 def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
-    """Return tables of the processes, their busiest connections, and these connections' rails.
+    """Return tables of the processes, of their busiest connections, and of rails.
 
-    The rail table only contains connections with several rails. For processes in `before`, the
-    tables also show the rates since that snapshot.
+    The rails table only covers connections with several rails. For each process that also has a
+    snapshot in `before`, the tables show the transfer rates between the two snapshots.
     """
     processes: list[Row] = []
     connections: list[tuple[int, Row, list[Row]]] = []  # bytes since the last update, row, rails

@@ -84,7 +84,7 @@ class End:
     def prepare(self, load: Load) -> bytes:
         """Allocate the memory for a part.
 
-        Returns a token for the memory if the peer accesses it, or empty bytes otherwise.
+        Returns a token for the memory if the peer is to access it, or empty bytes otherwise.
         """
         raise NotImplementedError
 

@@ -188,7 +188,7 @@ class Settings:
     def share(self) -> int | None:
         """Return the number of timed operations per connection.
 
-        Returns None if the duration limits the operations instead.
+        Returns None if the run is limited by its duration rather than a number of operations.
         """
         return None if self.iterations is None else -(-self.iterations // self.connections)
 

@@ -29,9 +29,9 @@ class End:
         self.completion(2)
 
     def received(self) -> tuple[verbs.WorkCompletion, bytes]:
-        """Wait for a message, and return its completion and contents.
+        """Wait for a message and return its completion and contents.
 
-        In memory, the contents follow a global route header (GRH), which is omitted here.
+        In memory, a global route header (GRH) precedes the contents. It is not returned.
         """
         wc = self.completion(1)
         return wc, bytes(self.mr.buf[ROOM + GRH_SIZE : ROOM + wc.byte_len])

@@ -19,7 +19,7 @@ def readable(channel: verbs.CompletionChannel, waiting: Waiting) -> None:
 
 
 async def count(qp: verbs.QueuePair, mr: verbs.MemoryRegion, waiting: Waiting) -> int:
-    """Send numbers one at a time, and return the sum of the received numbers."""
+    """Send numbers one at a time, and return the sum of the numbers received."""
     loop, total = asyncio.get_running_loop(), 0
     for number in range(MESSAGES):
         both = [loop.create_future(), loop.create_future()]
