@@ -134,7 +134,7 @@ def sockets(where: Path, pid: int | None = None) -> list[Path]:
 
 
 def remove_dead(where: Path, pid: int) -> None:
-    """Remove sockets left behind by killed processes with this PID."""
+    """Remove sockets that a killed process with this PID left behind."""
     for path in sockets(where, pid):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.setblocking(False)

@@ -44,7 +44,7 @@ def both(first: End, second: End, *commands: tuple[Any, ...]) -> list[Any]:
 
 
 class Pair:
-    """Two connected processes, which have one connection at first."""
+    """Two connected processes, initially with one connection."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.client, self.server = (stack.enter_context(End()) for _ in range(2))

@@ -198,7 +198,7 @@ RECEIVES = click.option("--receives", type=click.IntRange(1, 0xFFFF),
 @connection_options
 @measurement_options
 def local(host: str | None, receives: int, **given: Any) -> None:
-    """Measure between two processes on this machine.
+    """Measure an operation between two processes on this machine.
 
     OPERATION is send, write, read, atomic or stream. METRIC is lat, bw or rate.
     """

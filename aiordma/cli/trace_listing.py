@@ -46,7 +46,7 @@ class Traced:
     incidents: list[Incident]
 
     def at(self, t: int) -> int:
-        """Convert a time in the run to the common axis, in nanoseconds."""
+        """Convert a time of this run to nanoseconds on the time axis shared by all runs."""
         return t + self.offset
 
     @property

@@ -186,7 +186,7 @@ class Atomics(OneSided):
 
 
 class Source(Memory):
-    """The server's end for reads. The client reads this end's memory and verifies the contents."""
+    """The server of a read test. The client reads its memory and verifies the contents."""
 
     def prepare(self, load: Load) -> bytes:
         return self.open_up(load.sent, Rights.READ)[1]

@@ -129,8 +129,8 @@ class QueuePair(End):
     async def ping(self, run: Run) -> None:
         """Run operations one at a time, waiting for the peer's response to each.
 
-        An operation's completion is awaited only after the response. It has arrived by then, so
-        awaiting it takes no additional time.
+        An operation's completion is awaited only after the response. By then, the completion has
+        arrived, so awaiting it takes no additional time.
         """
         while run.done < run.limit:
             start = perf_counter()

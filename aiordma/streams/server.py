@@ -61,7 +61,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
 
     @property
     def address(self) -> Address:
-        """The server's address as (host, port). Port 0 is replaced by the port assigned."""
+        """The server's address as (host, port). Port 0 is replaced by the assigned port."""
         return self._listener.address
 
     @property

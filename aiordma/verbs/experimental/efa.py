@@ -99,7 +99,7 @@ class SRDQueuePair(DriverQueuePair):
         Keep the address handle ``ah`` open until the request has completed.
 
         Raises:
-            UnsupportedError: If the request is for another operation.
+            UnsupportedError: If the operation is not supported.
             ValueError: If a number is out of range.
             PostError: If the device rejects the request.
         """

@@ -341,7 +341,7 @@ class RDMAListener(BaseListener):
         await self.comm_handler(comm)
 
     def get_host_port(self) -> tuple[str, int]:
-        """Return the host and port on which the listener is listening. Prefers an IPv4 address."""
+        """Return the listener's host and port, preferring an IPv4 address."""
         if self._listener is None:
             raise ValueError("invalid operation on a listener that is not started")
         if self._bound is None:

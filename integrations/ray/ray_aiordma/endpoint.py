@@ -30,7 +30,7 @@ BATCH = 256
 
 
 class Address(NamedTuple):
-    """The address at which a process offers its objects, and the key clients need."""
+    """The address of a process that offers objects, and the key that clients must present."""
 
     host: str
     port: int
