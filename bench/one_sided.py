@@ -40,9 +40,9 @@ The target is the process that owns the memory. It can be busy or asleep when da
 For comparison, two columns show how long it takes to copy the same amount of data:
 
 - *memcpy* copies between two shared mappings that fit into the cache of one core.
-- *memcpy between cores* copies to memory that the other core has just written, as a write does.
-  Both values depend on whether the two cores share a cache, which can change at any time on a
-  virtual machine."""
+- *memcpy between cores* copies to memory that the other core has just written. An RDMA
+  write does the same. Both values depend on whether the two cores share a cache, which can change
+  at any time on a virtual machine."""
 
 AWAKE, ASLEEP = "target polling", "target idle"
 WAITING = {AWAKE: "polling", ASLEEP: "sleeping"}  # of C's target

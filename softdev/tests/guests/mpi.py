@@ -21,7 +21,7 @@ OPEN_MPI = Software(
     apt=("openmpi-bin",),
     pip=("mpi4py", "numpy"),
     then=MPI4PY_TESTS,
-    note=f"mpi4py's tests are run without those that also fail over TCP: {LOCKS}, starting "
+    note=f"mpi4py's tests are run, except those that also fail over TCP: {LOCKS}, starting "
     "processes (test_spawn), and dynamic windows.",
 )
 MPICH = Software(
@@ -31,7 +31,7 @@ MPICH = Software(
     pip=("mpi4py", "numpy"),
     # The wheel of mpi4py looks for MPICH by the name that it has elsewhere.
     then=(*MPI4PY_TESTS, "ln -s /usr/lib/x86_64-linux-gnu/libmpich.so.12 {venv}/lib/libmpi.so.12"),
-    note=f"mpi4py's tests are run without those that also fail over TCP: {LOCKS}.",
+    note=f"mpi4py's tests are run, except those that also fail over TCP: {LOCKS}.",
 )
 
 # Open MPI's osc pt2pt refuses the level of threads that mpi4py asks for by itself.
