@@ -162,7 +162,7 @@ def test_reg_mr_names_missing_on_demand_paging(
             pd.reg_mr(64, AccessFlags.REMOTE_WRITE | AccessFlags.ON_DEMAND)
         return
     data = bytearray(64)
-    with pytest.raises(UnsupportedError, match=rf"'{context.name}' does not .*on demand \(ODP\)"):
+    with pytest.raises(UnsupportedError, match=rf"'{context.name}' does not .*paging \(ODP\)"):
         pd.reg_mr(data, RIGHTS | AccessFlags.ON_DEMAND)
     data.extend(b"not pinned")
 
