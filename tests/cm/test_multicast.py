@@ -40,7 +40,7 @@ def test_join_and_leave_multicast_reports_the_group(
         id.leave_multicast(GROUP)
 
 
-def test_one_queue_pair_joins_two_multicast_groups(events: cm.EventChannel, host: str) -> None:
+def test_queue_pair_can_join_two_multicast_groups(events: cm.EventChannel, host: str) -> None:
     with bound(events, host) as id:
         assert id.context is not None
         with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:

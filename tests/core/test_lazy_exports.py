@@ -36,8 +36,8 @@ def test_every_export_is_that_of_its_module(package: ModuleType) -> None:
         assert vars(package)[name] is value, "the next use asks again"
 
 
-def test_no_export_has_the_name_of_a_module(package: ModuleType) -> None:
-    """Importing ``package.name`` by itself would put the module in the place of the name."""
+def test_exports_do_not_share_names_with_modules(package: ModuleType) -> None:
+    """Importing the module ``package.name`` would replace the export of the same name."""
     folder = Path(str(package.__file__)).parent
     modules = {entry.name.removesuffix(".py") for entry in folder.iterdir()}
     assert not modules & set(package.__all__)

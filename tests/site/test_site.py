@@ -148,14 +148,14 @@ def test_functions_as_default_values_do_not_prevent_links_in_a_signature() -> No
     assert "~collections" not in text
 
 
-def test_no_markup_is_shown_as_text() -> None:
-    """A role that docutils does not see as one is shown with its backticks."""
+def test_markup_is_not_shown_as_text() -> None:
+    """If docutils does not recognize a role, the page shows its backticks."""
     pages = (built() / "reference").glob("*.html")
     shown = [f"{path.stem}: {it}" for path in pages for it in MARKUP.findall(path.read_text())]
     assert shown == []
 
 
-def test_no_code_is_rendered_as_a_quotation() -> None:
+def test_code_is_not_rendered_as_a_quotation() -> None:
     """An indented block of a docstring needs `::` before it."""
     pages = (built() / "reference").glob("*.html")
     quoted = [path.stem for path in pages if "<blockquote" in path.read_text()]
