@@ -767,16 +767,15 @@ async def test_shared_memory_released_by_the_owner_survives_failover(
     monkeypatch.delattr(OfferingRails, "begin")
     async with joined("tcp") as conns:
         client, server = conns
-        file = os.memfd_create("aiordma-test")
-        os.truncate(file, 8192)
-        made: dict[str, Callable[[], OwnMemory]] = {
-            "alloc": partial(server.alloc, 8192),
-            "register": partial(server.register, bytearray(8192)),
-            "register_dmabuf": partial(server.register_dmabuf, file, 8192),
-        }
-        with made[kind]() as memory:
-            await server.send_region(memory[4096:], access=ALL, lease=None)
-        os.close(file)
+        with os.fdopen(os.memfd_create("aiordma-test"), "r+b") as file:
+            file.truncate(8192)
+            made: dict[str, Callable[[], OwnMemory]] = {
+                "alloc": partial(server.alloc, 8192),
+                "register": partial(server.register, bytearray(8192)),
+                "register_dmabuf": partial(server.register_dmabuf, file.fileno(), 8192),
+            }
+            with made[kind]() as memory:
+                await server.send_region(memory[4096:], access=ALL, lease=None)
         region = await client.recv_region()
         await begin_rails(conns)
         cut(client)
