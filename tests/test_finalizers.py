@@ -121,13 +121,14 @@ keeper = sys.modules["keeper"] = types.ModuleType("keeper")  # cleared after tho
 import aiordma
 from aiordma import blocking, rpc, testing, verbs
 
+device, host, end, where, kept = sys.argv[1:]
+
 async def main(things):
-    listener = await aiordma.listen("127.0.0.1", device=sys.argv[1])
+    listener = await aiordma.listen(host, device=device)
     ends = []
     for _ in range(3):
-        connecting = asyncio.create_task(
-            aiordma.connect("127.0.0.1", listener.port, device=sys.argv[1]))
-        ends.append((await listener.accept(), await connecting))
+        connecting = aiordma.connect(host, listener.port, device=device)
+        ends.append(await asyncio.gather(listener.accept(), connecting))
     (closed, its_peer), (here, there), (sending, receiving) = ends
     await asyncio.gather(closed.close(), its_peer.close())
     buffer = here.alloc(4096)
@@ -143,16 +144,16 @@ async def main(things):
 things = []
 loop = asyncio.new_event_loop()
 loop.run_until_complete(main(things))
-context = verbs.open_device(sys.argv[1])
+context = verbs.open_device(device)
 things += [context, context.alloc_pd(), context.create_cq(4)]
-if sys.argv[2] == "closed loop":
+if end == "closed loop":
     loop.close()
 things.append(loop)
 keeper.things = things
 keeper.itself = keeper
-if sys.argv[3] != "sys.modules":
+if where != "sys.modules":
     del sys.modules["keeper"]
-elif sys.argv[4] == "all":
+elif kept == "all":
     sys.kept = list(sys.modules.values())  # their globals become None
 del keeper, things, context
 """
@@ -163,7 +164,7 @@ del keeper, things, context
 )
 @pytest.mark.parametrize("end", ["closed loop", "open loop"])
 def test_objects_kept_until_exit_write_nothing_to_stderr(
-    where: str, kept: str, end: str, device_name: str
+    where: str, kept: str, end: str, device_name: str, host: str
 ) -> None:
-    done = run_python("-W", "ignore", "-c", PROGRAM, device_name, end, where, kept)
+    done = run_python("-W", "ignore", "-c", PROGRAM, device_name, host, end, where, kept)
     assert (done.returncode, done.stderr) == (0, "")
