@@ -1,4 +1,4 @@
-"""The fence `mermaid` for state diagrams, drawn by Graphviz."""
+"""The `mermaid` directive, which draws state diagrams with Graphviz."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ edge [fontname="sans-serif", fontsize=10];
 
 
 def dot(diagram: str) -> str:
-    """Convert a Mermaid state diagram to dot, or raise ValueError for an unknown line."""
+    """Convert a Mermaid state diagram to Graphviz's dot language.
+
+    Raises:
+        ValueError: If a line is not recognized.
+    """
     first, *lines = map(str.strip, diagram.splitlines())
     if first != "stateDiagram-v2":
         raise ValueError(f"not a state diagram: {first}")
@@ -45,7 +49,7 @@ def dot(diagram: str) -> str:
 
 
 def _arrow(start: str, end: str, label: str, groups: dict[str, str]) -> str:
-    """Return an arrow. A group's arrow connects one of its states, clipped at the group's edge."""
+    """Return an edge in dot. A group's edge leads to one of its states, clipped at the border."""
     ends = {"ltail": start, "lhead": end}
     cut = [f"{key}=cluster_{name}" for key, name in ends.items() if name in groups]
     options = ", ".join([f'label=" {label} "', *cut])
