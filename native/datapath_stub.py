@@ -1,13 +1,13 @@
-"""Write type stubs for the modules of the data path from their .pyx and .pxd files.
+"""Write type stubs for the data path's modules from their .pyx and .pxd files.
 
 ::
 
     python datapath_stub.py FOLDER MODULE.pyx ...
 
-meson runs this program. The types of parameters and results are annotations, which Cython ignores,
-or the C type if it is sufficient. Attributes have their C type, or a type in a comment, such as
-`cdef public object loop  # type: AbstractEventLoop; of the driver`. A base class that only Python
-sees is given in the same way: `cdef class Operation:  # type: Coroutine[...]`.
+meson runs this program. The types of parameters and results come from annotations, which Cython
+ignores, or from C types. The type of an attribute comes from its C type or a comment, such as
+`cdef public object loop  # type: AbstractEventLoop; of the driver`. A comment can also specify a
+base class that only type checkers see: `cdef class Operation:  # type: Coroutine[...]`.
 """
 
 import re
@@ -54,7 +54,7 @@ CONSTANT = re.compile(r"^([A-Z_]+)(?:: (.+?))? = (.*)", re.MULTILINE)
 
 
 def split(text: str) -> Iterator[str]:
-    """Split a text at its commas, except for those inside brackets."""
+    """Split text at commas, except for commas inside brackets."""
     depth, part = 0, ""
     for character in text + ",":
         depth += (character in "([{") - (character in ")]}")
@@ -67,7 +67,7 @@ def split(text: str) -> Iterator[str]:
 
 
 def end_of(text: str, start: int) -> int:
-    """Return the index just past the bracket that closes the one before `start`."""
+    """Return the index just past the closing bracket that matches `text[start - 1]`."""
     depth = 1
     while depth:
         depth += (text[start] in "([{") - (text[start] in ")]}")
@@ -147,7 +147,7 @@ for path in modules:
     others = [f"from .{it.stem} import {', '.join(classes[it])}" for it in modules if it != path]
     text = "\n".join([HEAD.format(name=path.stem), *others, "", *stub(*texts[path]), ""])
     (folder / f"{path.stem}.pyi").write_text(text)
-    # Type checkers look next to the sources of a checkout, not into its build.
+    # In a checkout, type checkers look for stubs next to the sources, not in the build folder.
     if (path.resolve().parents[2] / ".git").exists():
         with suppress(OSError):  # the checkout may be read-only
             path.with_suffix(".pyi").write_text(text)

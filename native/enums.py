@@ -1,6 +1,6 @@
 """Write aiordma/verbs/_device/enums.py from enums.py.in and the declarations parsed by cffi.
 
-lib_source.py runs this module.
+lib_source.py imports this module.
 """
 
 import re
@@ -10,7 +10,7 @@ from cffi import FFI
 
 
 def enums(ffi: FFI, template: str) -> Iterator[str]:
-    """Yield the lines of enums.py, with each enumeration's members."""
+    """Yield the lines of enums.py, adding each enumeration's members to the template."""
     everything: dict[str, int] = ffi._parser._int_constants
     base, constants = "", everything
     for line in template.splitlines():

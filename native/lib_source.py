@@ -1,8 +1,9 @@
 """Write the C source of `aiordma._native._lib` with cffi in API mode.
 
-It also writes the module's stub and generated tables. meson runs this program (meson.build), and
-the package never imports it. The headers in native/ are the only source of declarations. cffi and
-the compiler read the same files, so a wrong layout fails the build instead of the program.
+The program also writes the module's type stub and generated tables. meson runs the program
+(meson.build), and the package never imports it. The headers in softdev/ and native/ are the only
+source of declarations. cffi and the compiler read the same headers, so a wrong layout fails the
+build instead of the program.
 """
 
 import re
@@ -20,7 +21,7 @@ sys.path += str(NATIVE), str(PACKAGE / "_native")  # PYTHONSAFEPATH keeps them o
 from enums import enums  # noqa: E402
 from lib_stub import Stub  # noqa: E402
 
-# cffi learns the layout of these types of the system headers from the compiler.
+# Types from system headers. cffi gets their layout from the compiler.
 PRELUDE = """
 typedef struct { ...; } pthread_mutex_t;
 typedef struct { ...; } pthread_cond_t;
@@ -39,13 +40,13 @@ CALL = re.compile(
 
 
 def calls_struct(name: str, header: str, *more: str) -> str:
-    """Return the cffi declaration of a header's call table.
+    """Return the cffi declaration of a structure with a function pointer for each call.
 
-    The header is calls.h or provider_calls.h.
+    The calls are listed in `header`, which is the text of calls.h or provider_calls.h.
     """
     members = [match for line in header.splitlines() if (match := CALL.match(line))]
     if len(members) != sum(line.startswith(("CALL(", "OPTIONAL(")) for line in header.splitlines()):
-        raise ValueError(f"struct {name}: a line that the build cannot read")
+        raise ValueError(f"cannot declare struct {name}: invalid CALL or OPTIONAL line")
     lines = (f"\t{m['result']}(*{m['name']}) {m['arguments']};" for m in members)
     return f"struct {name} {{\n" + "\n".join((*lines, *more)) + "\n};\n"
 
@@ -73,16 +74,16 @@ STEP = re.compile(r"^QP_STEP\((\w+), (\w+), (\w+), ([^,]+),([^,]+)\)$", re.MULTI
 
 
 def steps() -> str:
-    """Return a table of queue pair state transitions.
+    """Return Python source code for a table of queue pair state transitions.
 
-    The type, the states and the attribute masks are numbers.
+    Queue pair types, states and attribute masks are written as numbers.
     """
     value: dict[str, int] = ffibuilder._parser._int_constants
     lines = ['"""The steps of abi/qp_states.h. Written by native/lib_source.py."""\n\nSTEPS = (\n']
     header = (SOFTDEV / "abi" / "qp_states.h").read_text()
     found = STEP.findall(header)
     if len(found) != header.count("\nQP_STEP("):
-        raise ValueError("qp_states.h: a step that the build cannot read")
+        raise ValueError("cannot parse qp_states.h: invalid QP_STEP line")
     for kind, *states, required, optional in found:
         numbers = [value[f"IBV_QPT_{kind}"], *(value[f"IBV_QPS_{it}"] for it in states)]
         for mask in required, optional:
@@ -100,7 +101,7 @@ WRITTEN = {
 }
 for output, (place, text) in zip(sys.argv[2:], WRITTEN.items(), strict=True):
     Path(output).write_text(text)
-    # Type checkers look next to the sources of a checkout, not into its build.
+    # In a checkout, type checkers look for stubs next to the sources, not in the build folder.
     if (NATIVE.parent / ".git").exists():
         with suppress(OSError):  # the checkout may be read-only
             (PACKAGE / place).write_text(text)

@@ -1,9 +1,9 @@
 """Write the type stub of `aiordma._native._lib` from the declarations parsed by cffi.
 
-lib_source.py runs this module. In the stub, one class represents a C structure, all pointers to it
-and all arrays of it. At run time, all of these are `ffi.CData` objects whose members are accessed
-in the same way. For example, the class for `struct ibv_qp *` is `ibv_qp`. NULL is accepted wherever
-C has a pointer.
+lib_source.py imports this module. In the stub, one class represents a C structure, pointers to the
+structure, and arrays of the structure. At run time, all three are `ffi.CData` objects whose members
+are accessed in the same way. For example, the class for `struct ibv_qp *` is `ibv_qp`. NULL is
+accepted for every pointer.
 """
 
 import re
@@ -104,7 +104,7 @@ class FFI:
 
 
 class Stub:
-    """One module's classes. `seen` contains the classes already written or started."""
+    """The type stub. `seen` maps each structure added so far to its class name."""
 
     def __init__(self, ffi: FFI) -> None:
         self.declared = {name: kind for name, (kind, _) in ffi._parser._declarations.items()}
@@ -113,7 +113,7 @@ class Stub:
         self.seen: dict[object, str] = {}
 
     def name_of(self, struct: model.StructOrUnion, within: str) -> str:
-        """Return the class name for a structure. Anonymous ones are named after their member."""
+        """Return a structure's class name, which is `within` for an anonymous structure."""
         if struct not in self.seen:
             self.seen[struct] = within if struct.name.startswith("$") else struct.name.lstrip("_")
             self.classes.append(self.class_of(struct, self.seen[struct]))

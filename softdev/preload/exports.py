@@ -1,9 +1,10 @@
-"""Writes the linker scripts that give the library of `aiordma run` the exports of rdma-core.
+"""Write the linker scripts that make `aiordma run`'s library export rdma-core's symbols.
 
-Run by meson (meson.build) with exports.txt and calls.h. It writes a linker script, a version script
-for each of the two libraries, and C stubs for the missing calls. The linker script makes each
-public name of calls.h an alias of the device's function soft_NAME. An unversioned name satisfies a
-program that requests any version, but dlvsym(3) needs the right version.
+meson runs this program (meson.build) with exports.txt and calls.h. The program writes a linker
+script, a version script for each of the two libraries, and C stubs for the missing calls. The
+linker script makes each public name in calls.h an alias of the device's function soft_NAME. The
+version scripts are for dlvsym(3), which finds only symbols with the right version. The dynamic
+linker accepts an unversioned symbol for any version.
 """
 
 import re
@@ -22,9 +23,9 @@ FORMS = {
     "rsocket": ("long ", "return preload_refuse_rsocket();"),
 }
 
-# Libraries of providers ask for the version of the private names, which changes with rdma-core's,
-# and call a function with that number: 64 with rdma-core 64. Both are here for later ones too, and
-# the public versions: a program fails only at the call that is missing.
+# Provider libraries request the version of the private names, which changes with rdma-core's
+# version, and call a function whose name ends in that number (64 with rdma-core 64). Later private
+# and public versions are included, so that a program fails only when it calls a missing function.
 PRIVATE = range(13, 100)
 LATER = {"IBVERBS_1": range(41), "RDMACM_1": range(21)}
 
@@ -35,7 +36,7 @@ def stub(name: str, form: str) -> str:
 
 
 def version_script(names: dict[str, list[str]]) -> str:
-    """Return a version script that lists each version with its names."""
+    """Return a linker version script with the symbols of each version."""
     return "".join(
         f"{version} {{ {'global: ' + '; '.join(of) + '; ' if of else ''}}};\n"
         for version, of in names.items()
@@ -68,8 +69,8 @@ def main(table: str, header: str, script: str, verbs: str, cm: str, missing: str
     Path(script).write_text("".join(f"{name} = {of};\n" for name, of in other_names.items()))
     Path(verbs).write_text(
         version_script(versions)
-        # Those of the device, and what a measurement of coverage adds: as patterns, since LLVM's
-        # linker refuses a name that is not there.
+        # Hide the device's symbols and those added by coverage measurement. They are patterns
+        # because LLVM's linker rejects names of missing symbols.
         + "AIORDMA { local: soft_*; aiordma_embedded_*; __gcov_*; mangle_path*; };\n"
     )
     Path(cm).write_text(version_script({it: [] for it in versions if it.startswith("RDMACM")}))

@@ -1,11 +1,11 @@
-"""Creates the directories that replace the device's in /sys and /dev under `aiordma run`.
+"""Create the directories that programs list in /sys and /dev under `aiordma run`.
 
-Run by meson (meson.build) with tree.h. Programs that list a directory of the device list one of
-these instead. The files are empty because only their names matter. Links are directories, because a
-wheel cannot contain links.
+meson runs this program (meson.build) with tree.h. A program that lists one of the device's
+directories lists a directory created here instead. The files are empty because only their names
+matter. Symbolic links are replaced with directories, because a wheel cannot contain links.
 
 Each device has its own directories. Directories that list devices exist once for each number of
-devices: ``2/sys/class/infiniband`` is the list of two.
+devices. For example, ``2/sys/class/infiniband`` lists two devices.
 """
 
 import re
@@ -21,8 +21,8 @@ ENTRY = re.compile(r'^(LINK|NODE|TEXT)\((DEVICE )?"([^"]+)"', re.MULTILINE)
 STATE = Path(__file__).parents[1] / "src" / "objects" / "state.h"
 DEVICES = int(re.findall(r"SOFT_HCAS_MOST = (\d+)", STATE.read_text())[0])
 
-# Of a table with more entries a listing shows the first ones: each is a file in the wheel. Another
-# device than the first one has a single GID.
+# Listings of longer tables show only the first entries, because each entry is a file in the wheel.
+# Devices other than the first one have a single GID.
 LISTED = 32
 
 
@@ -35,7 +35,7 @@ def of_device(path: str, number: int) -> str:
 def paths(header: str) -> Iterator[str]:
     """Generate the paths of the first device's files.
 
-    A link appears as a file in a directory.
+    A symbolic link is represented by a file ``.link`` in a directory with the link's name.
     """
     for kind, below_device, path in ENTRY.findall(Path(header).read_text()):
         whole = (DEVICE if below_device else "") + path

@@ -13,8 +13,8 @@ MOONCAKE = Software(
     "mooncake-transfer-engine-non-cuda",
     apt=("libcurl4", "libnuma1"),
     pip=("mooncake-transfer-engine-non-cuda", "numpy"),
-    note="This package has the same source as `mooncake-transfer-engine`, which needs a CUDA "
-    "driver.",
+    note="This package is built from the same source as `mooncake-transfer-engine`, but does not "
+    "need a CUDA driver.",
 )
 
 IBVERBS = Software(

@@ -11,8 +11,8 @@ SOFTWARE = Software(
     "libfabric1",
     apt=("libfabric-bin",),
     note="Debian does not package fabtests. If you run its programs, pass the address of a "
-    "network interface to `-s`, because the verbs provider loses a loopback "
-    "address's port.",
+    "network interface to `-s`, because the verbs provider drops the port "
+    "from a loopback address.",
 )
 
 # The row of 64 bytes: #sent, #ack, total, time, MB/sec, us/transfer.

@@ -33,9 +33,9 @@ first address that is neither link-local nor loopback. With the connection manag
 [RoCE v2](roce-v2.md).
 
 The tables show the rows that CI runs and the rows that fail, with the figures that the programs
-print. For comparison, the last column shows the same software (qperf for perftest) over the
-kernel's TCP on the loopback interface. [results.json](../tests/guests/results.json) contains
-all figures.
+print. For comparison, the last column shows the same software over kernel TCP on the loopback
+interface. For perftest, that figure comes from qperf. [results.json](../tests/guests/results.json)
+contains all figures.
 
 {machine}
 """
@@ -43,8 +43,8 @@ all figures.
 BY_HAND = """\
 ## Tried by hand
 
-The following software is not part of `make guests`. It was built and run under `aiordma run` by \
-hand in 2026:
+The following software is not part of `make guests`. It was built and run manually under \
+`aiordma run` in 2026:
 
 | software | result |
 |---|---|
@@ -158,7 +158,7 @@ def page(results: Mapping[str, Any]) -> str:
             tcp = number(result.get("kernel_tcp"))
             parts.append(f"| {row.name}{mark} | {row.unit} | {' | '.join(cells)} | {tcp} |")
         if others := [row.name for row in rows if row not in shown]:
-            parts += ["", f"Rows that also work: {', '.join(f'`{name}`' for name in others)}."]
+            parts += ["", f"These rows also work: {', '.join(f'`{name}`' for name in others)}."]
         reasons: dict[str, list[str]] = {}
         for row in rows:
             for link, reason in row.fails.items():

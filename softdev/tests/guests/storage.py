@@ -11,8 +11,8 @@ FIO = Software(
     "fio",
     "fio",
     apt=("fio",),
-    note="The measured time includes half a second for which fio's rdma engine sleeps after "
-    "connecting. If the receiver has not posted all its receives by then, the sender "
+    note="After connecting, fio's rdma engine sleeps for half a second, which the measured "
+    "time includes. If the receiver has not posted all its receives by then, the sender "
     "reports `cq completion status 13` and hangs, because the engine does not retry "
     "(rnr_retry_count 0).",
 )
@@ -20,8 +20,8 @@ ISER = Software(
     "tgt and libiscsi",
     "tgt",
     apt=("tgt", "libiscsi-bin"),
-    note="tgtd only accepts an iSER initiator if both its address and its name are bound to the "
-    "target. Otherwise, it responds `Target not found`. The option `--iser port=` does not "
+    note="tgtd accepts an iSER initiator only if both its address and its name are bound to the "
+    "target. Otherwise, it responds with `Target not found`. The option `--iser port=` does not "
     "work, even without RDMA.",
 )
 

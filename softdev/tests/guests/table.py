@@ -14,17 +14,17 @@ SOFTWARE = [
         "perftest",
         "perftest",
         apt=("perftest", "qperf"),  # the latter for the figures over TCP
-        note="These are not included: `ib_write_bw -e` (perftest does not support events for "
-        "writes), `--cqe-poll` (only in later versions), and `--run_infinitely`, which "
-        "works but never ends.",
+        note="The table omits `ib_write_bw -e` (perftest does not support events for writes), "
+        "`--cqe-poll` (added in a later version), and `--run_infinitely` (works, but never "
+        "exits).",
     ),
     Software(
         "qperf",
         "qperf",
         apt=("qperf",),
         note="Debian's build does not include the xrc tests. Without `-cm1`, qperf addresses "
-        "its peer by LID without a GRH. RoCE cards reject such addresses, and this device "
-        "only accepts them within a host and not on RoCE links.",
+        "its peer by LID without a GRH. RoCE cards reject such addresses. This device accepts "
+        "them within a host, but not on RoCE links.",
     ),
     Software("uDAPL", "dapl2-utils", apt=("dapl2-utils", "libdapl2")),
     libfabric.SOFTWARE,

@@ -16,9 +16,9 @@ VALKEY = Software(
     apt=("dpkg-dev", "librdmacm-dev", "libibverbs-dev"),
     build=f"{INTEGRATION}/tests/build-server {SERVER}",
     tells=f"{SERVER}/valkey-server --version",
-    note="The unmodified server is built from a newer Debian source package (`make valkey`). "
-    "The client uses streams from [integrations/valkey](../../docs/valkey.md), or from "
-    "asyncio for kernel TCP.",
+    note="The unmodified server is built from the source package of a newer Debian release "
+    "(`make valkey`). The client uses the streams of "
+    "[integrations/valkey](../../docs/valkey.md), or asyncio's streams for kernel TCP.",
 )
 
 VALUE = 1 << 20  # programs/valkey_get.py
