@@ -58,10 +58,10 @@ COMPARISON = Comparison(
     "Arrays",
     f"""\
 This test sends a dict of {PARTS} numpy arrays to another process, which replies as soon as it
-has received them as arrays. *aiordma* uses `arrays.send` and `arrays.recv`. *Into existing
-memory* uses `conn.recv_into` and `arrays.unpack` to receive them instead. With blocking
-sockets, the sender first sends a header with names, types and shapes, and the receiver
-allocates new memory for each array. With *busy cores*, another process keeps each core busy.""",
+has received all of the arrays. *aiordma* uses `arrays.send` and `arrays.recv`. *Into existing
+memory* receives the arrays with `conn.recv_into` and `arrays.unpack`. With blocking sockets,
+the sender first sends a header with names, types and shapes, and the receiver allocates new
+memory for each array. With *busy cores*, a CPU-bound process runs on each core.""",
     lanes,
     requirements,
     unit="GB/s",

@@ -33,9 +33,10 @@ def two_cores() -> Cores:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Return a context manager that pins new processes to one core.
+    """Return a context manager that pins this process and new child processes to one core.
 
-    A process inherits its parent's affinity (sched_setaffinity(2)).
+    Child processes started in the block stay pinned. Leaving the block restores the affinity of
+    this process.
     """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
@@ -73,7 +74,10 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 class Contender:
-    """A client and a server process, started for the first job and stopped by `close`."""
+    """A client process and a server process that run jobs.
+
+    The first job starts the processes, and `close` stops them.
+    """
 
     afresh = False  # or for each job
 
@@ -160,7 +164,8 @@ class InC(Contender):
     """A contender written in C (verbs.c) that uses plain verbs on the same device.
 
     `waiting` states how the client and the server wait for completions: "polling" or "sleeping".
-    Each kind of job runs in separate processes. `links` is the value of AIORDMA_EMBEDDED_LINKS.
+    Each kind of job runs in its own pair of processes. `links` is the value of
+    AIORDMA_EMBEDDED_LINKS.
     """
 
     def __init__(self, waiting: tuple[str, str], cores: Cores, links: str = "") -> None:

@@ -68,10 +68,10 @@ class Pair:
         return [scheduled(end.pid) for end in (self.client, self.server)]
 
     def idle(self, seconds: float) -> list[tuple[int, int]]:
-        """Return how often each idle end was scheduled, and its CPU time in nanoseconds.
+        """Return the number of times each idle end was scheduled, and its CPU time in nanoseconds.
 
-        Up to STRETCHES periods of `seconds` each are measured. The result is from the first period
-        in which neither end ran, or from the last period.
+        This method measures up to STRETCHES periods of `seconds` each. It returns the values for
+        the first period in which neither end ran, or otherwise for the last period.
         """
         for _ in range(STRETCHES):
             before = self.scheduled()
@@ -136,7 +136,7 @@ def transfers(size: int) -> Data:
 
 
 def measure(count: int = 1000, size: int = 1 << 30, seconds: float = IDLE_SECONDS) -> Data:
-    """Run all measurements. Results that differ between client and server contain both values."""
+    """Run all measurements. Values measured at both ends are [client, server] lists."""
     return {"connections": connections(count, seconds), "transfers": transfers(size)}
 
 

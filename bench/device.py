@@ -19,14 +19,14 @@ FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
 def program(name: str) -> Path:
-    """Compile `name`.c in this folder for the embedded device, and return the program's path."""
+    """Compile `name`.c for the embedded device, and return the program's path."""
     device = library()
     include = ["-I", str(HERE.parent / "softdev")]
     return compiled(f"{name}.c", name, [*include, f"-Wl,-rpath,{device.parent}"], [device])
 
 
 def compiled(source: str, target: str, flags: list[str], libraries: list[Path]) -> Path:
-    """Compile a file in this folder unless the target is up to date, and return the target."""
+    """Compile `source` unless `target` is up to date, and return the target's path."""
     built = BUILT / target
     parts = [HERE / source, *libraries, *(HERE.parent / "softdev").rglob("*.h")]
     if not built.exists() or any(p.stat().st_mtime > built.stat().st_mtime for p in parts):

@@ -78,9 +78,9 @@ class Commands:
     # ---- one large transfer --------------------------------------------------------------
 
     async def buffer(self, size: int, filled: bool) -> None:
-        """Allocate the program's buffer, and start measuring how much memory is used beyond it.
+        """Allocate the program's buffer, and start measuring additional memory use.
 
-        The buffer is resident from the beginning.
+        All of the buffer's pages are already resident when the measurement starts.
         """
         self._buffer = bytearray(os.urandom(PATTERN) if filled else b"\xff" * PATTERN) * (
             size // PATTERN
@@ -114,9 +114,9 @@ class Commands:
         await conn.send(b"")
 
     async def extra(self) -> tuple[int, int]:
-        """Return the peak memory use beyond the buffer, and the buffer's checksum.
+        """Return the peak memory use, excluding the buffer, and the buffer's checksum.
 
-        The peak covers the time since `buffer` was called.
+        The measurement starts when `buffer` is called.
         """
         extra = peak() - self._base
         return extra, zlib.crc32(self._buffer)

@@ -57,11 +57,11 @@ def peak() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KIB
-    raise LookupError("VmHWM is missing in /proc/self/status")
+    raise LookupError("VmHWM is missing from /proc/self/status")
 
 
 def scheduled(pid: int) -> tuple[int, int]:
-    """Return how often a process's threads were scheduled, and their CPU time in nanoseconds."""
+    """Return the number of times a process's threads ran, and their CPU time in nanoseconds."""
     times = runs = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         ran, _waited, slices = (int(word) for word in (task / "schedstat").read_text().split())

@@ -13,8 +13,8 @@ import aiordma
 from .lanes import Comparison, Contenders, Data, Lane, Options, Requirement, at_most, ratio, seconds
 
 NOTE = """\
-This test measures how long an import statement takes in a new process. `import aiordma` only
-loads a table of names, and loads a name's module when the program first uses it.
+This test measures how long an import statement takes in a new process. `import aiordma`
+loads only a table of names. A name's module is loaded when the program first uses the name.
 `from aiordma import connect, listen` uses two names immediately, so it loads everything that a
 connection needs."""
 

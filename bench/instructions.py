@@ -14,7 +14,7 @@ additional poll per batch of writes adds 3 % to the instruction count.
 
 The counts also depend on the Python and compiler versions, so they are recorded separately for each
 combination. If there is no record for this environment, the first record is used, with a larger
-tolerance. It is scaled by the ratio of the counts for a work that only uses asyncio.
+tolerance. It is scaled by the ratio of the counts for a workload that only uses asyncio.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ COUNT = 256
 BATCHED = 40 * 64  # a batch is little work
 LONG = 32
 REPEATED = 5
-"""How often each work is counted. The lowest count is used.
+"""The number of times each workload is counted. The lowest count is used.
 
 A loop executes more instructions if it wakes up once for each half of its work, or if it polls
 while the device's thread is waiting for the processor.
 """
 TRIES = 4
-"""How often all works are counted again while a count is too high.
+"""The maximum number of times all workloads are counted while a count is too high.
 
-The lowest count is used. Each time, the process creates a different number of types. Python's
-attribute cache is indexed by a type's version and a name's address. Two attributes with the same
-index add 500 to 2,000 instructions to each operation.
+The lowest count is used. Each process first creates a different number of types. Python's attribute
+cache is indexed by a type's version and a name's address. Two attributes with the same index add
+500 to 2,000 instructions to each operation.
 """
 CALIBRATION = "asyncio alone: a future set by a callback, awaited"
 
@@ -76,7 +76,7 @@ SLEEPING = [
     ("64 B write", COUNT, "write", "alone", 64, 1, 1),
     ("64 B write in a batch of 64", BATCHED, "write", "flood", 64, 64, 64),
 ]
-"""The `aiordma.perf` works to count without polling.
+"""The `aiordma.perf` workloads to count without polling.
 
 The columns are the parameters of `both_ends`.
 """
@@ -84,10 +84,10 @@ POLLING = [
     ("64 B echo, polling", COUNT, "send", "ping", 64, 1, 1),
     ("64 B write, polling", COUNT, "write", "alone", 64, 1, 1),
 ]
-"""The `aiordma.perf` works to count with the default polling."""
+"""The `aiordma.perf` workloads to count with the default polling."""
 
 Counts = dict[str, float]
-"""The number of instructions per operation, by work."""
+"""The number of instructions per operation, by workload."""
 
 PARTS = {
     "copy": "memcpy|memmove",
@@ -130,7 +130,7 @@ class Work:
 
 
 async def works() -> AsyncGenerator[Work, None]:
-    """Yield each work. Its connections stay open until the next work is requested."""
+    """Yield each workload. Its connections stay open until the next workload is requested."""
     from .over_rdma import OverRDMA  # noqa: PLC0415 - starting valgrind needs none of it
 
     yield Work(CALIBRATION, COUNT, futures)
@@ -158,7 +158,11 @@ async def stream(client: RDMAClient, sender: str, count: int) -> None:
 async def both_ends(
     way: OverRDMA, operation: str, kind: str, size: int, depth: int, batch: int
 ) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-    """Open both ends of a connection like `aiordma.perf`, but without its reporting."""
+    """Open both ends of a connection as `aiordma.perf` does, but without its reporting.
+
+    Yields:
+        A coroutine function that performs the given number of operations.
+    """
     import aiordma  # noqa: PLC0415
     from aiordma.perf import client, ends, server, wire  # noqa: PLC0415
 
@@ -221,13 +225,13 @@ VALGRIND = [
 def counts(types: int = 0) -> Counts:
     """Count the instructions per operation in a new process.
 
-    The process creates `types` types first.
+    The process first creates `types` Python classes to change the versions of later classes.
     """
     return {name: parts[""] for name, parts in in_parts(types).items()}
 
 
 def in_parts(types: int) -> dict[str, Counts]:
-    """Return the instructions per operation, divided by part of the program."""
+    """Return the instructions per operation, broken down by part of the program."""
     library = device.compiled("instructions.c", "instructions.so", ["-shared", "-fPIC"], [])
     with TemporaryDirectory() as folder:
         out = Path(folder, "out")
@@ -250,9 +254,9 @@ LINE = re.compile(r"(?m)^(?:(c?ob|c?fn|calls)=(?:\((\d+)\))? ?(.*)|[-+*\d]\S* (\
 
 
 def of_file(path: Path) -> tuple[str, Counts] | None:
-    """Return the operation and the counts in a Callgrind dump.
+    """Return the workload's name and the counts in a Callgrind dump.
 
-    The format is described in valgrind's manual.
+    Valgrind's manual describes the format. The result is None if the dump contains no workload.
     """
     text = path.read_text()
     work = re.search(r"^desc: Trigger: Client Request: (\d+) x (.*)$", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Comparisons, which measure several contenders in turns and compute ratios of their results."""
+"""Comparisons, which measure contenders in turns and compute ratios between their results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NOT_INSTALLED, NOT_MEASURED = "not installed", "not measured"
 
 @dataclass(frozen=True)
 class Options:
-    """How much to measure.
+    """Options that determine how much is measured.
 
-    Each lane is measured `turns` times. `share` is the fraction of its usual number of operations
-    to run each time. Messages are up to `most` bytes long.
+    Each lane is measured `turns` times. In each turn, a lane runs the fraction `share` of its usual
+    number of operations. Messages are up to `most` bytes long.
     """
 
     turns: int = TURNS
@@ -28,7 +28,7 @@ class Options:
     most: int = 64 << 20
 
     def count(self, count: int, unit: int = 1) -> int:
-        """Scale a count and round it to a multiple of `unit`."""
+        """Return `count` times `share`, rounded to a multiple of `unit`."""
         return max(1, round(count * self.share / unit)) * unit
 
 
@@ -38,7 +38,7 @@ class Measured(TypedDict):
     work: str
     who: str
     seconds: list[float]
-    """The duration of one operation in each turn, or an empty list if the contender failed."""
+    """The time per operation for each turn, or an empty list if the contender failed."""
     failed: NotRequired[str]
 
 
@@ -71,9 +71,10 @@ class Lane:
 
 
 def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
-    """Run each lane once to warm up, and then run all lanes in each turn.
+    """Measure every lane once per turn, after a warm-up.
 
-    If another contender's lane fails, it is included in the results without any durations.
+    If an aiordma lane fails, the error is raised. If any other lane fails, the results include the
+    lane without durations.
     """
     measured: Data = [{"work": lane.work, "who": lane.who, "seconds": []} for lane in lanes]
     for turn in range(-1, options.turns):
@@ -107,7 +108,7 @@ class Requirement:
 class Contenders(ExitStack):
     """The contenders in a comparison, created on demand and closed together.
 
-    If a contender with the same arguments exists, it is returned again.
+    A second request with the same arguments returns the existing contender.
     """
 
     def __init__(self) -> None:
@@ -147,10 +148,7 @@ class Comparison:
     requirements: Callable[[Data], Iterator[Requirement]]
     unit: str = "us"
     figure: Callable[[str, float], float] = lambda work, seconds: seconds * 1e6
-    """A function that converts the seconds per operation to the displayed figure.
-
-    The figure is in `unit`.
-    """
+    """A function that converts the seconds per operation to the displayed figure, in `unit`."""
     ours: str = "aiordma"
     """The contender to which the others are compared."""
     style: str = ""
@@ -178,7 +176,7 @@ def size_name(size: int) -> str:
 
 
 def seconds(data: Data, work: str, who: str) -> list[float]:
-    """Return the duration of one operation in each turn.
+    """Return the time per operation for each turn, in seconds.
 
     The list is empty if `who` is not installed, or if the results were recorded before the lane was
     added.
@@ -213,10 +211,10 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
-    """Divide one lane's values by another's, turn by turn.
+    """Divide one lane's values by another lane's, turn by turn.
 
-    Values from the same turn are compared, because a disturbance affects a whole turn. The result
-    is empty if one of the lanes has no values.
+    A disturbance usually affects all lanes in a turn, so it hardly changes their ratio. The result
+    is empty if either lane has no values.
     """
     if not (over and under):
         return spread(())
@@ -247,6 +245,6 @@ def judged(
 
 
 def by_work(data: Data) -> Iterator[tuple[str, Data]]:
-    """Group the results by work, in the order in which the works were measured."""
+    """Yield each kind of work with its results, in the order of measurement."""
     for work in dict.fromkeys(entry["work"] for entry in data):
         yield work, [entry for entry in data if entry["work"] == work]

@@ -42,7 +42,7 @@ def cpu_seconds() -> dict[str, float]:
     """Return each process's CPU time, keyed by command and process ID."""
     found, tick = {}, os.sysconf("SC_CLK_TCK")
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             command = (folder / "cmdline").read_text(errors="replace").split("\0")
             times = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[11:13]
             words = [Path(command[0]).name, *(word for word in command if word == "bench.worker")]
@@ -51,7 +51,7 @@ def cpu_seconds() -> dict[str, float]:
 
 
 def computing(seconds: float = 1.0) -> list[str]:
-    """Return the other processes using at least 5 % of a processor, with their shares."""
+    """Return the processes that use at least 5% of a CPU, with their CPU usage."""
     before = cpu_seconds()
     time.sleep(seconds)
     shares = {one: (took - before.get(one, took)) / seconds for one, took in cpu_seconds().items()}

@@ -1,7 +1,7 @@
-"""A comparison of messages between two processes that have one core each.
+"""Comparisons of messages between two processes that have one core each.
 
-It covers round trips, windows of messages, one-way streams, encryption, many connections, and TCP
-links.
+The comparisons cover round trips, windows of messages, one-way streams, encryption, many
+connections, and TCP links.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ TCP, UNIX, C, UCXX = "uvloop TCP protocol", "uvloop Unix protocol", "C, polling"
 
 
 def runners(contenders: Contenders, *names: str) -> dict[str, Contender]:
-    """Return aiordma on both event loops, each socket variant on each loop, and C, by name."""
+    """Return aiordma on each event loop, the socket contenders in `names`, and C, keyed by name.
+
+    The name of a socket contender starts with its event loop, as in "uvloop TCP protocol".
+    """
     found = {OURS: contenders.python(OURS), ASYNCIO: contenders.python(OURS, "asyncio")}
     for name in names:
         loop, _, way = name.partition(" ")
@@ -38,7 +41,7 @@ def runners(contenders: Contenders, *names: str) -> dict[str, Contender]:
 
 
 def faster(data: Data, work: str, who: str, whom: str) -> Spread:
-    """Return the speed of `who` relative to `whom`, as a factor."""
+    """Return the speed of `who` as a multiple of the speed of `whom`."""
     return ratio(seconds(data, work, whom), seconds(data, work, who))
 
 
@@ -77,8 +80,8 @@ def latency_requirements(data: Data) -> Iterator[Requirement]:
 LATENCY = Comparison(
     "Echo",
     """\
-This test sends one message at a time and measures how long it takes until the echo arrives. The
-value of each turn is the median over its messages.""",
+This test sends one message at a time and measures how long the echo takes to arrive. Each
+turn's value is the median over its messages.""",
     latency_lanes,
     latency_requirements,
     style="a task on each side that awaits `send` and `recv` in turn",
@@ -88,8 +91,7 @@ value of each turn is the median over its messages.""",
 # ---- many at a time ------------------------------------------------------------------------------
 
 OUTSTANDING, TASKS = "64 B, 64 outstanding", "64 B, 64 tasks"
-# A turn of 6400 took 20 ms, and much of that was waking up, and finding out that it pays to look
-# before sleeping.
+# With 6400 messages, a turn took only 20 ms, much of it for waking up and adapting the polling.
 SIZE, WINDOW, COUNT = 64, 64, 32000
 
 
@@ -130,16 +132,17 @@ task sends one message at a time and waits for its echo.""",
     rate_requirements,
     "messages/s",
     lambda work, seconds: 1 / seconds,
-    style="one task with 64 futures of `send_nowait`, or 64 tasks that await `send` and `recv`",
+    style="a task with 64 `send_nowait` futures, or 64 tasks that await `send` and `recv`",
     caption="Echoes per second",
 )
 
 # ---- encrypted -----------------------------------------------------------------------------------
 
 SEALED = "aiordma, encrypted"
-# Bytes; messages in a turn there and back, and one way, and how many of these are under way; what
-# is asked of the speed in clear, by judgement.  In clear a long message is copied once, at up to 30
-# GB/s where it stays in the cache; here it is encrypted, copied and decrypted, each at up to 20.
+# Message size -> round trips per turn, one-way messages per turn, one-way messages in flight, and
+# goals for the speed relative to unencrypted messages (round trip, one way). The goals are
+# estimates: a long unencrypted message is copied once, at up to 30 GB/s if it stays in the cache.
+# An encrypted message is encrypted, copied and decrypted, each at up to 20 GB/s.
 ENCRYPTED = {
     64: (500, 8000, 64, (0.5, 0.5)),
     64 << 10: (200, 8192, 16, (0.25, 0.2)),
@@ -175,11 +178,11 @@ ENCRYPTION = Comparison(
     "Encryption",
     """\
 This test shows how much time encryption (`encrypt=True`) adds to a message. Messages are
-encrypted and decrypted with AES-256-GCM by the package `cryptography`, in the event loop's
-thread. One message is in flight in a round trip, and several are in flight one way.""",
+encrypted and decrypted with AES-256-GCM by the `cryptography` package, in the event loop's
+thread. Round trips keep one message in flight, and one-way transfers keep several.""",
     encryption_lanes,
     encryption_requirements,
-    style="as in Echo for round trips, and several futures of `send_nowait` in flight for one way",
+    style="as in Echo or, for one-way messages, a task with several `send_nowait` futures",
     caption="Time per message in us",
 )
 
@@ -188,9 +191,10 @@ thread. One message is in flight in a round trip, and several are in flight one 
 ONE, MANY = "one connection", "256 connections"
 CONNECT, CONNECT_ALL = "connect and close", "connect all, then close"
 EACH, MANAGER = "aiordma, one socket each", "aiordma, connection manager"
-# Ours are more, for a tenth of a second: a turn begins with keep-alive for all that have idled.
+# The number of echoes per turn. aiordma needs more of them for a turn of 0.1 s, because a turn
+# starts by probing all idle connections (keep-alive).
 ECHOES = {OURS: 64_000, TCP: 6400, UNIX: 6400, UCXX: 2560}
-# Each way of connecting: its worker, and connections of a tenth of a second.
+# For each way of connecting, the worker and the number of connections in 0.1 s.
 MAKERS = {
     OURS: ("aiordma exchange", 200),
     EACH: ("aiordma exchange, a socket each", 200),
@@ -239,19 +243,19 @@ def connections_requirements(data: Data) -> Iterator[Requirement]:
 CONNECTIONS = Comparison(
     "Connections",
     """\
-This test measures the rate of 64 B echoes on all connections together, with one message in
-flight on each of them, and how many connections per second can be opened and closed. *Connect
-and close* closes each connection before it opens the next one. *Connect all, then close* first
-opens 200 connections.
+This test measures how many 64 B messages per second are echoed across all connections, with
+one message in flight on each connection. It also measures how many connections per second can
+be opened and closed. *Connect and close* closes each connection before it opens the next one.
+*Connect all, then close* first opens 200 connections.
 
-One connection stays open throughout the test. *aiordma* (`via="tcp"`) uses it to set up the
-other connections. *One socket each* turns this off (`Config.in_band`) and uses a TCP socket for
-each connection instead.""",
+One connection stays open throughout the test. *aiordma* (`via="tcp"`) sets up the other
+connections over the open connection. *One socket each* disables this feature
+(`Config.in_band`) and uses a TCP socket for each connection.""",
     connections_lanes,
     connections_requirements,
     "per second",
     lambda work, seconds: 1 / seconds,
-    style="one message in flight on each connection, or a task that awaits `connect` and `close`",
+    style="tasks that keep one message in flight per connection, or await `connect` and `close`",
     caption="Echoes and connections per second",
 )
 
@@ -264,8 +268,9 @@ OVER_TCP_WAYS = {
     TCP: "TCP protocol",
 }
 Job = tuple[str, str, dict[str, int], dict[str, float | None]]
-# Work, the kind of job, its numbers, and what is asked of the speed of a TCP protocol, if anything;
-# of connecting twice what it was when each queue pair had a TCP connection of its own.
+# The work, the kind of job, its numbers, and the goals for the speed relative to a TCP protocol
+# (None for no goal). The goal for connecting is twice the speed that was reached when each queue
+# pair had its own TCP connection.
 JOBS: list[Job] = [
     (MANY, "echo_together", {"size": 64, "count": 25_600, "connections": 256}, {OURS: 1}),
     ("64 KiB, one way", "send_many", {"size": 64 << 10, "count": 2048, "window": 16}, {OURS: 0.9}),
@@ -309,12 +314,13 @@ Between hosts, the embedded device uses TCP links. This test measures their spee
 `AIORDMA_EMBEDDED_LINKS=tcp`, although both processes run on the same host.
 
 - *256 connections*: the time per 64 B echo, with one message in flight on each connection.
-- *Connect and close*: the time to set up and close a connection with the connection manager, or
-  with the TCP bootstrap in its column. In C, this includes creating a queue pair and one write.
+- *Connect and close*: the time to set up and close a connection. aiordma and C use the
+  connection manager, except in the *TCP bootstrap* column. In C, the time includes creating a
+  queue pair and performing one write.
 - *64 B echo next to 1 MiB messages*: the echo time while another connection transfers
   messages at full speed.""",
     over_tcp_lanes,
     over_tcp_requirements,
-    style="as in Connections, and several futures of `send_nowait` in flight for one way",
+    style="as in Connections or, for one-way messages, a task with several `send_nowait` futures",
     caption="Time per operation over TCP links in us",
 )

@@ -1,4 +1,4 @@
-"""A comparison of one-sided writes, and the time that Python adds to each of them."""
+"""A comparison of one-sided operations, and of the time that Python adds to each operation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ rows:
 
 The target is the process that owns the memory. It can be busy or asleep when data arrives:
 
-- *Target polling*: the target's program polls. In Python, this is a task that never waits.
+- *Target polling*: the target's program polls. In Python, it polls in a task that never waits.
 - *Target idle*: the target's program sleeps, so its device has to wake up. With nixl, a
   progress thread polls.
 
@@ -45,16 +45,16 @@ For comparison, two columns show how long it takes to copy the same amount of da
   at any time on a virtual machine."""
 
 AWAKE, ASLEEP = "target polling", "target idle"
-WAITING = {AWAKE: "polling", ASLEEP: "sleeping"}  # of C's target
+WAITING = {AWAKE: "polling", ASLEEP: "sleeping"}  # for the C program's target
 MEMCPY = {"memcpy": "copy", "memcpy between cores": "copy_across"}
 MIB = 1 << 20
 BATCH = 64
 SMALL, LARGE, READ, LARGE_MANY = "64 B", "1 MiB", "1 MiB read", "1 MiB, 4 in flight"
 BATCHED = f"in batches of {BATCH}"
-EACH, ALL = 3e-6, 0.5e-6  # what Python may add to one
+EACH, ALL = 3e-6, 0.5e-6  # goals for the time added by Python, in seconds
 
-# The kind of job, how many operations a turn has, and what else it is told. Of a stream of writes a
-# turn is a GiB: its beginning and its end, when fewer are under way, are to be little of it.
+# The kind of job, the number of operations per turn, and the job's other arguments. A turn of
+# writes in flight transfers 1 GiB, so that the start and end, with fewer in flight, hardly matter.
 WORKS = {
     SMALL: ("write", 1000, {"size": 64}),
     LARGE: ("write", 100, {"size": MIB}),
@@ -62,7 +62,7 @@ WORKS = {
     LARGE_MANY: ("write_many", 1024, {"size": MIB, "window": 4}),
     f"64 B {BATCHED}": ("write_batch", 12800, {"size": 64, "window": BATCH}),
 }
-# What nixl does of these.
+# The arguments for the kinds of work that nixl supports.
 NIXL: dict[str, dict[str, Any]] = {
     SMALL: {"do": "one", "operation": "WRITE", "size": 64},
     LARGE: {"do": "one", "operation": "WRITE", "size": MIB},
@@ -83,7 +83,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
             job = {**numbers, "count": options.count(many, numbers.get("window", 1))}
             for who, contender in runners.items():
                 if who == "C" and kind == "read":
-                    continue  # its program has no such job
+                    continue  # the C program has no such job
                 yield Lane.of(contender, f"{work}, {target}", who, kind, **job)
             if target == ASLEEP and work in NIXL:
                 its = {"service": "memory", "count": job["count"], **NIXL[work]}
@@ -101,7 +101,7 @@ def requirements(data: Data) -> Iterator[Requirement]:
         return seconds(data, work, "aiordma"), seconds(data, work, "C")
 
     def added(work: str, target: str) -> Spread:
-        """Return the added time in microseconds."""
+        """Return how much longer aiordma takes than C in each turn, in microseconds."""
         return spread((ours - its) * 1e6 for ours, its in zip(*pair(work, target), strict=True))
 
     for target in (AWAKE, ASLEEP):

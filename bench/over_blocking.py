@@ -55,7 +55,7 @@ def answer(listener: socket.socket) -> None:
                 except ConnectionError:
                     pass
     except OSError:
-        return  # it is closed
+        return  # the listener was closed
 
 
 class BlockingClient:
@@ -68,7 +68,7 @@ class BlockingClient:
 
 
 class OverBlocking:
-    """A blocking TCP socket that can only transfer arrays."""
+    """A transport over a blocking TCP socket. It can only transfer arrays."""
 
     @asynccontextmanager
     async def serve(self, folder: str) -> AsyncIterator[dict[str, Place]]:

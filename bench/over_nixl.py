@@ -24,7 +24,7 @@ from .ways import Place
 os.environ.setdefault("UCX_LOG_LEVEL", "error")  # warnings go to stdout
 os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
 
-nixl: Any = import_module("nixl._api")  # it looks at the environment, and has no types
+nixl: Any = import_module("nixl._api")  # reads the environment; has no type hints
 
 logging.disable(logging.INFO)
 MEMORY = 1 << 20

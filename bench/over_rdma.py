@@ -27,7 +27,10 @@ KEY = b"of both sides of a measurement"
 
 
 async def answer(conn: aiordma.Connection) -> None:
-    """Echo each message in a separate task. The client limits the number of messages in flight."""
+    """Echo each message without waiting for earlier echoes to be sent.
+
+    The client limits the number of messages in flight.
+    """
 
     def reply(message: aiordma.Message) -> None:
         conn.send_nowait(message).add_done_callback(lambda _: message.release())
@@ -57,7 +60,7 @@ async def take_arrays(conn: aiordma.Connection) -> None:
 
 
 async def take_arrays_into(conn: aiordma.Connection) -> None:
-    """Receive arrays into existing memory, so that later arrays overwrite earlier ones."""
+    """Receive all arrays into the same memory, so that later arrays overwrite earlier arrays."""
     memory = bytearray(b"\xff") * (1 << 27)
     with suppress(aiordma.ConnectionClosedError):
         while True:
@@ -111,10 +114,11 @@ class RDMAClient:
 
 @dataclass(frozen=True)
 class OverRDMA:
-    """aiordma with the given options. `polling` is in seconds, or None for the default.
+    """The aiordma transport with the given options.
 
-    If `awake` is True, the server's event loop never sleeps. `links` is the value of
-    AIORDMA_EMBEDDED_LINKS, which is set before the device starts.
+    `polling` is in seconds, or None for the default. If `awake` is True, the server's event loop
+    never sleeps. `links` is the value of AIORDMA_EMBEDDED_LINKS, which is set before the device
+    starts.
     """
 
     via: Literal["cm", "tcp"] = "cm"
@@ -178,11 +182,11 @@ class ByPerf(Measuring):
         async with PerfClient.connect(settings, HOST, port, **options) as client:
             result = await client.measure(size)
         if result is None or result.mismatch:
-            raise ValueError(f"{operation} of {size} bytes: {result and result.mismatch}")
+            raise ValueError(f"{operation} of {size} bytes failed: {result and result.mismatch}")
         return result
 
     async def _each(self, operation: str, size: int, count: int, **more: Any) -> float:
-        """Run operations concurrently, and return the duration of one operation in seconds."""
+        """Run operations concurrently, and return the time per operation in seconds."""
         result = await self._perf(operation, "bw", size, count, **more)
         return result.seconds / result.operations
 

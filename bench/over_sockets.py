@@ -18,7 +18,7 @@ from typing import Any, cast
 from .ways import ENOUGH, HOST, Place
 
 LENGTH = struct.Struct("<Q")
-READ = 256 << 10  # bytes that are asked for at once, as asyncio does, unless more are expected
+READ = 256 << 10  # bytes to read at a time, as in asyncio, unless a longer frame is expected
 
 
 def frame(data: bytes) -> bytes:
@@ -29,7 +29,11 @@ def frame(data: bytes) -> bytes:
 async def serving(
     answering: Mapping[str, Any], make: Callable[..., Awaitable[asyncio.Server]], folder: str = ""
 ) -> AsyncIterator[dict[str, Place]]:
-    """Start a server for each service, and yield the servers' ports, or their paths in `folder`."""
+    """Start a server for each service, and yield the servers' addresses, keyed by service.
+
+    With `folder`, each address is the path of a Unix socket in the folder. Otherwise, each address
+    is a TCP port.
+    """
     async with AsyncExitStack() as stack:
         places: dict[str, Place] = {}
         for name, answer in answering.items():
@@ -49,9 +53,9 @@ class Frames(asyncio.BufferedProtocol):
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(2 * READ))
-        self.start = 0  # of the first frame that is not whole yet
-        self.end = 0  # of what has arrived
-        self.expected = 0  # the length of that frame; 0: not known yet
+        self.start = 0  # the offset of the first incomplete frame
+        self.end = 0  # the end of the received data
+        self.expected = 0  # the length of that frame, or 0 if not known yet
         self.loop = asyncio.get_running_loop()
         self.closed = self.loop.create_future()
         self.writable: asyncio.Future[None] | None = None
@@ -72,7 +76,7 @@ class Frames(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self.expected > READ:
-            if len(self.view) < self.expected:  # the first one of this length; it is at the front
+            if len(self.view) < self.expected:  # the first frame of this length, at offset 0
                 longer = memoryview(bytearray(self.expected + READ))
                 longer[: self.end] = self.view[: self.end]
                 self.view = longer
@@ -89,7 +93,7 @@ class Frames(asyncio.BufferedProtocol):
             start, self.start = self.start, self.start + self.expected
             self.expected = 0
             self.whole(self.view[start : self.start])
-        if self.start:  # the rest, of one read at most, to the front
+        if self.start:  # move the remainder, at most one read, to the front
             left = self.end - self.start
             self.view[:left] = self.view[self.start : self.end]
             self.start, self.end = 0, left

@@ -25,7 +25,7 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
-ucxx: Any = import_module("ucxx")  # it looks at the environment, and has no types
+ucxx: Any = import_module("ucxx")  # reads the environment; has no type hints
 
 DONE = np.ones(1, np.uint8)
 
@@ -42,7 +42,10 @@ async def answer(endpoint: Any) -> None:
 
 
 async def sink(endpoint: Any) -> None:
-    """Receive the message length and count, then the messages, and confirm them."""
+    """Receive batches of messages, and acknowledge each batch.
+
+    A batch starts with the length and the number of its messages.
+    """
     numbers = np.empty(2, np.uint64)
     memory = np.empty(0, np.uint8)
     with suppress(ucxx.exceptions.UCXError):
@@ -60,7 +63,7 @@ SERVICES = {"echo": answer, "echo_many": answer, "sink": sink}
 
 
 class UCXXClient:
-    """A client that opens a separate connection for each length of the messages to echo."""
+    """A client that uses a separate connection to echo messages of each length."""
 
     def __init__(self, endpoint: Any, place: Place) -> None:
         self._endpoint = endpoint

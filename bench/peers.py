@@ -23,14 +23,14 @@ FOLDER = BUILT / "peers"
 PYTHON = FOLDER / "bin" / "python"
 INSTALLED = [
     ["ucxx-cu12", "uvloop"],
-    ["--no-deps", "nixl", "nixl-cu12"],  # numpy has come with the former
+    ["--no-deps", "nixl", "nixl-cu12"],  # ucxx has installed numpy
 ]
 
 
 def python() -> str:
-    """Return the path of the Python interpreter in these packages' virtual environment.
+    """Return the path of the Python interpreter in the virtual environment for ucxx and nixl.
 
-    The interpreter may not exist yet.
+    If the environment does not exist, the current interpreter is returned.
     """
     return str(PYTHON) if PYTHON.exists() else sys.executable
 

@@ -41,8 +41,9 @@ from .lanes import (
 from .ways import DEVICE
 
 NOTE = """\
-This test compares aiordma with *perftest*, a suite of benchmarks in C such as `ib_send_bw`, on
-the same device. perftest's programs poll. Except in the last row, many messages are in flight.
+This test compares aiordma with *perftest* on the same device. perftest is a suite of C
+benchmarks such as `ib_send_bw`. Its programs poll. Except in the last row, many messages
+are in flight.
 The last row shows half the round-trip time, which perftest calls latency."""
 
 SEND, WRITE, LATENCY = "1 MiB send", "1 MiB write", "64 B send, half round trip"
@@ -202,8 +203,8 @@ COMPARISON = Comparison(
 
 ON_SOFTROCE = """\
 This test compares aiordma with perftest on the kernel's SoftRoCE device (`rxe0`). It runs in a
-virtual machine with an emulated processor, so the times have no meaning, and the ratios are
-only a rough indication."""
+virtual machine with an emulated processor. The absolute times are therefore meaningless, and
+the ratios are only a rough indication."""
 # As softdev/tests/softroce/vm has it: the device, its address, and the GID of that address.
 RXE, ADDRESS, GID = "rxe0", "10.9.9.1", ("-x", "1")
 MARK = "measured: "

@@ -62,7 +62,7 @@ def ticks(values: Sequence[float]) -> tuple[bool, list[float]]:
 
 
 def short(value: float, digits: int = 3) -> str:
-    """Format a value with this many significant digits, and with suffix M or k if needed."""
+    """Format a value to `digits` significant digits, with an M or k suffix if needed."""
     for unit, scale in (("M", 1e6), ("k", 1e3)):
         if value >= scale * 0.9995:
             return f"{float(f'{value / scale:.{digits}g}'):g} {unit}"
@@ -76,7 +76,7 @@ def two_digits(value: float) -> str:
 def panel(one: Panel, top: int) -> list[str]:
     """Draw a bar for each contender, or a point if the axis is logarithmic.
 
-    A line extends from the lowest to the highest figure of any turn.
+    A line spans the range of each contender's figures across all turns.
     """
     logarithmic, marks = ticks([value for _, found in one.rows for value in found.values])
 

@@ -1,4 +1,4 @@
-"""A generator for RESULTS.md that uses only the measurements."""
+"""The generation of RESULTS.md from stored measurements."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ HEAD = """\
 # Measurements
 
 This page compares the speed of aiordma with that of sockets, ucxx, nixl and C programs. Unless
-noted otherwise, the programs ran in two processes on one machine with {cores}, one for each
-process, and without an RDMA card. aiordma and the C programs therefore used the embedded
+noted otherwise, each program ran as two processes on a machine with {cores} and without an
+RDMA card. Each process had its own core. aiordma and the C programs used the embedded
 device, which is implemented in software. Results with a card will differ. On other machines,
 you can expect similar ratios, but not the same times. [Goals](#goals) shows which goals have
 been met and why others have been missed.
@@ -40,9 +40,9 @@ been met and why others have been missed.
 | ucxx, nixl | data transfer libraries with their own transports, used from Python |
 
 Each figure is the median of {turns} turns, rounded to two digits. In each turn, every program
-in the comparison runs once. Tables show the lowest and the highest turn in parentheses,
+in the comparison runs once. Tables show the lowest and highest values in parentheses,
 followed by the ratio to aiordma's value, so *2x* means twice that value. Charts show the range
-between the two turns as a line, and use points instead of bars if the axis is logarithmic.
+of values as a line, and use points instead of bars if the axis is logarithmic.
 `python -m bench all` ([bench](__init__.py)) runs all measurements and generates this page.
 """
 
@@ -82,7 +82,7 @@ class Results(TypedDict):
 def table(
     head: Iterable[str], rows: Iterable[Iterable[str]], numbers_from: int | None = None
 ) -> Iterator[str]:
-    """Yield the lines of a table. Columns from `numbers_from` onwards are right-aligned."""
+    """Yield the lines of a Markdown table. Columns from `numbers_from` onward are right-aligned."""
     names = list(head)
     left = len(names) if numbers_from is None else numbers_from
     yield f"| {' | '.join(names)} |"
@@ -108,7 +108,8 @@ def rounded(value: float) -> str:
 def figures(comparison: Comparison, data: Data) -> Iterator[str]:
     """Yield the lines of a comparison's table.
 
-    The rows are the works or the contenders, whichever are more numerous.
+    If there are more kinds of work than contenders, each kind of work has a row. Otherwise, each
+    contender has a row.
     """
     cells: dict[tuple[str, str], str] = {}
     for entry in data:
@@ -165,9 +166,9 @@ def judged(measured: str, reached: bool | None) -> str:
 
 
 def why(requirements: Iterable[Requirement], notes: Mapping[str, str]) -> Iterator[str]:
-    """Yield a paragraph for each reason, with the goals that were missed because of it.
+    """Yield a paragraph for each note, starting with the missed goals that the note explains.
 
-    If a note is the name of another goal, that goal's note is used.
+    If a goal's note is the name of another goal, the other goal's note is used.
     """
     missed: dict[str, list[str]] = {}
     for requirement in requirements:
@@ -192,7 +193,7 @@ def markdown(
         results: The measurements.
         comparisons: All comparisons, keyed by name.
         plots: The paths of the charts, keyed by comparison.
-        notes: The reasons for missed goals, keyed by goal.
+        notes: Explanations for missed goals, keyed by goal.
     """
     measured = {name: data for name, data in results["data"].items() if name in comparisons}
     machine = results["machine"]
@@ -233,8 +234,8 @@ def markdown(
             "",
             "## Memory and CPU",
             "",
-            "Two values in a cell are for the client and the server. "
-            "Memory figures are for resident memory.",
+            "If a cell contains two values, the first is the client's and the second is the "
+            "server's. Memory figures are for resident memory.",
             "",
         ]
         rows = cost.rows(results["cost"])

@@ -32,12 +32,12 @@ from .lanes import (
 from .perftest import End, InPerftest
 
 NOTE = """\
-This test shows how much RoCE v2 on the embedded device adds to the time that a plain UDP socket
-takes. It measures half the round-trip time between two network namespaces, which are
-connected by a pair of virtual Ethernet interfaces with an MTU of 4500. `ib_send_lat` uses the
-embedded device over RoCE v2, and a C program exchanges datagrams over UDP sockets. Both
-programs either poll or wait for events. RoCE v2 requires two datagrams per message, because the
-receiver acknowledges each message."""
+This test compares RoCE v2 on the embedded device with a plain UDP socket. It measures half the
+round-trip time between two network namespaces, which are connected by a pair of virtual
+Ethernet interfaces with an MTU of 4500. `ib_send_lat` uses the embedded device over RoCE v2, and
+a C program exchanges datagrams over UDP sockets. In each column, both programs poll or both wait
+for events. RoCE v2 requires two datagrams per message, because the receiver acknowledges each
+message."""
 PERFTEST, UDP = "aiordma's device with perftest", "UDP socket"
 POLLING, WAITING = "64 B one way, polling", "64 B one way, event-driven"
 AT_MOST = {POLLING: 1.5, WAITING: 1.2}
@@ -65,7 +65,7 @@ def network(stack: ExitStack) -> None:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two ends: a network namespace with an address."""
+    """A network namespace with an address, in which one of the programs runs."""
 
     namespace: str
     address: str
@@ -94,7 +94,8 @@ SIDES = Side("bench-left", "10.89.0.1"), Side("bench-right", "10.89.0.2")
 class InUDP(Contender):
     """A contender that uses UDP sockets.
 
-    It starts new processes for each job, because its server polls indefinitely.
+    Each job starts new processes, because a server left running would keep polling and slow down
+    the other contenders.
     """
 
     afresh = True

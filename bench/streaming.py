@@ -130,9 +130,10 @@ RECEIVERS: dict[str, Callable[[aiordma.Connection, Memory, int], Awaitable[int]]
 
 
 async def serve(conn: aiordma.Connection) -> None:
-    """Receive messages in the style selected by the first message.
+    """Receive messages in the style that the client selects.
 
-    Sends a message when the receiver is ready, and another one when all messages have arrived.
+    The client selects the style in its first message. The server responds once when its receiver
+    is ready, and again when all messages have arrived.
     """
     with suppress(aiordma.ConnectionClosedError):
         while True:
@@ -153,9 +154,9 @@ async def stream(
     size: int,
     count: int,
 ) -> float:
-    """Send messages in one style and return the duration of one message, in seconds.
+    """Send messages in one style, and return the time per message in seconds.
 
-    `source` and `target` are kinds of memory.
+    `source` and `target` are keys of `MEMORIES`.
     """
     with memory(source, conn, size) as data:
         await conn.send(json.dumps([receiver, target, size, count]).encode())
@@ -165,5 +166,5 @@ async def stream(
         with await conn.recv() as message:
             taken = perf_counter() - start
             if int(bytes(message)) != size:
-                raise ValueError(f"{bytes(message)!r} bytes arrived, not {size}")
+                raise ValueError(f"the peer reported a length of {bytes(message)!r}, not {size}")
     return taken / count

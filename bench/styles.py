@@ -1,4 +1,4 @@
-"""A comparison of the styles in which programs send and receive one-way messages."""
+"""A comparison of different styles of sending and receiving one-way messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ direction, measured until the last message has arrived (1 GB/s is 10^9 bytes per
 aiordma row names the sender's style, the memory it sends from (`bytes` unless stated
 otherwise), and the method that the receiver calls:
 
-- *Window*: a loop keeps 8 futures of `send_nowait` in flight and always awaits the oldest one.
+- *Window*: a loop keeps 8 `send_nowait` futures in flight and always awaits the oldest future.
 - *Sequential*: each `send` is awaited before the next one starts.
 - *gather*, *TaskGroup*: 8 `send` calls are awaited together.
 - *One task per message*: up to 64 tasks send one message each.
@@ -91,21 +91,21 @@ TCP, C, MEMCPY = "uvloop TCP protocol", "C, polling", "memcpy"
 UCXX = "ucxx, polling: gather"
 RIVALS = {TCP: "TCP protocol", "uvloop Unix protocol": "Unix protocol"}
 WINDOW = 8
-TURN = 512 << 20  # bytes in a turn of each lane; a fourth where it is sockets or ucxx
+TURN = 512 << 20  # bytes per lane in a turn, or a quarter of that for sockets and ucxx
 SIZES = (64 << 10, 1 << 20, 64 << 20)
 NAMES = {size_name(size): size for size in SIZES}
 
 SLOWEST, TO_C = 1.5, 0.75
-SAME = 0.95  # never slower: two turns of the very same differ by a twentieth
+SAME = 0.95  # registering must not slow down messages; identical turns differ by up to 5%
 
 
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
     def lane(contender: Contender, work: str, who: str, kind: str, count: int, **job: Any) -> Lane:
-        """Return a lane that runs an eighth of its work untimed first.
+        """Return a lane that first runs an eighth of its work without timing it.
 
-        Otherwise, the processes would already be awake if the previous lane used them, but not if
-        it used others. If an eighth of the work is less than a window, nothing is run first.
+        The untimed work wakes the lane's processes, which might be asleep if the previous lane used
+        other processes. The untimed work is skipped if it is less than one window of messages.
         """
 
         def do() -> float:
@@ -146,7 +146,7 @@ def requirements(data: Data) -> Iterator[Requirement]:
     for work, _ in by_work(data):
 
         def times(who: str, whom: str, work: str = work) -> Spread:
-            """How many times as fast `who` is as `whom`."""
+            """Return the speed of `who` as a multiple of the speed of `whom`."""
             return ratio(seconds(data, work, whom), seconds(data, work, who))
 
         fastest, *_, slowest = ranked(data, work)

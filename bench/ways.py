@@ -39,7 +39,7 @@ class Client(Protocol):
         """Send `count` messages, `window` at a time, and wait until all have arrived."""
 
     async def send_gather(self, data: bytes, count: int, window: int) -> None:
-        """Send `count` messages by gathering `window` coroutines that send one message each."""
+        """Send `count` messages, gathering `window` single-message coroutines at a time."""
 
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
         """Send `count` messages and receive the responses in `window` tasks.
@@ -48,14 +48,14 @@ class Client(Protocol):
         """
 
     async def arrays(self, arrays: dict[str, Any]) -> None:
-        """Send all arrays, and wait for the peer to respond that it has received them."""
+        """Send all arrays, and wait for the peer to acknowledge them."""
 
 
 class Way(Protocol):
-    """A transport to compare. `serve` starts its services and yields their addresses by name.
+    """A transport to compare.
 
-    The "echo" service returns each message. The "sink" service discards messages and only responds
-    to ENOUGH.
+    `serve` starts the services and yields their addresses by name. The "echo" service returns each
+    message. The "sink" service discards all messages, and responds only to ENOUGH.
     """
 
     def prepare(self, data: bytes) -> bytes:
@@ -64,16 +64,17 @@ class Way(Protocol):
     def serve(self, folder: str) -> AbstractAsyncContextManager[dict[str, Place]]: ...
 
     def connect(self, place: Place) -> AbstractAsyncContextManager[Any]:
-        """Connect to a service, and yield a `Client`.
+        """Connect to a service, and yield a client.
 
-        For jobs supported only by this transport, yield a connection instead.
+        The client implements the `Client` methods that the transport supports. The client can have
+        further methods, which `Measuring.by_client` calls.
         """
 
 
 class Measuring:
-    """The jobs that a worker can run, and the connections shared by jobs of the same kind.
+    """The jobs that a worker can run, and the connections that jobs share.
 
-    Each job returns the duration of one operation in seconds.
+    Each job returns the time per operation in seconds.
     """
 
     def __init__(self, way: Way, places: dict[str, Place], stack: AsyncExitStack) -> None:
@@ -100,7 +101,7 @@ class Measuring:
             back = await client.echo(prepared)
             times.append(perf_counter() - start)
             if bytes(back) != data:
-                raise ValueError(f"the echo of a message of {size} bytes differs from the message")
+                raise ValueError(f"the echo of a {size}-byte message differs from the original")
         return median(times)
 
     async def echo_beside(self, size: int, count: int, stream: int) -> float:
@@ -121,7 +122,7 @@ class Measuring:
             await filling
 
     async def _under_way(self, service: str, kind: str, size: int, **numbers: int) -> float:
-        """Run the method of `Client` that is named `kind`, with messages of one size."""
+        """Call the `Client` method named by `kind`, with messages of one size."""
         (client,) = await self._connected(service)
         prepared = self._way.prepare(os.urandom(size))
         start = perf_counter()
@@ -141,17 +142,18 @@ class Measuring:
         return await self._under_way("sink", "send_gather", size, count=count, window=window)
 
     async def by_client(self, service: str, do: str, **numbers: Any) -> float:
-        """Run the method named `do`, which only this transport's client has."""
+        """Call a method that only this transport's client has. `do` is the name of the method."""
         (client,) = await self._connected(service)
         measure: Callable[..., Awaitable[float]] = getattr(client, do)
         return await measure(**numbers)
 
     async def arrays(self, parts: int, size: int, count: int, into: int) -> float:
-        """Measure the time from sending `parts` NumPy arrays until the response arrives.
+        """Measure how long it takes to send `parts` NumPy arrays and receive a response.
 
-        The arrays have a total size of `size` bytes.
+        The arrays have a total size of `size` bytes. If `into` is nonzero, the server receives all
+        arrays into the same memory.
         """
-        import numpy as np  # noqa: PLC0415 - only this needs it
+        import numpy as np  # noqa: PLC0415 - only this job needs it
 
         (client,) = await self._connected("arrays into" if into else "arrays")
         arrays = {f"{i}": np.full(size // parts // 4, i, np.float32) for i in range(parts)}
@@ -162,7 +164,10 @@ class Measuring:
         return (perf_counter() - start) / count
 
     async def echo_together(self, size: int, count: int, connections: int) -> float:
-        """Measure concurrent round trips on several connections with one message in flight each."""
+        """Measure concurrent round trips on several connections.
+
+        Each connection has one message in flight.
+        """
         prepared = self._way.prepare(os.urandom(size))
         each = count // connections
 

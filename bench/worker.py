@@ -1,9 +1,9 @@
 """The server or client process of a contender written in Python.
 
-    python -m bench.worker serve WAY LOOP FOLDER    print the places of the services, and serve
-    python -m bench.worker measure WAY LOOP         read the places and run a job for each line
+    python -m bench.worker serve WAY LOOP FOLDER    print the services' addresses, and serve
+    python -m bench.worker measure WAY LOOP         read the addresses, and run a job for each line
 
-Both exit when their input ends. A job's result is the duration of one operation in seconds.
+Both processes exit when their input ends. A job's result is the time per operation in seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from .ways import Measuring, Way
 
-# Modules are imported by what uses them: a socket's worker is none of aiordma's.
+# Modules are imported on demand, so that workers for sockets do not import aiordma.
 WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "aiordma": ("over_rdma", "OverRDMA", {}),
     "aiordma sleeping": ("over_rdma", "OverRDMA", {"polling": 0}),
@@ -55,7 +55,7 @@ def loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Return the available event loops, by name."""
     found: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     if find_spec("uvloop"):
-        import uvloop  # noqa: PLC0415 - it need not be installed
+        import uvloop  # noqa: PLC0415 - it might not be installed
 
         found["uvloop"] = uvloop.new_event_loop
     return found
@@ -65,7 +65,7 @@ async def measure(way: Way) -> None:
     places = json.loads(sys.stdin.readline())
     async with AsyncExitStack() as stack:
         measuring = getattr(way, "measuring", partial(Measuring, way))(places, stack)
-        for line in sys.stdin:  # nothing happens meanwhile: a job begins when the last one is done
+        for line in sys.stdin:  # may block, because the loop is idle between jobs
             job: Job = json.loads(line)
             kind: Callable[..., Awaitable[float]] = getattr(measuring, job.pop("kind"))
             print(await kind(**job), flush=True)
@@ -78,7 +78,7 @@ async def serve(way: Way, folder: str) -> None:
 
 
 def go_on_without_parent() -> None:
-    """Resume this process if its parent ends while the process is stopped, so that it can exit."""
+    """Have the kernel resume this process when its parent dies, so that a stopped process exits."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT))
 
 
