@@ -1,4 +1,4 @@
-"""A cache whose clients read the server's memory directly, without involving its program.
+"""A cache whose clients read the server's memory directly, without involving the server's program.
 
     python examples/cache.py serve [HOST [PORT]]
     python examples/cache.py set HOST PORT KEY VALUE
@@ -33,13 +33,13 @@ def place(key: bytes) -> slice:
 def pack(key: bytes, value: bytes) -> bytes:
     """Return the slot contents for an entry, or raise ValueError if the entry is too long."""
     if HEADER.size + len(key) + len(value) > SLOT:
-        raise ValueError(f"key and value can have at most {SLOT - HEADER.size} bytes together")
+        raise ValueError(f"key and value together must not exceed {SLOT - HEADER.size} bytes")
     rest = struct.pack("<HH", len(key), len(value)) + key + value
     return (struct.pack("<I", crc32(rest)) + rest).ljust(SLOT, b"\0")
 
 
 def unpack(slot: bytes) -> tuple[bytes, bytes] | None:
-    """Return the key and value in a slot, or None if the server was writing to it."""
+    """Return the key and value in a slot, or None if the server was writing to the slot."""
     checksum, key_size, value_size = HEADER.unpack_from(slot)
     end = HEADER.size + key_size + value_size
     if not checksum and end == HEADER.size:

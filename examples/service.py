@@ -31,9 +31,9 @@ def notify(state: str) -> None:
 
 
 async def watchdog() -> None:
-    """Tell systemd regularly that the event loop is running.
+    """Periodically tell systemd that the event loop is running.
 
-    The interval is half the time set by WatchdogSec= in the unit.
+    The interval is half the time set by WatchdogSec= in the unit file.
     """
     while microseconds := os.environ.get("WATCHDOG_USEC"):
         notify("WATCHDOG=1")
@@ -48,7 +48,8 @@ async def main(host: str = "", port: str = "7471", health_port: str = "8080") ->
     async def health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Respond to a health probe.
 
-        For /ready, first connect to the server. Respond to all other probes immediately.
+        A probe of /ready succeeds only if the server accepts a connection. All other probes
+        succeed immediately.
         """
         status = "200 OK"
         try:

@@ -9,7 +9,7 @@ ROOM, QKEY = 512, 0x1234  # bytes per receive; key known to both ends
 
 
 class End:
-    """One end of the communication: a queue pair with a completion queue and memory."""
+    """An endpoint: a queue pair with its completion queue and memory."""
 
     def __init__(self, stack: ExitStack, context: verbs.Context) -> None:
         self.pd = stack.enter_context(context.alloc_pd())
@@ -29,9 +29,9 @@ class End:
         self.completion(2)
 
     def received(self) -> tuple[verbs.WorkCompletion, bytes]:
-        """Wait for a message and return its completion and contents.
+        """Wait for a message, and return its completion and contents.
 
-        In memory, a global route header (GRH) precedes the contents. It is not returned.
+        The global route header (GRH), which precedes the contents in memory, is not returned.
         """
         wc = self.completion(1)
         return wc, bytes(self.mr.buf[ROOM + GRH_SIZE : ROOM + wc.byte_len])

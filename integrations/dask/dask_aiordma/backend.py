@@ -35,23 +35,23 @@ __all__ = ["RDMA", "RDMABackend", "RDMAConnector", "RDMAListener"]
 
 logger = logging.getLogger("distributed.comm.rdma")
 
-# Bytes that a comm may have under way when a `write` begins; with more, it waits.  One message may
-# have any number: Dask expects a `write` to return before the peer reads.
+# `write` waits until at most this many bytes are in flight. A single message can be longer, because
+# Dask expects `write` to return before the peer reads.
 WRITE_BUFFER = 4 << 20
 
-# Bytes in a second that a peer reads at least, of what is under way when a comm closes: frames are
-# not split, so nothing is heard of one until the peer has it all.  By judgement: a hundredth of a
-# network of 1 Gb/s.
+# While a comm closes, the peer must read at least this many bytes per second. Frames are not split,
+# so the peer reports no progress until it has received a whole frame. The value is an estimate: one
+# hundredth of the bandwidth of a 1 Gb/s network.
 SLOWEST = 1 << 20
 
-# What no further attempt changes: of the peer, and of this machine.
+# Errors that persist if Dask tries again, caused by the peer or by this machine.
 REFUSED = (errors.AuthenticationError, errors.ProtocolError, ssl.SSLError)
 MISSING = (errors.DeviceNotFoundError, errors.LibraryNotFoundError)
 
 
 @contextmanager
 def _settings_logged(address: str) -> Iterator[None]:
-    """Log invalid settings, because Dask's own error may only say that a process failed."""
+    """Log invalid settings, because Dask's own error might say only that a process failed."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError, *MISSING) as error:
@@ -67,7 +67,7 @@ class RDMA(Comm):
     has received the message.
     """
 
-    # Frames are not split: each is received into memory of its own, as a whole.
+    # Frames are not split, because each frame is received into separate memory.
     max_shard_size: ClassVar[int] = 1 << 62
 
     def __init__(
@@ -96,7 +96,7 @@ class RDMA(Comm):
         return self._conn
 
     def _lost(self, error: BaseException) -> CommClosedError:
-        """Abort the comm after an error of its connection, and return the exception for Dask."""
+        """Abort the comm after a connection error, and return the exception to raise for Dask."""
         lost = CommClosedError(f"in {self}: {type(error).__name__}: {error}")
         self.abort()
         return lost
@@ -110,7 +110,7 @@ class RDMA(Comm):
         except (aiordma.RDMAError, OSError, FramingError) as error:
             raise self._lost(error) from error
         except BaseException:
-            # Cancelled between two messages, the next `read` would begin in the middle.
+            # After a cancellation between two messages, the next `read` would start in the middle.
             self.abort()
             raise
         try:
@@ -131,7 +131,7 @@ class RDMA(Comm):
             received = await conn.recv_with(self._memory.lend)
             if received.length != length:
                 raise FramingError(
-                    f"the peer sent {received.length} bytes instead of a frame of {length}"
+                    f"the peer sent {received.length} bytes instead of a frame of {length} bytes"
                 )
             frames[index] = received.memory
         return frames  # type: ignore[return-value]
@@ -160,7 +160,7 @@ class RDMA(Comm):
                 self._send(conn, message)
         except (aiordma.RDMAError, OSError) as error:
             raise self._lost(error) from error
-        except BaseException:  # the peer may have a part of it
+        except BaseException:  # the peer may have received part of the message
             self.abort()
             raise
         return total
@@ -221,7 +221,7 @@ class RDMA(Comm):
             return
         try:
             conn.abort()
-        except errors.WrongLoopError:  # a destructor's, in another thread
+        except errors.WrongLoopError:  # called by a destructor in another thread
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(conn.abort)
 
@@ -232,7 +232,7 @@ class RDMA(Comm):
 def _address(prefix: str, address: tuple[str, int] | None) -> str:
     """Return an address as text, or raise CommClosedError if the connection has ended."""
     if address is None:
-        raise CommClosedError("the connection ended while it was being established")
+        raise CommClosedError("the connection was closed before it was fully established")
     return prefix + unparse_host_port(*address)
 
 
@@ -249,13 +249,13 @@ class RDMAConnector(Connector):
                 arguments = connection_arguments(self.prefix + address, connection_args)
                 conn = await aiordma.connect(host, port, **arguments)
         except errors.HandshakeBrokenError:
-            raise  # as of any OSError, Dask tries again
+            raise  # Dask tries again after any OSError
         except MISSING as error:
             raise FatalCommClosedError(f"{self.prefix}{address}: {error}") from error
         except REFUSED as error:
             raise FatalCommClosedError(
-                f"{self.prefix}{address}: {error}. Check your security settings, and that the peer "
-                "uses dask-aiordma."
+                f"{self.prefix}{address}: {error}. Check your security settings, and make sure "
+                "that the peer uses dask-aiordma."
             ) from error
         except OSError:
             raise
@@ -343,11 +343,11 @@ class RDMAListener(BaseListener):
     def get_host_port(self) -> tuple[str, int]:
         """Return the listener's host and port, preferring an IPv4 address."""
         if self._listener is None:
-            raise ValueError("invalid operation on a listener that is not started")
+            raise ValueError("the listener is not started; call start() first")
         if self._bound is None:
             addresses = self._listener.addresses
             self._bound = next((it for it in addresses if ":" not in it[0]), addresses[0])
-            if not self.ip:  # every address: an IPv4 one is the better to be reached by
+            if not self.ip:  # all addresses: clients can reach IPv4 addresses more easily
                 self._bound = "0.0.0.0", self._bound[1]
         return self._bound
 
@@ -364,7 +364,7 @@ class RDMAListener(BaseListener):
 
 
 class RDMABackend(Backend):
-    """The Dask backend for `rdma://`. `distributed` finds it through its entry point."""
+    """The Dask backend for `rdma://`, which `distributed` finds through an entry point."""
 
     connector_class: ClassVar[type[RDMAConnector]] = RDMAConnector
     listener_class: ClassVar[type[RDMAListener]] = RDMAListener

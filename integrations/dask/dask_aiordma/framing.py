@@ -3,14 +3,14 @@
 The first message contains all short frames, one after another, followed by a trailer with the
 length of each frame.
 
-Each long frame is received into separate memory, so that an array can be freed while others from
-the same Dask message are still in use. A long frame is therefore sent as a separate message. It is
-sent directly from the sender's memory and received into memory of exactly its length, without a
-copy on either side.
+Each long frame is received into separate memory, so that an array can be freed while other arrays
+from the same Dask message are still in use. A long frame is therefore sent as a separate message.
+The frame is sent directly from the sender's memory and received into memory of exactly its length,
+without a copy on either side.
 
 If there is little other data, the first long frame is instead sent at the beginning of the first
-message, before the short frames. This saves a message. The trailer is at the end so that the long
-frame begins at the start of its memory and is aligned.
+message, before the short frames. This saves a message. The trailer is at the end of the message, so
+the long frame begins at the start of its memory and is aligned.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from aiordma.verbs import bytes_of
 
 Bytes = bytes | bytearray | memoryview
 
-# A shorter frame is copied on each side, which takes less time than a message of its own does: at
-# 10 GB/s some 13 us, beside the wake-up of a process.
+# A shorter frame is copied on each side, because a copy takes less time than a separate message: at
+# 10 GB/s about 13 us, compared with waking up a process.
 LONG = 128 << 10
-# What a long frame may keep alive besides itself, as a part of its length: as in distributed's TCP.
+# The other data that a long frame may keep alive, relative to its length, as in distributed's TCP.
 NEGLIGIBLE = 0.05
 
-# More frames than that come with a byte each at least: what pickle puts beside itself has an
-# opcode, what Dask serializes has a header.
+# A message with more frames has at least one byte per frame, because pickle writes an opcode for
+# each out-of-band buffer, and Dask writes a header for each serialized object.
 MANY = 1 << 16
-# Bytes that a frame takes besides its own, at most.
+# The maximum memory overhead of a frame in bytes.
 FRAME_COST = 448
 
-# Bits of a length in the trailer.
+# The bits of a length in the trailer.
 OWN = 1 << 63  # a long frame
-LEADS = 1 << 62  # the one in front of the first message
+LEADS = 1 << 62  # the frame at the beginning of the first message
 LENGTH = LEADS - 1
 
 _END = struct.Struct("<Q8s")
@@ -47,13 +47,14 @@ MAGIC = b"dask-rd1"
 
 
 class FramingError(ValueError):
-    """Raised if the peer sends data that `pack` cannot have produced."""
+    """Raised if the peer sends data that `pack` could not have produced."""
 
 
 def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
-    """Pack frames into messages. Returns the messages, and the total size of the frames.
+    """Pack a Dask message's frames into messages for a connection.
 
-    Each message is a list of buffers.
+    Returns:
+        The messages, each of which is a list of buffers, and the total size of the frames in bytes.
     """
     lengths = [nbytes(frame) for frame in frames]
     own = [i for i, length in enumerate(lengths) if length >= LONG]
@@ -78,45 +79,45 @@ def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
 
 @dataclass
 class Unpacked:
-    """The frames of a first message. A frame sent as a separate message is None."""
+    """The frames of a Dask message. Frames that have not been received yet are None."""
 
     frames: list[memoryview | None]
     missing: list[tuple[int, int]]
-    """The index and length of each frame sent separately, in order."""
+    """The index and length of each frame that is sent as a separate message, in order."""
 
 
 _EMPTY = memoryview(bytearray())
 
 
 def _copy(part: memoryview) -> memoryview:
-    if not part.nbytes:  # of which a peer can send very many
+    if not part.nbytes:  # a peer can send a large number of empty frames
         return _EMPTY
-    return memoryview(bytearray(part))  # which takes half the time of an array
+    return memoryview(bytearray(part))  # takes half as long as creating an array
 
 
 def unpack(message: memoryview, longest: int) -> Unpacked:
-    """Return the frames in a first message.
+    """Unpack the first of the messages that `pack` produced from a Dask message's frames.
 
     Args:
-        message: The message.
+        message: The contents of the first message.
         longest: The maximum total size of all frames, in bytes.
 
     Raises:
-        FramingError: If the message is invalid, or if the frames are too long.
+        FramingError: If the message is invalid, or if the total size of its frames is too large.
     """
     size = message.nbytes
     if size < _END.size:
-        raise FramingError(f"the peer sent a message of {size} bytes, which has no trailer")
+        raise FramingError(f"the peer sent a message with no trailer ({size} bytes)")
     count, magic = _END.unpack_from(message, size - _END.size)
     if magic != MAGIC:
-        raise FramingError("the peer does not speak the protocol of this version of dask-aiordma")
+        raise FramingError("the peer does not use the same protocol version of dask-aiordma")
     if not 0 < count <= (size - _END.size) // 8:
-        raise FramingError(f"the peer sent a trailer for {count} frames in {size} bytes")
+        raise FramingError(f"invalid frame count in trailer: {count} frames in {size} bytes")
     data = size - _END.size - 8 * count
     if count > MANY and count > data:
         raise FramingError(
-            f"the peer sent {count} frames in {data} bytes: in a message of more than {MANY} "
-            "frames, each frame must have at least one byte"
+            f"the peer sent {count} frames in {data} bytes: a message of more than {MANY} frames "
+            "must contain at least one byte per frame"
         )
     if count * FRAME_COST > longest:
         raise FramingError(
@@ -143,14 +144,14 @@ def unpack(message: memoryview, longest: int) -> Unpacked:
         elif marked & OWN:
             missing.append((i, marked & LENGTH))
     if total > longest:
-        raise FramingError(f"the peer sent too many bytes of frames: {total} (maximum {longest})")
+        raise FramingError(f"the peer sent frames totaling {total} bytes (maximum {longest})")
     for i, length in enumerate(lengths):
         if length & OWN:
             continue
         if length > data - start:
             raise FramingError(f"the peer's message is too short for its frames: {data} bytes")
         part = message[start : start + length]
-        # Of its own memory, all but the header, which is decoded and gone.
+        # Copy each frame except the header, which is decoded immediately and then freed.
         frames[i] = part if i == 0 else _copy(part)
         start += length
     if start != data:

@@ -29,10 +29,10 @@ except ImportError:  # as in distributed
 
 from .framing import LONG
 
-# How long memory waits for its next frame.  By judgement: longer than most tasks compute, and
-# shorter than the 30 s after which Dask shows memory that no key has as "old".
+# How long unused memory is kept for another frame. The value is an estimate: longer than most tasks
+# compute, and shorter than the 30 s after which Dask reports unmanaged memory as "old".
 SECONDS = 10.0
-# Pieces of memory that wait: all are looked at for each frame.
+# The maximum number of unused blocks, because every new frame searches all of them.
 MANY = 256
 
 
@@ -52,9 +52,9 @@ class FrameMemory:
         self._loop = weakref.ref(loop)
         self.most = most
         self.waiting = 0
-        self._waits: deque[tuple[float, memoryview]] = deque()  # the oldest first, with its time
+        self._waits: deque[tuple[float, memoryview]] = deque()  # oldest first, with expiry times
         self._lent: dict[int, tuple[weakref.ref[Any], memoryview]] = {}
-        # Of frames that have ended, in whichever thread: a deque may change between any two steps.
+        # Blocks of freed frames, added by any thread. A deque can change between any two steps.
         self._returned: deque[memoryview] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -72,7 +72,7 @@ class FrameMemory:
         memory = self._found(size)
         if memory is None:
             memory = host_array(size)
-        # Its base is no array, so whatever is made of it refers to it, and not to that base alone.
+        # The frame's base is not an array, so views of the frame refer to the frame itself.
         frame = numpy.frombuffer(memory, "u1", length)
         number = id(frame)
         self._lent[number] = weakref.ref(frame, lambda _: self._ended(number)), memory
@@ -81,8 +81,8 @@ class FrameMemory:
     def lend_rounded(self, length: int) -> memoryview:
         """Return memory for a message, in a block whose size is rounded up.
 
-        Use this for messages with slightly different lengths, so that they can share blocks. For
-        example, a message that contains an array and its header has a different length each time.
+        Use this method for messages whose lengths differ slightly, so that a new message can reuse
+        an earlier message's block. For example, the headers of similar arrays vary in length.
         """
         return self.lend(length, rounded(length))
 
@@ -100,7 +100,7 @@ class FrameMemory:
 
         This can be called in any thread and at any time, so it must not use a lock.
         """
-        if _is_finalizing():  # the globals of asyncio may be None
+        if _is_finalizing():  # asyncio's globals may be None
             return
         _, memory = self._lent.pop(number)
         loop = self._loop()
@@ -111,7 +111,7 @@ class FrameMemory:
         if first:
             try:
                 loop.call_soon_threadsafe(self._take_back)
-            except RuntimeError:  # closed meanwhile
+            except RuntimeError:  # the loop has been closed in the meantime
                 self._returned.clear()
 
     def _take_back(self) -> None:

@@ -19,17 +19,18 @@ class Security(_Security):
             protocol instead.
         auth: A key of at least 16 random bytes. Each side of a connection proves that it knows the
             key without sending it.
-        encrypt: Whether to encrypt all messages. This needs the extra `dask-aiordma[encrypt]`. With
-            None, each process uses its setting `distributed.comm.rdma.encrypt`.
+        encrypt: Whether to encrypt all messages. Encryption requires the extra
+            `dask-aiordma[encrypt]`. If `encrypt` is None, each process uses its setting
+            `distributed.comm.rdma.encrypt`.
         kwargs: The remaining arguments of `distributed.Security`. If they contain certificates, TLS
-            protects the exchange that precedes an RDMA connection.
+            protects the exchange that sets up an RDMA connection.
 
     Raises:
         TypeError: If `auth` is not a bytes object.
         ValueError: If `auth` is too short.
     """
 
-    # No __slots__: the base class reads those of the instance as the names of its own settings.
+    # No __slots__, because the base class would read them as the names of its own settings.
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Security(_Security):
         if not isinstance(auth, bytes):
             raise TypeError(f"auth must be a key of type bytes, not {type(auth).__name__}")
         if len(auth) < 16:
-            raise ValueError(f"auth must have at least 16 random bytes, not {len(auth)} bytes")
+            raise ValueError(f"auth must be at least 16 random bytes long, not {len(auth)} bytes")
         if require_encryption is None and encrypt:
             require_encryption = True
         super().__init__(require_encryption, **kwargs)

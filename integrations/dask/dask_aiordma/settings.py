@@ -13,22 +13,22 @@ from distributed.system import MEMORY_LIMIT
 
 import aiordma
 
-# A scheduler has a connection of each worker and client, most of them idle: eight receives and four
-# for control cost each 96 KiB of registered memory, a third of aiordma's default.  They grow while
-# messages come that would fit, to 768 KiB.
+# A scheduler has a connection to each worker and client, and most connections are idle. With eight
+# data receives and four control receives, a connection needs 96 KiB of registered memory. This is a
+# third of aiordma's default. While long messages arrive, the receives grow to a total of 768 KiB.
 DEFAULTS = {
     "data_receives": 8,
     "control_receives": 4,
     "max_eager_size": 64 << 10,
-    # The threads of a cluster are as many as the cores, and the event loop shares the GIL with
-    # those that compute: a loop that polled would take their time.
+    # A cluster has as many threads as cores, and the event loop shares the GIL with computing
+    # threads. Polling would slow down the computations.
     "polling": 0.0,
-    # Neither side of Dask bounds a message; what the machine cannot hold is refused.
+    # Dask does not limit message sizes. Messages that exceed the machine's memory are refused.
     "max_message": MEMORY_LIMIT,
 }
 
-# Of the configuration, under distributed.comm.rdma.  Not by `update_defaults`: where the backend is
-# first used within a `dask.config.set` of one of them, the end of that removes them all.
+# Default settings in distributed.comm.rdma. They are not added with `update_defaults`: if the
+# backend is first used within a `dask.config.set` block, the end of the block would remove them.
 SETTINGS: dict[str, Any] = {
     "device": None,
     "via": "tcp",
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "kept-memory": None,
 }
 
-# A worker of a core has that share of the machine; an eighth of it, and no more than serves.
+# An eighth of one core's share of the machine's memory, but at most 256 MiB.
 MOST_KEPT = min(256 << 20, MEMORY_LIMIT // (8 * CPU_COUNT))
 
 
@@ -47,7 +47,7 @@ def _setting(name: str) -> Any:
 
 
 def _check_names() -> None:
-    """Raise ValueError for an unknown setting, which may be a misspelled one."""
+    """Raise ValueError if a setting is unknown, for example because it is misspelled."""
     given = dask.config.get("distributed.comm.rdma", None) or {}
     if not isinstance(given, dict):
         raise ValueError(f"distributed.comm.rdma must be a mapping of settings, not {given!r}")
@@ -80,15 +80,15 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
     if given.get("require_encryption") and not encrypt:
         raise RuntimeError(
             f"Dask's configuration requires encryption, but {what} would not be encrypted: TLS "
-            "certificates protect only the exchange before an RDMA connection. Use "
+            "certificates protect only the exchange that sets up an RDMA connection. Use "
             "dask_aiordma.Security(auth=key, encrypt=True), or set distributed.comm.rdma.auth-file "
             "and distributed.comm.rdma.encrypt"
         )
-    kept_memory()  # what is wrong with it is said before there is a connection
+    kept_memory()  # report an invalid value before connecting
     if given.get("server_hostname"):
         raise ValueError(
             f"{what}: rdma:// does not support scheduler_sni: the TLS server name is the host of "
-            "the address, and only the authority (CA) of a certificate is checked, not its name"
+            "the address, and the name in the certificate is not checked"
         )
     return {
         "device": _setting("device"),
@@ -119,13 +119,13 @@ def _key_of_file(path: str | None) -> bytes | None:
         return None
     try:
         key = Path(path).expanduser().read_bytes()
-    except OSError as error:  # which Dask would take for a connection's, and try again
+    except OSError as error:  # Dask would mistake it for a connection error, and try again
         raise ValueError(
             f"distributed.comm.rdma.auth-file: cannot read {path}: {error.strerror}"
         ) from error
     if len(key) < 16:
         raise ValueError(
-            f"distributed.comm.rdma.auth-file: {path} must have at least 16 random bytes, not "
+            f"distributed.comm.rdma.auth-file: {path} must contain at least 16 random bytes, not "
             f"{len(key)} bytes"
         )
     return key

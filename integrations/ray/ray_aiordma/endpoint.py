@@ -1,11 +1,11 @@
-"""The objects offered by this process, and its connections to the endpoints of other processes.
+"""Offer this process's objects to other processes, and read objects of other processes.
 
-A process that returns objects runs one server. Another process opens one connection to it, requests
-an object by its ID, and gets tokens for reading the object's memory over RDMA. The server has a
-random key, which is part of the metadata that Ray stores for an object. Only processes that have
-the metadata can therefore connect.
+A process that returns objects runs one server. A receiving process opens one connection to the
+server, requests each object by its ID, and gets tokens for reading the object's memory over RDMA.
+The server has a random key, which is part of the metadata that Ray stores for each object.
+Therefore, only processes that have the metadata can connect.
 
-All code runs in the event loop of `aiordma.blocking`, except for `offer` and `withdraw`.
+All code except `offer` and `withdraw` runs in `aiordma.blocking`'s event loop.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import ray
 
 from aiordma import Config, Connection, Rights, blocking, rpc, start_server
 
-# The event loop does not poll, since actors need the cores.
+# The event loop does not poll, because the actors need the cores.
 CONFIG = Config(polling=0)
-# Up to this size the memory of several tensors is read together.
+# Memory blocks of up to SHORT bytes are read in batches.
 SHORT = 1 << 20
 BATCH = 256
 
 
 class Address(NamedTuple):
-    """The address of a process that offers objects, and the key that clients must present."""
+    """The address of a process that offers objects, and the key that authenticates clients."""
 
     host: str
     port: int
@@ -38,14 +38,14 @@ class Address(NamedTuple):
 
 
 class Offered:
-    """The memory of an offered object, and its shares by connection."""
+    """An offered object's memory, and the shares granted to each connection."""
 
     def __init__(self, memory: Sequence[memoryview]) -> None:
         self.memory = memory
         self._shared: dict[Connection, tuple[list[bytes], ExitStack]] = {}
 
     def share(self, conn: Connection) -> list[bytes]:
-        """Share the memory with a connection's peer, and return the tokens for the peer."""
+        """Share the object's memory with a connection's peer, and return the access tokens."""
         if conn not in self._shared:
             with ExitStack() as stack:
                 regions = [stack.enter_context(conn.register(it)) for it in self.memory]
@@ -56,7 +56,7 @@ class Offered:
         return self._shared[conn][0]
 
     def take_back(self, *conns: Connection) -> None:
-        """Revoke these connections' shares. Without arguments, revoke all shares."""
+        """Revoke the shares of the given connections, or all shares if no connection is given."""
         for conn in conns or list(self._shared):
             if conn in self._shared:
                 self._shared.pop(conn)[1].close()
@@ -71,7 +71,7 @@ class Endpoint:
         self._offered: dict[str, Offered] = {}
         self._clients: dict[Address, asyncio.Task[rpc.Client]] = {}
 
-    # ---- the objects of this process ----
+    # ---- objects of this process ----
 
     def offer(self, object_id: str, memory: Sequence[memoryview]) -> Address:
         """Allow other processes to read an object's memory until `withdraw` is called.
@@ -105,7 +105,7 @@ class Endpoint:
     async def _open(self, conn: Connection, object_id: str) -> list[bytes]:
         return self._offered[object_id].share(conn)
 
-    # ---- those of others ----
+    # ---- objects of other processes ----
 
     async def read(self, address: Address, object_id: str, memory: Sequence[memoryview]) -> None:
         """Read another process's object into `memory`.

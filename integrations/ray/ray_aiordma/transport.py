@@ -1,4 +1,4 @@
-"""The transports for torch tensors and numpy arrays registered with Ray."""
+"""Ray transports for torch tensors and numpy arrays."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .endpoint import Address, Endpoint
 logger: logging.Logger = logging.getLogger("ray_aiordma")
 
 TRIED = "2.60.0"
-"""The oldest Ray release with which the tests have been run.
+"""The oldest Ray release tested with this package.
 
-They have also been run with all later releases.
+All later releases have been tested as well.
 """
 
 try:
@@ -41,7 +41,7 @@ try:
     from ray.experimental.rdt.tensor_transport_manager import FetchRequest
 except ImportError as error:
     raise ImportError(
-        f"ray_aiordma does not support the direct transport of ray {ray.__version__} ({error}); "
+        f"ray_aiordma does not support the transport interface of Ray {ray.__version__} ({error}); "
         f"it has been tested with {TRIED}"
     ) from error
 
@@ -50,38 +50,39 @@ _endpoint = Endpoint()
 
 @dataclass(kw_only=True)
 class Metadata(TensorTransportMetadata):
-    """The data that Ray passes to the receivers of an object.
+    """The metadata that Ray passes to an object's receivers.
 
-    It describes the object's arrays, and the address from which they can be read.
+    The metadata contains the type and shape of each array, and the address of the process that
+    offers the arrays.
     """
 
-    address: Address = field(repr=False)  # no log or error has its key
+    address: Address = field(repr=False)  # keeps the key out of logs and errors
 
 
 @dataclass
 class Fetch(FetchRequest):
-    """A request for arrays that a task in the event loop of `aiordma.blocking` is reading."""
+    """A fetch request, and the task that reads the arrays in `aiordma.blocking`'s event loop."""
 
     task: asyncio.Task[None] | None = None
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # While the interpreter shuts down the globals of modules may be None.
+        # While the interpreter shuts down, module globals may be None.
         if not _is_finalizing() and self.task is not None and not self.task.done():
-            with suppress(RuntimeError):  # the loop has ended
+            with suppress(RuntimeError):  # the loop is closed
                 self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
 
 def _memory(arrays: Sequence[Any]) -> list[memoryview]:
-    """Return the bytes of each array that is not empty.
+    """Return the bytes of each non-empty array.
 
-    They are the memory of the array if it is in C order, and a copy otherwise.
+    An array in C order is not copied, so the returned bytes are its own memory.
     """
     flat = []
     for array in arrays:
         if not isinstance(array, np.ndarray) and array.layout is not sys.modules["torch"].strided:
             raise ValueError(
-                f"cannot send a tensor of layout {array.layout}; return its parts (indices(), "
-                "values() ...), or tensor.to_dense()"
+                f"cannot send a tensor with layout {array.layout}; instead, return its components "
+                "(indices(), values() ...) or tensor.to_dense()"
             )
         if not array.nbytes:
             continue
@@ -94,8 +95,8 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
             flat.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         elif array.device.type != "cpu":
             raise ValueError(
-                f"cannot send a tensor on {array.device}, because aiordma only sends CPU memory; "
-                f"return tensor.cpu()"
+                f"cannot send a tensor on {array.device}, because it is not in CPU memory; "
+                f"return tensor.cpu() instead"
             )
         else:
             tensor = array.detach().resolve_conj().resolve_neg().contiguous()
@@ -106,8 +107,8 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
 def _empty(shape: Sequence[int], dtype: Any) -> Any:
     """Return an uninitialized array or tensor.
 
-    The memory of a tensor is also allocated with numpy. numpy asks the kernel for huge pages, which
-    the kernel clears three times as fast as ordinary pages.
+    Memory for tensors is also allocated with numpy, because numpy asks the kernel for huge pages.
+    The kernel clears huge pages three times as fast as ordinary pages.
     """
     if isinstance(dtype, np.dtype):
         return np.empty(shape, dtype)
@@ -119,10 +120,10 @@ def _empty(shape: Sequence[int], dtype: Any) -> Any:
 
 
 class Transport(TensorTransportManager):
-    """A Ray transport that lets the receivers of an object read its arrays over RDMA.
+    """A Ray transport that lets an object's receivers read its arrays over RDMA.
 
-    Ray uses this transport for tensors. If the process has also used "aiordma_numpy", Ray may pass
-    it numpy arrays, too.
+    Ray uses this transport for tensors. In a process that has also used "aiordma_numpy", Ray may
+    pass numpy arrays to this transport, too.
     """
 
     name = "AIORDMA"
@@ -141,7 +142,7 @@ class Transport(TensorTransportManager):
     def actor_has_tensor_transport(self, actor: object) -> bool:
         return True
 
-    # ---- where the object was made ----
+    # ---- sending side ----
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> Metadata:
         address = _endpoint.offer(obj_id, _memory(rdt_object))
@@ -152,14 +153,14 @@ class Transport(TensorTransportManager):
         _endpoint.withdraw(obj_id)
 
     def send_multiple_tensors(self, *_: object) -> None:
-        raise NotImplementedError("a one-sided transport does not send: the receiver reads")
+        raise NotImplementedError("one-sided transports do not send data: the receiver reads it")
 
-    # ---- where it is needed ----
+    # ---- receiving side ----
 
     def get_communicator_metadata(
         self, src_actor: object, dst_actor: object, backend: str | None = None
     ) -> CommunicatorMetadata:
-        # No error: Ray may call this where one would end the process.
+        # Only log a warning: Ray may call this method where an exception would end the process.
         if not getattr(dst_actor, "_ray_enable_tensor_transport", True):
             logger.warning(
                 "%r receives an object through %s, but its class does not enable this: the call "
@@ -222,7 +223,7 @@ class Transport(TensorTransportManager):
 
 
 class NumpyTransport(Transport):
-    """The transport for numpy arrays, which differs from `Transport` only in its name."""
+    """A Ray transport for numpy arrays, which differs from `Transport` only in its name."""
 
     name = "AIORDMA_NUMPY"
 
@@ -230,9 +231,9 @@ class NumpyTransport(Transport):
 _parameters = [*inspect.signature(register_tensor_transport).parameters]
 if inspect.isabstract(Transport) or len(_parameters) != 4:
     raise ImportError(
-        f"ray_aiordma does not support the direct transport of ray {ray.__version__}: additional "
-        f"methods {sorted(Transport.__abstractmethods__)}, registration parameters {_parameters}; "
-        f"it has been tested with {TRIED}"
+        f"ray_aiordma does not support the transport interface of Ray {ray.__version__}: "
+        f"unimplemented methods {sorted(Transport.__abstractmethods__)}, "
+        f"registration parameters {_parameters}; it has been tested with {TRIED}"
     )
 
 
@@ -243,5 +244,5 @@ def register() -> None:
         torch = importlib.import_module("torch")
         kinds.append((Transport, torch.Tensor))
     for transport, kind in kinds:
-        with suppress(ValueError):  # it is registered
+        with suppress(ValueError):  # already registered
             register_tensor_transport(transport.name, ["cpu"], transport, kind)

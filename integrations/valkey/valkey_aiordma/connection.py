@@ -11,13 +11,13 @@ from .stream import open_connection
 class OverRDMA:
     """A mixin that makes a client's ``Connection`` use the server's RDMA port.
 
-    ``device`` is the name of the RDMA device, as for :func:`aiordma.connect`. If
-    ``socket_keepalive`` is True, the connection sends a command every three seconds. This detects
-    the failure of the server's machine even while the connection is idle. The other socket options
-    have no effect.
+    ``device`` is the RDMA device's name, as for :func:`aiordma.connect`. If ``socket_keepalive`` is
+    True, the connection sends a command every three seconds. A failure of the server's machine is
+    therefore detected even while the connection is idle. ``socket_timeout`` and
+    ``socket_connect_timeout`` work as usual. Other TCP options have no effect.
     """
 
-    # Of the client's class; Any, since the two clients do not declare the same.
+    # Attributes of the client's class. They are Any because the clients declare different types.
     host: Any
     port: Any
     socket_connect_timeout: Any

@@ -1,10 +1,10 @@
-"""Valkey over RDMA as an asyncio transport, which implements the client side of the protocol.
+"""An asyncio transport for Valkey over RDMA, which implements the client side of the protocol.
 
 Each side lends the other a buffer, using the command RegisterXferMemory. To send data, a side
-writes it into the borrowed buffer, and passes its length as immediate data. Once a buffer is full
-and its owner has read the data, the owner lends it again. Commands are 32-byte messages in
-big-endian byte order. The protocol is described in the section "Protocol" of
-https://valkey.io/topics/RDMA.
+writes the data into the borrowed buffer, and passes the length as immediate data. Once a buffer is
+full and its owner has read the data, the owner lends the buffer again. Commands are 32-byte
+messages in big-endian byte order. The section "Protocol" of https://valkey.io/topics/RDMA describes
+the protocol.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from aiordma import AsyncConnectionId, ReceiveRing
 from aiordma.errors import AddressError, ConnectionManagerError, ProtocolError
 from aiordma.verbs import AccessFlags, QPCapabilities, WCOpcode, WorkCompletion, bytes_of
 
-LENT: Final = 1 << 20  # bytes that the server may write until they are read; its own default
-STAGED: Final = 256 << 10  # bytes of a write, at most
-RECEIVES: Final = 128  # the server's writes and commands take one each, and wait for one
-HIGH_WATER: Final = 64 << 10  # bytes to be written, as of asyncio's sockets
-KEEPALIVE: Final = 3.0  # seconds between two commands, as of the server
+LENT: Final = 1 << 20  # size of the buffer lent to the server; the server's default
+STAGED: Final = 256 << 10  # maximum number of bytes per write
+RECEIVES: Final = 128  # each of the server's writes and commands consumes one
+HIGH_WATER: Final = 64 << 10  # number of pending bytes, as for asyncio's sockets
+KEEPALIVE: Final = 3.0  # seconds between commands, as on the server
 
 COMMAND: Final = struct.Struct(">HH28x")
 FEATURE: Final = struct.Struct(">HH20xQ")
@@ -32,7 +32,7 @@ MEMORY: Final = struct.Struct(">H14xQII")
 
 
 class Opcode(IntEnum):
-    """The command's kind, taken from its first field."""
+    """The type of a command, stored in the command's first field."""
 
     GET_SERVER_FEATURE = 0
     SET_CLIENT_FEATURE = 1
@@ -45,8 +45,8 @@ class ValkeyTransport(asyncio.Transport):
 
     Written data stays in ``_pending`` until there is space in the server's buffer. Received data is
     passed to the protocol immediately. While the protocol has paused reading, received data stays
-    in the lent buffer, between ``_delivered`` and ``_arrived``. Commands are processed even then,
-    because one of them provides new space for writing.
+    in the lent buffer, between ``_delivered`` and ``_arrived``. Commands are still processed while
+    reading is paused, because a command may provide new space for writing.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class ValkeyTransport(asyncio.Transport):
         rights = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
         self._lent = id.pd.reg_mr(LENT, rights)
         self._memory = self._lent.buf
-        self._delivered = self._arrived = 0  # of the bytes that were lent
+        self._delivered = self._arrived = 0  # offsets in the lent buffer
         self._staged = id.pd.reg_mr(STAGED)
         self._commands = id.pd.reg_mr(COMMAND.size)
-        self._address = self._rkey = self._room = 0  # of the server's buffer
+        self._address = self._rkey = self._room = 0  # unused part of the server's buffer
         self._pending = bytearray()
         self._writing = self._paused = self._closing = self._lost = False
         self._reading = True
@@ -77,7 +77,7 @@ class ValkeyTransport(asyncio.Transport):
         self._command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 0))
         self._lend()
         self._protocol.connection_made(self)
-        if self._lost:  # by one of the commands
+        if self._lost:  # a command failed
             return
         self._tasks = [self._loop.create_task(self._receive())]
         if self._keepalive:
@@ -88,7 +88,7 @@ class ValkeyTransport(asyncio.Transport):
     def _command(self, command: bytes) -> None:
         if self._lost:
             return
-        self._commands.buf[:] = command  # which an inline send copies at once
+        self._commands.buf[:] = command  # an inline send copies it immediately
         try:
             self._queue.send_nowait([self._commands.sge()], inline=True)
         except Exception as error:
@@ -113,7 +113,7 @@ class ValkeyTransport(asyncio.Transport):
                     self._on_bytes(completion.imm_data or 0)
                 else:
                     self._on_command(command)
-        except Exception as error:  # of whatever kind: else the client would wait for ever
+        except Exception as error:  # any exception, or the client would wait forever
             self._lose(error)
 
     def _on_bytes(self, count: int) -> None:
@@ -153,7 +153,7 @@ class ValkeyTransport(asyncio.Transport):
                     f"the server announced features {features:#x} that were not requested"
                 )
         elif opcode != Opcode.KEEPALIVE:
-            raise ProtocolError(f"the server sent the unknown command {opcode}")
+            raise ProtocolError(f"received unknown command {opcode} from the server")
 
     def pause_reading(self) -> None:
         """Stop passing data to the protocol. Received data stays in the lent buffer."""
@@ -161,10 +161,10 @@ class ValkeyTransport(asyncio.Transport):
             self._reading = False
 
     def resume_reading(self) -> None:
-        """Resume passing data to the protocol, in the next iteration of the event loop.
+        """Resume passing data to the protocol in the next event loop iteration.
 
-        A stream reader calls this method before it waits for data, so it must not be called back
-        immediately.
+        A stream reader calls this method before it starts waiting for data. Data passed to the
+        protocol during the call would not wake the reader.
         """
         self._reading = True
         if self._delivered < self._arrived:
@@ -190,9 +190,9 @@ class ValkeyTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def _flush(self) -> None:
-        """Start to send pending data, unless a write is in flight.
+        """Start sending pending data, unless a write is in flight.
 
-        Data that is written in the meantime is collected and sent together.
+        Data written during that write is collected and sent together.
         """
         count = min(len(self._pending), self._room, STAGED)
         if self._writing or not count:
@@ -224,7 +224,7 @@ class ValkeyTransport(asyncio.Transport):
         """Return the number of bytes waiting for space in the server's buffer."""
         return len(self._pending)
 
-    # ---- the end -------------------------------------------------------------------------
+    # ---- closing -------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
         """Return whether the transport is closed, or will be closed once all data has been sent."""
@@ -249,18 +249,18 @@ class ValkeyTransport(asyncio.Transport):
         if self._lost:
             return
         self._lost = True
-        for task in self._tasks:  # of which one may have found the error: it ends as well
+        for task in self._tasks:  # including the task that may have found the error
             task.cancel()
         self._id.close()
         reset: OSError | None = None
-        # A disconnect is the end of the stream, everything else an error.
+        # A disconnect ends the stream normally. Anything else is an error.
         if error is not None and not isinstance(error.__cause__, ConnectionManagerError):
             reset = ConnectionResetError(errno.ECONNRESET, str(error.__cause__ or error))
             reset.__cause__ = error
         self._loop.call_soon(self._end, reset)
 
     def _end(self, reset: OSError | None) -> None:
-        """Deliver the remaining received data, and then report the end to the protocol.
+        """Deliver the remaining received data, and then report the lost connection.
 
         The data is delivered even if reading is paused.
         """
@@ -302,13 +302,13 @@ async def open_connection(
     """Connect to a Valkey server's RDMA port, and return a stream reader and a stream writer.
 
     This function is like ``asyncio.open_connection``, which connects to a TCP port. If the host has
-    several addresses, they are tried one after another. If all attempts fail, the OSError of the
-    last attempt is raised.
+    several addresses, they are tried one after another. If all attempts fail, the last attempt's
+    OSError is raised.
 
-    If the call is cancelled, it ends immediately, but the connection stays open until the server
-    has responded. Otherwise, a server of version 9.1 would crash.
+    Cancelling the call takes effect immediately. However, the connection stays open until the
+    server has responded, because a Valkey 9.1 server would crash otherwise.
     """
-    if "\0" in host:  # the resolver would look up the part before it
+    if "\0" in host:  # the resolver would look up only the part before it
         raise AddressError(f"host {host!r} contains a null character")
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit, loop)
