@@ -77,7 +77,7 @@ _MOST_WITH_GAPS = _MOST_RUNS * _GAP
 
 
 class Arrays(dict[str, Any]):
-    """A dictionary that maps names to arrays. `metadata` is a separate dictionary of strings."""
+    """A dictionary of arrays by name. Its `metadata` attribute is a dictionary of strings."""
 
     def __init__(self, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         super().__init__(arrays)
@@ -102,7 +102,7 @@ class _Layout(NamedTuple):
         return _TYPES[self.code][0] * math.prod(self.shape)
 
     def span(self) -> tuple[int, int]:
-        """Return the offset of the first byte and the offset behind the last byte."""
+        """Return the offset of the first byte and the offset just past the last byte."""
         if not all(self.shape):
             return self.origin, self.origin
         steps = [(count - 1) * step for count, step in zip(self.shape, self.strides, strict=True)]
@@ -111,7 +111,7 @@ class _Layout(NamedTuple):
         return low, high + _TYPES[self.code][0]
 
     def runs(self) -> tuple[int, list[tuple[int, int]]]:
-        """Return the bytes of each contiguous run, and (count, stride) of every outer dimension."""
+        """Return the size of each contiguous run in bytes, and the outer (count, stride) pairs."""
         length = _TYPES[self.code][0]
         outer = list(zip(self.shape, self.strides, strict=True))
         while outer and (outer[-1][0] == 1 or outer[-1][1] == length):
@@ -214,17 +214,17 @@ def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _
         name, strides = array.dtype.name, array.strides
         if array.dtype.hasobject:
             raise TypeError(
-                f"{what} contains Python objects (dtype {array.dtype}), which cannot be sent; give "
-                f"each array of a nested structure its own name, such as 'layer.weight', and send "
-                f"other values as metadata (str) or in a separate message (json, pickle)"
+                f"{what} contains Python objects (dtype {array.dtype}), which cannot be sent; name "
+                f"each nested array separately, such as 'layer.weight', and send other values as "
+                f"metadata or in a separate message"
             )
         if name in _CODES and not array.dtype.isnative:
             raise TypeError(f"{what} has a non-native byte order; convert it with astype({name!r})")
     if name not in _CODES:
         raise TypeError(
-            f"{what} has the type {name}, which safetensors does not support; convert it (astype, "
-            f"Tensor.to), or send its bytes (reshape(-1).view('u1'), torch.uint8 for a tensor); "
-            f"supported types are {', '.join(_CODES)}"
+            f"{what} has type {name}, which safetensors does not support; convert it to a "
+            f"supported type ({', '.join(_CODES)}), or send its bytes (reshape(-1).view('u1'), or "
+            f"torch.uint8 for a tensor)"
         )
     memory = array if _is_tensor(array) else array.view(f"u{array.itemsize}")
     return memory, _Layout(_CODES[name], tuple(array.shape), strides, 0)
@@ -246,13 +246,14 @@ def _contiguous(array: Any) -> Any:
 
 
 def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[Any]:
-    """Return a list of buffers for `Connection.send` to send as a message containing these arrays.
+    """Pack arrays into a list of buffers that `Connection.send` can send as one message.
 
-    The first buffer is the header. Arrays that are not in C order are copied. All others are sent
-    directly from their own memory, so do not modify them until `send` returns.
+    The first buffer is the header. Arrays that are not in C order are copied. All other arrays are
+    sent directly from their own memory, so do not modify them until `send` returns.
 
     Raises:
         TypeError: If safetensors does not support an array's type.
+        ValueError: If a name is reserved or invalid, or if the header is too large.
     """
     metadata = metadata or {}
     try:
@@ -325,7 +326,7 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
         raise _no_file(f"the header is not valid JSON ({error})") from None
     metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise _no_file("the header is not an object, or its metadata are not strings")
+        raise _no_file("the header is not an object, or a metadata value is not a string")
     data = _PREFIX + len(text)
     entries: dict[str, _Layout] = {}
     for name, entry in header.items():
@@ -352,10 +353,11 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
 def unpack(memory: Any, kind: Kind = "numpy") -> Arrays:
     """Return the arrays in a `Message` or in the contents of a safetensors file.
 
-    The arrays are views of `memory`. If `memory` is read-only, tensors are copies instead, because
+    The arrays are views of `memory`. Tensors in read-only `memory` are copies instead, because
     torch does not support read-only tensors.
 
     Raises:
+        TypeError: If numpy does not support an array's element type.
         ValueError: If `memory` does not have the layout of a safetensors file.
     """
     _module(kind)
@@ -376,21 +378,23 @@ def _check_connection(conn: object) -> None:
 async def send(
     conn: Connection, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Send arrays in one message, which the peer receives with `recv`.
+    """Send arrays to the peer in one message. The peer receives the arrays with `recv`.
 
-    See `pack` for how the arrays are sent. The exceptions are the same as for `Connection.send`.
+    See `pack` for which arrays are copied. Raises the same exceptions as `pack` and
+    `Connection.send`.
     """
     _check_connection(conn)
     await conn.send(pack(arrays, metadata))
 
 
 async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
-    """Receive the next message, and return the arrays it contains.
+    """Receive the next message and return the arrays in it.
 
-    All arrays are in one newly allocated block of memory (see `Connection.recv_with`).
+    The arrays share one newly allocated block of memory. Raises the same exceptions as
+    `Connection.recv_with` and `unpack`.
 
     Raises:
-        ValueError: If the message does not contain arrays. The message is lost.
+        ValueError: If the message does not contain arrays. The message is then discarded.
     """
     _module(kind)
     _check_connection(conn)
@@ -410,7 +414,7 @@ async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
 class SharedArray:
     """A local array that the peer may access, created by `share`.
 
-    Send its `token` to the peer, which passes the token to `open_array`. The memory stays
+    Send the `token` to the peer, which passes the token to `open_array`. The array's memory stays
     registered until you call `close`, the `with` block ends, or the lease expires. To renew the
     lease, use the `share` attribute.
     """
@@ -423,7 +427,7 @@ class SharedArray:
 
     @property
     def token(self) -> bytes:
-        """The token to send to the peer. It changes if the connection moves to another device."""
+        """The token to send to the peer. The token changes if the connection switches devices."""
         return self.share.token.pack() + self._layout
 
     def close(self) -> None:
@@ -463,14 +467,14 @@ def share(
 ) -> SharedArray:
     """Share an array with the peer without copying it.
 
-    Send the returned object's `token` to the peer, which passes it to `open_array`. `access` and
-    `lease` have the same meaning as for `Connection.share`. If the array is a numpy view with gaps
+    Send the returned object's `token` to the peer, which passes the token to `open_array`.
+    `access` and `lease` have the same meaning as for `Connection.share`. If a numpy view has gaps
     between its elements, the peer can also access the memory in the gaps. A tensor must be in C
     order (see `Tensor.contiguous`).
 
     Raises:
-        TypeError: If `array` is not an array.
-        ValueError: If elements of the array overlap in memory, as after `numpy.broadcast_to`.
+        TypeError: If `array` is not an array, or if safetensors does not support its type.
+        ValueError: If array elements overlap in memory, as after `numpy.broadcast_to`.
     """
     _check_connection(conn)
     found, layout = _described("the array", array, in_place=True)
@@ -481,13 +485,13 @@ def share(
 
 
 def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArray:
-    """Open an array shared by the peer. `token` is the peer's `SharedArray.token`.
+    """Open an array that the peer has shared. `token` is the peer's `SharedArray.token`.
 
-    Invalid tokens, and tokens for other connections, are handled as in `Connection.open_region`.
+    Raises the same exceptions as `Connection.open_region`.
 
     Raises:
-        ValueError: If `token` belongs to a region that is not an array.
-        ProtocolError: If `token` does not begin with a region's token.
+        ValueError: If `token` belongs to another connection, or to a region that is not an array.
+        ProtocolError: If `token` does not begin with a region token.
     """
     _module(kind)
     _check_connection(conn)
@@ -507,13 +511,14 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
 
 
 async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy") -> Arrays:
-    """Open the arrays of a safetensors file in memory shared by the peer.
+    """Open the arrays of a safetensors file that the peer has shared.
 
-    The memory can also contain a message with arrays, which has the same layout. Only the header is
-    read. The result contains a RemoteArray for each array.
+    `region` contains the file, or a message with arrays, which has the same layout. Only the header
+    is read. The result contains a RemoteArray for each array. Raises the same exceptions as
+    `Connection.read`.
 
     Raises:
-        ValueError: If the memory does not have the layout of a safetensors file.
+        ValueError: If the region does not have the layout of a safetensors file.
     """
     _module(kind)
     _check_connection(conn)
@@ -545,7 +550,7 @@ def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layo
 class RemoteArray:
     """An array in the peer's memory, created by `open_array` or `open_file`.
 
-    Index the array to select part of it. To transfer that part, await it or call `write`::
+    Index the array to select a part. Await the part to read it, or call its `write` method::
 
         row = await remote[7]
         await remote[:, 3].write(column)
@@ -554,9 +559,9 @@ class RemoteArray:
     transferring any elements.
 
     The selected elements are not always contiguous. A column, for example, consists of many short
-    runs of bytes. Writing it takes one operation per run, and the operations are sent in batches.
-    Reading works the same way, unless the gaps between the runs are short. In that case, the gaps
-    are read together with the runs.
+    runs of bytes. Writing a column takes one operation per run, and the operations are sent in
+    batches. Reading works the same way, unless the gaps between the runs are short. Short gaps are
+    read along with the runs.
 
     `shape`, `strides` (in bytes), `ndim`, `size` and `nbytes` have the same meaning as in numpy.
     `code` is the safetensors name for the element type, such as "BF16". The peer determines the
@@ -586,7 +591,7 @@ class RemoteArray:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("a remote array without dimensions has no length")
+            raise TypeError("a zero-dimensional remote array has no length")
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> RemoteArray:
@@ -611,13 +616,14 @@ class RemoteArray:
         return self.read().__await__()
 
     async def read(self, target: Any = None) -> Any:
-        """Read the elements into a new array, or into `target`, and return that array.
+        """Read the elements into `target` or, by default, into a new array, and return the array.
 
-        `target` must have the same element type and shape as this array, and must be in C order. If
-        the read is cancelled, some elements of `target` may already have been overwritten. The
-        exceptions of `Connection.read` can also be raised.
+        `target` must be in C order, with the same element type and shape as this array. If the read
+        is cancelled, some elements of `target` may already have been overwritten. Raises the same
+        exceptions as `Connection.read`.
 
         Raises:
+            TypeError: If `target` is not an array.
             ValueError: If `target` has a different element type or shape.
         """
         found = _empty(self._layout.code, self.shape, self._kind) if target is None else target
@@ -631,12 +637,12 @@ class RemoteArray:
 
         The values are broadcast to this array's shape, as in numpy. A tensor must already have this
         shape. The peer must have shared the array with `Rights.WRITE`. If the write is cancelled,
-        some elements may already have been written. The exceptions of `Connection.write` can also
-        be raised.
+        some elements may already have been written. Raises the same exceptions as
+        `Connection.write`.
 
         Raises:
-            ValueError: If an array cannot be broadcast to the shape, or if a tensor has a different
-                element type or shape.
+            ValueError: If the values cannot be broadcast to this array's shape, or if a tensor has
+                a different element type or shape.
         """
         if not _is_tensor(values) and self._kind == "torch":
             torch = _module("torch")
@@ -653,7 +659,7 @@ class RemoteArray:
         memory, layout = _described(what, array, in_place=in_place)
         if layout[:2] != self._layout[:2]:
             here, there = (f"{_TYPES[it.code][1]} {it.shape}" for it in (layout, self._layout))
-            raise ValueError(f"{what}: {here} does not match the part of the remote array, {there}")
+            raise ValueError(f"invalid {what}: got {here}, expected {there}")
         return memory
 
     async def _move(self, part: _Layout, array: Any, *, reading: bool) -> None:

@@ -51,21 +51,22 @@ _PARAMETERS = cm.ConnectionParameters()
 
 
 class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
-    """One end of a connection, or a listener, managed by the connection manager on an event loop.
+    """An asyncio connection or listener that uses the connection manager.
 
-    ``id`` is the underlying :class:`cm.ConnectionId`. Use it directly for addresses, options, the
-    context, ``join_multicast`` and other calls that do not wait. If a call fails or is cancelled,
-    the ID is no longer usable; close this object.
+    ``id`` is the underlying :class:`cm.ConnectionId`. Use ``id`` directly to get addresses, set
+    options, and make other calls that do not wait, such as ``join_multicast``. If a call fails or
+    is cancelled, the ID is no longer usable, and you must close this object.
 
-    Create, use and close this object in the event loop's thread. If it is still open when its last
-    reference is dropped or the loop ends, it is closed along with its queue pair, and a
+    Create, use and close this object in the event loop's thread. If the object is still open when
+    its last reference is dropped or the loop ends, the object and its queue pair are closed, and a
     ResourceWarning is issued.
 
     Args:
-        device: The name of a device. None means the device named by the environment variable
-            AIORDMA_DEVICE or, if that is not set, the default device. The connection manager
-            chooses the device by address. If it chooses a device other than the one named, the call
-            raises ConnectionManagerError.
+        device: The name of the device to use. The default is the device named by the environment
+            variable AIORDMA_DEVICE or, if the variable is not set, the default device. The
+            connection manager chooses a device by address. If it chooses a different device,
+            ``resolve_addr`` raises ConnectionManagerError.
+        port_space: The type of service, such as connections (TCP) or datagrams (UDP).
 
     Raises:
         DeviceNotFoundError: If there is no device with this name.
@@ -121,11 +122,12 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     async def resolve_addr(self, address: cm.Address, source: cm.Address | None = None) -> None:
         """Find the device that has a route to ``address``, a numeric (host, port).
 
-        ``source`` is the local address to use; by default, the route determines it. The call gives
-        up after 10 seconds. Use ``asyncio.timeout`` for a shorter limit.
+        ``source`` is the local address to use. By default, the route determines the local address.
+        The call gives up after 10 seconds. Use ``asyncio.timeout`` for a shorter limit.
 
         Raises:
             AddressError: If no device has a route to the address, or if none was found in time.
+            ConnectionManagerError: If the route uses a device other than the requested one.
         """
         self.id.resolve_addr(address, source, _RESOLVE_TIMEOUT)
         await self.expect(cm.EventType.ADDR_RESOLVED)
@@ -194,12 +196,13 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         """Start listening. Use ``async for`` or :meth:`get_request` to receive connection requests.
 
         Args:
-            backlog: The maximum number of connection requests waiting to be taken. Additional
-                requests are rejected. On the embedded device, requests whose peers have given up
-                are dropped first to make room.
+            backlog: The maximum number of pending connection requests. Additional requests are
+                rejected. On the embedded device, requests whose peers have given up are dropped
+                first to make room.
 
         Raises:
-            ValueError: If ``backlog`` is less than 1. See also :meth:`cm.ConnectionId.listen`.
+            ValueError: If ``backlog`` is less than 1. For other exceptions, see
+                :meth:`cm.ConnectionId.listen`.
         """
         if integer("backlog", backlog, None) < 1:
             raise ValueError(f"backlog must be at least 1, not {backlog}")
@@ -228,9 +231,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
                 self._requests.append(request)
 
     async def get_request(self) -> AsyncConnectionId:
-        """Wait for the next connection request. You must then accept or reject it.
+        """Wait for the next connection request and return it.
 
-        No request is lost if this call is cancelled.
+        You must accept or reject each request. Cancelling this call does not lose a request.
 
         Raises:
             BufferStateError: If the listener is closed, even while this call is waiting.
@@ -256,10 +259,12 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     async def accept(
         self, parameters: cm.ConnectionParameters = _PARAMETERS
     ) -> cm.ConnectionEvent | None:
-        """Accept this connection request.
+        """Accept this connection request and wait until the connection is established.
+
+        For a datagram service, return None immediately.
 
         Returns:
-            The ESTABLISHED event. For a datagram service, None is returned without waiting.
+            The ESTABLISHED event, or None for a datagram service.
 
         Raises:
             VerbsError: With EINVAL, if the peer has given up in the meantime.
@@ -271,7 +276,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         return await self.expect(cm.EventType.ESTABLISHED)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Reject this connection request and close the object, even if the peer has given up.
+        """Reject this connection request and close this object.
+
+        This method also works if the peer has already given up.
 
         Raises:
             LimitError: If the private data is too long. You can then call this method again with
@@ -287,9 +294,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- the end -------------------------------------------------------------------------
 
     def disconnect(self) -> None:
-        """End the connection. Pending work on the queue pair fails, both here and at the peer.
+        """End the connection. Pending work requests fail on both sides.
 
-        This has no effect if there is no connection or if it has already ended.
+        This call has no effect if there is no connection or if the connection has already ended.
         """
         self._affinity.check(self)
         if self._connected:
@@ -311,8 +318,8 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         """Disconnect, close the queue pair and :attr:`pd`, and destroy the ID, without waiting.
 
         All waiting calls fail, and pending connection requests are rejected. After this call, the
-        device no longer accesses the memory of work requests. In a child process after a fork, this
-        call has no effect, because the ID belongs to the parent process.
+        device no longer accesses memory used by work requests. In a forked child process, this call
+        has no effect, because the ID belongs to the parent process.
         """
         if self._closed or self._affinity.is_after_fork:
             return

@@ -15,14 +15,15 @@ To connect through the connection manager, create the queue pair with
 `AsyncConnectionId.create_qp`.
 
 A completion has the same ``wr_id`` as its request. A request with ``signaled=False`` does not
-generate a completion. Awaiting it returns None as soon as it has been posted, and its future is
-done at the same time as the next signaled request's. When several requests are posted together, the
-last one is always signaled, so that unsignaled requests cannot fill the send queue permanently.
+generate a completion. Awaiting an unsignaled request returns None as soon as the request has been
+posted. Its future is done at the same time as the next signaled request's. When several requests
+are posted together, the last request is always signaled, so that unsignaled requests cannot fill
+the send queue permanently.
 
 If the send queue is full, tasks wait for a free slot in first-come, first-served order. A posted
-request cannot be withdrawn. If you cancel the task awaiting it, the device keeps accessing its
-memory until the request completes or the queue pair is closed. If a request fails, all other
-requests fail immediately, and the first failure becomes the cause of their exceptions.
+request cannot be withdrawn. If you cancel the task awaiting a request, the device keeps accessing
+the request's memory until the request completes or the queue pair is closed. If a request fails,
+all other requests fail immediately, and the first failure becomes the cause of their exceptions.
 
 This module does not provide flow control, and each message must fit into the receive it consumes.
 For connections without these restrictions, see :mod:`aiordma.transport`.
@@ -109,14 +110,14 @@ def _collected(
 class AsyncQueuePair(shutdown.ClosesAtExit):
     """A queue pair on the running event loop, with its own completion queue.
 
-    ``qp`` is the underlying queue pair. You can use it to connect and to query attributes, but not
-    to post or poll. Create, use and close this object in the event loop's thread. If it is still
-    open when its last reference is dropped or the loop ends, it is closed, and a ResourceWarning is
-    issued.
+    ``qp`` is the underlying queue pair. Use ``qp`` to connect and to query attributes, but not to
+    post or poll. Create, use and close this object in the event loop's thread. If the object is
+    still open when its last reference is dropped or the loop ends, it is closed, and a
+    ResourceWarning is issued.
 
     Args:
-        pd: The protection domain. If ``id`` is given, it must belong to that ID's context.
-        capabilities: The requested sizes of the queue pair.
+        pd: The protection domain. If ``id`` is given, use a protection domain of the ID's context.
+        capabilities: The requested queue sizes and limits.
         id: The connection ID that will own the queue pair. The connection manager then handles the
             queue pair's state transitions.
         **options: The options of :meth:`verbs.ProtectionDomain.create_qp` or, if ``id`` is given,
@@ -172,11 +173,11 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     # ---- sending -------------------------------------------------------------------------
 
     def submit_nowait(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
-        """Post requests together, without waiting, and return a future for each one.
+        """Post requests together without waiting, and return a future for each request.
 
-        Each future's result is the completion of its request. For an unsignaled request, it is a
-        copy of the next signaled request's completion with the ``wr_id`` replaced. This method also
-        raises the exceptions of :meth:`verbs.QueuePair.post_send`.
+        Each future's result is the completion of its request. For an unsignaled request, the result
+        is a copy of the next signaled request's completion, with the unsignaled request's
+        ``wr_id``. Raises the same exceptions as :meth:`verbs.QueuePair.post_send`.
 
         Raises:
             QueueFullError: If there are not enough free slots, or if other tasks are already
@@ -193,15 +194,15 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return self._post(requests)
 
     async def submit(self, requests: Sequence[verbs.SendWorkRequest]) -> list[verbs.WorkCompletion]:
-        """Post requests together as soon as all of them fit, and wait for the signaled ones.
+        """Post requests together as soon as all of them fit, and wait for the signaled requests.
 
-        If this call is cancelled while waiting for room, nothing is posted, unless room has just
-        become available. Once the requests have been posted, cancelling the call does not stop the
-        device.
+        If this call is cancelled while waiting for free slots, nothing is posted, unless the slots
+        have just become free. Cancelling the call after the requests have been posted does not stop
+        the device.
 
         Returns:
-            The completions of the signaled requests, in the order posted. Any unsignaled requests
-            posted before them have completed too.
+            The completions of the signaled requests, in the order posted. Unsignaled requests that
+            precede a signaled request have completed too.
 
         Raises:
             WorkCompletionError: If a request fails. The exception class depends on the status of
@@ -239,7 +240,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return completions
 
     def batch(self) -> AsyncBatch:
-        """Return an async context manager that collects requests, then posts and awaits them."""
+        """Return an async context manager that collects requests and submits them on exit."""
         return AsyncBatch(self)
 
     send: Final = _awaitable(verbs.SendBatch.send)
@@ -260,7 +261,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return not self._waiters and self.qp.free_send_slots >= len(requests)
 
     def _wake_waiters(self) -> None:
-        """Post waiting requests for which there is room now."""
+        """Post waiting requests that now fit into the send queue."""
         while self._waiters and not self._loop.is_closed():
             requests, waiter = self._waiters[0]
             if not waiter.done():
@@ -309,13 +310,16 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     async def recv(self, sges: Pieces = ()) -> verbs.WorkCompletion:
         """Post a receive and wait for its completion.
 
-        Raises the same exceptions as :meth:`recv_nowait` and, if the receive fails, as
-        :meth:`submit`.
+        Raises:
+            QueueFullError: If the receive queue is full.
+            WorkCompletionError: If the receive fails.
         """
         return await self.recv_nowait(sges)
 
     def receives(self, count: int, size: int) -> ReceiveRing:
-        """Post ``count`` receives of ``size`` bytes each, and repost each one after use.
+        """Post ``count`` receives of ``size`` bytes each, and return them as a ring.
+
+        The ring reposts each receive after use.
 
         Raises:
             ValueError: If ``count`` or ``size`` is out of range.
@@ -368,13 +372,13 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             self.fail(event_error(event, self.qp.context))
 
     def fail(self, cause: Exception) -> None:
-        """Fail all waiting calls and pending requests, for example if a protocol loses its peer.
+        """Fail all waiting calls and all current and future requests.
 
-        Completions that have already arrived are still delivered. All other requests, including
-        later ones, fail as if they had been flushed, with ``cause`` as the cause of their
-        exceptions. If a request has already failed, that first failure is the cause instead. The
-        device may keep accessing the requests' memory until :meth:`close` is called. An
-        :class:`AsyncConnectionId` calls this method when it is disconnected.
+        Call this method, for example, if the peer stops responding. Completions that have already
+        arrived are still delivered. Other requests fail with a flush error caused by ``cause``. If
+        a request had already failed, the first failure is the cause instead. The device may keep
+        accessing the requests' memory until :meth:`close` is called. An :class:`AsyncConnectionId`
+        calls this method when it is disconnected.
         """
         instance("cause", cause, Exception, "an exception")
         if self._cause is not None or self._channel.closed:
@@ -421,7 +425,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     def close(self) -> None:
         """Destroy the queue pair and fail all waiting calls and pending requests.
 
-        After this call, the device no longer accesses the memory of the requests.
+        After this call, the device no longer accesses the requests' memory.
         """
         if self._channel.closed:
             return
@@ -452,11 +456,11 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 class ReceiveRing(AsyncIteration):
     """A fixed number of equally sized receives that are reposted after use.
 
-    Use a ring if the peer may send at any time. It is created by :meth:`AsyncQueuePair.receives`
-    and has its own memory, which is registered for local use until the queue pair is closed.
-    Messages are returned in the order in which the receives were posted. All of the ring's receives
-    stay posted, except the one whose message you received last. If other receives have filled up
-    the receive queue, a later call to :meth:`get` posts the missing ones.
+    Use a ring if the peer may send at any time. A ring is created by
+    :meth:`AsyncQueuePair.receives`. It has its own memory, which stays registered for local use
+    until the queue pair is closed. Messages are returned in the order in which the receives were
+    posted. Each call to :meth:`get` reposts the receive of the previous message. If the receive
+    queue is full, a later call reposts the receive.
     """
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
@@ -486,7 +490,7 @@ class ReceiveRing(AsyncIteration):
         self._post()
 
     def _post(self) -> None:
-        """Post the receive that was taken last, and those for which there was no room."""
+        """Repost the most recently used receive, and receives that did not fit earlier."""
         region = self._region
         while self._taken:
             address = region.addr + self._taken[0] * self._size
@@ -496,19 +500,19 @@ class ReceiveRing(AsyncIteration):
     async def get(self) -> tuple[verbs.WorkCompletion, memoryview]:
         """Wait for the next message, and return its completion and its data.
 
-        The data is valid until the next call. A write with immediate data also completes a receive,
-        but the returned data is then empty, because the peer has written elsewhere. No message is
-        lost if this call is cancelled.
+        The data is valid until the next call. A write with immediate data also completes a receive.
+        The returned data is then empty, because the peer has written to other memory. Cancelling
+        this call does not lose a message.
 
         Raises:
-            WorkCompletionError: If the receive failed.
+            WorkCompletionError: If the receive fails.
             BufferStateError: If the queue pair is closed.
             QueueFullError: If none of the ring's receives is posted and the receive queue is full.
             BusyError: If another task is already waiting for a message from this ring.
         """
         if self._is_waited_for:
             raise BusyError(
-                f"another task is already waiting for the next receive of {self._queue!r}"
+                f"another task is already waiting for the next message on {self._queue!r}"
             )
         self._queue._check_open()
         try:
@@ -540,8 +544,9 @@ class ReceiveRing(AsyncIteration):
 
 
 class AsyncBatch(AsyncContext, verbs.SendBatch):
-    """A batch for use with ``async with``, which posts all requests together and waits for them.
+    """A batch of requests, for use with ``async with``.
 
+    At the end of the block, the batch posts its requests together and waits for their completions.
     If the block raises an exception, nothing is posted. After the block, ``completions`` contains
     the completions of the signaled requests, in the order posted.
     """

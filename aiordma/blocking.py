@@ -138,7 +138,7 @@ class _Call:
         return told
 
     def end(self, result: Any, error: BaseException | None) -> None:
-        """Set the outcome and wake the caller, in the background thread or after its end."""
+        """Store the result or exception of the call, and wake the caller."""
         with suppress(KeyError):  # it has ended already
             self._thread.calls.remove(self)
             del self._function
@@ -146,7 +146,7 @@ class _Call:
             self.done.put(None)
 
     async def withdraw(self, undo: _Undo[Any]) -> None:
-        """Cancel the call for a caller that no longer waits, or pass its result to `undo`."""
+        """Cancel the call, or pass its result to `undo` if it has already finished."""
         if self._task is None:  # the interrupt came before `begin`
             return
         self._task.cancel()
@@ -200,7 +200,7 @@ class _LoopThread:
                 )
 
     def ended_error(self) -> BaseException:
-        """Return the error for a call that the end of the thread prevented or interrupted."""
+        """Return the error for a call that failed because the thread has ended."""
         return self._failure or ConnectionClosedError("the call was ended by blocking.stop()")
 
     def call(
@@ -208,8 +208,9 @@ class _LoopThread:
     ) -> Any:
         """Run the function in the thread and return its result.
 
-        Nothing may run between the last step here and the program, because an interrupt there would
-        lose the result. Python checks for signals in calls and loops, but not between returns.
+        After taking the result, this method must return without calling anything, because an
+        interrupt would lose the result. Python handles signals in calls and loops, but not between
+        returns.
         """
         call = _Call(self, function, seconds)
         try:
@@ -230,7 +231,7 @@ class _LoopThread:
             call.error = None  # its traceback refers to this frame
 
     def stop(self) -> None:
-        """Stop the thread and wait for its end."""
+        """Stop the thread and wait for it to end."""
         self.over = True
         with suppress(RuntimeError):  # the loop has already ended
             self.loop.call_soon_threadsafe(self._end.set)
@@ -252,11 +253,11 @@ fork.reset_in_child(_forget_threads)
 
 
 def check_thread() -> None:
-    """Raise WrongLoopError in threads that must not wait for the event loop."""
+    """Raise WrongLoopError if the current thread must not wait for the background thread."""
     if in_service_thread():
         raise WrongLoopError(
-            f"cannot wait for aiordma.blocking in thread {threading.current_thread().name!r}, "
-            "which the call itself may be waiting for; only close() and abort() can be called there"
+            f"cannot make a blocking call in thread {threading.current_thread().name!r}: the call "
+            "could deadlock waiting for the same thread; call only close() and abort() there"
         )
 
 
@@ -273,7 +274,7 @@ def stop() -> None:
     """Stop the background thread. Objects that are still open are closed with a ResourceWarning.
 
     The next call to a function in this module starts a new thread. When the program exits, `stop`
-    is called automatically, after all non-daemon threads have ended.
+    runs automatically after all non-daemon threads have ended.
     """
     check_thread()
     for thread in list(_threads):
@@ -302,7 +303,7 @@ def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None
 
 LATE = (TimeoutError, UnreachableError)
 OWN_LOOP = (
-    "The call blocks the event loop of this thread. If the peer is a task in this loop, neither "
+    "The call blocks this thread's event loop. If the peer is a task in this loop, neither "
     "side can continue: await aiordma.connect() instead, or make the call in another thread "
     "(asyncio.to_thread)."
 )
@@ -322,7 +323,7 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     that use `Connection.asynchronous`.
 
     An interrupt (Ctrl-C) cancels the call and waits for the function to end. If the function has
-    already returned by then, its result is lost.
+    already returned, its result is lost.
     """
     if not callable(function):
         hint = "pass its arguments separately, as in call(function, 1)"
@@ -355,10 +356,9 @@ class _Handle(Generic[A]):
         self.close()
 
     def within(self, seconds: float | None) -> Self:
-        """Return the same object, but with a time limit for each of its calls.
+        """Return a view of this object whose calls each have a time limit.
 
-        A call that takes longer than `seconds` raises TimeoutError. None means that there is no
-        limit.
+        A call that takes longer than `seconds` raises TimeoutError. None means no limit.
         """
         bounded = copy.copy(self)
         bounded._timeout = (
@@ -374,7 +374,7 @@ class _Handle(Generic[A]):
         check_thread()
         if not self._thread.usable:
             raise WrongLoopError(
-                f"{self!r} was created before a fork or before blocking.stop(); create another one"
+                f"{self!r} was created before a fork or before blocking.stop(); create a new one"
             )
         return self._thread.call(function, self._timeout, undo)
 
@@ -384,8 +384,8 @@ def _derived(
 ) -> Any:
     """Give `derived` the name and signature of an asynchronous function.
 
-    `owner` is the name of its class, followed by a dot, or empty. `annotations` replace those of
-    `function` where the types differ.
+    `owner` is the name of the class followed by a dot, or empty. `annotations` override the
+    annotations of `function` where the types differ.
     """
     wraps(function)(derived)
     # A compiled function has no annotations, and those of `derived` are of no use to a user.
@@ -466,16 +466,16 @@ async def check_server(
             and (thing._affinity.loop, thing.port) == (loop, port)
             and any(is_here(found[0]) for found in await transport.resolve(host, port))
         ):
-            raise WrongLoopError(f"{thing!r} belongs to the event loop of this thread. {OWN_LOOP}")
+            raise WrongLoopError(f"{thing!r} belongs to this thread's event loop. {OWN_LOOP}")
 
 
 # ---- the interface ------------------------------------------------------------------------------
 
 
 class Region(mr_pool.Region):
-    """User memory that is registered for use in any thread.
+    """The caller's memory, registered for use in any thread.
 
-    You can pass the region, or a slice of it, to `send_region`, `send`, `recv_into`, `read` and
+    You can pass a region, or a slice of one, to `send_region`, `send`, `recv_into`, `read` and
     `write`. The memory stays registered until you call `close` or the `with` block ends.
     """
 
@@ -490,13 +490,13 @@ class Region(mr_pool.Region):
 
 
 class Connection(_Handle[transport.Connection]):
-    """An `aiordma.Connection` without await, for use in any thread.
+    """A blocking version of `aiordma.Connection`, for use in any thread.
 
     `recv` returns a message as a bytes object. `recv_into` and `recv_with` receive a message into
     memory provided by the caller.
 
-    An interrupt (Ctrl-C) can discard the result of `recv`, `recv_into`, `recv_with`, `recv_region`
-    or `recv_buffer`. In that case, the next call returns the discarded result.
+    If an interrupt (Ctrl-C) hits while `recv`, `recv_into`, `recv_with`, `recv_region` or
+    `recv_buffer` is returning, the result is kept. The next call then returns this result.
     """
 
     send: Final = _method(transport.Connection.send)
@@ -554,7 +554,7 @@ class Connection(_Handle[transport.Connection]):
     def recv_with(self, allocate: Callable[[int], Any]) -> ReceivedMemory:
         """Call `aiordma.Connection.recv_with` in the background thread and return its result.
 
-        The background thread also calls `allocate`.
+        `allocate` is called in the background thread, too.
         """
 
         async def receive() -> ReceivedMemory:
@@ -590,7 +590,7 @@ class Connection(_Handle[transport.Connection]):
         return self._receive(self._buffers, partial(_handed_over, self.asynchronous))
 
     def register(self, memory: AnyMemory) -> Region:
-        """Register the caller's memory until its `Region` is closed or the `with` block ends."""
+        """Register memory and return its `Region`. Closing the region deregisters the memory."""
 
         def register() -> Region:
             return Region(self._thread, self.asynchronous.register(memory))
@@ -608,7 +608,7 @@ class Connection(_Handle[transport.Connection]):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed. Also True after `stop` and in a forked child."""
+        """Whether the connection is closed. Always True after `stop` and in a forked child."""
         return not self._thread.usable or self._call(lambda: self.asynchronous.closed)
 
 
@@ -631,12 +631,12 @@ async def _handed_over(connection: transport.Connection) -> bytes:
 
 
 class Listener(_Handle[transport.Listener]):
-    """An `aiordma.Listener` without await, for use in any thread."""
+    """A blocking version of `aiordma.Listener`, for use in any thread."""
 
     close: Final = _ending(transport.Listener.close, "Listener.")
 
     def accept(self) -> Connection:
-        """Wait for the next connection and return it. An interrupt does not lose the connection."""
+        """Wait for the next connection and return it. Ctrl-C does not discard a connection."""
 
         async def accept() -> Connection:
             return Connection(self._thread, await self.asynchronous.accept())
@@ -655,10 +655,11 @@ class Listener(_Handle[transport.Listener]):
 
 
 class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
-    """A byte stream for use in any thread, like asyncio's reader and writer but without await.
+    """A blocking byte stream for use in any thread.
 
-    If a timeout or an interrupt (Ctrl-C) discards the bytes that a read has received, the next read
-    returns them. Only one thread may read at a time. A second reader gets a BusyError.
+    The methods correspond to those of asyncio's StreamReader and StreamWriter. If a timeout or
+    Ctrl-C interrupts a read, the next read returns the bytes received so far. Only one thread may
+    read at a time. A second reader gets a BusyError.
     """
 
     @finalizer
@@ -696,7 +697,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
         return self._read(asyncio.StreamReader.readline)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data`. Like asyncio's `drain`, wait if the peer reads too slowly."""
+        """Write all of `data`, waiting if the peer reads too slowly."""
         self._call(partial(_written, self.asynchronous[1], data))
 
     def write_eof(self) -> None:
@@ -704,7 +705,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
         self._call(self.asynchronous[1].write_eof)
 
     def close(self) -> None:
-        """Send all previously written data, and then close the stream."""
+        """Send all data written so far, then close the stream."""
         _end(self._thread, partial(_closed, self.asynchronous[1]), self._timeout)
 
 

@@ -29,25 +29,26 @@ def _ranged(default: T, low: float, high: float) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The settings of a connection. Sizes are in bytes, and times are in seconds.
+    """Connection settings. Sizes are in bytes, and times are in seconds.
 
-    Each side has its own settings. During the handshake, each side tells the other the settings it
-    needs to know. A connection uses `(data_receives + control_receives) * eager_size` bytes of
-    registered memory for its receives, and up to `send_queue * eager_size` bytes for outgoing
-    messages. While messages of up to `max_eager_size` are being sent, that size applies instead.
+    Each side has its own settings, and sends the relevant settings to the peer during the
+    handshake. A connection's receive buffers use `(data_receives + control_receives) * eager_size`
+    bytes of registered memory. Its send buffers use up to `send_queue * eager_size` bytes. While
+    larger messages are being sent, each of these buffers can take up to `max_eager_size` bytes.
     """
 
     eager_size: int = _ranged(8 * KIB, KIB, GIB)
     """The size of each receive buffer.
 
-    Longer messages are sent by rendezvous: the sender announces the message, and the receiver reads
-    it from the sender's memory.
+    Longer messages are sent by rendezvous. The sender announces a message, and the receiver reads
+    the message from the sender's memory.
     """
     max_eager_size: int = _ranged(128 * KIB, KIB, GIB)
-    """The maximum size to which receives grow if the peer sends messages that would then fit.
+    """The size to which receive buffers can grow.
 
-    Receives do not grow if this is at most `eager_size`, or if less than half of the memory pool
-    would remain free.
+    Receive buffers grow if the peer sends messages that need a larger buffer but fit into this
+    size. Receive buffers do not grow if `max_eager_size` is at most `eager_size`, or if less than
+    half of the memory pool would remain free.
     """
     data_receives: int = _ranged(24, 1, 0xFFFF)
     """The number of message frames the peer may send before this program consumes one.
@@ -81,8 +82,8 @@ class Config:
     max_lease: float | None = _ranged(None, 0.001, 4294967)
     """The longest lease the peer can get when borrowing memory or renewing a lease.
 
-    If the peer asks for a longer lease, or for one without a time limit, it gets this lease
-    instead. None means no maximum.
+    If the peer asks for a longer or unlimited lease, the peer gets this lease instead. None means
+    no maximum.
     """
     max_rights: Rights = Rights.READ | Rights.WRITE | Rights.ATOMIC
     """The rights the peer may request when borrowing memory. Other rights are refused."""
@@ -95,8 +96,8 @@ class Config:
     huge_pages: bool = False
     """Whether to allocate the pool on huge pages reserved by the system (`nr_hugepages`).
 
-    If too few of them are free, a message is logged, and transparent huge pages are requested from
-    the kernel instead. The first connection's value applies, as for `pool_limit`.
+    If too few huge pages are free, a message is logged, and transparent huge pages are requested
+    from the kernel instead. The first connection's value applies, as for `pool_limit`.
     """
     cached_registrations: int = _ranged(64, 0, 1 << 20)
     """The number of registrations of user memory to cache. 0 disables the cache.
@@ -109,7 +110,7 @@ class Config:
     polling: float = _ranged(200e-6, 0, 1)
     """The maximum time the event loop polls for a completion before it sleeps.
 
-    The loop keeps polling only as long as it finds completions (adaptive polling). With 0, it
+    The loop keeps polling only as long as it finds completions (adaptive polling). With 0, the loop
     sleeps immediately. A task waiting for a completion first polls for a few microseconds on its
     own. The first connection's value applies, as for `pool_limit`.
     """
@@ -167,8 +168,8 @@ class Config:
     keep_alive_timeout: float = 30.0
     """The time the peer's device has to respond before the connection breaks.
 
-    With several rails, it also limits how long writes wait for the peer to confirm that it has
-    stopped using a rail.
+    With several rails, the timeout also limits how long writes wait for the peer to confirm that it
+    has stopped using a rail.
     """
     close_timeout: float = 2.0
     """The time `close` waits for outstanding operations before aborting them."""
@@ -188,7 +189,7 @@ class Config:
     type_of_service: int = _ranged(0, 0, 0xFF)
     """The type of service (IPv4) or traffic class (IPv6) for packets, 0 to 255.
 
-    The embedded device sets it on RoCE v2 packets. With the connection manager, it also sets it on
+    The embedded device uses this value for RoCE v2 packets and, with the connection manager, for
     TCP connections.
     """
     path_mtu: int | None = None
@@ -199,7 +200,8 @@ class Config:
     gid_index: int | None = _ranged(None, 0, 0xFFFF)
     """The index of the local GID, as listed by `aiordma devinfo` (`via="tcp"`).
 
-    None means the GID that belongs to the local address. The peer's GID must be reachable from it.
+    None means the GID that belongs to the local address. The local GID must be able to reach the
+    peer's GID.
     """
     pkey: int | None = _ranged(None, 1, 0xFFFF)
     """The partition, as a P_Key of the port (`via="tcp"`). None means the port's first P_Key."""

@@ -12,9 +12,9 @@ from .mr_pool import OwnMemory, Registration
 
 
 class DmabufRegistration(Registration):
-    """A registration that keeps the dma-buf's file open, so that it can be registered again.
+    """A registration that keeps the dma-buf's file descriptor open.
 
-    Internal to the library.
+    The file descriptor is needed to register the dma-buf again. Internal to the library.
     """
 
     __slots__ = ("fd",)
@@ -30,16 +30,16 @@ class DmabufRegistration(Registration):
 
 
 class DmabufRegion(OwnMemory):
-    """Registered dma-buf memory, for use with `read`, `write` and `send_region`.
+    """Registered dma-buf memory for use with `read`, `write` and `send_region`.
 
     The region starts at `offset` in the dma-buf and is `length` bytes long. This process cannot
-    access the memory, so you cannot send it as a message or receive a message into it.
+    access the memory, so you cannot use the region to send or receive messages.
 
-    The memory stays registered until you call `close` or the `with` block ends. If you call `close`
-    while an operation is using the memory, it takes effect when the operation ends.
+    The memory stays registered until you call `close` or the `with` block ends. While an operation
+    is using the memory, deregistration is postponed until the operation ends.
 
-    The kernel does not support memory windows on a dma-buf. For this reason, a key to the region
-    works on every connection of the event loop, not only on the one for which it was created.
+    A key to the region works on every connection of the event loop. A memory window would limit the
+    key to a single connection, but the kernel does not support memory windows on dma-bufs.
     """
 
     __slots__ = ("_offset", "_registration")
@@ -65,8 +65,8 @@ class DmabufRegion(OwnMemory):
     def view(self) -> memoryview:
         self._check()
         raise BufferStateError(
-            f"cannot send or receive {self!r} as a message, because this process cannot access its "
-            f"memory; use read, write or send_region instead"
+            f"cannot use {self!r} to send or receive messages, because this process cannot access "
+            f"its memory; use read, write or send_region instead"
         )
 
     def _expose(

@@ -71,7 +71,7 @@ class RDMAError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the state for copying and pickling the error.
 
-        It consists of the attributes and the arguments of the builtin base class.
+        The state consists of the attributes and the arguments of the builtin base class.
         """
         return _rebuild, (type(self), self.args), self.__dict__.copy()
 
@@ -102,7 +102,7 @@ def cause_text(error: BaseException) -> str:
 class VerbsError(RDMAError, OSError):
     """A verb failed.
 
-    ``verb`` is the C name of the verb. ``errno`` is the error it reported, or 0.
+    ``verb`` is the C name of the verb. ``errno`` is the error code that the verb reported, or 0.
     """
 
     verb: str
@@ -116,9 +116,10 @@ class VerbsError(RDMAError, OSError):
 class QPTransitionError(VerbsError):
     """A queue pair cannot be modified as requested. The message lists what is allowed.
 
-    ``missing`` contains the required attributes that the call does not set, and ``forbidden``
-    contains the attributes that it must not set. Both consist of ``enum ibv_qp_attr_mask`` bits.
-    They are 0 if there is no transition between the two states.
+    ``missing`` contains the required attributes that the call did not set. ``forbidden`` contains
+    the attributes that the call must not set. The two values are combinations of
+    ``enum ibv_qp_attr_mask`` bits. They are 0 if there is no transition from the current state to
+    the requested state.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class QPTransitionError(VerbsError):
 class PostError(VerbsError):
     """Some work requests were not posted.
 
-    ``bad_index`` is the index of the first work request that was not posted. None of the requests
-    after it were posted either.
+    ``bad_index`` is the index of the first work request that was not posted. The requests after
+    this index were not posted either.
     """
 
     def __init__(self, errno: int, verb: str, bad_index: int, detail: str = "") -> None:
@@ -537,14 +538,14 @@ class UnreachableError(ConnectionManagerError, OSError):
 
 
 class RejectedError(ConnectionManagerError, ConnectionRefusedError):
-    """The peer's host rejected the connection.
+    """The peer's host rejected the connection request.
 
     ``reason`` is a reason code defined in IBTA clause 12.6.7.2, or a negative errno. For example,
     28 means that the application rejected the connection, and 8 means that nothing is listening on
     the port. ``private_data`` contains the data attached by the peer, including trailing zeros.
 
-    ``by_application`` is True if the listener's ``on_request`` refused the connection. The message
-    then contains the reason returned by ``on_request``.
+    ``by_application`` is True if the listener's ``on_request`` refused the connection. In this
+    case, the message contains the reason returned by ``on_request``.
     """
 
     _default_errno = _errno.ECONNREFUSED
@@ -606,10 +607,10 @@ class ConnectionClosedError(RDMAError, ConnectionError):
 
 
 class ConnectionBrokenError(RDMAError, ConnectionError):
-    """The connection ended without being closed, because the peer, its program or the link failed.
+    """The connection broke, because the peer's machine, the peer's program or the link failed.
 
-    The message contains the likely cause. If the local device reported a failure, it is available
-    as ``__cause__``.
+    The message contains the likely cause. If the local device reported a failure, ``__cause__``
+    contains the device's error.
     """
 
     def __init__(self, message: str = "the connection broke") -> None:
@@ -617,14 +618,14 @@ class ConnectionBrokenError(RDMAError, ConnectionError):
 
 
 class OutcomeUnknownError(RDMAError):
-    """The rail failed during an operation, which may or may not have been executed.
+    """A rail failed during an operation that may or may not have been executed.
 
     The operation was executed at most once. The connection continues on another rail.
     """
 
 
 class ProtocolError(RDMAError):
-    """The peer violated the protocol, which ended the connection."""
+    """The connection ended because the peer violated the protocol."""
 
 
 class HandshakeBrokenError(ProtocolError, ConnectionError):
@@ -671,7 +672,7 @@ class RequestRefusedError(RDMAError):
 class LimitError(RDMAError):
     """A request exceeds a limit.
 
-    ``amount`` is the requested amount, and ``limit`` is the maximum. The message states their unit.
+    ``amount`` is the requested amount, and ``limit`` is the maximum. The message states the unit.
     """
 
     def __init__(self, message: str, *, amount: int = 0, limit: int = 0) -> None:
@@ -685,10 +686,10 @@ class QuotaError(LimitError):
 
 
 class MessageTooLongError(LimitError):
-    """A message is longer than the peer accepts, or longer than the memory passed to ``recv_into``.
+    """A message exceeds the peer's limit, or does not fit in the buffer passed to ``recv_into``.
 
     An outgoing message that is too long is not sent. An incoming message that does not fit can
-    still be received into larger memory.
+    still be received into a larger buffer.
     """
 
     def __init__(self, length: int, limit: int, *, received: bool = False) -> None:
@@ -750,7 +751,7 @@ class BufferStateError(RDMAError):
 
 
 class LeaseEndedError(BufferStateError):
-    """The lease of a peer's region has ended, or the peer has revoked the region.
+    """The lease on a peer's region has ended, or the peer has revoked the region.
 
     Nothing was posted, and the connection stays open. ``region_id`` identifies the region.
     """
@@ -765,7 +766,7 @@ class BusyError(RDMAError):
 
 
 class WrongLoopError(RDMAError, RuntimeError):
-    """The object belongs to another event loop or thread, or to the parent of this process."""
+    """The object belongs to another event loop, another thread or the parent process."""
 
 
 class TraceFormatError(RDMAError, ValueError):

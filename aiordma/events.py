@@ -30,12 +30,13 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
             async for event in events:
                 print(event.type.name, event.port_num or event.element)
 
-    Use :func:`device_events` to create an iterator. It receives all events that occur after its
-    creation. Other open iterators and this library's connections receive them too.
+    Use :func:`device_events` to create an iterator. The iterator receives every event that occurs
+    after the iterator is created. All open iterators and this library's connections receive the
+    same events.
 
-    Up to 1024 events are stored until you take them. If more events arrive, the oldest ones are
-    dropped and a warning is logged. If an iterator is still open when its last reference is dropped
-    or its event loop ends, it is closed, and a ResourceWarning is issued.
+    Up to 1024 events are stored until you retrieve them. If more events arrive, the oldest events
+    are dropped and a warning is logged. If you do not close an iterator, it is closed when its last
+    reference is dropped or its event loop ends, and a ResourceWarning is issued.
     """
 
     def __init__(self, context: verbs.Context, *, owned: bool) -> None:
@@ -62,8 +63,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         """Wait for the next event and return it. No event is lost if the call is cancelled.
 
         Raises:
-            BufferStateError: If the iterator is closed and all previously received events have been
-                returned.
+            BufferStateError: If the iterator is closed and all stored events have been returned.
         """
         while not self._events:
             if self._closed:
@@ -72,7 +72,11 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         return self._events.popleft()
 
     def get_nowait(self) -> verbs.AsyncEvent | None:
-        """Return the next stored event without waiting, or None if there is none."""
+        """Return the next stored event without waiting, or None if no event is stored.
+
+        Raises:
+            BufferStateError: If the iterator is closed and all stored events have been returned.
+        """
         if self._events:
             return self._events.popleft()
         if self._closed:
@@ -112,10 +116,10 @@ def device_events(device: str | verbs.Device | verbs.Context | None = None) -> D
 
     Args:
         device: The name of a device, a Device, an open context, or None for the default device (see
-            :func:`aiordma.verbs.find_device`). For an open context, the iterator also reports
-            events of objects created on it, and its ``async_events()`` returns no events
-            while the iterator is open. In all other cases, the function opens the device, and the
-            iterator only reports events of the device itself and its ports.
+            :func:`aiordma.verbs.find_device`). If you pass an open context, the iterator also
+            reports events for objects created on this context. The context's ``async_events()``
+            returns no events while the iterator is open. Otherwise, the function opens the device,
+            and the iterator reports only events for the device and its ports.
 
     Raises:
         DeviceNotFoundError: If there is no such device.

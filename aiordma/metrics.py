@@ -1,7 +1,7 @@
 """The metrics exported by `aiordma.prometheus` and `aiordma.opentelemetry`.
 
-Each metric is computed from a `snapshot`, so it agrees with the values of `statistics()`. No metric
-has a label for the peer or the connection, because their number is unbounded.
+Each metric is computed from a `snapshot`, so its values agree with `statistics()`. No metric has a
+label for the peer or the connection, because the number of peers and connections is unbounded.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Metric:
     kind: Literal["counter", "gauge", "histogram"]
     """The metric type.
 
-    A counter never decreases during the life of the process. A histogram's last label is "le". Each
-    value of this label identifies a counter for observations up to that bound, and the value "sum"
-    identifies the sum of all observations.
+    A counter never decreases during the life of the process. A histogram's last label is "le". If
+    "le" is a bound, the value is the number of observations up to that bound. If "le" is "sum", the
+    value is the sum of all observations.
     """
     unit: str
     """The unit of measurement, or "1" for counts."""
@@ -40,7 +40,7 @@ class Metric:
     labels: tuple[str, ...]
     """The label names."""
     rows: Callable[[Snapshot], Rows]
-    """A function that returns labels and their values. Values with equal labels are added up."""
+    """A function that returns pairs of labels and a value. Values with equal labels are added."""
 
     def values(self, taken: Snapshot) -> dict[tuple[str, ...], float]:
         """Return the metric's values in the snapshot `taken`, keyed by label values."""
@@ -68,10 +68,10 @@ def _keys(part: str, *path: str) -> Callable[[Snapshot], Rows]:
 def _by_device(
     entries: Entries, *rows: tuple[str, str, str], device: str = "device"
 ) -> list[Metric]:
-    """Return a gauge for each (name, path, help), which sums the values of all entries by device.
+    """Return a gauge for each (name, path, help). The gauge sums the entries' values by device.
 
-    `path` leads to the value in an entry, which is None if the device does not report it. The unit
-    is bytes if the name ends with "bytes".
+    `path` locates the value within an entry. The value is None if the device does not report it.
+    The unit is bytes if the name ends with "bytes".
     """
 
     def sums(path: list[str]) -> Callable[[Snapshot], Rows]:
@@ -97,7 +97,7 @@ def _rails(taken: Snapshot) -> Iterable[RailState]:
 def _of_rails(part: str) -> Callable[[Snapshot], Rows]:
     """Return counts by device, including zeros.
 
-    An alert on `increase` would miss a counter whose first value is 1.
+    Without the zeros, an alert on `increase` would miss a counter whose first value is 1.
     """
     return lambda taken: [*(((it["device"],), 0) for it in _rails(taken)), *_keys(part)(taken)]
 

@@ -66,14 +66,14 @@ __all__ = [
 def snapshot() -> Snapshot:
     """Return the state of this process as plain data that can be converted to JSON.
 
-    Any thread can call this function, whether or not it runs an event loop. The function does not
-    wait for event loops or call devices, so it works even if a loop is stuck. For a loop running in
-    another thread, the numbers may come from slightly different moments. The cost is about 10
+    Any thread can call this function, whether or not the thread runs an event loop. The function
+    does not wait for event loops or call devices, so it works even if a loop is stuck. For a loop
+    in another thread, the values may not all be from the same instant. A call takes about 10
     microseconds per open connection.
 
-    A connection's wire can only be queried in the thread of its event loop. If a connection belongs
-    to another loop, the snapshot contains the wire that this loop last read. If the loop has not
-    read it yet, the snapshot contains None and asks the loop to read it.
+    A connection's wire can be queried only in the thread of the connection's event loop. For a
+    connection of another loop, the snapshot contains the result of that loop's last query. If the
+    wire has not been queried yet, the snapshot contains None, and the loop is asked to query it.
     """
     connections = open_connections()
     refresh_wires(connections)
@@ -117,7 +117,7 @@ def open_connections() -> list[Connection]:
 
 
 def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
-    """Ask each event loop to query its connections' wires, unless they are already known.
+    """Ask each event loop to look up its connections' wires, skipping wires already known.
 
     Wait up to `seconds` for all loops to finish. Internal to the library.
     """

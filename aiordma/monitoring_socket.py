@@ -1,11 +1,11 @@
 """The monitoring socket for `aiordma top`, created on import if AIORDMA_MONITOR is set.
 
-A thread serves connections to a Unix socket. It responds to `aiordma top` with a `snapshot` as
-JSON. For `aiordma port`, it sets the port state of an embedded device. It does not call event
-loops, so it works even if a loop is stuck.
+A thread serves requests on a Unix socket. For `aiordma top`, the thread sends a `snapshot` as JSON.
+For `aiordma port`, the thread sets the port state of an embedded device. The thread does not depend
+on event loops, so it responds even if a loop is stuck.
 
-Only the same user's processes get a response. The directory belongs to the user and is not
-accessible to others, the socket has mode 0600, and the kernel reports each peer's user
+Only processes owned by the same user get a response. The directory belongs to the user and is
+inaccessible to others, the socket has mode 0600, and the kernel reports each peer's user
 (SO_PEERCRED, unix(7)). Processes in different PID namespaces can share the directory, so each
 socket's name contains a random part. Peers are served one at a time, for up to ANSWER_TIMEOUT each.
 """
@@ -83,11 +83,11 @@ def directory(setting: str) -> Path:
 def private(path: Path) -> Path:
     """Return a directory that only this user can access, creating it if it does not exist.
 
-    The exceptions are the same as for `directory`.
+    Raises the same exceptions as `directory`.
     """
     if (size := len(os.fsencode(path))) > MOST_PATH:
         raise ValueError(
-            f"the path {path} is too long for a directory of sockets: {size} bytes (maximum "
+            f"the path {path} is too long for a socket directory: {size} bytes (maximum "
             f"{MOST_PATH}); choose a shorter path"
         )
     with suppress(FileExistsError):
@@ -102,8 +102,9 @@ def private(path: Path) -> Path:
 def usual() -> list[Path]:
     """Return the candidate directories for AIORDMA_MONITOR=1.
 
-    A process uses the first directory it can own. A service has no XDG_RUNTIME_DIR, and its
-    directory in /run/user does not exist until its user logs in.
+    A process uses the first of these directories that it can create or already owns. The directory
+    in /tmp is for services. A service has no XDG_RUNTIME_DIR, and its user's directory in /run/user
+    does not exist until the user logs in.
     """
     user = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{user}"
@@ -113,7 +114,7 @@ def usual() -> list[Path]:
 def directories(setting: str) -> list[Path]:
     """Return the directories that may contain the sockets of processes with this `setting`.
 
-    For "1", these include the directories used by processes running in a different environment.
+    For "1", the list includes the directories of processes that run without XDG_RUNTIME_DIR.
     """
     found = {directory(setting): None}
     for path in usual() if setting == "1" else ():
@@ -124,9 +125,9 @@ def directories(setting: str) -> list[Path]:
 
 
 def sockets(where: Path, pid: int | None = None) -> list[Path]:
-    """Return the sockets of all other processes, or only those of processes with this PID.
+    """Return the sockets of all other processes, or only of processes with this PID.
 
-    A PID belongs to the PID namespace of its process, so several processes can have the same one.
+    PIDs are unique only within a PID namespace, so several processes can have the same PID.
     """
     mine = _server.path if _server is not None else None
     found = where.glob("*.sock" if pid is None else f"{pid}-*.sock")
@@ -207,7 +208,7 @@ def set_port(state: str, device: str) -> str:
 
 
 def answer(peer: socket.socket) -> None:
-    """Serve one request from a process of the same user. Requests from other users are ignored."""
+    """Serve one request from a process owned by the same user. Ignore other users' requests."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
     _, uid, _ = UCRED.unpack(credentials)
     if uid != os.geteuid():
@@ -240,7 +241,7 @@ def start() -> None:
 
 
 def _restart_after_fork() -> None:
-    """Create a new socket in the child, because the parent's was replaced (fork.add_socket)."""
+    """Create a new socket in the child, because the inherited socket has been replaced."""
     global _server  # noqa: PLW0603 - as above
     if _server is not None:
         _server = None
@@ -254,7 +255,7 @@ def ask(path: Path, seconds: float, what: str = "snapshot") -> bytes:
     """Send a request to the process listening on a socket, and return its response.
 
     The response to "snapshot" is JSON. The response to a request such as "port down embedded1" is
-    an error message, or empty on success.
+    an error message, or an empty string on success.
 
     Args:
         path: The path of the socket.

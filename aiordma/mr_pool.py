@@ -2,16 +2,16 @@
 
 An RDMA device can only access registered memory. On a card, registration is slow, and each
 registered region takes up an entry in the card's tables. The pool therefore registers slabs of
-several MiB and leases blocks of them. Slabs are registered for local access only and never have a
-remote key. To give a peer access to a block, the block is registered separately with its exact
-bounds (`ProtectionDomain.reg_mr`). A token therefore never gives access to adjacent bytes.
+several MiB and leases blocks of these slabs. Slabs are registered for local access only and never
+have a remote key. Before a peer gets access to a block, the block is registered separately with its
+exact bounds (`ProtectionDomain.reg_mr`). A token therefore never gives access to adjacent bytes.
 
 A block's memory is reused once all of the following are true:
 
 - The lease has ended, through `Buffer.release`, the end of its `with` block, or garbage collection.
 - No work request is using the block (`_pin` and `_unpin` count the uses).
-- No view of the block exists. A memoryview that outlives its lease, or a numpy array made from one,
-  keeps its own bytes and never shows those of the next lease.
+- No view of the block exists. A memoryview that outlives its lease, or a numpy array made from it,
+  keeps its contents and never shows data from the next lease.
 
 All objects belong to one event loop and are not thread-safe.
 """
@@ -57,7 +57,7 @@ NO_MEMORY = memoryview(b"")
 
 
 class Block(PoolBlock, Mapped):
-    """Part of registered memory that is created once and leased many times.
+    """A block of registered memory that is created once and leased many times.
 
     All views given to users are buffer exports of this object. Internal to the library.
     """
@@ -109,7 +109,7 @@ class PoolStatistics(NamedTuple):
 
 
 def block_size(size: int) -> int:
-    """Return the block size for `size` bytes: the next power of two, and at least SMALLEST."""
+    """Return `size` rounded up to a power of two, but at least SMALLEST."""
     return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
 
 
@@ -183,11 +183,12 @@ class LargeBlocks:
 
 
 class MemoryPool(BlockCache):
-    """A pool that leases registered memory for local access, within one protection domain.
+    """A pool that leases registered memory.
 
-    `limit` is the maximum number of registered bytes. Once the limit is reached, `alloc` raises
-    QuotaError, and `lease` waits until enough memory has been released. Waiting tasks are served in
-    the order in which they called `lease`.
+    The memory is registered in a single protection domain, for local access only. `limit` is the
+    maximum number of registered bytes. Once the limit is reached, `alloc` raises QuotaError, and
+    `lease` waits until enough memory has been released. Waiting tasks are served in the order in
+    which they called `lease`.
     """
 
     def __init__(
@@ -228,7 +229,8 @@ class MemoryPool(BlockCache):
         """Lease a block of at least `size` bytes with undefined contents, ahead of all waiters.
 
         Raises:
-            QuotaError: If there is none now.
+            QuotaError: If no block is available now.
+            BufferStateError: If the pool is closed.
         """
         block: Block | None = self.take(size)
         if block is not None:
@@ -244,7 +246,7 @@ class MemoryPool(BlockCache):
         """Lease a block if one is available and no task is waiting; otherwise return None.
 
         Raises:
-            QuotaError: If the pool can never provide it.
+            QuotaError: If the pool can never provide `size` bytes.
         """
         if not len(self._waiters):
             try:
@@ -255,12 +257,12 @@ class MemoryPool(BlockCache):
         return None
 
     def require_possible(self, size: int) -> None:
-        """Raise QuotaError if even an empty pool could not provide this size."""
+        """Raise QuotaError if `size` bytes would exceed the limit even with nothing else leased."""
         needed = max(SLAB_SIZE, block_size(size))
         if needed > self.limit:
             raise QuotaError(
-                f"{size} bytes need {needed} bytes of registered memory, but the memory pool is "
-                f"limited to {self.limit} bytes; raise Config.pool_limit",
+                f"allocating {size} bytes requires {needed} bytes of registered memory, but the "
+                f"memory pool is limited to {self.limit} bytes; increase Config.pool_limit",
                 amount=needed,
                 limit=self.limit,
             )
@@ -268,17 +270,20 @@ class MemoryPool(BlockCache):
     def _require_spare(self, size: int) -> None:
         """Raise QuotaError unless half of the pool would remain free after using `size` more bytes.
 
-        This is for optimizations that are not essential.
+        Optional optimizations call this method before they use pool memory.
         """
         if not self._has_spare(size):
             raise self._exhausted(size)
 
     def _has_spare(self, size: int) -> bool:
-        """Return whether half of the pool stays free after `size` more bytes, and no task waits."""
+        """Return whether half of the pool would remain free after using `size` more bytes.
+
+        Always returns False while tasks are waiting for memory.
+        """
         return 2 * (self.leased_bytes + size) <= self.limit and not len(self._waiters)
 
     def alloc(self, size: int) -> Buffer:
-        """Lease `size` bytes without waiting. The contents of the memory are undefined.
+        """Lease `size` bytes without waiting. The memory's contents are undefined.
 
         Raises:
             QuotaError: If the memory is not available now, or if other tasks are already waiting
@@ -291,14 +296,14 @@ class MemoryPool(BlockCache):
         return Buffer(block, size)
 
     async def lease(self, size: int) -> Buffer:
-        """Lease `size` bytes, waiting until they are available. Their contents are undefined.
+        """Lease `size` bytes, waiting until they are available.
 
-        Waiting tasks are served in the order in which they called `lease`. As with any lock, tasks
-        can deadlock if they wait for memory while holding other memory. To avoid this, lease all
-        the memory you need at once, or use a timeout.
+        The memory's contents are undefined. Waiting tasks are served in the order in which they
+        called `lease`. As with any lock, tasks can deadlock if they wait for memory while holding
+        other memory. To avoid deadlocks, lease all the memory you need at once, or use a timeout.
 
         Raises:
-            QuotaError: If `size` exceeds the pool's limit. This is raised without waiting.
+            QuotaError: If `size` exceeds the pool's limit. Raised immediately, without waiting.
         """
         size = integer("size", size)
         block = self._block_if_first(size)
@@ -372,9 +377,10 @@ class MemoryPool(BlockCache):
         self._slabs.free(block.slab, block.offset)
 
     def _trim(self) -> None:
-        """Deregister slabs that are no longer used after many connections have closed.
+        """Deregister unused slabs, for example after many connections have closed.
 
-        Looking for them walks the free blocks, so it is done only each time the use has halved.
+        Finding unused slabs requires walking the free blocks, so the search runs only when the
+        amount of memory in use has halved.
         """
         if self.in_slabs >= self.trim_below:
             return
@@ -382,7 +388,7 @@ class MemoryPool(BlockCache):
         self.trim_below: int = self.in_slabs // 2 if len(self._regions) > SPARE_SLABS else 0
 
     def _drop_slabs(self, *, keep: int) -> None:
-        """Deregister slabs without leases, except `keep` of them."""
+        """Deregister all but `keep` of the slabs without leases."""
         self._reclaim()
         for slab in self._slabs.trim(keep=keep):
             self._registered.deregister(self._regions.pop(slab)[0])
@@ -421,8 +427,8 @@ class MemoryPool(BlockCache):
 class LocalMemory(Local):
     """Registered memory in this process that operations can use.
 
-    It is a Buffer, a Region, or a slice of either. `address` and `length` give its location and
-    size. `writable` tells whether the device may write to it.
+    The memory is a Buffer, a Region, or a slice of either. `address` and `length` are its location
+    and size. `writable` is True if the device may write to the memory.
     """
 
     __slots__ = ()
@@ -441,9 +447,9 @@ class LocalMemory(Local):
     def _expose(
         self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
     ) -> verbs.MemoryRegion:
-        """Register a part separately, with rights for the peer.
+        """Register part of the memory separately, with access rights for the peer.
 
-        This is also possible after the memory was released, while it is pinned.
+        Released memory can also be registered, as long as it is still pinned.
         """
         return pd.reg_mr(self._pinned_bytes()[offset : offset + length], access)
 
@@ -451,11 +457,11 @@ class LocalMemory(Local):
         raise NotImplementedError
 
     def _check(self) -> None:
-        """Raise an exception if the memory was released."""
+        """Raise an exception if the memory has been released."""
 
 
 class LocalSlice(LocalMemory):
-    """Part of some registered memory, released together with the whole."""
+    """A slice of a Buffer or Region, released together with that Buffer or Region."""
 
     __slots__ = ("_offset", "_owner")
 
@@ -503,7 +509,7 @@ class OwnMemory(LocalMemory):
         return super().__getitem__(key)
 
     def _give_back(self) -> None:
-        """Release the memory, as soon as no operation uses it. Further calls have no effect."""
+        """Release the memory once no operation is using it. Further calls have no effect."""
         if not self.gone:
             self.gone = True
             self.pinned.release()
@@ -520,8 +526,8 @@ class Buffer(OwnMemory):
 
     You can use the memory returned by `Connection.alloc` until you call `release` or the `with`
     block ends. After that, every use of the buffer raises BufferStateError. Views that you created
-    earlier remain valid and keep their bytes, because the pool does not lease the memory again
-    while a view or an operation is using it.
+    earlier remain valid and keep their contents. The pool does not lease the memory again while a
+    view or an operation is using it.
     """
 
     __slots__ = ("__weakref__", "_block")
@@ -581,7 +587,7 @@ class Region(OwnMemory):
     The memory can be any buffer or tensor, even a read-only one. It is pinned until you call
     `close` or the `with` block ends. While it is pinned, you cannot resize a bytearray, close an
     mmap, or resize a torch tensor's storage. If you call `close` while an operation is using the
-    memory, it takes effect when the operation ends.
+    memory, the memory is deregistered when the operation ends.
 
     The memory is registered for local access only. The peer can access it only if you share the
     region.

@@ -35,9 +35,9 @@ class _Snapshots:
     """A snapshot that all metrics of a collection share.
 
     The SDK does not report when a collection starts. If a metric has already read the snapshot, a
-    new one is taken. Threads that collect at the same time take at worst one snapshot each. A lock
-    is not possible, because a destructor or a signal handler may start a collection while the lock
-    is held.
+    new snapshot is taken. In the worst case, threads that collect concurrently take one snapshot
+    each. A lock is not possible, because a destructor or a signal handler may start a collection
+    while the lock is held.
     """
 
     def __init__(self) -> None:
@@ -55,10 +55,10 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
     """Create an OpenTelemetry instrument for each of this process's metrics (`aiordma.metrics`).
 
     An instrument's name is the Prometheus name with its first underscore replaced by a dot, for
-    example "aiordma.messages_sent". OpenTelemetry has no observable histograms, so a histogram is
-    exported as three counters, which are named like its Prometheus series.
+    example "aiordma.messages_sent". OpenTelemetry has no observable histograms, so each histogram
+    is exported as three counters with the names of its Prometheus series.
 
-    Call this function only once per provider. The SDK runs the callbacks in a separate thread.
+    Call this function only once per provider. The SDK reads the metrics in a separate thread.
 
     Args:
         meter_provider: The meter provider. The default is the process's global meter provider.

@@ -37,8 +37,8 @@ _SCALARS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 class Collector:
     """A collector for this process's metrics (`aiordma.metrics`).
 
-    Pass the collector to `registry.register`. Each scrape then calls its methods, until you call
-    `registry.unregister`. A scrape can run in any thread.
+    Pass the collector to `registry.register`. The registry calls the collector's methods on every
+    scrape until you call `registry.unregister`. A scrape can run in any thread.
     """
 
     def describe(self) -> Iterator[_Family]:

@@ -53,9 +53,9 @@ async def reconnect(
     """Yield a new connection in each iteration of `async for conn in reconnect(...)`.
 
     Each connection is closed at the end of the loop body. Handle connection errors in the body. For
-    example, `except ConnectionError: continue` opens the next connection. Messages are never
-    retransmitted automatically: if `send` raises an exception, only your program knows whether the
-    peer may receive the message twice.
+    example, use `except ConnectionError: continue` to go on to the next connection. Messages are
+    never retransmitted automatically. If `send` raises an exception, the peer may still have
+    received the message, so only your program can decide whether to send the message again.
 
     Failed attempts are retried with exponential back-off. The delay starts at `first_delay` and
     doubles after each failure, up to `longest_delay`. Each delay is shortened by a random fraction
@@ -67,8 +67,8 @@ async def reconnect(
     always found. An attempt takes up to `Config.connect_timeout`. A listener that restarts more
     often may be missed repeatedly.
 
-    Some errors cannot be fixed by restarting the server, for example a wrong key. These are raised
-    immediately. docs/connecting.md lists them.
+    Errors that a retry cannot fix, such as a wrong key, are raised immediately. docs/connecting.md
+    lists these errors.
 
     Args:
         host: The host, as for `connect`.

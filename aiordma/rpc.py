@@ -2,13 +2,13 @@
 
 A server publishes coroutine functions, and a client calls them by name. Each function takes one
 argument and returns one value. The argument and the value can be of any type that can be converted
-to bytes: `dumps` converts an object to bytes before sending, and `loads` converts the received
-bytes back. By default, both use msgpack. If you use other functions, pass matching ones to the
-client and the server.
+to bytes. `dumps` converts an object to bytes before sending, and `loads` converts the received
+bytes back. By default, `dumps` and `loads` use msgpack. If you use other functions, pass matching
+functions to the client and the server.
 
-`loads` is called with a memoryview of the received bytes, which stays valid for as long as `loads`
-or its result refers to it. To send and receive buffers without copying, pass `memoryview` as both
-`dumps` and `loads`. Do not use `pickle.loads` if you do not trust the peer.
+`loads` is called with a memoryview of the received bytes. The memoryview stays valid for as long as
+`loads` or the result refers to it. To send and receive buffers without copying, pass `memoryview`
+as both `dumps` and `loads`. Do not use `pickle.loads` if you do not trust the peer.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ _MAX_TEXT = 4096
 
 
 class CallError(Exception):
-    """A call failed at the server, usually because the function raised an exception.
+    """A call failed on the server, usually because the function raised an exception.
 
-    In that case, `kind` is the name of the exception's type, and `text` is its message. The server
-    reports its own errors with one of these kinds:
+    If the function raised an exception, `kind` is the name of the exception's type, and `text` is
+    the exception's message. For errors of its own, the server uses one of these kinds:
 
     - "LookupError": The server has no function with this name.
     - "TooManyCalls": The server has reached its limit on concurrent calls.
@@ -94,7 +94,7 @@ def _pack(kind: int, number: int, name: str = "") -> bytes:
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the name of a function must be valid Unicode, not {name!r}") from None
+        raise ValueError(f"the function name must be valid Unicode, not {name!r}") from None
     if len(encoded) > 255:
         raise ValueError(
             f"function name {name[:30]!r}... is too long: {len(encoded)} bytes (maximum 255)"
@@ -103,7 +103,7 @@ def _pack(kind: int, number: int, name: str = "") -> bytes:
 
 
 def _pack_call(number: int, name: str) -> bytes:
-    return _pack(_CALL, number, arguments.text("the name of a function", name))
+    return _pack(_CALL, number, arguments.text("the function name", name))
 
 
 def _unpack(message: memoryview, *kinds: int) -> _Frame:
@@ -156,21 +156,21 @@ def _text(error: BaseException) -> str:
 
 
 def _dump(dumps: Dumps, value: Any) -> Any:
-    """Return the buffer that encodes `value`, or raise TypeError if `dumps` returns no buffer."""
+    """Return `value` encoded by `dumps`, or raise TypeError if the result is not bytes-like."""
     data = dumps(value)
     if not isinstance(data, bytes | LocalMemory):
         try:
             bytes_of(data).release()
         except TypeError as error:
-            raise TypeError(f"dumps must return bytes or another buffer: {error}") from None
+            raise TypeError(f"dumps must return a bytes-like object: {error}") from None
     return data
 
 
 def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> Any:
-    """Return the value that `data` encodes.
+    """Return the value decoded from `data`.
 
     Raises:
-        CallError: If `loads` fails, probably because the peer uses another `dumps`.
+        CallError: If `loads` fails, probably because the peer uses a different `dumps`.
     """
     try:
         return loads(data)
@@ -183,7 +183,7 @@ def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> A
 
 
 def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
-    """Return an iterator over the messages of `conn`, which has no other reader in the meantime."""
+    """Return an iterator over the messages of `conn`, as the connection's only reader."""
     instance(
         "conn",
         conn,
@@ -230,8 +230,8 @@ def caller() -> Connection:
         return _caller.get()
     except LookupError:
         raise LookupError(
-            "rpc.caller() was called outside of an rpc call; use it in a function that serves a "
-            "call, or in a task that this function creates"
+            "rpc.caller() was called outside an RPC call; use it in a function that serves a call, "
+            "or in a task created by that function"
         ) from None
 
 
@@ -317,7 +317,7 @@ async def serve(
                 else:  # it has ended, or was cancelled before it was sent
                     await refuse(number, "CancelledError", "the call was cancelled")
             elif number in tasks:
-                raise ProtocolError(f"the peer sent two calls with the number {number}")
+                raise ProtocolError(f"the peer used call number {number} for two calls")
             elif name not in functions:
                 await refuse(number, "LookupError", "the server has no such function")
             elif len(tasks) - len(answering) >= max_calls:
@@ -357,7 +357,7 @@ async def start_server(
 ) -> Server:
     """Start a server whose clients can call `functions` by name.
 
-    The server runs `serve` for each connection. The remaining arguments are passed on to
+    The server runs `serve` for each connection. The remaining arguments are passed to
     `aiordma.start_server`.
 
     Raises:
@@ -379,7 +379,7 @@ async def start_server(
 
 
 class _Calls:
-    """The calls of a client that have not ended.
+    """A client's unfinished calls.
 
     The reader task refers only to this object, and not to the client or the connection. The client
     and the connection can therefore be garbage-collected, which ends the task.
@@ -424,8 +424,8 @@ class Client(AsyncContext):
     on the connection, so calling `Connection.recv` raises BusyError. If the connection already has
     a reader, creating the client raises BusyError.
 
-    Up to `max_calls` calls are in progress at the server. Further calls wait until one of them has
-    ended. Leaving the `async with` block closes the connection.
+    At most `max_calls` calls can be in progress on the server at a time. Further calls wait until
+    another call has ended. Leaving the `async with` block closes the connection.
     """
 
     def __init__(
@@ -529,8 +529,8 @@ async def connect(
 ) -> Client:
     """Connect to a server started with `start_server`, and return a client for it.
 
-    The remaining arguments are passed on to `aiordma.connect`, and the same exceptions can be
-    raised.
+    The remaining arguments are passed to `aiordma.connect`. This function can raise any exception
+    that `aiordma.connect` raises.
     """
     given = complete("rpc.connect", options, CONNECT)
     _check(dumps, loads, max_calls)  # check before connecting

@@ -88,18 +88,19 @@ __all__ = [
 def start(path: str | os.PathLike[str]) -> Path:
     """Start tracing this process's use of the embedded device, and return the trace file's path.
 
-    ``%p`` in ``path`` is replaced by the process ID. If the file exists, the trace is appended to
-    it. If another process is writing to the file, the trace goes to a file whose name is ``path``
-    followed by a dot and the process ID.
+    ``%p`` in ``path`` is replaced by the process ID. If the file exists, the new trace is appended.
+    If another process is writing to the file, this process writes to a separate file instead. The
+    separate file's name consists of ``path``, a dot and the process ID.
 
     A trace contains keys and addresses, so only the file's owner can read it. An existing file must
-    belong to this user, must not be accessible to others, and must not have other hard links.
+    be owned by the current user, must not be accessible to other users, and must not have other
+    hard links.
 
     Raises:
         BusyError: If this process is already being traced.
-        OSError: If the file cannot be written. The error is EFBIG or ENOSPC if there is no space,
-            ESPIPE if it is not a regular file, EPERM if it belongs to another user or is accessible
-            to others, ELOOP if it is a symbolic link, or EMLINK if it has other hard links.
+        OSError: If the file cannot be written. ``errno`` is EFBIG or ENOSPC if there is no space,
+            EPERM if the file is owned by or accessible to another user, EMLINK if the file has
+            other hard links, ELOOP for a symbolic link, and ESPIPE for any other special file.
     """
     used = ffi.new("char[]", 4097)
     code = softdev.trace_start(to_c("the name of the trace file", path), used, len(used))
@@ -112,7 +113,10 @@ def start(path: str | os.PathLike[str]) -> Path:
 
 
 def stop() -> None:
-    """Stop tracing, even if AIORDMA_TRACE started it. If no trace is active, do nothing."""
+    """Stop tracing, including a trace started by AIORDMA_TRACE.
+
+    If no trace is active, do nothing.
+    """
     softdev.trace_stop()
 
 
@@ -120,7 +124,7 @@ def stop() -> None:
 def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Return a context manager that traces this process during the `with` block.
 
-    It calls :func:`start` at the beginning and :func:`stop` at the end, and raises the same
+    The context manager calls :func:`start` on entry and :func:`stop` on exit. It raises the same
     exceptions as :func:`start`.
 
     Yields:
@@ -136,8 +140,8 @@ def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
 def read(path: str | os.PathLike[str]) -> list[Run]:
     """Return the runs in a trace file, in the order in which they were recorded.
 
-    The file can be read while a process is still writing to it, or after a process was killed while
-    writing to it.
+    You can read the file while a process is still writing to it. You can also read a file whose
+    writer has been killed.
 
     Raises:
         OSError: If the file cannot be read.

@@ -141,7 +141,11 @@ def warn_of_software(why: str) -> None:
 
 
 def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str, ...] | None]:
-    """Return the selected devices, and their names if the connection is restricted to them."""
+    """Return the selected devices, and the names of the devices a connection may use.
+
+    The names are None if neither `named` nor AIORDMA_DEVICE selects specific devices. A connection
+    may then use any device.
+    """
     name = _name_or_names(named)
     loop = asyncio.get_running_loop()
     choices = _choices.setdefault(loop, {})
@@ -164,7 +168,7 @@ def _name_or_names(named: Devices) -> str | tuple[str, ...] | None:
 
 
 def find_devices(named: Devices) -> tuple[verbs.Device, ...]:
-    """Return the devices selected by `named`, by AIORDMA_DEVICE, or by default."""
+    """Return the devices selected by `named` or AIORDMA_DEVICE, or else the default device."""
     name = _name_or_names(named)
     if isinstance(name, tuple):
         devices = tuple(map(verbs.find_device, name))
@@ -185,7 +189,7 @@ async def resolve(
     """Resolve `host` to numeric addresses, in the resolver's order.
 
     The caller must already have validated `host` and `port`. `family` and `flags` are passed to
-    `socket.getaddrinfo`. With `passive`, the addresses are suitable for listening.
+    `socket.getaddrinfo`. If `passive` is true, the addresses are suitable for listening.
     """
     flags |= socket.AI_PASSIVE if passive else 0
     kind = socket.SOCK_STREAM
@@ -227,23 +231,23 @@ async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Co
     If the host name has several addresses, they are tried in the resolver's order.
 
     Args:
-        host: The peer's host name or numeric address. It must belong to one of the peer's RDMA
-            devices.
+        host: The peer's host name or numeric address. The address must belong to one of the peer's
+            RDMA devices.
         port: The listener's port.
         device: A device name, a list of names, a comma-separated str of names, or "all". None
             selects the default device. With several devices, the first usable device becomes the
-            lead. If the listener supports it, each of the other devices adds a queue pair once the
-            connection is open (`Connection.rails`).
+            lead. If the listener accepts several rails, aiordma then opens a queue pair on each of
+            the other devices (`Connection.rails`).
         via: The connection method, "cm" or "tcp". It must be the same on both sides.
         source: The local (host, port) to connect from.
         config: The settings for this side.
         auth: A pre-shared key of at least 16 random bytes. Before any other data is sent, each side
             proves that it knows the key. The key itself is never sent.
-        encrypt: True encrypts all messages. Both sides must set it, together with `auth`. An
+        encrypt: True encrypts all messages. Both sides must set both `encrypt` and `auth`. An
             observer sees only the number, timing and lengths of messages. If a message is modified
-            in transit, the connection ends. Memory operations cannot be encrypted, so they are
-            refused. To allow them unencrypted, pass "messages" on both sides. Requires the extra
-            `aiordma[encrypt]`.
+            in transit, the connection ends. Memory operations cannot be encrypted, so aiordma
+            refuses them. To allow unencrypted memory operations, pass "messages" on both sides.
+            Encryption requires the extra `aiordma[encrypt]`.
         ssl: A TLS context for the TCP bootstrap (`via="tcp"` only). The listener's certificate must
             be valid for `host`. Without TLS, an attacker who can read the bootstrap traffic can
             connect in place of this side. TLS does not encrypt RDMA traffic.
@@ -253,17 +257,17 @@ async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Co
         The open connection.
 
     Raises:
-        RejectedError: If there is no listener, or if it refuses the connection. `by_application` is
-            set if `on_request` refused it.
+        RejectedError: If there is no listener, or if the listener refuses the connection.
+            `by_application` is True if `on_request` refused the connection.
         UnreachableError: If the host does not respond within `Config.connect_timeout`.
         AddressError: If `host` cannot be resolved, or an address cannot be used.
         RouteError: If there is no route to the peer.
-        AuthenticationError: If the keys or `encrypt` differ on the two sides.
+        AuthenticationError: If the two sides have different keys or different values of `encrypt`.
         ProtocolError: If the peer is not aiordma.
         DeviceNotFoundError: If a device does not exist.
         LimitError: If `data` is longer than 64 bytes.
-        ValueError: If an option is invalid. For `device`, this means an empty list, a duplicate
-            name, or a mix of cards and embedded devices.
+        ValueError: If an option is invalid. `device` must not be an empty list, contain duplicate
+            names, or mix cards and embedded devices.
     """
     given = complete("connect", options, CONNECT)
     security = check_security(given, given["ssl"], host)
@@ -281,7 +285,7 @@ async def connect_with(
     flags: int = 0,
     all_errors: bool = False,
 ) -> Connection:
-    """Connect like `connect`, with the given security requirements.
+    """Connect to a listener with the given security requirements.
 
     Args:
         options: The complete connection options.
@@ -292,7 +296,7 @@ async def connect_with(
         family: The address family for the resolver.
         flags: The flags for the resolver.
         all_errors: Whether to raise an ExceptionGroup with the errors for all addresses if every
-            attempt fails, like `loop.create_connection`.
+            attempt fails, as `loop.create_connection(all_errors=True)` does.
     """
     via, source, config = options["via"], options["source"], options["config"]
     port = check_peer(host, port)
@@ -388,14 +392,14 @@ class Listening:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The addresses on which this object is listening. They all have the same port."""
+        """The listening addresses. All of them have the same port."""
         raise NotImplementedError
 
     @property
     def address(self) -> Address:
         """The first of `addresses`.
 
-        If you requested port 0, it contains the port assigned by the system.
+        If you requested port 0, `address` contains the port that the system assigned.
         """
         return self.addresses[0]
 
@@ -414,10 +418,11 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
     """A listener for connections. Created by `listen`.
 
     Accept connections with `await listener.accept()` or `async for conn in listener`. New
-    connections are queued until you accept them. Once more than `backlog` connections are queued,
-    those that have ended are discarded. `close` closes all queued connections.
+    connections are queued until you accept them. If more than `backlog` connections are queued, the
+    listener discards queued connections that have already ended. `close` closes all queued
+    connections.
 
-    `device` is the device's name. With several devices, it is the name of the first one.
+    `device` is the name of the listener's device, or of the first device if there are several.
     """
 
     def __init__(self, device: str, backlog: int) -> None:
@@ -440,7 +445,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """All addresses on which the listener accepts connections. They all have the same port."""
+        """The addresses on which the listener accepts connections. All have the same port."""
         return tuple(port.address for port in self._ports)
 
     def _figures(self) -> ListenerState:
@@ -492,9 +497,8 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
 
         Raises:
             ConnectionClosedError: If the listener has been closed.
-            DeviceEventError: If the device has failed. With several devices, this is raised when
-                all of them have failed. The listener can no longer be used after that; create
-                another one.
+            DeviceEventError: If all of the listener's devices have failed. The listener is then
+                unusable, so create a new listener.
         """
         self._affinity.check(self)
         while not self._ready:
@@ -521,9 +525,9 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             yield connection
 
     def stop(self) -> None:
-        """Stop listening immediately. The port can be reused as soon as this returns.
+        """Stop listening immediately. The port can be reused as soon as this method returns.
 
-        Queued connections can still be accepted. `close` closes any that have not been accepted.
+        You can still accept queued connections. `close` closes the remaining queued connections.
         """
         if self._affinity.is_after_fork:
             return
@@ -535,7 +539,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
     async def close(self) -> None:
         """Stop listening, and close all connections that have not been accepted.
 
-        Accepted connections stay open. A second call has no effect.
+        Accepted connections stay open. Closing a listener again has no effect.
         """
         over = self._closed and self._failure is None and not self._was_stopped
         if self._affinity.is_after_fork or over:
@@ -596,32 +600,33 @@ async def listen(host: str = "", port: int = 0, **options: Unpack[ListenOptions]
 
     If a host name has several addresses, the listener uses every address that belongs to this
     machine. All addresses have the same port (`Listener.addresses`). `Config.max_connections` and
-    `Config.max_handshakes` limit the number of peers.
+    `Config.max_handshakes` limit the number of connections and concurrent handshakes.
 
     Args:
         host: The host name or numeric address to listen on. "" and "::" mean all addresses.
         port: The port. 0 selects a free port (`Listener.port`).
-        device: The device or devices, as for `connect`. Each additional queue pair of a peer is
-            placed on a device that the connection is not using yet, if there is one.
+        device: The device or devices, as for `connect`. If a connection adds another queue pair,
+            the listener prefers a device that the connection is not using yet.
         via: The connection method, "cm" or "tcp". It must be the same on both sides.
         backlog: The maximum number of requests waiting in the connection manager (`via="cm"`). If
-            more than `backlog` connections are waiting for `accept`, those that have ended are
-            discarded.
+            more than `backlog` connections are waiting for `accept`, the listener discards waiting
+            connections that have already ended.
         config: The settings for this side.
         auth: The pre-shared key, as for `connect`.
         encrypt: Whether to encrypt messages, as for `connect`.
         ssl: A server's TLS context, with a certificate, for the TCP bootstrap (`via="tcp"` only).
-        on_request: A function or coroutine function that decides whether to accept each
-            `ConnectionRequest`, after the peer has proved that it knows the key. Return None to
-            accept the connection. To refuse it, return the reason as a str, which the peer's
-            RejectedError contains. The decision must be made within `Config.handshake_timeout`.
+        on_request: A function or coroutine function that decides whether to accept a
+            `ConnectionRequest`. The listener calls the function after the peer has proved that it
+            knows the key. The function returns None to accept the connection, or a str with the
+            reason to refuse the connection. The peer's RejectedError contains the reason. The
+            decision must be made within `Config.handshake_timeout`.
 
     Returns:
         The listener.
 
     Raises:
         AddressError: If the host cannot be resolved, or the address cannot be used.
-        OSError: If the address cannot be used. `errno` has the reason, such as EADDRINUSE.
+        OSError: If the system refuses the address. `errno` is the reason, for example EADDRINUSE.
     """
     given = complete("listen", options, LISTEN)
     security = check_security(given, given["ssl"], None)
@@ -675,10 +680,10 @@ Handler = Callable[[Connection], Awaitable[None]]
 
 
 def check_handler(handler: Handler) -> None:
-    """Raise TypeError unless `handler` is a coroutine function that takes the connection.
+    """Raise TypeError unless `handler` is a coroutine function that accepts one argument.
 
-    Bound methods and wrapped functions are also accepted. So are callables not written in Python,
-    because the only way to find out what they return is to call them.
+    Bound methods and wrapped coroutine functions are also valid. For compiled callables such as
+    Cython functions, only the signature is checked, because the return type is unknown.
     """
     function: object = handler
     while not inspect.iscoroutinefunction(function):
@@ -733,7 +738,7 @@ class Server(Listening, AsyncContext):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """All addresses on which the server accepts connections. They all have the same port."""
+        """The addresses on which the server accepts connections. All have the same port."""
         return self._listener.addresses
 
     @property
@@ -790,13 +795,13 @@ class Server(Listening, AsyncContext):
     async def serve_forever(self) -> None:
         """Serve until the task is cancelled or another task closes the server.
 
-        If the task is cancelled, the server is closed without a grace period. If another task
-        closes the server, wait for it to finish closing.
+        Cancelling the task closes the server without a grace period. If another task closes the
+        server, this method waits until the server has finished closing.
 
         Raises:
-            DeviceEventError: If the device has failed. The server can no longer be used after that;
-                start another one.
-            RuntimeError: If the server was already closed.
+            DeviceEventError: If all of the server's devices have failed. The server is then
+                unusable, so start a new server.
+            RuntimeError: If the server is already closed.
         """
         self._affinity.check(self)
         if self._closing:
@@ -811,18 +816,20 @@ class Server(Listening, AsyncContext):
     async def close(self, grace: float = 0.0) -> None:
         """Stop accepting connections, and end all handlers.
 
-        Handlers may run for up to `grace` more seconds before they are cancelled. If a handler
-        iterates over its connection with `async for`, the iteration ends once all received messages
-        have been consumed. An idle handler therefore ends without delay, even if `grace` is 0, and
-        its peer gets ConnectionClosedError (`by_peer`). A handler that is waiting in `recv` keeps
-        waiting, because it may be in the middle of a request. The peer of a cancelled handler gets
-        ConnectionBrokenError.
+        Handlers may run for up to `grace` more seconds before they are cancelled. If a handler is
+        cancelled, its peer gets ConnectionBrokenError.
 
-        The call returns when all connections are closed. Calling `close` again in the meantime
-        replaces the grace period. For example, `close()` ends the first grace period immediately.
+        If a handler iterates over its connection with `async for`, the iteration ends once the
+        handler has consumed all received messages. When idle, this handler therefore returns
+        normally instead of being cancelled, even if `grace` is 0. Its peer gets
+        ConnectionClosedError (`by_peer`). A handler waiting in `recv` keeps waiting, because it may
+        be in the middle of a request.
+
+        The call returns once all connections are closed. Until then, another call can shorten the
+        grace period. For example, `close()` ends the grace period immediately.
 
         Args:
-            grace: The number of seconds to wait for handlers. It may be infinite.
+            grace: The maximum time to wait for handlers, in seconds. `math.inf` means no limit.
         """
         if self._affinity.is_after_fork:
             return
@@ -858,25 +865,26 @@ class Server(Listening, AsyncContext):
 async def start_server(
     handler: Handler, host: str = "", port: int = 0, **options: Unpack[ListenOptions]
 ) -> Server:
-    """Listen, and run `handler(conn)` as a task for each connection.
+    """Start a server that runs `handler(conn)` as a task for each connection.
 
     A connection is closed when its handler returns. If the handler raises an exception, the peer
     gets a ConnectionBrokenError that contains the exception's type but not its text. A
-    ConnectionError is logged, because it usually means that the peer has ended. Any other exception
-    is passed to the event loop's exception handler.
+    ConnectionError is only logged, because it usually means that the peer has gone away. Any other
+    exception is passed to the event loop's exception handler.
 
     Args:
-        handler: A coroutine function that takes the connection. It may also be a bound method, a
-            `functools.partial`, a decorated function, or an object with an asynchronous `__call__`.
+        handler: A coroutine function that accepts the connection as its only argument. It may also
+            be a bound method, a `functools.partial`, a decorated function, or an object with an
+            asynchronous `__call__`.
         host: The address to listen on, as for `listen`.
         port: The port, as for `listen`.
-        **options: The other options of `listen`.
+        **options: The remaining keyword arguments of `listen`.
 
     Returns:
         The running server.
 
     Raises:
-        TypeError: If `handler` is not a coroutine function of one argument.
+        TypeError: If `handler` is not a coroutine function that accepts one argument.
     """
     check_handler(handler)
     given = complete("start_server", options, LISTEN)

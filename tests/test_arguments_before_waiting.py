@@ -114,7 +114,7 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     "lease size": (lambda e: e.conn.lease(-1), "size must be an int from 0 to 2^64 - 1, not -1"),
     "send_region memory": (
         lambda e: e.conn.send_region(b"x"),
-        "b'x' is not local registered memory",
+        "b'x' is not registered local memory",
     ),
     "send_region access": (lambda e: e.conn.send_region(e.local, access="ALL"), RIGHTS),
     "send_region lease": (lambda e: e.conn.send_region(e.local, lease="x"), f"{LEASE}'x'"),
@@ -161,11 +161,11 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     ),
     "rpc.serve surrogate": (
         lambda e: rpc.serve(e.conn, {"\udc80": handler}),
-        "the name of a function must be valid Unicode, not '\\udc80'",
+        "the function name must be valid Unicode, not '\\udc80'",
     ),
     "rpc.serve null": (
         lambda e: rpc.serve(e.conn, {"a\0b": handler}),
-        "the name of a function 'a\\x00b' contains a null character",
+        "the function name 'a\\x00b' contains a null character",
     ),
     "rpc.serve functions": (
         lambda e: rpc.serve(e.conn, cast(Any, [])),
@@ -247,11 +247,11 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "connect data": (
         lambda d: aiordma.connect(NAME, 1, data=bytes(65), **d),
-        "data must have at most 64 bytes, not 65",
+        "data must be at most 64 bytes long, not 65",
     ),
     "connect auth": (
         lambda d: aiordma.connect(NAME, 1, auth=cast(Any, "x"), **d),
-        "auth must be a key",
+        "auth must be bytes, not str",
     ),
     "connect ssl": (
         lambda d: aiordma.connect(NAME, 1, via="tcp", ssl=server_context(), **d),
@@ -361,7 +361,11 @@ async def test_call_with_an_address_refuses_invalid_arguments_before_it_waits(
     ("factory", "options", "text"),
     [
         (5, {}, FACTORY),
-        (asyncio.Protocol, {"ssl_handshake_timeout": -1}, f"{HANDSHAKE}, 0 or more, not -1.0"),
+        (
+            asyncio.Protocol,
+            {"ssl_handshake_timeout": -1},
+            "must be a non-negative number of seconds, not -1.0",
+        ),
         (asyncio.Protocol, {"ssl_handshake_timeout": "5"}, f"{HANDSHAKE}, not str '5'"),
         (
             asyncio.Protocol,
@@ -439,7 +443,7 @@ ON_FULL_QUEUE: dict[str, tuple[Callable[[AsyncQueuePair, Any], Awaitable[object]
     ),
     "add length": (
         lambda queue, piece: queue.fetch_and_add(piece._replace(length=4), 0, 1, 1),
-        "ATOMIC_FETCH_AND_ADD must have 8 bytes of local memory, not 4",
+        "ATOMIC_FETCH_AND_ADD requires exactly 8 bytes of local memory, not 4",
     ),
     "add list": (
         lambda queue, piece: queue.fetch_and_add(cast(Any, [piece]), 0, 1, 1),

@@ -31,46 +31,49 @@ from aiordma.errors import AddressError
             ["echo", "--device", "embedded0,embedded0"],
             "--device or AIORDMA_DEVICE: device contains a duplicate name: embedded0, embedded0",
         ),
-        (["echo", "--sizes", "1,10G"], "a message can have at most 1 GiB, not 10 GiB"),
+        (["echo", "--sizes", "1,10G"], "the message size must be at most 1 GiB, not 10 GiB"),
         (
             ["perf", "--local", "write", "bw", "--sizes", "1,2G"],
-            "a message can have at most 1 GiB, not 2 GiB",
+            "the message size must be at most 1 GiB, not 2 GiB",
         ),
         (
             ["perf", "client", "server.example", "send", "lat", "--sizes", "1073741825"],
-            "a message can have at most 1 GiB, not 1,073,741,825 B",
+            "the message size must be at most 1 GiB, not 1,073,741,825 B",
         ),
         (
             ["perf", "client", "server.example:18515", "send", "lat"],
-            "'server.example:18515' is not a plain host name or address: "
-            "write 'server.example --port 18515'",
+            "'server.example:18515' is not a plain host name or address; "
+            "use 'server.example --port 18515' instead",
         ),
         (
             ["perf", "client", "[fe80::1%eth0]:7", "send", "lat"],
-            "'[fe80::1%eth0]:7' is not a plain host name or address: write 'fe80::1%eth0 --port 7'",
+            "'[fe80::1%eth0]:7' is not a plain host name or address; "
+            "use 'fe80::1%eth0 --port 7' instead",
         ),
         (
             ["perf", "client", "rdma://server.example:7/path", "send", "lat"],
-            "'rdma://server.example:7/path' is not a plain host name or address: "
-            "write 'server.example --port 7'",
+            "'rdma://server.example:7/path' is not a plain host name or address; "
+            "use 'server.example --port 7' instead",
         ),
         (
             ["perf", "server", "--host", "127.0.0.1:7"],
-            "'127.0.0.1:7' is not a plain host name or address: write '--host 127.0.0.1 --port 7'",
+            "'127.0.0.1:7' is not a plain host name or address; "
+            "use '--host 127.0.0.1 --port 7' instead",
         ),
         (
             ["echo", "--host", "[::1]"],
-            "'[::1]' is not a plain host name or address: write '--host ::1'",
+            "'[::1]' is not a plain host name or address; use '--host ::1' instead",
         ),
         (
             ["echo", "--host", "rdma://localhost:7"],
-            "'rdma://localhost:7' is not a plain host name or address: write '--host localhost'",
+            "'rdma://localhost:7' is not a plain host name or address; "
+            "use '--host localhost' instead",
         ),
         (
             ["run", "--failure-traces", "", "true"],
             "Invalid value for '--failure-traces': the path must not be empty",
         ),
-        (["run", ""], "Invalid value for PROGRAM: the name of the program must not be empty"),
+        (["run", ""], "Invalid value for PROGRAM: the program name must not be empty"),
         (["trace", ""], "Invalid value for 'FILE...': the path must not be empty"),
         (
             ["perf", "--local", "send", "lat", "--plot", ""],
@@ -94,8 +97,8 @@ def test_device_variable_that_names_a_device_twice_is_a_usage_error() -> None:
 @pytest.mark.any_device
 def test_caller_outside_of_a_call_says_where_to_use_it() -> None:
     text = (
-        "rpc.caller() was called outside of an rpc call; use it in a function that serves a "
-        "call, or in a task that this function creates"
+        "rpc.caller() was called outside an RPC call; use it in a function that serves a call, "
+        "or in a task created by that function"
     )
     with pytest.raises(LookupError, match=f"^{re.escape(text)}$"):
         rpc.caller()
@@ -149,10 +152,10 @@ async def test_statement_without_async_names_the_statement_with_it(device_name: 
     ):
         for thing in (conn, listener):
             name = re.escape(repr(thing))
-            with pytest.raises(TypeError, match=f"^{name} is .* iterable: write 'async for'$"):
+            with pytest.raises(TypeError, match=f"^{name} is .* iterable; use 'async for'$"):
                 for _ in thing:
                     pass
-            text = f"^{name} is an asynchronous context manager: write 'async with'$"
+            text = f"^{name} is an asynchronous context manager; use 'async with'$"
             with pytest.raises(TypeError, match=text), thing:
                 pass
 
@@ -170,12 +173,12 @@ async def test_every_asynchronous_class_names_the_statement_with_async(device_na
         ):
             batch = queue.batch(), conn.batch()
             for scope in (client, server, queue, connection_id, events, pending, *batch):
-                text = f"{scope!r} is an asynchronous context manager: write 'async with'"
+                text = f"{scope!r} is an asynchronous context manager; use 'async with'"
                 with pytest.raises(TypeError, match=f"^{re.escape(text)}$"), cast(Any, scope):
                     pass
             queue.qp.to_init()
             for series in (queue.receives(1, 8), connection_id, events):
-                text = f"{series!r} is an asynchronous iterable: write 'async for'"
+                text = f"{series!r} is an asynchronous iterable; use 'async for'"
                 with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
                     for _ in cast(Any, series):
                         pass
@@ -296,7 +299,7 @@ async def test_call_names_differing_serializers_when_its_result_is_unreadable(
     assert type(caught.value.__cause__).__name__ == kind
 
 
-STR = "dumps must return bytes or another buffer: a str cannot be used as memory, because it "
+STR = "dumps must return a bytes-like object: a str cannot be used as memory, because it "
 
 
 async def test_call_names_dumps_that_returns_a_str(device_name: str) -> None:
@@ -328,7 +331,7 @@ async def test_function_that_returns_no_awaitable_is_named_at_both_ends(
 @pytest.mark.parametrize("name", ["\udc80", "a\0b"], ids=ascii)
 async def test_call_refuses_a_name_that_no_function_can_have(name: str, device_name: str) -> None:
     async with rpc_client(device_name, {}, {}) as caller:
-        with pytest.raises(ValueError, match=r"^the name of a function .*(Unicode|null character)"):
+        with pytest.raises(ValueError, match=r"^the function name .*(Unicode|null character)"):
             await caller.call(name)
 
 
@@ -446,7 +449,7 @@ def test_history_refuses_a_result_that_was_not_awaited() -> None:
 
 async def test_pending_connection_in_a_with_statement_names_async_with(device_name: str) -> None:
     async with await aiordma.prepare_connection(device=device_name) as pending:
-        text = f"^{re.escape(repr(pending))} is an asynchronous context manager: write 'async with'"
+        text = f"^{re.escape(repr(pending))} is an asynchronous context manager; use 'async with'"
         with pytest.raises(TypeError, match=text), pending:
             pass
 

@@ -50,7 +50,7 @@ HOSTS: dict[str, tuple[Callable[[], Awaitable[object]], str]] = {
     "blocking.open_stream": (lambda: asyncio.to_thread(blocking.open_stream, HOST, 1), TEXT),
     "open_connection(port)": (
         lambda: aiordma.open_connection("127.0.0.1", "7\0"),
-        r"invalid port '7\\x00': expected a number or the name of a service",
+        r"invalid port '7\\x00': expected a number or a service name",
     ),
 }
 

@@ -7,7 +7,7 @@
     client -> listener   the offer again (but not in the TCP bootstrap), and a ticket for it
 
 A ticket is HMAC-SHA256(key, nonce, salt, offer), truncated to 16 bytes, after the tag and the salt.
-The tag is the first bytes of the nonce and identifies the challenge, which may be that of an
+The tag is the first bytes of the nonce and identifies the challenge. A challenge may come from an
 earlier listener that has ended.
 
 A ticket admits its client to one handshake, which continues with the proof of both sides
@@ -103,10 +103,10 @@ class TicketOffice:
         self._left = TICKETS
 
     def admits(self, ticket: bytes, offer: bytes) -> bool:
-        """Return whether the ticket admits the offer. If not, challenge its sender again.
+        """Return whether the ticket admits the offer. If not, challenge the sender again.
 
-        A ticket of zeros means that the sender has none. It does not admit an offer, and neither
-        does a ticket for an expired challenge or a ticket that was admitted before.
+        A ticket of zeros means that the sender does not have a ticket. Tickets of zeros, tickets
+        for expired challenges and tickets that were admitted before do not admit an offer.
 
         Raises:
             AuthenticationError: The ticket was made with another key or for another offer.

@@ -88,7 +88,7 @@ def seconds(name: str, value: object, *, endless: bool = False) -> float:
     length = value if type(value) is float else real(name, value, "a number of seconds")
     if not (0 <= length < math.inf or (endless and length == math.inf)):
         finite = "" if endless else "finite "
-        raise ValueError(f"{name} must be a {finite}number of seconds, 0 or more, not {length}")
+        raise ValueError(f"{name} must be a {finite}non-negative number of seconds, not {length}")
     return length
 
 

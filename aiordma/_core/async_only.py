@@ -11,7 +11,7 @@ class AsyncContext:
     __slots__ = ()
 
     def __enter__(self) -> NoReturn:
-        raise TypeError(f"{self!r} is an asynchronous context manager: write 'async with'")
+        raise TypeError(f"{self!r} is an asynchronous context manager; use 'async with'")
 
     def __exit__(self, *_: object) -> None:
         raise NotImplementedError
@@ -23,4 +23,4 @@ class AsyncIteration:
     __slots__ = ()
 
     def __iter__(self) -> NoReturn:
-        raise TypeError(f"{self!r} is an asynchronous iterable: write 'async for'")
+        raise TypeError(f"{self!r} is an asynchronous iterable; use 'async for'")

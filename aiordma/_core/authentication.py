@@ -54,9 +54,9 @@ def _key_for(purpose: bytes, key: bytes) -> bytes:
 def check_key(key: bytes) -> bytes:
     """Check a key and return it. Raise TypeError or ValueError if it cannot be used as one."""
     if not isinstance(key, bytes):
-        raise TypeError(f"auth must be a key of type bytes, not {type(key).__name__}")
+        raise TypeError(f"auth must be bytes, not {type(key).__name__}")
     if len(key) < MIN_KEY_SIZE:
-        raise ValueError(f"auth must have at least {MIN_KEY_SIZE} random bytes, not {len(key)}")
+        raise ValueError(f"auth must be at least {MIN_KEY_SIZE} bytes long, not {len(key)}")
     return key
 
 

@@ -116,7 +116,7 @@ class _Keys:
             raise ValueError(f"expected at most {MAX_RAILS} pairs")
         for pair in value:
             if not isinstance(pair, list | tuple) or len(pair) != 2:
-                raise ValueError("expected pairs of a rail and a key")
+                raise ValueError("expected (rail, key) pairs")
         return tuple(tuple(_unsigned(number, 32) for number in pair) for pair in value)
 
     decode = encode

@@ -222,7 +222,7 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         if len(self.gid) != 16:
-            raise ValueError(f"gid must have 16 bytes, not {len(self.gid)}")
+            raise ValueError(f"gid must be 16 bytes long, not {len(self.gid)}")
         _check(self, _ENDPOINT_BOUNDS)
 
     def pack(self) -> bytes:

@@ -1,7 +1,7 @@
 """The first six bytes of all fixed layouts: magic (4), version (1), flags (1).
 
-A reader checks them first, so that another layout or another version is rejected with a text that
-tells which of the two it is.
+A reader checks these bytes first, so that the error message can distinguish an unknown layout from
+an unsupported version.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def check_layout(
     view = memoryview(data)
     if view.nbytes < PREFIX_SIZE or view[:4] != magic:
         raise ProtocolError(
-            f"not an aiordma {what} ({view.nbytes} bytes that start with "
-            f"{bytes(view[:4])!r}): the sender uses another protocol"
+            f"not an aiordma {what}: received {view.nbytes} bytes starting with "
+            f"{bytes(view[:4])!r}; the sender uses a different protocol"
         )
     if view[4] != version:
         raise ProtocolError(
-            f"{what}: the peer uses version {view[4]}, this side version {version}; "
-            "run the same release of aiordma on both"
+            f"{what}: the peer uses version {view[4]}, but this side uses version {version}; "
+            "run the same release of aiordma on both sides"
         )
     if view[5] & ~flags:
         raise ProtocolError(
-            f"{what}: the peer requires features unknown to this side (flags {view[5]:#04x}); "
-            "run the same release of aiordma on both"
+            f"{what}: this side does not support all features that the peer requires "
+            f"(flags {view[5]:#04x}); run the same release of aiordma on both sides"
         )
     if view.nbytes < size:
         raise ProtocolError(f"truncated {what} from the peer: {view.nbytes} of {size} bytes")

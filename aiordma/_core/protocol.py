@@ -412,7 +412,9 @@ _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
 def _check(message: Message) -> None:
     """Check constraints between fields. Raises ValueError."""
     if isinstance(message, ReceiveSize) and message.size < MIN_RECEIVE:
-        raise ValueError(f"a receive must have at least {MIN_RECEIVE} bytes, not {message.size}")
+        raise ValueError(
+            f"a receive buffer must be at least {MIN_RECEIVE} bytes long, not {message.size}"
+        )
 
 
 def _pack(value: list[object]) -> bytes:
@@ -468,14 +470,16 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         raise ProtocolError(f"the peer sent a control message that is too long: {len(data)} bytes")
     envelope = _unpack(data)
     if type(envelope) is not list or not envelope or not _is(envelope[0], MAGIC):
-        raise ProtocolError("the peer sent a control message of another protocol")
+        raise ProtocolError("the peer sent a control message of a different protocol")
     if len(envelope) < 2 or not _is(envelope[1], VERSION):
         raise ProtocolError(
-            f"the peer uses version {envelope[1:2]!r:.40} of the control protocol, this side "
-            f"[{VERSION}]; run the same release of aiordma on both"
+            f"the peer uses version {envelope[1:2]!r:.40} of the control protocol, but this "
+            f"side uses [{VERSION}]; run the same release of aiordma on both sides"
         )
     if len(envelope) != 5:
-        raise ProtocolError(f"the peer sent a control message of {len(envelope)} parts, not 5")
+        raise ProtocolError(
+            f"the peer sent a control message with {len(envelope)} parts instead of 5"
+        )
     _, _, number, request_id, body = envelope
     known = _FORMATS.get(number) if type(number) is int else None
     if known is None:

@@ -55,7 +55,7 @@ def granter(owner_qp: int, user_qp: int, *, client: bool) -> int:
 
 
 class Rights(IntFlag):
-    """The rights of a peer to a region. The values are those of ``IBV_ACCESS_REMOTE_...``."""
+    """A peer's rights to a region. The values equal the ``IBV_ACCESS_REMOTE_...`` flags."""
 
     WRITE = 2
     READ = 4

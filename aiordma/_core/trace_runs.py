@@ -1,4 +1,4 @@
-"""The file of a trace: a sequence of runs, each of which begins with a header.
+"""A trace file: a sequence of runs, each beginning with a header.
 
 A process that was killed may have left an incomplete line at the end of its run.
 """

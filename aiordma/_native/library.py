@@ -116,8 +116,8 @@ class Library:
             self._cm_process = process
         if self._inherited and self._cm_process != process:
             raise UnsupportedError(
-                "the connection manager in a forked child whose parent had already opened devices "
-                "with it; use via='tcp' in the child, or start the child with spawn or forkserver",
+                "the connection manager in a forked child whose parent had already opened devices; "
+                "use via='tcp' in the child, or start the child with spawn or forkserver",
                 device=f"the {self.name} library",
                 verb="rdma_create_event_channel",
             )
@@ -177,6 +177,6 @@ def embedded() -> Library:
     if (library := _libraries.get("embedded")) is None:
         table = softdev.calls()
         if not table:
-            raise InternalError("the embedded device has no table of calls")
+            raise InternalError("the embedded device has no function table")
         library = _libraries.setdefault("embedded", Library("embedded", table))
     return library

@@ -96,7 +96,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """A plan of random faults, which the seed determines.
+    """A plan for random faults. The seed determines the faults.
 
     `partitions`, `cables`, `pauses` and `kills` are the average numbers of faults per simulated
     second. Each fault affects one host and lasts up to `duration` seconds. No fault begins after
@@ -138,7 +138,7 @@ class FaultPlan:
         several = isinstance(self.hosts, Collection) and not isinstance(self.hosts, str)
         if not several or not all(isinstance(name, str) and name != MAIN for name in self.hosts):
             raise ValueError(
-                f"hosts must be a collection of host names without {MAIN!r}, not {self.hosts!r}"
+                f"hosts must be a collection of host names other than {MAIN!r}, not {self.hosts!r}"
             )
         integer("at_least", self.at_least)
         if not isinstance(self.exactly, Collection | None):
@@ -147,11 +147,11 @@ class FaultPlan:
             instance("each element of exactly", fault, Fault, "a Fault")
         if self.at_least and self.exactly is None and not self._rates:
             raise ValueError(
-                f"at_least is {self.at_least}, but the plan has no faults: set a rate such as "
-                "kills, or pass the faults with exactly"
+                f"at_least is {self.at_least}, but the plan has no faults: set a rate, "
+                "such as kills=1, or list the faults in exactly="
             )
         if MAIN in self._names:
-            raise ValueError(f"exactly must not contain faults of the host {MAIN!r}")
+            raise ValueError(f"exactly must not contain faults on host {MAIN!r}")
 
     @property
     def _names(self) -> set[str]:

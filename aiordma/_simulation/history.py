@@ -152,8 +152,8 @@ class Operation:
     def result(self, value: Any) -> None:
         if not self._is_open:
             raise RuntimeError(
-                f"op.result of {self._call()} must be set inside its with block; write `with "
-                f"history.{self._kind}(...) as op:` around the call and this line"
+                f"op.result of {self._call()} must be set inside the with block: put the call and "
+                f"this assignment inside `with history.{self._kind}(...) as op:`"
             )
         if self._kind == "fetch_and_add":
             self._result = integer("op.result of fetch_and_add", value)
@@ -180,8 +180,8 @@ class Operation:
             return
         if self._kind in RETURNING and self._result is UNKNOWN:
             raise TypeError(
-                f"{self._call()} has no result; set op.result to the value that the call returned, "
-                "inside the with block"
+                f"{self._call()} has no result; set op.result to the call's return value inside "
+                "the with block"
             )
         self._ended = self._history._place()[1]
         self._end = next(self._history._numbers)
@@ -234,11 +234,11 @@ class History:
         return Operation(self, "fetch_and_add", ("key", key), add=integer("add", add))
 
     def send(self, channel: Hashable, message: Hashable) -> Operation:
-        """Return a send of the message.
+        """Return an operation that sends a message.
 
-        If the block ends normally, the message must arrive exactly once, and such messages must
-        arrive in the order in which their blocks began. Otherwise, the message may arrive at most
-        once.
+        If the block ends normally, the message must arrive exactly once. These messages must arrive
+        in the order in which their blocks began. If the block raises an exception, the message may
+        arrive at most once.
         """
         return Operation(self, "send", ("channel", channel), message=message)
 
@@ -289,8 +289,8 @@ class History:
         if not groups:
             refused = f" (refused: {len(self._operations)})" if self._operations else ""
             raise AssertionError(
-                f"the history has no operations{refused}, so the check proves nothing; put each "
-                "call of the program in a block such as `with history.read(...) as op:`"
+                f"the history has no operations{refused}, so the check proves nothing; wrap each "
+                "of the program's calls in a block such as `with history.read(...) as op:`"
             )
         wrong = [text for (check, _), each in groups.items() if (text := check(each, steps))]
         if wrong:

@@ -103,7 +103,7 @@ def urandom(size: int, flags: int = 0) -> bytes:
 
 
 def set_handler(number: int, handler: Any, real: Callable[..., Any] = signal.signal) -> Any:
-    """Set the handler of SIGINT, which the process and debuggers use, and refuse other signals."""
+    """Set the SIGINT handler for the process and debuggers, and refuse other signals."""
     return real(number, handler) if number == signal.SIGINT else refuse(*SIGNALS)
 
 

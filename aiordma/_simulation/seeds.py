@@ -143,7 +143,7 @@ def _progress(count: int) -> Iterator[Callable[[int, int], Any]]:
 
 
 def enough(fails: Callable[[list[Fault]], bool], faults: list[Fault]) -> list[Fault]:
-    """Leave out faults one by one as long as the run still fails, and return the remaining ones."""
+    """Drop faults one by one while the run still fails, and return the remaining faults."""
     kept = faults
     for fault in faults[::-1][:MOST_RUNS]:
         fewer = [one for one in kept if one is not fault]

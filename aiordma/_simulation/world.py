@@ -249,7 +249,7 @@ class World:
         """Change fields of the `Link` between two hosts, in both directions."""
         self._check_hosts((one, other))
         if one == other:
-            raise ValueError(f"a link connects two different hosts, not {one!r} and itself")
+            raise ValueError(f"cannot link host {one!r} to itself")
         for names in ((one, other), (other, one)):
             self._links[names] = replace(self._links.get(names, self._plan.link), **changes)
             self._set_way(self.hosts[names[0]], self.hosts[names[1]])
@@ -359,8 +359,8 @@ class World:
             first, event, breaks = min(due), softdev.sim_next(), self._next_break()
             if first == event == breaks == NEVER:
                 raise StalledError(
-                    "all programs wait, and no event is pending; a simulation does not wait for "
-                    f"other threads or processes:\n{self._waiting()}"
+                    "all programs are waiting and no event is pending; a simulation does not wait "
+                    f"for other threads or processes:\n{self._waiting()}"
                 )
             if min(first, event, breaks) > end:
                 raise TimeLimitError(
@@ -551,8 +551,8 @@ def simulate(
         limit: The maximum number of simulated seconds until `main` ends.
 
     Raises:
-        StalledError: If all programs wait, and no event is pending. The message lists the waiting
-            tasks.
+        StalledError: If all programs are waiting and no event is pending. The message lists the
+            waiting tasks.
         TimeLimitError: If `main` does not end within `limit`. The message lists the waiting tasks.
         NotSimulatedError: In a program that uses a thread, a process or something else that is not
             simulated.
@@ -564,7 +564,7 @@ def simulate(
     _check_programs(hosts)
     if not truth("stop", stop) and seeds is None:
         raise TypeError(
-            "stop=False requires several seeds, such as simulate(seeds=range(1000), stop=False)"
+            "stop=False requires several seeds, as in simulate(seeds=range(1000), stop=False)"
         )
     plan = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
     seconds("limit", limit)
@@ -662,7 +662,7 @@ def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop
             )
         raise
     raise RuntimeError(
-        f"seed {seed} failed in a child process ({text}), but not when repeated in this one: "
+        f"seed {seed} failed in a child process ({text}), but passed when repeated in the parent: "
         "the programs depend on something that is not simulated"
     )
 
@@ -722,7 +722,7 @@ def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
         if never := world._plan._names - world.hosts.keys():
             names, there = ", ".join(sorted(never)), ", ".join(world.hosts)
             raise ValueError(
-                f"the FaultPlan contains hosts that never booted: {names} (hosts: {there})"
+                f"the FaultPlan names hosts that never booted: {names} (hosts: {there})"
             )
         if world._plan._rates and len(world.hosts) == 1:
             raise ValueError(
@@ -731,7 +731,7 @@ def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
         if (begun := len(world.faults)) < world._plan.at_least:
             counts = world._plan._counts(world.faults, world.now)
             raise AssertionError(
-                f"too few faults began: {begun} (at_least={world._plan.at_least}): {counts}"
+                f"too few faults were injected: {begun} (at_least={world._plan.at_least}): {counts}"
             )
     except BaseException as error:
         world._explain(error)

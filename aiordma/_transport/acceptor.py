@@ -70,7 +70,7 @@ class ConnectionLimits:
             )
         if self._most_per_host is not None and self._taken[host] >= self._most_per_host:
             raise ConnectionLimitError(
-                f"the listener has reached its limit of connections with {host}: "
+                f"the listener has reached its connection limit for {host}: "
                 f"{self._most_per_host} (Config.max_connections_per_host of the listener)"
             )
 
@@ -256,7 +256,7 @@ class Acceptor:
                     "rejecting handshakes from %s for a while: too many have failed", host
                 )
             raise BusyError(
-                f"too many handshakes failed because of a wrong key: wait {wait:.1f} seconds"
+                f"too many handshakes have failed with a wrong key; try again in {wait:.1f} seconds"
             )
 
     def _give_up(self, request: Request, peer: str | None, error: BaseException, how: str) -> None:

@@ -38,7 +38,7 @@ def device_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
         if not name:
             raise ValueError(f"device contains an empty name: {list(names)}")
         if name in (SYSTEM, ALL):
-            raise ValueError(f"device={name!r} cannot be part of a list of devices")
+            raise ValueError(f"device={name!r} cannot be combined with other devices")
     if not names:
         raise ValueError("device is an empty list; use None for the default device")
     if len(set(names)) < len(names):
@@ -124,7 +124,7 @@ def check_options(via: str, config: Config) -> None:
     for name, instead in NOT_BY_CM.items():
         if getattr(config, name) is not None:
             raise ValueError(
-                f'Config.{name} is not supported by via="cm": {instead}; use via="tcp"'
+                f'Config.{name} is not supported with via="cm": {instead}; use via="tcp"'
             )
 
 

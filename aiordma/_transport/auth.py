@@ -68,7 +68,7 @@ class Security:
             from . import encryption  # noqa: F401, PLC0415 - it needs a package
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"encrypt= needs the package {error.name}: pip install 'aiordma[encrypt]'",
+                f"encrypt= requires the {error.name} package: pip install 'aiordma[encrypt]'",
                 name=error.name,
             ) from error
 
@@ -81,17 +81,17 @@ class Security:
         """Check that both sides have the same requirements.
 
         Args:
-            peer: The hello of the peer.
-            address: The address of the peer, for errors.
+            peer: The peer's hello.
+            address: The peer's address, for error messages.
 
         Raises:
             AuthenticationError: If only one side has a key, or `encrypt` differs.
-            ProtocolError: If one side uses messages and the other one a byte stream.
+            ProtocolError: If one side uses messages and the other side uses a byte stream.
         """
         if peer.stream != self.stream:
             raise ProtocolError(
                 f"{host_port(address) if address else 'the peer'} uses {KINDS[peer.stream]}, but "
-                f"this side uses {KINDS[self.stream]}: use the same kind on both sides"
+                f"this side uses {KINDS[self.stream]}: use the same interface on both sides"
             )
         if peer.authenticates and self.auth is None:
             raise AuthenticationError("the peer requires a key: pass the same auth= on both sides")
@@ -100,7 +100,7 @@ class Security:
         here, there = self._encrypts, (peer.encrypts, peer.memory_in_clear)
         if here != there:
             raise AuthenticationError(
-                f"the peer {_ENCRYPTS[there]}, and this side {_ENCRYPTS[here]}: "
+                f"the peer {_ENCRYPTS[there]}, but this side {_ENCRYPTS[here]}: "
                 f"pass the same encrypt= on both sides"
             )
 

@@ -28,19 +28,19 @@ Atomics: TypeAlias = list[tuple[Buffer, asyncio.Future[int]]]
 
 
 class Batch(BatchOfTransfers, AsyncContext):
-    """Reads, writes and atomics that are collected in an `async with` block and posted at its end.
+    """A batch of reads, writes and atomics, posted together at the end of an `async with` block.
 
-    The operations are posted in the order of the calls, with a single doorbell if the send queue
-    has room. The end of the block waits for all of them. Invalid operations raise immediately, from
-    their own call. If the block raises an exception, nothing is posted.
+    The operations are posted in call order, with a single doorbell if the send queue has room. The
+    end of the block waits for all operations to complete. Calls with invalid arguments raise
+    immediately. If the block raises an exception, nothing is posted.
 
-    The peer's device executes the operations in order. However, a read may return data of a later
-    write, because verbs only prevent that with a fence. Do not read and write the same bytes in one
-    batch.
+    The peer's device executes the operations in order. However, a read may return data from a later
+    write, because verbs guarantee this order only with a fence. Do not read and write the same
+    bytes in one batch.
 
     If you cancel the wait at the end of the block, operations that have been posted still complete,
     and their memory is held until then. The old values of atomics are lost. Operations that were
-    waiting for room in the send queue are dropped, and so are those behind them.
+    waiting for room in the send queue are dropped, along with all later operations.
     """
 
     def __init__(

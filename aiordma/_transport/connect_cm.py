@@ -61,7 +61,7 @@ TRIES = 3
 
 
 class CMLink(IdEvents):
-    """The connection-manager id of a connection, from its creation to its end."""
+    """The connection-manager ID of a connection, from creation to destruction."""
 
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
         """Take over one reference to `events`, and `id`."""
@@ -206,9 +206,7 @@ async def _ask(link: CMLink, to: Target) -> Never:
         link.id.connect(cm.ConnectionParameters(private_data=hello.pack()))
         event = await link.expect(cm.EventType.CONNECT_RESPONSE)  # without a queue pair
         to.security.agree(Hello.unpack(event.private_data), to.address)
-        raise ProtocolError(
-            f"{host_port(to.address)} requires a key, but the listener did not ask for a ticket"
-        )
+        raise ProtocolError(f"{host_port(to.address)} requires a key, but did not send a challenge")
     finally:
         link.release()
 

@@ -172,7 +172,7 @@ class Initiator:
             del self._pending[request_id]
             pending.member.end("the connection was not requested")
             pending.member.release()
-            raise FallbackToSocket("no memory for the request")
+            raise FallbackToSocket("not enough memory for the connect request")
         return pending
 
     def control(self, message: protocol.Message) -> bool:
@@ -191,7 +191,7 @@ class Initiator:
     def end(self) -> None:
         all_pending, self._pending = self._pending, {}
         for pending in all_pending.values():
-            pending.failed(FallbackToSocket("the connection of the request has ended"))
+            pending.failed(FallbackToSocket("the connection that carried the request has ended"))
 
 
 def _initiate_over(member: GroupMember, channel: ControlChannel) -> None:
@@ -356,7 +356,7 @@ class InbandRequest(Request):
 
     def _reply(self, endpoint: AddressedEndpoint, hello: Hello) -> None:
         if self._responder.channel.ended:
-            raise FallbackToSocket("the connection of the request has ended")
+            raise FallbackToSocket("the connection that carried the request has ended")
         self._responder.channel.send(
             protocol.ConnectReply(self._request.request_id, endpoint.endpoint.pack(), hello.pack())
         )

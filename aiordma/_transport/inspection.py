@@ -57,7 +57,7 @@ def check_data(data: bytes) -> bytes:
     packed = bytes(bytes_of(data))
     if len(packed) > MAX_DATA:
         raise LimitError(
-            f"data must have at most {MAX_DATA} bytes, not {len(packed)}; send longer data over "
+            f"data must be at most {MAX_DATA} bytes long, not {len(packed)}; send longer data over "
             "the connection",
             amount=len(packed),
             limit=MAX_DATA,

@@ -208,9 +208,8 @@ def at(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
     except RuntimeError as error:
         deadline.cancel()
         raise RDMAError(
-            f"cannot share the memory: the thread that ends leases cannot be started "
-            f"({error}); end other threads, raise the limit on threads (ulimit -u, pids.max), or "
-            "share the memory without a lease"
+            f"cannot share the memory: failed to start the lease thread ({error}); end other "
+            f"threads, raise the thread limit (ulimit -u, pids.max), or share without a lease"
         ) from error
     _thread = thread  # another thread may have started one too; each one ends in time
     return deadline

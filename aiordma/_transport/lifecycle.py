@@ -181,7 +181,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     """The parts and the state of a connection, from the handshake until all is released."""
 
     def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
-        """Take over `endpoint`, which has a queue pair. `hello` is that of this side."""
+        """Take over `endpoint`, which has a queue pair. `hello` is this side's hello."""
         config = endpoint.config
         self._endpoint = endpoint
         assert endpoint.qp is not None
@@ -332,7 +332,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         proof = self._handshake.proof
         if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
             if proof is None:
-                raise ProtocolError("the peer sent a proof of its key, but this side has no auth=")
+                raise ProtocolError("the peer tried to authenticate, but this side has no auth=")
             try:
                 proof.control(message)
             except AuthenticationError as error:

@@ -577,9 +577,9 @@ class Rails:
                 steps.callback(rail.release)
 
     def _of_lead(self) -> tuple[int, int]:
-        """Return the bytes of messages that the lead has sent and received.
+        """Return the message bytes that the lead has sent and received.
 
-        They are all bytes except those of other rails.
+        All bytes not counted by other rails belong to the lead.
         """
         counts = self.messages.outbox.counts
         others = [it for it in self.rails if it is not self.lead]

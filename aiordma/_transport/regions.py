@@ -1,4 +1,4 @@
-"""The regions of one connection: those that this side shares, and those of the peer.
+"""A connection's regions: the regions shared by this side and the regions shared by the peer.
 
 Nothing here sends or awaits.
 """
@@ -94,7 +94,7 @@ class Regions:
         quota = self._config.lend_quota
         if lent + length > quota:
             raise QuotaError(
-                f"{length} bytes were requested, but {lent} of {quota} are already lent "
+                f"cannot lend {length} bytes: {lent} of {quota} bytes are already lent "
                 f"(Config.lend_quota of the owner)",
                 amount=lent + length,
                 limit=quota,
@@ -102,8 +102,8 @@ class Regions:
         regions = len(self.shares) + handed_over
         if regions >= self._config.max_regions:
             raise QuotaError(
-                f"{regions} regions are already shared, or were handed over but not received yet "
-                f"(Config.max_regions of the owner)",
+                f"too many regions: {regions} are already shared, or handed over but not received "
+                f"yet (Config.max_regions of the owner)",
                 amount=regions + 1,
                 limit=self._config.max_regions,
             )
@@ -122,7 +122,7 @@ class Regions:
             )
         if bisect_right(self._ended, token.region_id) % 2:
             raise LeaseEndedError(
-                f"the lease of {region} has ended: the owner must share the memory again",
+                f"the lease on {region} has ended: the owner must share the memory again",
                 token.region_id,
             )
 

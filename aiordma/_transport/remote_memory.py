@@ -20,7 +20,7 @@ from .lease_thread import lease_seconds, milliseconds
 
 
 class RemoteMemory(RemoteBase):
-    """The target of an operation. Its address, length and rkey are those of its range."""
+    """The target of an operation. Its range determines the address, length and rkey."""
 
     __slots__ = ("_range",)
 
@@ -209,7 +209,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
                 "for longer (lease= or Config.lease of the owner)"
             )
             return LeaseEndedError(
-                f"the lease of {self!r} has ended: {longer}", self.token.region_id
+                f"the lease on {self!r} has ended: {longer}", self.token.region_id
             )
         if self._why:
             return LeaseEndedError(f"{self!r} cannot be used again", self.token.region_id)

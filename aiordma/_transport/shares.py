@@ -93,7 +93,7 @@ class Share:
         self._first.on_ready(callback)
 
     def _keys_of_rails(self) -> Keys:
-        """Return the working keys, except that of rail 0, which is in the token."""
+        """Return the working keys, except the key of rail 0. The token contains that key."""
         return tuple(
             (rail.number, key.rkey)
             for rail, key in self._keys.items()

@@ -132,8 +132,8 @@ class Sharing:
         self.check_allowed()
         if not isinstance(memory, LocalMemory):
             raise TypeError(
-                f"{memory!r} is not local registered memory (Connection.register, alloc); "
-                f"return borrowed memory with hand_over"
+                f"{memory!r} is not registered local memory (from Connection.register or alloc); "
+                f"use hand_over to return borrowed memory"
             )
         memory._check()
         share = Share(self, self.regions.next_id(), memory, rights, lease)
@@ -348,8 +348,8 @@ class Sharing:
     def control(self, message: protocol.Message) -> None:
         if self._sealed and not isinstance(message, protocol.Error):
             raise ProtocolError(
-                f"the peer sent a {type(message).__name__}, but operations on memory are not "
-                f"allowed on this connection (encrypt=True)"
+                f"the peer sent a {type(message).__name__}, but this connection does not "
+                f"allow memory operations (encrypt=True)"
             )
         match message:
             case protocol.RegionRequest():
@@ -389,8 +389,8 @@ class Sharing:
         if not grant.request_id:
             if len(self.arrived) + len(self.regions.keyless) >= self._config.max_regions:
                 raise ProtocolError(
-                    f"the peer has handed over more than {self._config.max_regions} regions "
-                    f"(Config.max_regions) before one was received"
+                    f"the peer has handed over too many regions: more than "
+                    f"{self._config.max_regions} are waiting to be received (Config.max_regions)"
                 )
             region = RemoteRegion(self, grant.token, lent=False)
             self.regions.use_with_keys(region, grant.keys, self.arrived.add)

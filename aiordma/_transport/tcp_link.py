@@ -84,13 +84,13 @@ def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]
 
 
 class TCPLink(asyncio.Protocol):
-    """The socket of a connection, from its creation to its end."""
+    """The socket of a bootstrap connection, from creation to closing."""
 
     local_address: Address | None = None
     peer_address: Address | None = None
 
     def __init__(self, connected: socket.socket) -> None:
-        """Take over a socket, for which asyncio creates a transport."""
+        """Take over a socket. asyncio creates a transport for it."""
         self._loop = asyncio.get_running_loop()
         self._socket = connected
         self._transport: asyncio.Transport | None = None
@@ -336,7 +336,9 @@ async def open_link(address: Address, source: Address | None, security: Security
             raise failure("socket", error.errno or 0, f"to {host_port(address)}") from error
         cls = HandshakeBrokenError if isinstance(error, TLS_BROKEN) else ProtocolError
         hint = "" if isinstance(error, SSLCertVerificationError) else f"; {TLS_HINT}"
-        raise cls(f"no TLS with {host_port(address)}: {cause_text(error)}{hint}") from error
+        raise cls(
+            f"TLS handshake with {host_port(address)} failed: {cause_text(error)}{hint}"
+        ) from error
     except BaseException:
         connected.close()
         raise

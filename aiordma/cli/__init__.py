@@ -1,7 +1,7 @@
-"""The command line, started with `aiordma` or `python -m aiordma`.
+"""The command-line interface, run as `aiordma` or `python -m aiordma`.
 
-It needs click and rich, which are in the extra `cli`. The library works without them. If they are
-missing, `main` prints how to install them.
+The `cli` extra installs its dependencies, click and rich. If either package is missing, `main`
+prints how to install it. The library itself works without these packages.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ NEEDED = ("click", "rich")
 
 
 def main() -> int:
-    """Run the command line in this process, and then exit the process.
+    """Run the command-line interface, and exit with the command's status.
 
-    Returns 2 if the extra `cli` is not installed.
+    Returns:
+        Exit status 2 if the `cli` extra is not installed.
     """
     try:
         # Imported here, so that `python -m aiordma` can report a missing extra.

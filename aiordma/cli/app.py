@@ -13,7 +13,10 @@ COMMANDS = ("devinfo", "doctor", "echo", "echo-server", "perf", "port", "run", "
 
 
 class Group(click.Group):
-    """A command group that lists whole sentences for its commands, which click would truncate."""
+    """A command group whose help shows complete command summaries.
+
+    By default, click truncates long summaries.
+    """
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
@@ -25,7 +28,7 @@ class Group(click.Group):
 class Commands(Group):
     """A command group that imports each command's module on first use.
 
-    Importing all modules at once would take three times as long.
+    Importing every module at startup would triple the startup time.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:

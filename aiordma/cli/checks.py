@@ -34,10 +34,10 @@ REPORT = (
 
 
 class Verdict(StrEnum):
-    """The result of a check.
+    """A check's verdict.
 
-    ``PROBLEM`` means that no card can be used. ``WARNING`` means that cards can be used, but
-    something else does not work.
+    ``PROBLEM`` means that no card can be used, or that the embedded device cannot be used.
+    ``WARNING`` covers everything else that may need attention.
     """
 
     OK = "ok"
@@ -50,7 +50,10 @@ OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A check's result, with advice on how to fix it. The advice is empty if all is well."""
+    """A check's result, with advice on fixing any problem.
+
+    The advice is empty if there is nothing to fix.
+    """
 
     check: str
     verdict: Verdict
@@ -63,10 +66,7 @@ Told = tuple[Verdict, str] | tuple[Verdict, str, str]
 """A finding without the check's name."""
 
 CHECKS: list[Check] = []
-"""All checks in the order of their definition.
-
-Each check is defined after the checks it depends on.
-"""
+"""All checks, in definition order. Each check follows the checks it depends on."""
 
 
 def check(name: str) -> Callable[[Callable[[Facts], Iterator[Told]]], Check]:
@@ -203,10 +203,9 @@ def memlock(facts: Facts) -> Iterator[Told]:
 
 @check("ports")
 def ports(facts: Facts) -> Iterator[Told]:
-    """Check that each device has at least one active port.
+    """Report inactive ports and devices that cannot be opened.
 
-    If the machine has no active port, this is a problem. Otherwise, inactive ports only cause a
-    warning.
+    The findings are problems if the machine has no active port, and warnings otherwise.
     """
     some = any(port.is_active for device in facts.devices for port in device.ports)
     wrong = WARNING if some else PROBLEM
@@ -363,7 +362,10 @@ def embedded_problem(device: DeviceInfo) -> str:
 
 
 class Conclusion(Enum):
-    """The overall result of `aiordma doctor`, with its exit status and its last line."""
+    """The overall result of `aiordma doctor`.
+
+    ``status`` is the exit status, and ``text`` is the last line of the output.
+    """
 
     READY = 0, "The RDMA devices of this machine can be used."
     SOFTWARE = 0, "Only the embedded device can be used, and programs use it."
@@ -380,7 +382,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def conclude(facts: Facts, findings: list[Finding]) -> Conclusion:
-    """Return the conclusion for programs that do not specify a device."""
+    """Return the overall result for programs that do not specify a device."""
     problems = {finding.check for finding in findings if finding.verdict is PROBLEM}
     if not problems - {"embedded"}:
         return Conclusion.READY

@@ -23,13 +23,13 @@ LAST_BREATH = 3.0
 
 
 class ChildError(Exception):
-    """Raised if the child process fails. The message describes how it ended."""
+    """Raised if the child process fails. The message describes the failure."""
 
 
 class Child:
-    """A running child process, and the address on which it is listening.
+    """A running child process and the address it listens on.
 
-    Use `listening_child` to create it.
+    Use `listening_child` to start a child process.
     """
 
     def __init__(self, process: Process, host: str, port: int) -> None:
@@ -55,9 +55,9 @@ class Child:
 
 
 def broke(error: BaseException | None) -> bool:
-    """Return whether `error` may be a consequence of the child's death.
+    """Return whether the child's death may have caused `error`.
 
-    This excludes errors caused by closing the connection cleanly.
+    Every connection error counts except ConnectionClosedError, which reports a clean close.
     """
     return isinstance(error, ConnectionError) and not isinstance(error, ConnectionClosedError)
 
@@ -72,9 +72,10 @@ def describe(status: int) -> str:
 async def listening_child(command: Sequence[str]) -> AsyncIterator[Child]:
     """Start `command` in a child process, and wait for it to print "HOST PORT".
 
-    The command must exit when its standard input ends. By the time the context exits, even with an
-    exception, the child has ended and has been reaped. The child shares this process's standard
-    error. It runs in a separate session, so that Ctrl-C does not reach it.
+    On exit, the context manager closes the child's standard input and waits for the child to exit.
+    The command must exit at end-of-file on standard input. A child that does not exit in time is
+    killed. The child shares this process's standard error. Ctrl-C does not reach the child, because
+    it runs in a separate session.
     """
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, start_new_session=True
@@ -92,10 +93,12 @@ async def announced(process: Process) -> Child:
             line = (await process.stdout.readline()).decode()
             if not line:
                 status = await process.wait()
-                raise ChildError(f"the server process {describe(status)} before it was listening")
+                raise ChildError(
+                    f"the server process {describe(status)} before it started listening"
+                )
     except TimeoutError as error:
         raise ChildError(
-            f"timed out after {START_TIMEOUT:g} s waiting for the address of the server process"
+            f"timed out after {START_TIMEOUT:g} s waiting for the server process to start listening"
         ) from error
     try:
         host, port = line.split()

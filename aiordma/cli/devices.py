@@ -10,7 +10,10 @@ from aiordma import verbs
 
 @dataclass(frozen=True, slots=True)
 class PortInfo:
-    """A device's port, and its tables. ``chosen`` is the GID that aiordma uses by default."""
+    """A device port with its GID and P_Key tables.
+
+    ``chosen`` is the GID that aiordma uses by default.
+    """
 
     attributes: verbs.PortAttributes
     gids: tuple[verbs.GIDEntry, ...] = ()
@@ -29,7 +32,10 @@ class PortInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device. ``problem`` is the reason it could not be queried, or empty if it could."""
+    """A device and its attributes.
+
+    ``problem`` is the error if the device could not be queried, and empty otherwise.
+    """
 
     name: str
     ports: tuple[PortInfo, ...] = ()
@@ -39,7 +45,7 @@ class DeviceInfo:
 
     @classmethod
     def ask(cls, device: verbs.Device) -> DeviceInfo:
-        """Query all attributes of a device. If this fails, store the error in ``problem``."""
+        """Query all attributes of a device. If a query fails, ``problem`` contains the error."""
         try:
             with device.open() as context:
                 extended = context.query_device_ex()

@@ -104,7 +104,7 @@ def port_to_plain(port: PortInfo) -> dict[str, object]:
 
 
 def guid_text(guid: int) -> str:
-    """Format a GUID like ibv_devinfo(1), for example as 0200:00ff:feec:db70."""
+    """Format a GUID the way ibv_devinfo(1) does, for example as 0200:00ff:feec:db70."""
     digits = f"{guid:016x}"
     return ":".join(digits[at : at + 4] for at in range(0, 16, 4))
 
@@ -112,7 +112,7 @@ def guid_text(guid: int) -> str:
 def flag_names(flags: IntFlag) -> list[str]:
     """Return the names of the bits set in `flags`.
 
-    Bits without a name are combined into one number.
+    Unnamed bits are combined into a single hexadecimal number.
     """
     known = list(flags)
     rest = int(flags) & ~sum(int(flag) for flag in known)
@@ -120,9 +120,9 @@ def flag_names(flags: IntFlag) -> list[str]:
 
 
 def json_value(value: object) -> object:
-    """Convert a value to one supported by JSON.
+    """Convert a value to a type that JSON supports.
 
-    Enumerations and flags become names, an MTU becomes a number of bytes, and a GUID becomes text.
+    Enumeration members and flags become names, MTUs become byte counts, and GUIDs become text.
     """
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {
@@ -200,9 +200,9 @@ def gids_table(ports: tuple[PortInfo, ...]) -> Table | None:
 
 
 def flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and the text of each value nested in a JSON value.
+    """Yield the dotted name and the text of each leaf in a nested JSON value.
 
-    The names of basic attributes have no prefix.
+    Dotted names omit the component ``orig_attr``.
     """
     if isinstance(value, dict):
         for name, inner in value.items():

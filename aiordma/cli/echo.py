@@ -132,8 +132,8 @@ async def echo_all(
                 results.append(await measure(conn, plan, count, time_limit))
             except TimeoutError as error:
                 raise TimeoutError(
-                    f"timed out after {time_limit:g} s waiting for the echo of a message of "
-                    f"{plan.size} bytes"
+                    f"timed out after {time_limit:g} s waiting for the echo of a {plan.size}-byte "
+                    "message"
                 ) from error
             progress.advance(bar)
     return results

@@ -37,10 +37,10 @@ async def echo_messages(conn: aiordma.Connection) -> None:
 
 
 async def end_of_input() -> None:
-    """Wait for standard input to end.
+    """Wait for end-of-file on standard input.
 
-    Standard input is a pipe whose other end is held by the parent process, so the input also ends
-    if the parent is killed.
+    Standard input is a pipe from the parent process. End-of-file also occurs if the parent is
+    killed.
     """
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(

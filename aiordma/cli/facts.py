@@ -29,7 +29,11 @@ CAP_IPC_LOCK = 14  # linux/capability.h
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node in /dev/infiniband, its permissions, and whether this process can open it."""
+    """A device node in /dev/infiniband.
+
+    ``rights`` contains the node's mode and owner. ``usable`` tells whether this process can open
+    the node.
+    """
 
     path: str
     rights: str
@@ -65,7 +69,7 @@ class Facts:
     def collect(cls, root: Path = Path("/")) -> Facts:
         """Collect the facts about this machine.
 
-        ``root`` is the folder that contains /sys, /proc, /dev and /etc.
+        Files in /sys, /proc, /dev and /etc are looked up relative to ``root``.
         """
         unknown = unknown_variables(os.environ)
         environment.reported.update(unknown)  # a check reports them
@@ -102,9 +106,11 @@ class Facts:
 
 
 def choose() -> tuple[str, str, bool]:
-    """Return the device `connect` uses, the reason, and whether it is a fallback.
+    """Choose a device the way `connect` does.
 
-    If `connect` would fail, the name is empty, and the reason is the error.
+    Returns:
+        The device's name, the reason for the choice, and whether the device is a fallback. If no
+        device can be chosen, the name is empty and the reason is the error message.
     """
     try:
         choice = verbs.choose_device()
@@ -131,7 +137,7 @@ def names(folder: Path) -> list[str]:
 def providers(root: Path) -> tuple[str, ...]:
     """Return the names of the drivers that libibverbs is configured to load.
 
-    They are listed in `driver NAME` lines in its configuration files.
+    The names come from the `driver NAME` lines in libibverbs configuration files.
     """
     folder = root / "etc/libibverbs.d"
     lines = "\n".join(read(folder / name) for name in names(folder)).splitlines()
@@ -140,7 +146,10 @@ def providers(root: Path) -> tuple[str, ...]:
 
 
 def kernel_devices(root: Path) -> dict[str, str]:
-    """Return the kernel's RDMA devices and their drivers. Software devices have no driver."""
+    """Return the driver of each RDMA device in the kernel.
+
+    The driver is an empty string for software devices.
+    """
     folder = root / "sys/class/infiniband"
     found = {}
     for name in names(folder):
@@ -178,9 +187,9 @@ def effective_capabilities(root: Path) -> int:
 
 
 def container(root: Path) -> str:
-    """Return the type of container in which this process is running.
+    """Return the type of container this process runs in, such as docker.
 
-    Returns an empty string if it is not running in a container.
+    Returns an empty string if the process does not run in a container.
     """
     for name, kind in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
         if (root / name).exists():

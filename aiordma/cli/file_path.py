@@ -9,7 +9,10 @@ import click
 
 
 class FilePath(click.Path):
-    """A non-empty path. click would treat an empty path as the current folder."""
+    """A click path type that rejects empty paths.
+
+    click.Path would treat an empty path as the current directory.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not os.fspath(value):

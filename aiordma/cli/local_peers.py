@@ -32,9 +32,9 @@ print(0 if done == 8 else ctypes.get_errno())
 
 @dataclass(frozen=True, slots=True)
 class LocalPeerFacts:
-    """The reasons processes cannot share memory or copy each other's data.
+    """How `embedded0` can exchange data with other processes on this machine.
 
-    An empty reason means that there is no such problem.
+    Each ``..._problem`` tells why a mechanism does not work, or is empty if the mechanism works.
     """
 
     links: str = "shared"  # AIORDMA_EMBEDDED_LINKS
@@ -53,9 +53,9 @@ class LocalPeerFacts:
 
 
 def share_problem() -> str:
-    """Return the reason a sealed memfd cannot be created, or an empty string if it can.
+    """Return why a sealed memfd cannot be created, or an empty string if it can.
 
-    RLIMIT_FSIZE is checked first, because the kernel kills a process that exceeds it.
+    RLIMIT_FSIZE is checked first, because the kernel kills a process that exceeds this limit.
     """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < SHARED_BYTES:

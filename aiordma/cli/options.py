@@ -46,12 +46,15 @@ def parse_sizes(value: str | list[int]) -> list[int]:
 
 
 def check_sizes(sizes: Iterable[int]) -> None:
-    """Raise an error for sizes longer than the longest message, before opening a connection."""
+    """Reject sizes that exceed the maximum message size.
+
+    Commands call this function before opening a connection, so that invalid sizes fail early.
+    """
     longest = DEFAULT.max_message
     for size in sizes:
         if size > longest:
             raise click.BadParameter(
-                f"a message can have at most {size_text(longest)}, not {size_text(size)}",
+                f"the message size must be at most {size_text(longest)}, not {size_text(size)}",
                 param_hint="--sizes",
             )
 
@@ -78,7 +81,9 @@ def plain_host(ctx: click.Context, param: click.Parameter, value: str | None) ->
     instead = f"--host {host}" if isinstance(param, click.Option) else host
     if (found["port"] or "").isdecimal() and any(it.name == "port" for it in ctx.command.params):
         instead += f" --port {found['port']}"
-    raise click.UsageError(f"{value!r} is not a plain host name or address: write {instead!r}", ctx)
+    raise click.UsageError(
+        f"{value!r} is not a plain host name or address; use {instead!r} instead", ctx
+    )
 
 
 class FiniteRange(click.FloatRange):
@@ -134,7 +139,10 @@ def connection_options(command: Command) -> Command:
 
 
 def chosen_devices(named: str | None) -> tuple[verbs.Device, str]:
-    """Return the first device in the comma-separated list `named`, and all names in the list."""
+    """Find the devices in the comma-separated list `named`.
+
+    Returns the first device and a comma-separated string of all device names.
+    """
     try:
         devices = find_devices(named)
     except ValueError as error:  # such as a device that is named twice
@@ -145,15 +153,15 @@ def chosen_devices(named: str | None) -> tuple[verbs.Device, str]:
 def own_address(device: verbs.Device) -> str:
     """Return an address that programs on this machine can use to reach the device.
 
-    If the device has a loopback address, return that address.
+    Loopback addresses are preferred.
     """
     with device.open() as context:
         entries = [entry for entry in context.query_gid_table() if entry.gid.ip.is_loopback]
         entry = entries[0] if entries else context.choose_gid()
     if entry.gid_type is verbs.GIDType.IB:
         raise click.UsageError(
-            f"the GIDs of the InfiniBand device {device.name} are not IP addresses; pass the "
-            "address of its IPoIB interface with --host"
+            f"the GIDs of the InfiniBand device {device.name} are not IP addresses; use --host to "
+            "specify the address of its IPoIB interface"
         )
     ip = entry.gid.ip
     return f"{ip}%{entry.ndev}" if ip.version == 6 and ip.is_link_local else str(ip)

@@ -97,7 +97,7 @@ POLLING = click.option("--polling", type=click.IntRange(0, 1_000_000), metavar="
 
 @dataclass(frozen=True)
 class MeasurementOptions:
-    """The options shared by the commands `local` and `client`."""
+    """The options that the `local` and `client` commands share."""
 
     settings: Settings
     device: str | None
@@ -116,7 +116,7 @@ class MeasurementOptions:
 
 
 def measurement_options(command: Command) -> Command:
-    """Add the arguments OPERATION and METRIC, and the measurement options, to a command."""
+    """Add the OPERATION and METRIC arguments and the measurement options to a command."""
     for option in (
         POLLING,
         click.option("--plot", "targets", metavar="FILE", multiple=True,
@@ -217,9 +217,9 @@ def local(host: str | None, receives: int, **given: Any) -> None:
 
 
 def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: MeasurementOptions) -> None:
-    """Run a measurement, and then show and plot the result.
+    """Run a measurement, and then print and plot its results.
 
-    The process exits with status 1 if verification failed.
+    The process exits with status 1 if verification failed, or with status 130 after Ctrl-C.
     """
     with asyncio.Runner(loop_factory=loop_factory(asked.loop)) as runner:
         try:
@@ -300,7 +300,7 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
     """Show a progress bar if the output is a terminal.
 
     Yields:
-        A function that takes a size and returns the progress callback for it.
+        A function that takes an index into ``settings.sizes`` and returns a progress callback.
     """
     errors = Console(stderr=True)
     with Progress(
@@ -365,7 +365,7 @@ def plot_files(files: tuple[Path, ...], target: Path) -> None:
         draw(records, target)
     except (KeyError, TypeError, ValueError) as error:
         raise click.ClickException(
-            f"cannot plot a file without all data that aiordma perf --json prints: {error!r}"
+            f"cannot plot: a file lacks some of the data that aiordma perf --json prints: {error!r}"
         ) from error
 
 

@@ -72,7 +72,8 @@ def plot(records: Sequence[Record], target: Path) -> None:
     metrics = {record["metric"] for record in records}
     if len(metrics) != 1:
         raise PlotError(
-            f"cannot plot {' and '.join(sorted(metrics))} in one figure; plot each metric alone"
+            f"cannot plot {' and '.join(sorted(metrics))} in one figure; "
+            "plot each metric separately"
         )
     if not any(record["results"] for record in records):
         raise PlotError("cannot plot: no run has results")
@@ -131,7 +132,10 @@ def subtitle(records: Sequence[Record]) -> str:
 
 
 def names(records: Sequence[Record]) -> list[str]:
-    """Return a label for each run, with its operation and the settings that differ between runs."""
+    """Return a label for each run.
+
+    A label contains the operation and any settings that differ between the runs.
+    """
     parts = [
         {
             "operation": record["operation"],
@@ -226,7 +230,7 @@ def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -
 
 
 def plain_numbers(axis: Axis) -> None:
-    """Label an axis with plain numbers, such as 1, 2, 5, 10 and 1,000, instead of powers."""
+    """Label a logarithmic axis with plain numbers, such as 1,000, instead of powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -238,9 +242,9 @@ def plain_numbers(axis: Axis) -> None:
 
 
 def distributions(axes: Axes, records: Sequence[Record]) -> None:
-    """Plot the fraction of operations that took longer than each latency.
+    """Plot latency distributions: the fraction of operations that took at least a given time.
 
-    Because the axis is logarithmic, rare latencies are also visible.
+    The fraction axis is logarithmic, so that rare outliers are visible as well.
     """
     from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
 

@@ -14,7 +14,10 @@ TIMES = {name: name.replace("_", ".") for name in ("min", "median", "p90", "p99"
 
 
 def show(console: Console, record: dict[str, Any], cpu: bool = False) -> None:
-    """Print a run's results as a table with a legend, and the CPU usage if `cpu` is True."""
+    """Print a run's results as a table with a legend.
+
+    If `cpu` is True, also print the CPU usage.
+    """
     settings = record["settings"]
     how = f", {settings['qp']} queue pairs" if settings.get("qp") else ""
     how += ", bidirectional" if settings.get("bidirectional") else ""

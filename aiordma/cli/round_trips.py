@@ -26,7 +26,7 @@ SHIFT = 1 << 12
 
 @dataclass(slots=True)
 class Result:
-    """The round trips for messages of one size. Times are in seconds."""
+    """The measured round trips for one message size. Times are in seconds."""
 
     size: int
     whole_file: bool = False
@@ -38,7 +38,7 @@ class Result:
 
     @property
     def us(self) -> Summary:
-        """Statistics of the round-trip times, in microseconds."""
+        """Round-trip time statistics in microseconds."""
         return Summary.of(self.times).scaled(1e6)
 
     @property
@@ -48,9 +48,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The messages for one row of the report.
+    """The messages to send for one row of the report.
 
-    They all have the same size. Their contents are random or come from a file.
+    ``size`` is the message size in bytes. Contents are random, unless they come from ``file``.
     """
 
     size: int
@@ -63,7 +63,8 @@ class Plan:
     def messages(self) -> Iterator[bytes]:
         """Yield message contents endlessly.
 
-        If the contents come from a file, it is sent repeatedly, and its last piece can be shorter.
+        A file is split into pieces of ``size`` bytes, and the pieces are yielded over and over. The
+        last piece of the file may be shorter.
         """
         block = os.urandom(self.size + SHIFT) if self.file is None else b""
         while self.file is None:
@@ -75,10 +76,10 @@ class Plan:
 
 
 def plans(sizes: list[int], file: bytes | None) -> list[Plan]:
-    """Return a plan for each size.
+    """Return a plan for each message size.
 
-    If `file` is given, there is a plan for each size smaller than the file, and one for the whole
-    file.
+    If `file` is given, use only positive sizes smaller than the file, and add a plan for sending
+    the whole file.
     """
     if file is None:
         return [Plan(size) for size in sizes]
@@ -92,9 +93,9 @@ async def measure(
 
     Args:
         conn: The connection to the server.
-        plan: The messages.
-        count: The number of messages. With None, up to MOST messages are sent within SECONDS, but
-            at least LEAST.
+        plan: The messages to send.
+        count: The number of messages. If None, send messages for SECONDS, but no fewer than LEAST
+            and no more than MOST messages.
         time_limit: The maximum duration of a round trip, in seconds.
 
     Raises:

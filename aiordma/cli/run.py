@@ -82,7 +82,7 @@ def run(
     built for another architecture.
     """
     if not program:
-        raise click.BadParameter("the name of the program must not be empty", param_hint="PROGRAM")
+        raise click.BadParameter("the program name must not be empty", param_hint="PROGRAM")
     check_environment(must_use)
     programs = f"{library().parent / 'bin'}:{os.environ.get('PATH', os.defpath)}"
     path = find(program, programs)
@@ -117,48 +117,48 @@ def check_environment(must_use: bool) -> None:
 
 
 def library() -> Path:
-    """Return the path of the embedded device's library, named libibverbs.so.1.
+    """Return the path of the embedded device's library, libibverbs.so.1.
 
-    Its folder contains the same library under the other names that programs may open.
+    The same directory contains the library under other names that programs may open.
     """
     path = Path(str(importlib.resources.files("aiordma._native") / "preload" / "libibverbs.so.1"))
     if not path.exists():
         raise CannotRunError(f"library not found: {path}; reinstall aiordma")
     if any(character in str(path) for character in ":; "):
         raise CannotRunError(
-            f"LD_PRELOAD cannot contain {path}, because spaces, colons and semicolons separate "
-            "paths; install aiordma in another folder"
+            f"cannot add {path} to LD_PRELOAD, because spaces, colons and semicolons in the path "
+            "would act as separators; install aiordma in another directory"
         )
     return path
 
 
 def preloaded(present: str) -> str:
-    """Return the value of LD_PRELOAD with our library appended.
+    """Append the embedded device's library to a value of LD_PRELOAD.
 
-    If the value contains a sanitizer's library, it must remain first.
+    The library is not prepended, because a sanitizer's library must come first.
     """
     for word in re.split("[ :]", present):
         if Path(word).name.startswith("librspreload.so"):
             raise CannotRunError(
-                f"cannot use {word} in LD_PRELOAD: the embedded device does not support rsockets, "
-                "so the program would silently use the kernel's TCP; remove it"
+                "the embedded device does not support rsockets, so the program would silently use "
+                f"the kernel's TCP; remove {word} from LD_PRELOAD"
             )
     return f"{present}:{library()}" if present else str(library())
 
 
 def searched(present: str) -> str:
-    """Return the value of LD_LIBRARY_PATH with our library's folder prepended.
+    """Prepend the embedded device's library directory to a value of LD_LIBRARY_PATH.
 
-    With this value, dlopen() finds the preloaded library.
+    Programs that call dlopen() find the embedded device's library in this directory.
     """
     folder = str(library().parent)
     return f"{folder}:{present}" if present else folder
 
 
 def find(program: str, programs: str | None = None) -> str:
-    """Find a program like a shell does, and return its path.
+    """Find a program the way a shell does, and return its path.
 
-    PATH is searched only if the name does not contain a slash.
+    PATH is searched only for names that do not contain a slash.
     """
     path = shutil.which(program, path=programs)
     if path is not None:
@@ -224,14 +224,14 @@ def check(path: str) -> None:
     ours = ELF.read(str(library()))
     if ours is not None and ours.machine != elf.machine:
         raise CannotRunError(
-            f"cannot preload {library()} into {path}, which is for another architecture"
+            f"cannot preload {library()} into {path}, which was built for another architecture"
         )
 
 
 def privileged(path: str) -> str:
-    """Return the reason the program would gain privileges that its caller does not have.
+    """Return why the program would gain privileges that its caller lacks.
 
-    Returns an empty string if it would not gain any.
+    Returns an empty string if the program would not gain any privileges.
     """
     status = os.stat(path)
     if status.st_mode & 0o4000 and status.st_uid != os.getuid():
@@ -264,11 +264,11 @@ def run_watched(
     failure_traces: Path | None,
     must_use: bool,
 ) -> NoReturn:
-    """Run the program, trace each of its processes, and exit the same way as the program.
+    """Run the program with tracing enabled, and exit the same way the program does.
 
-    If the program fails, the traces are kept in a new folder inside ``failure_traces``. Each
-    process that opens the device creates a trace, so the device was not used if there are no
-    traces.
+    If the program fails, its traces are kept in a new directory inside ``failure_traces``. Every
+    process that opens the device creates a trace. If there are no traces, the program did not use
+    the device.
 
     Raises:
         OSError: If the program cannot be started.
@@ -294,9 +294,9 @@ def run_watched(
 
 
 def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
-    """Return the reason a successful program did not test the device as required.
+    """Return why a successful program did not test the device as required.
 
-    Returns an empty string if it did.
+    Returns an empty string if the program did test the device.
     """
     if not traces.exists():
         return (
@@ -315,9 +315,9 @@ def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
 
 
 def new_folder(parent: Path | None, program: str) -> Path:
-    """Create a folder for traces.
+    """Create a directory for traces.
 
-    Its path never contains %p, because AIORDMA_TRACE would replace it with a process ID.
+    The path must not contain %p, which AIORDMA_TRACE would replace with a process ID.
     """
     hint = "--failure-traces" if parent else "TMPDIR"
     try:
@@ -333,10 +333,11 @@ def new_folder(parent: Path | None, program: str) -> Path:
 
 
 def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
-    """Run the program and return its exit status, which is negative if a signal ended it.
+    """Run the program and return its exit status.
 
-    Signals that this process gets from other processes are forwarded to the program. Signals from
-    the terminal are not forwarded, because the terminal sends them to both processes.
+    The status is negative if a signal killed the program. Signals sent by other processes are
+    forwarded to the program. Signals from the terminal are not forwarded, because the terminal also
+    signals the program.
     """
     # If the caller ignores SIGCHLD, there is no signal and no status (waitpid(2)).
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -352,9 +353,10 @@ def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
 
 
 def end(status: int) -> NoReturn:
-    """Exit the same way as a program with this ``status``.
+    """Exit with the program's ``status``.
 
-    If a signal ended the program, this process ends with the same signal, but without a core dump.
+    If a signal killed the program, this process kills itself with the same signal, but does not
+    dump core.
     """
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

@@ -27,9 +27,9 @@ def table(*columns: str, numbers: Collection[str] = (), caption: str | None = No
 
 
 def plain(value: object) -> str:
-    """Convert a value to text without control characters.
+    """Convert a value to text, and remove control characters.
 
-    The value may come from another process, which could have included such characters.
+    Values from other processes may contain control characters that would affect the terminal.
     """
     return "".join(c for c in str(value) if c.isprintable())
 
@@ -43,7 +43,7 @@ def size_text(size: int) -> str:
 
 
 def amount(size: float) -> str:
-    """Format a measured number of bytes, rounding it."""
+    """Format a measured number of bytes, rounded to at most one decimal place."""
     for unit, factor in UNITS:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

@@ -50,16 +50,16 @@ RAIL_EXTRAS = ("latest error", "since")
 WORD = 15
 
 Shown = dict[str, Snapshot]
-"""Snapshots by the name of the process's socket.
+"""Snapshots by socket name.
 
-PIDs are not used as keys, because processes in different PID namespaces can share a PID.
+PIDs are not used as keys, because processes in different PID namespaces can have the same PID.
 """
 
 DIRECTIONS = {
     "sent": ("bytes_sent", "bytes_written", "peer_bytes_read"),
     "received": ("bytes_received", "bytes_read", "peer_bytes_written"),
 }
-"""The columns for each direction, with the snapshot fields they add up."""
+"""The column for each direction, with the snapshot fields that the column adds up."""
 
 Row = dict[str, object]
 """The cells of a table row, by column heading."""
@@ -131,10 +131,10 @@ def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -
 
 
 def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], list[str]]:
-    """Query the processes that have a socket in the directories `where`.
+    """Query all processes that have a socket in the directories `where`.
 
-    Returns the responses by socket name, and notes about failed queries. The sockets of killed
-    processes are removed.
+    Returns the responses by socket name, and a note about each failed query. Sockets left behind by
+    killed processes are removed.
     """
     answers, notes = {}, []
     paths = [path for each in where for path in sockets(each, pid)]
@@ -151,7 +151,7 @@ def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], 
 
 
 def readable(answers: Mapping[str, object]) -> tuple[Shown, list[str]]:
-    """Return the responses the tables can show, and notes about the others."""
+    """Return the responses that the tables can show, and a note about each unsupported response."""
     shown: Shown = {}
     notes = []
     for name, answer in answers.items():
@@ -171,10 +171,10 @@ def number(name: str) -> str:
 
 
 def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
-    """Return tables of the processes, of their busiest connections, and of rails.
+    """Return tables of processes, their busiest connections, and the connections' rails.
 
-    The rails table only covers connections with several rails. For each process that also has a
-    snapshot in `before`, the tables show the transfer rates between the two snapshots.
+    The rails table covers only connections with several rails. The tables also show transfer rates
+    for each process with an earlier snapshot in `before`.
     """
     processes: list[Row] = []
     connections: list[tuple[int, Row, list[Row]]] = []  # bytes since the last update, row, rails
@@ -230,9 +230,9 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
 
 
 def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, Row]:
-    """Return the bytes transferred since the last update, and the cells with totals and rates.
+    """Return the number of bytes transferred since the last update, and the traffic cells.
 
-    If there is no last update, return the bytes since the start.
+    If there was no previous update, all bytes transferred so far are counted.
     """
     busy = 0
     cells: Row = {"messages": counts["messages_sent"] + counts["messages_received"]}
@@ -245,7 +245,7 @@ def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, 
 
 
 def carried(counts: Traffic | RailState, parts: Sequence[str]) -> int:
-    """Return the bytes transferred in one direction by messages and one-sided operations."""
+    """Return the bytes that messages and one-sided operations transferred in one direction."""
     return sum(cast("Mapping[str, int | None]", counts)[part] or 0 for part in parts)
 
 
@@ -285,8 +285,8 @@ def waited(taken: Snapshot) -> float:
 def p99(taken: Snapshot, known: Snapshot | None) -> str:
     """Return an upper bound on the duration of 99 % of the requests since the last update.
 
-    It is one of the histogram's bounds. Without an earlier snapshot, all of the process's requests
-    are included.
+    The upper bound is a bucket boundary of the latency histogram. Without an earlier snapshot, all
+    of the process's requests are included.
     """
     counts: Counter[str] = Counter()
     for measured in taken["latencies"].values():
@@ -300,10 +300,10 @@ def p99(taken: Snapshot, known: Snapshot | None) -> str:
 
 
 def table(rows: Sequence[Row], extras: Sequence[str], width: int) -> Table:
-    """Create a table up to `width` characters wide.
+    """Create a table for a terminal that is `width` characters wide.
 
-    If the table does not fit, columns are dropped in the order of `extras`. Headings are only
-    wrapped if it still does not fit.
+    If the table is too wide, columns are dropped in the order of `extras`. Headings wrap only if
+    the table is still too wide.
     """
     columns = {name: [plain(row[name]) for row in rows] for name in rows[0]}
     least = {name: max(len(name), fitting(cells)) for name, cells in columns.items()}

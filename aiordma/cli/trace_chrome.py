@@ -1,12 +1,12 @@
 """Traces in the Chrome trace event format, for Perfetto and chrome://tracing.
 
-In the viewer, each traced process appears as a process, and each of its queue pairs as a thread. A
-work request is a complete event that lasts from its posting to its completion. Other events of a
-queue pair are instant events. A flow event connects each message to the receive it completed.
+In the viewer, each traced process appears as a process, and each queue pair as a thread. A work
+request is a "complete" event, which lasts from posting to completion. Other queue pair events are
+"instant" events. A flow connects each message to the receive that the message completed.
 
-Viewers require that a thread's complete events are nested or do not overlap. However, a queue pair
-can have several requests in flight. Overlapping requests are therefore placed on additional
-threads, which have the same name followed by a number. Receives have separate threads.
+In viewers, complete events on the same thread must not partially overlap. However, a queue pair can
+have several requests in flight. Overlapping requests are therefore placed on additional threads,
+which have the same name followed by a number. Receives have separate threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MESSAGES = {"SEND", "SEND_WITH_IMM", "SEND_WITH_INV", "RDMA_WRITE_WITH_IMM"}
 
 
 def chrome_trace(traces: list[Traced]) -> str:
-    """Return the contents of a trace file in JSON object format, with one event per line."""
+    """Return the traces in the Chrome trace event format, with one event per line."""
     # Names come first. The sort is stable, so that a flow binds to the event generated before it.
     ordered = sorted(events(traces), key=lambda event: event.get("ts", -1.0))
     lines = ",\n".join(json.dumps(event) for event in ordered)
@@ -41,9 +41,9 @@ def chrome_trace(traces: list[Traced]) -> str:
 
 
 class Span(NamedTuple):
-    """A request with its start and end on the common time axis.
+    """A request with its start and end times on the common time axis.
 
-    If its start or end was not recorded, the start or end of the trace is used instead.
+    The start or end of the trace is used if the request's start or end was not recorded.
     """
 
     began: int
@@ -58,15 +58,15 @@ class Span(NamedTuple):
 
 
 class Process:
-    """One process's threads in the viewer. They can come from several traces."""
+    """A process in the viewer, built from one or more traces."""
 
     def __init__(self, traces: list[Traced]) -> None:
         header = traces[0].run.header
         self.name: str = f"{header.command} ({header.host}, process {header.pid})"
         self.spans: dict[str, list[Span]] = {}
-        """Requests, by the name of their queue pair or shared receive queue."""
+        """Requests by queue pair name or shared receive queue name."""
         self.instants: dict[str, list[Event]] = {}
-        """Events, by the name of their queue pair, or by "" if they have none."""
+        """Instant events by queue pair name. The name is "" for events without a queue pair."""
         self._qp_types: dict[int, str] = {}
         for traced in traces:
             self._add(traced)
@@ -103,7 +103,7 @@ def processes_of(traces: Iterable[Traced]) -> list[Process]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[list[Span]]:
-    """Arrange spans in non-overlapping rows, putting each span in the first free row."""
+    """Arrange spans in rows without overlaps, placing each span in the first free row."""
     rows: list[list[Span]] = [[]]
     free = [0]  # a heap of rows
     busy: list[tuple[int, int]] = []  # a heap of ends and rows
@@ -127,7 +127,8 @@ def disjoint(spans: Iterable[Span]) -> list[list[Span]]:
 class Connection:
     """A reliable connection, as recorded at one end.
 
-    It contains the messages sent by this end, and the receives it completed.
+    ``messages`` contains the messages that this end sent, and ``arrivals`` the receives that this
+    end completed.
     """
 
     began: int
@@ -142,7 +143,7 @@ Ends = tuple[int, int]  # the numbers of a queue pair and of its peer
 def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
     """Yield the connections established during the trace.
 
-    The trace contains all of their messages.
+    Earlier connections are skipped, because the trace may lack some of their messages.
     """
     reliable: set[int] = set()
     current: dict[int, Connection] = {}
@@ -169,12 +170,12 @@ def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
 def match_messages(traces: Iterable[Traced]) -> dict[int, int]:
     """Return a number for each message whose send and receive are both shown.
 
-    The keys are the ids of the send record and the receive record. A reliable connection delivers
-    each message once and in order, so the first message belongs to the first completed receive, and
-    so on.
+    The keys are the `id()` values of the send record and the receive record. A reliable connection
+    delivers each message once and in order. The first message therefore matches the first completed
+    receive, and so on.
 
-    Queue pair numbers can repeat over time and between machines. If it is unclear which two ends
-    belong together, their messages are omitted.
+    Queue pair numbers can be reused, and different machines can use the same number. If it is
+    unclear which two ends form a connection, their messages are omitted.
     """
     found: dict[Ends, list[Connection]] = {}
     shown: set[int] = set()
@@ -206,9 +207,9 @@ def match_messages(traces: Iterable[Traced]) -> dict[int, int]:
 def events(traces: list[Traced]) -> Iterator[Event]:
     """Yield the events of every process, thread by thread.
 
-    Processes and threads are numbered from 1, and their names contain the original numbers. The
-    original numbers cannot be used, because they can repeat between machines, and because viewers
-    treat a thread with the same number as its process as the main thread.
+    Processes and threads are renumbered from 1, and their names contain the original numbers.
+    Renumbering is necessary because different machines can use the same numbers. In addition,
+    viewers treat a thread as the main thread if it has the same number as its process.
     """
     flows = match_messages(traces)
     numbers = count(1)
@@ -228,7 +229,10 @@ def events(traces: list[Traced]) -> Iterator[Event]:
 
 
 def request_events(span: Span, flows: dict[int, int]) -> Iterator[Event]:
-    """Yield a request's complete event, and the start or end of a flow if it is a message."""
+    """Yield the Chrome trace events for a request.
+
+    Each request has a "complete" event. A matched message also has the start or end of a flow.
+    """
     request = span.request
     kind, result = "receive" if request.is_receive else "send", result_of(request)
     event: Event = {

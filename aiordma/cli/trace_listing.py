@@ -36,17 +36,17 @@ KEYS = {"addr", "remote_addr", "key", "lkey", "rkey", "invalidate_rkey", "invali
 
 @dataclass(slots=True)
 class Traced:
-    """A run, and the requests and incidents to show from it."""
+    """A traced run, with the requests and incidents to show."""
 
     path: Path
     run: Run
     offset: int
-    """The number to add to the run's clock to get a time on the common axis, which starts at 0."""
+    """The number to add to a timestamp to convert it to the common time axis, which starts at 0."""
     requests: list[Request]
     incidents: list[Incident]
 
     def at(self, t: int) -> int:
-        """Convert a time of this run to nanoseconds on the time axis shared by all runs."""
+        """Convert a timestamp from this run to nanoseconds on the common time axis."""
         return t + self.offset
 
     @property
@@ -57,16 +57,18 @@ class Traced:
 def load(
     paths: Iterable[Path], qps: Collection[int] = (), statuses: Collection[str] = ()
 ) -> list[Traced]:
-    """Load all runs from some trace files. The common time axis starts with the earliest run.
+    """Load all runs from the given trace files.
+
+    The common time axis starts with the earliest run.
 
     Args:
-        paths: The files.
-        qps: The numbers of the queue pairs to show. If empty, show all of them.
-        statuses: The statuses of the requests to show. If empty, show all of them. Incidents have
-            no status, so they are shown only if this is empty.
+        paths: The paths of the trace files.
+        qps: The numbers of the queue pairs to show. If empty, show all queue pairs.
+        statuses: The request statuses to show. If empty, show all requests and incidents.
+            Otherwise, omit incidents, which do not have a status.
 
     Raises:
-        click.BadParameter: If no file contains one of the queue pairs.
+        click.BadParameter: If one of the queue pairs is not found in any file.
     """
     runs = [(path, run) for path in paths for run in trace.read(path)]
     offsets = trace.offsets([run for _, run in runs])
@@ -100,9 +102,8 @@ def load(
 def listing(traces: Iterable[Traced]) -> Iterator[str]:
     """Yield the lines of the listing.
 
-    The first lines describe each process's trace and how it ended. They are followed by all
-    requests and incidents in chronological order. A request's time is the time at which it was
-    posted.
+    The first lines describe each process's trace and how the trace ended. The next lines contain
+    all requests and incidents in chronological order. A request's time is the time of posting.
     """
     rows: list[tuple[int, str]] = []
     for traced in traces:
@@ -125,7 +126,7 @@ def listing(traces: Iterable[Traced]) -> Iterator[str]:
 
 
 def qp_num(it: Request | Incident) -> int | None:
-    """Return the queue pair number, or None for an event of a memory region."""
+    """Return the queue pair number, or None for a memory region event."""
     return None if isinstance(it, trace.RegisteredMR | trace.KeyEnded) else it.qp_num
 
 
@@ -152,15 +153,15 @@ def request_text(request: Request) -> str:
 
 
 def meaning(reason: str | None) -> str:
-    """Return a colon followed by the meaning of a reason.
+    """Return a colon followed by a description of a reason code.
 
-    Returns an empty string if the reason is unknown or None.
+    Returns an empty string if the code is unknown or None.
     """
     return f": {trace.REASONS[reason]}" if reason in trace.REASONS else ""
 
 
 def incident_text(incident: Incident) -> str:
-    """Format a record with its type, its fields as in the file, and its reason's meaning."""
+    """Format an incident as its type, its fields, and a description of its reason code."""
     values = (
         f"{name}={'+'.join(value) if isinstance(value, tuple) else value}"
         for name, value in arguments(incident).items()
@@ -175,7 +176,7 @@ def wr_id_text(wr_id: int) -> str:
 
 
 def arguments(record: Record) -> dict[str, object]:
-    """Return the fields set in a record.
+    """Return the fields of a record that have a value.
 
     Keys and addresses are converted to text, because viewers do not support 64-bit numbers.
     """

@@ -45,7 +45,7 @@ def _key(library: Library, pointer: h.rdma_cm_id) -> tuple[str, int]:
 
 
 class _ById(Maker):
-    """The calls that create and destroy the queue pair of an ID."""
+    """The calls that create and destroy an ID's queue pair."""
 
     def __init__(self, id: ConnectionId) -> None:
         self._calls = id.library.calls
@@ -102,10 +102,10 @@ class ConnectionId(Options):
 
     @property
     def context(self) -> Context | None:
-        """The device the ID is bound to, borrowed from the connection manager.
+        """The context of the ID's device, borrowed from the connection manager.
 
-        None if the ID is not bound to a device, for example before its address has been resolved or
-        while it is listening on all addresses.
+        The context is None if the ID is not bound to a device. For example, an ID is not bound
+        before address resolution, or while listening on all addresses.
         """
         if self._context is None and (device := self.pointer.verbs):
             self._context = Context.borrow(self.library, device)
@@ -118,9 +118,9 @@ class ConnectionId(Options):
 
     @property
     def _withdrawn(self) -> bool:
-        """Whether this is a request that the peer is known to have given up.
+        """Whether the peer is known to have withdrawn this connection request.
 
-        Only the embedded device reports this before ``accept()``, which would fail.
+        Only the embedded device reports withdrawn requests before ``accept()`` fails.
         """
         library = self.library
         return library.offers("withdrawn") and bool(library.table.device.withdrawn(self.pointer))
@@ -134,7 +134,7 @@ class ConnectionId(Options):
     def peer_address(self) -> Address | None:
         """The peer's address, or None if there is no peer.
 
-        Once the ID is closed, this is the peer's last known address.
+        After the ID is closed, the last known address remains available.
         """
         if not self.closed:
             peer = from_storage(ffi.addressof(self.pointer.route.addr, "dst_storage"))
@@ -148,10 +148,10 @@ class ConnectionId(Options):
         """Bind the ID to a local address. Port 0 selects a free port.
 
         Raises:
-            AddressError: If binding fails. The error code is the same as for a socket. EADDRINUSE
-                means that the port is already in use. EADDRNOTAVAIL means that the address does not
-                belong to this machine, or that the port is in use and one of the two addresses is
-                the wildcard.
+            AddressError: If binding fails. EADDRINUSE means that the port is already in use.
+                EADDRNOTAVAIL means that the address does not belong to this machine. It can also
+                mean that the port is in use, if either this address or the other socket's address
+                is the wildcard.
         """
         sockaddr, _keep = as_sockaddr(address)
         try:
@@ -166,12 +166,12 @@ class ConnectionId(Options):
     ) -> None:
         """Start looking for a device that has a route to the peer's address.
 
-        The result is reported by an ADDR_RESOLVED or ADDR_ERROR event.
+        An ADDR_RESOLVED or ADDR_ERROR event reports the result.
 
         Args:
             address: The peer's address.
-            source: The local address to use. None lets the route determine it.
-            timeout: The maximum time to look, in seconds.
+            source: The local address to use, or None to use the address selected by the route.
+            timeout: The maximum duration of the search, in seconds.
 
         Raises:
             AddressError: If no device has a route to the address.
@@ -189,9 +189,9 @@ class ConnectionId(Options):
         self._note("resolve_addr")
 
     def resolve_route(self, timeout: float = 2.0) -> None:
-        """Start resolving the route to the peer. Gives up after ``timeout`` seconds.
+        """Start resolving the route to the peer.
 
-        The result is reported by a ROUTE_RESOLVED or ROUTE_ERROR event.
+        A ROUTE_RESOLVED or ROUTE_ERROR event reports the result within ``timeout`` seconds.
         """
         try:
             self._check_bound("rdma_resolve_route")
@@ -219,17 +219,18 @@ class ConnectionId(Options):
         srq: verbs.SharedReceiveQueue | None = None,
         reserved: bool = False,
     ) -> QueuePair:
-        """Create the ID's queue pair. The connection manager then handles its state transitions.
+        """Create the ID's queue pair.
 
-        The protection domain must belong to the ID's :attr:`context`. ``qp_type`` defaults to RC,
-        or to UD in a datagram port space. You can post receives immediately. A UD queue pair can
-        also send immediately, and uses the Q_Key of the port space. See
-        :meth:`ProtectionDomain.create_qp`, rdma_create_qp(3) and rdma_create_qp_ex(3).
+        The connection manager handles the queue pair's state transitions. The protection domain
+        must belong to the ID's :attr:`context`. ``qp_type`` defaults to RC, or to UD in a datagram
+        port space. You can post receives immediately. A UD queue pair uses the port space's Q_Key,
+        and can also send immediately. See :meth:`ProtectionDomain.create_qp`, rdma_create_qp(3) and
+        rdma_create_qp_ex(3).
         """
         if pd.context is not self.context:
             raise ValueError(
-                f"pd must belong to the context of {self!r}, which is {self.context!r}, but it "
-                f"belongs to {pd.context!r}"
+                f"pd must belong to the context of {self!r} ({self.context!r}), not to "
+                f"{pd.context!r}"
             )
         if self.qp is not None and not self.qp.closed:
             raise ValueError(f"{self!r} already has a queue pair; close {self.qp!r} first")
@@ -250,7 +251,7 @@ class ConnectionId(Options):
         return self.qp
 
     def destroy_qp(self) -> None:
-        """Close the queue pair, if any, but leave the ID open."""
+        """Close the ID's queue pair, if any. The ID stays open."""
         if self.qp is not None:
             self.qp.close()
             self.qp = None
@@ -260,11 +261,12 @@ class ConnectionId(Options):
     def connect(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
         """Send a connection request, or ask a datagram service for its address.
 
-        Call this after ROUTE_RESOLVED. The result is reported by an ESTABLISHED, REJECTED,
-        UNREACHABLE or CONNECT_ERROR event. For a datagram service, ESTABLISHED carries the
-        destination (``datagrams``), and UNREACHABLE can also mean that the request was rejected. If
-        the peer does not respond, UNREACHABLE arrives after the connection manager's timeout, which
-        is about a minute.
+        Call this method after ROUTE_RESOLVED. An ESTABLISHED, REJECTED, UNREACHABLE or
+        CONNECT_ERROR event reports the result. If the peer does not respond, the connection manager
+        reports UNREACHABLE after about a minute.
+
+        When a datagram service accepts, the ESTABLISHED event's ``datagrams`` attribute contains
+        the service's address. UNREACHABLE can also mean that the service rejected the request.
 
         Raises:
             LimitError: If the private data is too long (the maximum is 56 bytes for PortSpace.TCP
@@ -273,10 +275,10 @@ class ConnectionId(Options):
         self._with_parameters("connect", self.library.calls.rdma_connect, parameters)
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
-        """Accept a connection request. Call this on the ID from the CONNECT_REQUEST event.
+        """Accept a connection request.
 
-        The result is reported by an ESTABLISHED event. Datagram services do not get an event, and
-        the peer may start sending immediately.
+        Call this method on the ID from the CONNECT_REQUEST event. An ESTABLISHED event reports the
+        result. A datagram service does not get this event, and its peer may send immediately.
 
         Raises:
             LimitError: If the private data is too long (the maximum is 196 bytes for PortSpace.TCP
@@ -295,10 +297,11 @@ class ConnectionId(Options):
         self._call(call, param, step=step)
 
     def reject(self, private_data: bytes = b"", *, for_ece: bool = False) -> None:
-        """Reject a connection request. Call this on the ID from the CONNECT_REQUEST event.
+        """Reject a connection request.
 
-        Close the ID afterwards. The peer gets a REJECTED event with reason 28, or with reason 35
-        (unacceptable ECE options) if ``for_ece`` is true.
+        Call this method on the ID from the CONNECT_REQUEST event, and then close the ID. The peer
+        gets a REJECTED event with reason 28. If ``for_ece`` is true, the reason is 35, which means
+        unacceptable ECE options.
 
         Raises:
             LimitError: If the private data is too long (the maximum is 148 bytes for PortSpace.TCP
@@ -311,16 +314,17 @@ class ConnectionId(Options):
         self._call(call, data or ffi.NULL, len(data), step="reject")
 
     def listen(self, backlog: int = 128) -> None:
-        """Listen for connection requests. Each arrives as a CONNECT_REQUEST event with a new ID.
+        """Listen for connection requests.
 
-        An ID that is not bound to an address listens on a free port on all IPv4 addresses.
+        Each request arrives as a CONNECT_REQUEST event with a new ID. An ID that is not bound to an
+        address listens on a free port on all IPv4 addresses.
 
         Args:
-            backlog: The maximum number of CONNECT_REQUEST events waiting to be read; 0 means the
-                system's maximum. Additional requests are delayed or rejected.
+            backlog: The maximum number of unread CONNECT_REQUEST events. 0 means the system's
+                maximum. Additional requests are delayed or rejected.
 
         Raises:
-            AddressError: If the port is already in use, as in :meth:`bind_addr`.
+            AddressError: If the port is already in use. :meth:`bind_addr` lists the error codes.
         """
         backlog = integer("backlog", backlog, None)
         try:
@@ -333,14 +337,18 @@ class ConnectionId(Options):
             raise self._failed(AddressError, what, error) from error
 
     def establish(self) -> None:
-        """Finish connecting after CONNECT_RESPONSE. Only for IDs that do not own a queue pair."""
+        """Finish connecting after a CONNECT_RESPONSE event.
+
+        Call this method only on an ID that does not own a queue pair.
+        """
         self._call(self.library.calls.rdma_establish)
 
     def disconnect(self) -> None:
-        """End the connection. The queue pair enters the error state, which flushes posted work.
+        """End the connection.
 
-        The peer gets a DISCONNECTED event and must then call this method too. Once it has done so,
-        this side also gets DISCONNECTED, followed by TIMEWAIT_EXIT.
+        The queue pair enters the error state, which flushes posted work requests. The peer gets a
+        DISCONNECTED event and must also call this method. After the peer's call, this side gets a
+        DISCONNECTED event, followed by TIMEWAIT_EXIT.
 
         Raises:
             VerbsError: With EINVAL, if the ID is not connected.
@@ -353,13 +361,14 @@ class ConnectionId(Options):
     def join_multicast(self, address: Address, *, send_only: bool = False) -> None:
         """Join the multicast group at ``address``. The port in the address is ignored.
 
-        The result is reported by a MULTICAST_JOIN or MULTICAST_ERROR event. MULTICAST_JOIN carries
-        the destination for sending to the group in ``datagrams``. Once it has arrived, the ID's
-        queue pair, if any, receives messages sent to the group, unless ``send_only`` is true.
+        A MULTICAST_JOIN or MULTICAST_ERROR event reports the result. The MULTICAST_JOIN event's
+        ``datagrams`` attribute contains the destination for sending to the group. After this event,
+        the ID's queue pair also receives messages sent to the group. If ``send_only`` is true, the
+        queue pair can only send.
 
         Raises:
-            VerbsError: With EINVAL, if this is not a datagram port space or if the ID is not bound
-                to a device.
+            VerbsError: With EINVAL, if the ID is not bound to a device, or if its port space does
+                not support datagrams.
             UnsupportedError: If the device does not support multicast groups of this address
                 family.
         """
@@ -389,7 +398,7 @@ class ConnectionId(Options):
             del self._groups[number]
 
     def _leaving(self) -> Callable[[], None]:
-        """Return a function that leaves every group, without a reference to this object."""
+        """Return a function that leaves every group without keeping this object alive."""
         calls, pointer, groups = self.library.calls, self.pointer, self._groups
 
         def leave() -> None:
@@ -402,16 +411,17 @@ class ConnectionId(Options):
         return leave
 
     def group_of(self, context: h.Characters | h.VoidPointer) -> Address | None:
-        """Return the multicast group an event belongs to, or None if the ID has left that group."""
+        """Return an event's multicast group, or None if the ID has left the group."""
         return self._groups.get(int(ffi.cast("uintptr_t", context)))
 
     # --- enhanced connection establishment -------------------------------------------------
 
     def set_local_ece(self, ece: ECE) -> None:
-        """Set the ECE options to offer (before ``connect``) or to select (before ``accept``).
+        """Set this side's options for enhanced connection establishment (ECE).
 
-        This only works for IDs without a queue pair of their own. For an ID that owns its queue
-        pair, the devices negotiate the options. See rdma_set_local_ece(3).
+        Call this method before ``connect`` to offer options, or before ``accept`` to select
+        options. The ID must not own a queue pair. If an ID owns a queue pair, the devices negotiate
+        the options. See rdma_set_local_ece(3).
 
         Raises:
             VerbsError: With EINVAL, if the ID owns a queue pair, or if ``vendor_id`` is 0.
@@ -419,9 +429,10 @@ class ConnectionId(Options):
         self._call(self.library.calls.rdma_set_local_ece, ece.packed())
 
     def get_remote_ece(self) -> ECE:
-        """Return the peer's ECE options. Available after CONNECT_REQUEST or CONNECT_RESPONSE.
+        """Return the peer's options for enhanced connection establishment (ECE).
 
-        A ``vendor_id`` of 0 means that the peer did not send any options.
+        The options are available after a CONNECT_REQUEST or CONNECT_RESPONSE event. A ``vendor_id``
+        of 0 means that the peer did not send any options.
 
         Raises:
             VerbsError: With EINVAL, if the ID owns a queue pair.
@@ -433,7 +444,7 @@ class ConnectionId(Options):
     # --- channels --------------------------------------------------------------------------
 
     def migrate(self, channel: cm.EventChannel) -> None:
-        """Move the ID and its events to another channel of the same library."""
+        """Move the ID and its events to another event channel of the same library."""
         instance("channel", channel, type(self.channel), "an EventChannel")
         if channel.library is not self.library:
             raise ValueError(

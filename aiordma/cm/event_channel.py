@@ -40,11 +40,11 @@ class EventChannel(Resource[h.rdma_event_channel]):
     """A channel that delivers the events of connection IDs.
 
     The channel is synchronous and never blocks. When an event arrives, the file descriptor ``fd``
-    becomes readable. It can also become readable without an event, so ``get_event`` may return
+    becomes readable. ``fd`` can also become readable without an event, so ``get_event`` may return
     None. Closing the channel closes all of its connection IDs.
 
-    In a child process, creating a channel raises UnsupportedError if the parent process opened
-    devices through the connection manager before the fork.
+    Creating a channel in a child process can raise UnsupportedError. The error means that the
+    parent process opened devices through the connection manager before the fork.
     """
 
     def __init__(self, library: Library) -> None:
@@ -66,7 +66,7 @@ class EventChannel(Resource[h.rdma_event_channel]):
             raise failure("fcntl", code, "cannot make the event channel non-blocking")
 
     def create_id(self, port_space: PortSpace = PortSpace.TCP) -> ConnectionId:
-        """Create a connection ID for a connection or a listener.
+        """Create an ID for a connection or a listener.
 
         Raises:
             UnsupportedError: If the library does not support this port space.
@@ -89,7 +89,8 @@ class EventChannel(Resource[h.rdma_event_channel]):
     def get_event(self) -> ConnectionEvent | None:
         """Return and acknowledge the next event, without waiting.
 
-        Events for an ID whose Python object is closed or deleted are acknowledged and skipped.
+        If an ID's Python object has been closed or deleted, the ID's events are acknowledged and
+        skipped.
 
         Returns:
             The event, or None if no event is pending.

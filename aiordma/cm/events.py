@@ -60,21 +60,21 @@ _CLASSES = {
 class ConnectionEvent(NamedTuple):
     """A connection manager event. See rdma_get_cm_event(3).
 
-    This object is a copy; the event itself has already been acknowledged.
+    The object is a copy of an event that has already been acknowledged.
 
-    - ``id``: The ID the event belongs to. For CONNECT_REQUEST, this is a new ID, which you must
+    - ``id``: The ID the event belongs to. A CONNECT_REQUEST event has a new ID, which you must
       accept or reject, and eventually close.
-    - ``listen_id``: For CONNECT_REQUEST, the listening ID, or None if its ConnectionId has been
-      deleted.
-    - ``status``: A negative errno value, or the reason for a rejection.
+    - ``listen_id``: For CONNECT_REQUEST, the listening ID, or None if its ConnectionId object has
+      been deleted.
+    - ``status``: A negative errno value, or the reason code for a rejection.
     - ``private_data``: The peer's private data, padded with zeros by the connection manager.
-    - ``parameters``: The other values requested or granted by the peer.
-    - ``datagrams``: In a datagram port space, and for MULTICAST_JOIN, the destination.
+    - ``parameters``: The connection parameters requested or granted by the peer.
+    - ``datagrams``: In a datagram port space, the destination or the peer's private data.
     - ``group``: For MULTICAST_JOIN and MULTICAST_ERROR, the address of the multicast group.
 
-    After DEVICE_REMOVAL, close every object on the device, because it cannot be removed while any
-    are open. ADDR_CHANGE means that the route to the peer now uses a different port. To use that
-    port, open a new connection.
+    After DEVICE_REMOVAL, close every object on the device. The device cannot be removed while
+    objects on it are open. ADDR_CHANGE means that the route to the peer now uses a different port.
+    To use the new port, open a new connection.
     """
 
     type: EventType
@@ -91,7 +91,7 @@ class ConnectionEvent(NamedTuple):
         return (self.datagrams or self.parameters).private_data
 
     def error(self) -> ConnectionManagerError | None:
-        """Return the exception for the event if it reports a failure, or None otherwise."""
+        """Return an exception if the event reports a failure, or None otherwise."""
         if self.type not in _WHAT:
             return None
         peer = self.group or self.id.peer_address

@@ -30,8 +30,8 @@ def get_devices(library: Library) -> list[Context]:
     """Return the devices opened by the connection manager.
 
     The contexts are borrowed (see :meth:`Context.borrow`). A connection ID's
-    :attr:`ConnectionId.context` is one of these objects. In a child process after a fork, this
-    function raises the same exceptions as :class:`EventChannel`.
+    :attr:`ConnectionId.context` is one of the returned objects. In a child process after a fork,
+    this function raises the same exceptions as :class:`EventChannel`.
 
     Raises:
         VerbsError: With ENODEV, if there are no devices.
@@ -89,10 +89,10 @@ def getaddrinfo(
     flags: AddressFlags = _NO_FLAGS,
     port_space: PortSpace = PortSpace.TCP,
 ) -> list[AddressInfo]:
-    """Resolve a host name and a service name. The call blocks until both are resolved.
+    """Resolve a host name and a service name.
 
-    In asyncio programs, use ``loop.getaddrinfo`` instead, or call this function in a thread. With
-    the PASSIVE flag and no host, the result is the address for listening on all local addresses.
+    The call blocks. In asyncio programs, use ``loop.getaddrinfo`` instead, or call this function in
+    a thread. With the PASSIVE flag and no host, the result is the wildcard address.
 
     Raises:
         AddressError: If a name cannot be resolved.

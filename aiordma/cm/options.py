@@ -54,7 +54,10 @@ _WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EAL
 
 
 class Options(Resource[h.rdma_cm_id]):
-    """The base class of :class:`ConnectionId` that provides its write-only options."""
+    """Connection ID options, which can be set but not read.
+
+    This is the base class of :class:`ConnectionId`.
+    """
 
     library: Library
     _history: tuple[str, ...] = ()
@@ -85,7 +88,7 @@ class Options(Resource[h.rdma_cm_id]):
         return f"{rule}; calls and events so far: {', '.join(self._history) or 'none'}"
 
     def set_option(self, option: Option, value: int) -> None:
-        """Set an option of the ID.
+        """Set a connection ID option.
 
         Raises:
             ValueError: If the value is out of range for the option.
@@ -103,24 +106,24 @@ class Options(Resource[h.rdma_cm_id]):
     def set_tos(self, tos: int) -> None:
         """Set the type of service (TOS) for packets, from 0 to 255.
 
-        Call this before connecting or listening.
+        Call this method before connecting or listening.
         """
         self.set_option(Option.TOS, tos)
 
     def set_reuseaddr(self, enabled: bool) -> None:
-        """Allow binding to an address that is still in use, like SO_REUSEADDR.
+        """Set whether the ID can bind to an address that is still in use.
 
-        Call this before binding.
+        The option corresponds to SO_REUSEADDR. Call this method before binding.
 
         Raises:
-            VerbsError: With EINVAL, if you turn the option off after binding.
+            VerbsError: With EINVAL, if you turn off the option after binding.
         """
         self.set_option(Option.REUSEADDR, int(truth("enabled", enabled)))
 
     def set_afonly(self, enabled: bool) -> None:
-        """Set whether a listener on ``::`` accepts IPv6 only, like IPV6_V6ONLY.
+        """Set whether a listener on ``::`` accepts only IPv6 connections.
 
-        Call this before listening.
+        The option corresponds to IPV6_V6ONLY. Call this method before listening.
 
         Raises:
             VerbsError: With EINVAL, if the ID is already listening.
@@ -130,7 +133,7 @@ class Options(Resource[h.rdma_cm_id]):
     def set_ack_timeout(self, seconds: float) -> None:
         """Set how long the queue pair waits for an acknowledgement before retransmitting a packet.
 
-        Call this before connecting or accepting.
+        Call this method before connecting or accepting.
 
         Args:
             seconds: The timeout, from 0.0000082 to 8796 seconds. It is rounded up to 4.096

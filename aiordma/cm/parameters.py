@@ -15,9 +15,9 @@ from aiordma.verbs._memory.buffers import require_data
 
 
 class PortSpace(IntEnum):
-    """The namespace a port number belongs to (``enum rdma_port_space``).
+    """A namespace for port numbers (``enum rdma_port_space``).
 
-    It determines the type of service, such as connections or datagrams.
+    The port space determines the type of service, such as connections or datagrams.
     """
 
     IPOIB = 0x0002
@@ -92,12 +92,14 @@ _FIELDS: dict[str, tuple[Callable[..., int], tuple[int, ...]]] = {
 class ConnectionParameters(NamedTuple):
     """Connection parameters (``struct rdma_conn_param``). See rdma_connect(3).
 
-    ``initiator_depth`` is the maximum number of outstanding reads and atomics started by this side,
-    and ``responder_resources`` the maximum number started by the peer. The event that reports the
-    result of a request contains the peer's values. ``retry_count`` and ``rnr_retry_count`` range
-    from 0 to 7; an ``rnr_retry_count`` of 7 means no limit. ``private_data`` is for the program's
-    own use, and the receiver gets it padded with zeros. ``srq`` and ``qp_num`` are only used if the
-    queue pair was not created by :meth:`ConnectionId.create_qp`.
+    ``initiator_depth`` is the maximum number of outstanding reads and atomics from this side to the
+    peer. ``responder_resources`` is the maximum number from the peer to this side. The event that
+    reports a request's result contains the peer's values.
+
+    ``retry_count`` and ``rnr_retry_count`` range from 0 to 7. An ``rnr_retry_count`` of 7 means no
+    limit. ``private_data`` contains data for the peer's program, which receives the data padded
+    with zeros. ``srq`` and ``qp_num`` are used only if the queue pair was not created by
+    :meth:`ConnectionId.create_qp`.
     """
 
     private_data: bytes = b""
@@ -133,11 +135,12 @@ def _private_data(param: h.rdma_conn_param | h.rdma_ud_param) -> bytes:
 
 
 class DatagramParameters(NamedTuple):
-    """A destination for datagrams, or a request's private data (``struct rdma_ud_param``).
+    """A datagram destination and the peer's private data (``struct rdma_ud_param``).
 
-    To send to the destination, create an address handle from ``vector`` and use it with ``qp_num``
-    and ``qkey`` in each send. CONNECT_REQUEST events and rejections do not contain a destination:
-    their ``vector`` is None, and both numbers are 0. ``private_data`` is padded with zeros.
+    To send to the destination, create an address handle from ``vector``. Use the handle with
+    ``qp_num`` and ``qkey`` in each send. Only ESTABLISHED and MULTICAST_JOIN events contain a
+    destination. In other events, ``vector`` is None, and ``qp_num`` and ``qkey`` are 0.
+    ``private_data`` is padded with zeros.
     """
 
     private_data: bytes = b""
@@ -147,7 +150,7 @@ class DatagramParameters(NamedTuple):
 
     @classmethod
     def read(cls, param: h.rdma_ud_param, *, private_data: bool, destination: bool) -> Self:
-        """Convert those members of a ``struct rdma_ud_param`` that are valid for an event."""
+        """Convert the members of a ``struct rdma_ud_param`` that are valid for an event."""
         data = _private_data(param) if private_data else b""
         if not destination:
             return cls(data)

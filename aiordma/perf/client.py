@@ -72,7 +72,7 @@ class Result:
 
 @dataclass(slots=True)
 class Part:
-    """One part of a measurement, which runs on all connections."""
+    """The results of one part of a measurement. Each part runs on all connections."""
 
     result: Result
     times: list[float]
@@ -81,7 +81,7 @@ class Part:
 
 
 class PerfClient:
-    """A client that runs a series of measurements against one server, created by `connect`."""
+    """A client, created by `connect`, that runs a series of measurements against one server."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class PerfClient:
         config: Config = DEFAULT,
         **security: Any,
     ) -> AsyncIterator[PerfClient]:
-        """Connect to a server. If it is serving another client, wait for its turn.
+        """Connect to a server, waiting until no other client is using the server.
 
         Args:
             settings: The measurement settings.
@@ -122,15 +122,15 @@ class PerfClient:
             port: The server's port.
             device: The device, as for `aiordma.connect`.
             via: The connection method, as for `aiordma.connect`.
-            config: The connection settings, as for `aiordma.connect`. Limits that are too low for
-                the measurement are raised.
+            config: The connection settings, as for `aiordma.connect`. `send_queue` is increased if
+                it is too small for the measurement. `max_message` is derived from `settings`.
             **security: Further arguments of `aiordma.connect`, such as `auth`.
 
         Raises:
             RefusedError: If the server refuses the measurement.
             GPUError: If `gpu` is set and no GPU can be used.
 
-        The exceptions of `aiordma.connect` can also be raised.
+        This method can also raise any exception that `aiordma.connect` raises.
         """
         config = replace(
             config,

@@ -13,7 +13,7 @@ PART = 1 << 20
 
 
 def contents(seed: int, size: int) -> bytes:
-    """Return incompressible bytes determined only by the seed."""
+    """Return `size` incompressible, pseudorandom bytes generated from `seed`."""
     random = Random(seed)
     return b"".join(random.randbytes(min(PART, size - at)) for at in range(0, size, PART))
 

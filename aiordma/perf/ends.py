@@ -1,4 +1,4 @@
-"""The two ends of measured connections, which run the same code, and the state of a part.
+"""The ends of measured connections, and the state of a measurement's parts.
 
 Operations can be run in four ways:
 
@@ -11,9 +11,9 @@ Operations can be run in four ways:
 - `both` is like `flood`, but the peer responds to each operation with one of its own. An operation
   counts as outstanding until the response has arrived.
 
-The peer's program does not notice reads and atomics, so it cannot respond to them. They therefore
-do not support `ping` and `both`. A stream does not report when a piece has arrived, so it does not
-support `alone`.
+The peer's program does not notice reads and atomics, so it cannot respond to them. Reads and
+atomics therefore do not support `ping` and `both`. Streams do not report when a piece has arrived,
+so they do not support `alone`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Load:
 
 
 async def devices_of(conn: aiordma.Connection) -> str:
-    """Wait until none of the rails is connecting, and return the devices of all rails."""
+    """Wait until no rail is still connecting, and return the devices of all rails."""
     while any(rail.state == "connecting" for rail in conn.rails):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
     return ", ".join(rail.device for rail in conn.rails)
@@ -84,12 +84,12 @@ class End:
     def prepare(self, load: Load) -> bytes:
         """Allocate the memory for a part.
 
-        Returns a token for the memory if the peer is to access it, or empty bytes otherwise.
+        Returns a token for the memory if the peer needs access, or empty bytes otherwise.
         """
         raise NotImplementedError
 
     def use(self, token: bytes) -> None:
-        """Prepare for operations on the peer's memory, using the `token` for it."""
+        """Prepare for operations on the peer's memory, which `token` identifies."""
 
     def operate(self, number: int) -> Awaitable[object]:
         """Return an awaitable that performs one operation."""
@@ -100,17 +100,20 @@ class End:
         return asyncio.ensure_future(self.operate(number))
 
     def reply(self, number: int) -> Awaitable[object]:
-        """Return an awaitable that responds to one of the peer's operations with one operation."""
+        """Return an awaitable that performs one operation in response to the peer's operation."""
         return self.operate(number)
 
     def receive(self) -> Awaitable[Any]:
-        """Return an awaitable that receives one operation from the peer."""
+        """Return an awaitable that waits for the peer's next operation to arrive."""
         raise NotImplementedError
 
     def check(self, arrived: Any, number: int | None, compared: bool) -> str:
-        """Describe what is wrong with a received operation, or return an empty string.
+        """Describe the error in a received operation, or return an empty string.
 
-        `number` is the expected number, or None if it is unknown because operations may be lost.
+        Args:
+            arrived: The result of `receive`.
+            number: The expected operation number, or None if earlier operations may have been lost.
+            compared: Whether to compare the entire payload.
         """
         raise NotImplementedError
 
@@ -175,7 +178,7 @@ class End:
 class Run:
     """One connection's work during a part.
 
-    Setting `limit` to 0 ends it as soon as the outstanding operations have completed.
+    Setting `limit` to 0 ends the run as soon as the outstanding operations have completed.
     """
 
     limit: int
@@ -206,7 +209,7 @@ async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 class Tally:
-    """The number of operations received by the server in a part, and their first error."""
+    """The server's count of operations received during a part, and the first error found."""
 
     def __init__(self, verify_all: bool = False) -> None:
         self.count: int = 0

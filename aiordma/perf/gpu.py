@@ -1,8 +1,8 @@
 """NVIDIA GPU memory for measuring writes and reads, allocated through the CUDA driver library.
 
 Only the client can use GPU memory. The driver exports the memory as a dma-buf, which the RDMA
-device accesses directly. The code follows "Memory Management" in the CUDA Driver API reference. It
-only uses functions available in all drivers since version 11.7.
+device accesses directly. The code follows "Memory Management" in the CUDA Driver API reference, and
+uses only functions available in all drivers since version 11.7.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class GPU:
             self._library = load(LIBRARY)
         except OSError as error:
             raise GPUError(
-                f"no GPU can be used: {LIBRARY} cannot be loaded ({error}); install NVIDIA's driver"
+                f"no GPU can be used: {LIBRARY} cannot be loaded ({error}); install the NVIDIA "
+                "driver"
             ) from error
         self.device: ctypes.c_int = ctypes.c_int()
         context = ctypes.c_void_p()

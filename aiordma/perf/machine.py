@@ -31,7 +31,11 @@ def processor() -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Return a context manager that runs the garbage collector once and then disables it."""
+    """Return a context manager that disables garbage collection.
+
+    Entering the context runs the garbage collector once. Leaving the context enables garbage
+    collection again if it was enabled before.
+    """
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

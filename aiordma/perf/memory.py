@@ -22,7 +22,7 @@ from .ends import U32, End, Load, Run, misnumbered, together
 
 
 class Place(Protocol):
-    """This side's memory for the operations of a part."""
+    """Local memory that operations use during a part."""
 
     @property
     def local(self) -> LocalMemory: ...
@@ -61,14 +61,14 @@ class Memory(End):
         self._stack = ExitStack()
 
     def hold(self, filling: bytes) -> Place:
-        """Allocate memory for this side's operations, filled with `filling`."""
+        """Allocate memory for this side's operations, and copy `filling` into the memory."""
         place = self._take(self._conn, len(filling))
         self._stack.callback(place.release)
         place.fill(filling)
         return place
 
     def open_up(self, filling: bytes, rights: Rights) -> tuple[Buffer, bytes]:
-        """Allocate memory the peer may access, and fill it with `filling`.
+        """Allocate memory that the peer may access, and copy `filling` into the memory.
 
         Returns the memory and the token for the peer.
         """
@@ -186,16 +186,17 @@ class Atomics(OneSided):
 
 
 class Source(Memory):
-    """The server of a read test. The client reads its memory and verifies the contents."""
+    """The server's end for reads. The client reads the server's memory and verifies the data."""
 
     def prepare(self, load: Load) -> bytes:
         return self.open_up(load.sent, Rights.READ)[1]
 
 
 class Sum(Source):
-    """The server's end for atomic operations, with the number that the client increments.
+    """The server's end for atomic operations.
 
-    At the end of a part, the server compares it with the number of operations.
+    Each operation adds 1 to a number in the server's memory. At the end of a part, the server
+    compares this number with the operation count.
     """
 
     def prepare(self, load: Load) -> bytes:

@@ -74,7 +74,7 @@ class QueuePair(End):
         most = verbs.MTU(self._endpoint.mtu).bytes
         if opened.qp == "ud" and size > most:
             raise LimitError(
-                f"a datagram on {self._device} can have at most {most} bytes (one packet), "
+                f"a datagram on {self._device} can be at most {most} bytes long (one packet), "
                 f"not {size}"
             )
         reached = self._outbox if opened.operation == "read" else self._inbox
@@ -84,7 +84,7 @@ class QueuePair(End):
         """Connect to the peer's queue pair, using the endpoint in `token`."""
         endpoint, memory = token[: -MEMORY.size], token[-MEMORY.size :]
         if len(memory) != MEMORY.size:
-            raise ProtocolError(f"the peer sent a token of {len(token)} bytes for a queue pair")
+            raise ProtocolError(f"the peer's queue pair token is too short: {len(token)} bytes")
         remote = verbs.Endpoint.unpack(endpoint)
         self._remote = MEMORY.unpack(memory)
         qp = self.queue.qp
@@ -129,8 +129,8 @@ class QueuePair(End):
     async def ping(self, run: Run) -> None:
         """Run operations one at a time, waiting for the peer's response to each.
 
-        An operation's completion is awaited only after the response. By then, the completion has
-        arrived, so awaiting it takes no additional time.
+        Each operation's completion is awaited only after the response has arrived. An operation
+        completes before its response arrives, so awaiting the completion takes no extra time.
         """
         while run.done < run.limit:
             start = perf_counter()

@@ -108,9 +108,15 @@ def times(summary: Summary | None) -> dict[str, float] | None:
 
 
 def check_record(value: object) -> dict[str, Any]:
-    """Return `value` if it has the format created by `record`, or raise ValueError otherwise."""
+    """Check that `value` has the format that `record` produces, and return `value`.
+
+    Raises:
+        ValueError: If the format is wrong or the version is not supported.
+    """
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise ValueError(f"its format is not {FORMAT!r}")
+        raise ValueError(f"the record's format is not {FORMAT!r}")
     if value.get("version") != VERSION:
-        raise ValueError(f"its version is {value.get('version')}, not {VERSION}")
+        raise ValueError(
+            f"record version {value.get('version')} is not supported; expected {VERSION}"
+        )
     return value

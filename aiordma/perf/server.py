@@ -49,12 +49,12 @@ ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits that apply when measuring a client."""
+    """The limits that the server imposes on a client's measurements."""
 
     size: int = 1024 * MIB
     """The maximum size of one operation, in bytes."""
     memory: int = 2048 * MIB
-    """The maximum size of one operation, added up over all connections, in bytes."""
+    """The maximum operation size multiplied by the number of connections, in bytes."""
     connections: int = 1024
     waiting: int = 16
     """The maximum number of clients waiting for their turn."""
@@ -117,7 +117,7 @@ class PerfServer:
         limits: Limits = Limits(),
         **security: Any,
     ) -> Self:
-        """Start a server. The exceptions are the same as for `aiordma.listen`.
+        """Start a server. Raises the same exceptions as `aiordma.listen`.
 
         Args:
             host: The address to listen on.
@@ -126,7 +126,7 @@ class PerfServer:
             via: The connection method, as for `aiordma.listen`.
             config: The connection settings, as for `aiordma.listen`. `max_message` is derived from
                 `limits`.
-            limits: Limits that apply when measuring a client.
+            limits: The limits to impose on clients' measurements.
             **security: Further arguments of `aiordma.listen`, such as `auth`.
         """
         config = replace(config, max_message=max(limits.size, MAX_CONTROL))
@@ -207,7 +207,7 @@ class PerfServer:
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
         if self._waiting > self._limits.waiting:
-            raise Refusal(f"{self._limits.waiting} clients are already waiting: try again later")
+            raise Refusal(f"{self._limits.waiting} clients are already waiting; try again later")
         self._waiting += 1
         try:
             async with self._turn:
@@ -227,7 +227,7 @@ class PerfServer:
                 with quiet():
                     await self._parts(control, session)
         except TimeoutError:
-            raise Refusal("the client sent nothing for too long") from None
+            raise Refusal("the client was idle for too long") from None
         finally:
             session.over.set()
             self._session = None
@@ -294,7 +294,7 @@ class PerfServer:
             raise ProtocolError("the client began a part of size 0, which only send supports")
         if begin.size * count > limits.memory:
             raise Refusal(
-                f"{count} times {begin.size} bytes exceed the server's limit of "
+                f"{count} connections with {begin.size} bytes each exceed the server's limit of "
                 f"{limits.memory} (--max-memory)"
             )
         if len(begin.tokens) != count:
@@ -386,6 +386,7 @@ async def receive(conn: aiordma.Connection) -> wire.Wire:
     with await conn.recv() as message:
         if len(message) > MAX_CONTROL:
             raise ProtocolError(
-                f"the client sent a control message of {len(message)} bytes, above {MAX_CONTROL}"
+                f"the client's control message is too long: {len(message)} bytes (maximum "
+                f"{MAX_CONTROL})"
             )
         return wire.unpack(bytes(message))

@@ -48,22 +48,22 @@ class Settings:
         operation: The kind of operation.
         metric: The quantity to measure.
         sizes: The operation sizes, in bytes.
-        iterations: The total number of operations of each size, on all connections. With None,
-            `duration` determines it.
-        duration: The time to measure each size, in seconds.
-        warm_up: The number of untimed operations to run first. With None, it depends on the size.
+        iterations: The total number of operations to time for each size, across all connections. If
+            None, each size is measured for `duration` seconds.
+        duration: The time to measure each size, in seconds. Not used if `iterations` is given.
+        warm_up: The number of untimed operations to run first. None means a number that depends on
+            the size.
         connections: The number of connections.
         depth: The number of operations in flight per connection.
         batch: The number of operations posted with one doorbell.
         imm: Whether to send immediate data.
-        verify_all: Whether to verify every message instead of only the first and the last one.
+        verify_all: Whether to verify every message instead of only the first and last message.
         gpu: Whether the client uses GPU memory.
-        bidirectional: Whether the server responds to each operation with one of its own. An
-            operation is then in flight until the response has arrived.
-        qp: The type of plain queue pairs to measure instead of aiordma's connections. If empty,
-            connections are measured.
-        inline: The maximum number of bytes to send inline. Needs `qp`.
-        moderation: The interval between requests that generate a completion. Needs `qp`.
+        bidirectional: Whether the server responds to each operation with the same operation. If
+            True, an operation counts as in flight until the response has arrived.
+        qp: The type of plain queue pairs to measure. If empty, aiordma connections are measured.
+        inline: The maximum number of bytes to send inline. Requires `qp`.
+        moderation: The number of operations per completion. Requires `qp`.
 
     Raises:
         ValueError: If a setting is out of range, or if settings contradict each other.
@@ -99,11 +99,14 @@ class Settings:
         if self.bidirectional and (
             self.metric == "lat" or self.operation not in ("send", "write") or self.batch > 1
         ):
-            raise ValueError("bidirectional requires bw or rate of send or write, without batch")
+            raise ValueError(
+                "bidirectional requires the metric bw or rate and the operation send or write, and "
+                "cannot be combined with batch"
+            )
         if self.batch > 1 and self.operation in ("send", "stream"):
             raise ValueError("batch is supported only for write, read and atomic")
         if self.imm and self.operation not in ("send", "write"):
-            raise ValueError("immediate data requires the operation send or write")
+            raise ValueError("immediate data is supported only for send and write")
         if self.imm and self.batch > 1:
             raise ValueError("batch and immediate data cannot be combined")
         if self.metric == "lat" and (self.depth > 1 or self.batch > 1):
@@ -111,14 +114,16 @@ class Settings:
                 "depth and batch must be 1 for lat, which measures one operation at a time"
             )
         if self.operation == "stream" and self.depth > 1:
-            raise ValueError("depth is not supported for stream, whose buffer limits the data")
+            raise ValueError(
+                "depth is not supported for stream; the stream's buffer limits the data in flight"
+            )
         if self.verify_all and self.operation not in ("send", "stream"):
             raise ValueError(
                 "verify-all is supported only for send and stream; other operations are always "
                 "verified"
             )
         if self.gpu and self.operation not in ("write", "read"):
-            raise ValueError("GPU memory requires the operation write or read")
+            raise ValueError("GPU memory is supported only for write and read")
         if self.batch > self.depth:
             raise ValueError(f"batch {self.batch} must not exceed depth {self.depth}")
 
@@ -133,7 +138,9 @@ class Settings:
                 "qp must be rc (for send, write and read), uc (for send and write) or ud (for send)"
             )
         if self.batch > 1 or self.gpu:
-            raise ValueError("batch and GPU memory require aiordma's connections; omit qp")
+            raise ValueError(
+                "batch and GPU memory are not supported for plain queue pairs; omit qp"
+            )
         if self.inline and self.operation == "read":
             raise ValueError("inline is not supported for read")
         if self.moderation > self.depth:
@@ -147,9 +154,9 @@ class Settings:
         if not self.sizes:
             raise ValueError("sizes must not be empty")
         if self.operation == "atomic" and self.sizes != (ATOMIC,):
-            raise ValueError(f"the size of an atomic operation is {ATOMIC} bytes")
+            raise ValueError(f"the size of an atomic operation must be {ATOMIC} bytes")
         if self.operation != "send" and min(self.sizes) < 1:
-            raise ValueError("the size must be at least 1; only messages of send can be empty")
+            raise ValueError("the size must be at least 1; only send supports empty messages")
         if min(self.sizes) < 0:
             raise ValueError(f"the size must be at least 0, not {min(self.sizes)}")
 

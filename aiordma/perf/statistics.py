@@ -17,7 +17,10 @@ def rank(count: int, permille: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of samples, in the samples' unit. Each quantile is one of the samples."""
+    """Summary statistics for a set of samples, in the same unit as the samples.
+
+    Each quantile is one of the samples.
+    """
 
     count: int
     min: float
@@ -85,11 +88,12 @@ class Throughput:
 
 
 def slices(whole: Throughput, marks: Sequence[tuple[float, int]], gap: float) -> list[Throughput]:
-    """Divide a run into intervals at some of its `marks`, and return their throughputs.
+    """Split a run into intervals, and return each interval's throughput.
 
-    A mark consists of a time in seconds and the number of operations completed by then. Each
-    interval is at least `gap` seconds long. Together, the intervals cover the whole run, so the
-    run's throughput lies between their minimum and maximum.
+    A mark consists of a time in seconds and the number of operations completed up to that time.
+    Each mark starts a new interval, unless an interval would be shorter than `gap` seconds. The
+    intervals cover the whole run, so the run's throughput lies between the lowest and the highest
+    interval throughput.
     """
     ends = [(0.0, 0)]
     for mark in marks:
@@ -103,11 +107,10 @@ def slices(whole: Throughput, marks: Sequence[tuple[float, int]], gap: float) ->
 
 
 def tail(samples: Sequence[float], points: int = 100) -> list[tuple[float, float]]:
-    """Return points on the complementary distribution of `samples`.
+    """Return points on the complementary cumulative distribution of `samples`.
 
     Each point consists of a sample and the fraction of samples that are at least as large. The
-    points are evenly spaced on a logarithmic axis of this fraction. The last point is the largest
-    sample.
+    fractions are evenly spaced on a logarithmic scale. The last point contains the largest sample.
     """
     ordered = sorted(samples)
     count = len(ordered)

@@ -2,11 +2,11 @@
 
 The client sends Open and receives Opened. It then sends Attach on each measured connection. For
 each part of the measurement, the client sends Begin and receives Begun, and both sides run the
-operations. The client then sends Finish, and receives Reached and Finished. Instead of any of its
-responses, the server can send Refused.
+operations. The client then sends Finish, and receives Reached and Finished. The server can send
+Refused instead of any other response.
 
-Received messages are validated like any data from the network. If a message is invalid, the mistake
-is described by a ProtocolError.
+Received messages are validated like any data from the network. An invalid message raises a
+ProtocolError that describes the mistake.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """The first message on each measured connection, which assigns it to the measurement."""
+    """The first message on each measured connection.
+
+    `key` identifies the measurement, and `index` is the connection's index within the measurement.
+    """
 
     key: bytes
     index: int
@@ -144,7 +147,7 @@ class Begin:
 class Begun:
     """The server's reply that it is ready for a part.
 
-    It contains one token per connection, for the server's memory.
+    The reply contains one token per connection. The tokens grant access to the server's memory.
     """
 
     tokens: list[bytes]
@@ -152,14 +155,17 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a part at the client, with its number of operations per connection."""
+    """The client's message that it has finished a part.
+
+    `counts` contains the number of operations that the client performed on each connection.
+    """
 
     counts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The server's reply that it has received all operations except lost ones."""
+    """The server's reply that all operations have arrived, except for those that were lost."""
 
     cpu_us: int
     """The CPU time used by the server process during the part, in microseconds."""
@@ -168,14 +174,14 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The server's last reply in a part, with the first error found, or an empty string."""
+    """The server's last reply in a part. `mismatch` describes the first error, or is empty."""
 
     mismatch: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server's reply that it refuses to measure, with the reason."""
+    """The server's reply that it refuses the measurement. `text` contains the reason."""
 
     text: str
 
@@ -194,7 +200,7 @@ def unpack(data: bytes) -> Wire:
     try:
         value = msgpack.unpackb(data, max_ext_len=0, object_pairs_hook=unique)
     except (ValueError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"the peer's control message is not msgpack: {error}") from error
+        raise ProtocolError(f"the peer's control message is not valid msgpack: {error}") from error
     match value:
         case [str(name), dict(given)] if name in KINDS:
             kind = KINDS[name]
@@ -207,10 +213,12 @@ def unpack(data: bytes) -> Wire:
         )
     wanted = {field.name for field in fields(kind)}
     if set(given) != wanted:
-        raise ProtocolError(f"the peer's message {name} does not have the fields {sorted(wanted)}")
+        raise ProtocolError(
+            f"the peer's {name} message has invalid fields: expected {sorted(wanted)}"
+        )
     for field, content in given.items():
         if not FIELDS[field](content):
-            raise ProtocolError(f"the peer's message {name} has an invalid {field}")
+            raise ProtocolError(f"the peer's {name} message has an invalid '{field}' field")
         if FIELDS[field] is text:
             given[field] = printable(content, MAX_TEXT)
     return kind(**given)

@@ -58,11 +58,11 @@ async def create_connection(
 
     `port` may be a number, a string of digits, or a service name. If `ssl` is an SSL context, or
     True for the default context, the whole stream is encrypted with TLS. The server must then have
-    a certificate for `server_hostname`, which defaults to `host`. This function also raises the
-    exceptions of `aiordma.connect`.
+    a certificate for `server_hostname`, which defaults to `host`. This function can also raise any
+    exception that `aiordma.connect` raises.
 
     Raises:
-        ssl.SSLError: If the server does not have a valid certificate for that name.
+        ssl.SSLError: If the server does not have a valid certificate for `server_hostname`.
         ValueError: If `server_hostname` is given without `ssl`.
     """
     check_factory(protocol_factory)
@@ -93,9 +93,7 @@ def port_number(port: int | str | bytes | None) -> int:
     try:
         return socket.getservbyname(text, "tcp")
     except (OSError, ValueError):
-        raise AddressError(
-            f"invalid port {port!r}: expected a number or the name of a service"
-        ) from None
+        raise AddressError(f"invalid port {port!r}: expected a number or a service name") from None
 
 
 async def attach(
@@ -151,10 +149,10 @@ async def sendfile(
 ) -> int:
     """Send part of a regular file without copying it, and return the number of bytes sent.
 
-    The part has `count` bytes, starting at `offset`. By default, it extends to the end of the file.
-    All previously written data is sent first. The call returns once everything has been sent. As
-    with `loop.sendfile`, the file position is then just past the last byte sent. Do not truncate
-    the file before the call returns.
+    The part starts at `offset` and is `count` bytes long. By default, the part extends to the end
+    of the file. All previously written data is sent first. The call returns once everything has
+    been sent. On return, the file position is just past the last byte sent, as with
+    `loop.sendfile`. Do not truncate the file before the call returns.
 
     Raises:
         ConnectionError: If the connection ends before everything has been sent.
@@ -164,7 +162,7 @@ async def sendfile(
     """
     if not isinstance(transport, StreamTransport):
         if isinstance(transport, asyncio.Transport) and transport.get_extra_info("ssl_object"):
-            raise ValueError("sendfile is not supported by a TLS stream; use write() instead")
+            raise ValueError("sendfile is not supported on TLS streams; use write() instead")
         hint = "pass writer.transport" if isinstance(transport, asyncio.StreamWriter) else ""
         raise TypeError(refusal("transport", "a StreamTransport", transport, hint))
     check_part(file, offset, count)

@@ -82,7 +82,7 @@ class OverRDMA:
         return {"device": self.device, "via": self.via, "config": self.config}
 
     def applies(self, host: str | None, port: int) -> bool:
-        """Return whether to use RDMA for connections to an address or servers listening on it."""
+        """Return whether to use RDMA for connecting to an address, or for listening on it."""
         return True
 
     async def create_connection(
@@ -138,12 +138,12 @@ class OverRDMA:
         return await connect_with(options, security, host, port, **asked)
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        """Connect to an address over RDMA, for a later `create_connection` with the same socket.
+        """Connect to an address over RDMA on behalf of a socket.
 
-        This method is for clients that choose between addresses themselves, such as aiohttp. The
-        socket itself stays unconnected, and a later `create_connection(sock=...)` returns a stream
-        over the RDMA connection. If nothing at the address accepts RDMA connections, the socket is
-        connected over TCP instead.
+        This method is for clients that choose among addresses themselves, such as aiohttp. The
+        socket itself stays unconnected. If you pass the socket to `create_connection` as `sock`,
+        you get a stream over the RDMA connection. If nothing at the address accepts RDMA
+        connections, the socket is connected over TCP instead.
         """
         stream = (
             sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
@@ -188,8 +188,8 @@ class OverRDMA:
         check_options("create_server", options, SERVER_OPTIONS)
         if False in meant:
             raise ValueError(
-                f"cannot start one server at {host!r}: applies() selects RDMA for only some of "
-                "these hosts; start a second server for the others"
+                f"cannot start a single server on {host!r}: applies() selects RDMA for only some "
+                "of these hosts; start a separate server for the others"
             )
         served: StreamServerOptions = {
             **STREAM_SERVER,
@@ -261,4 +261,4 @@ async def copy_file(
 
 
 class EventLoop(OverRDMA, asyncio.SelectorEventLoop):
-    """asyncio's selector event loop with connections over RDMA."""
+    """asyncio's selector event loop, with support for RDMA connections."""

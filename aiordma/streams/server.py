@@ -26,7 +26,7 @@ Hosts = str | Iterable[str | None] | None
 
 
 class StreamServer(AsyncContext, asyncio.AbstractServer):
-    """A server that attaches a protocol to each connection, created by `create_server`.
+    """A server, created by `create_server`, that attaches a protocol to each connection.
 
     Use it like an `asyncio.Server`, for example in an `async with` statement. `close` makes the
     server stop listening but leaves accepted connections open.
@@ -79,7 +79,11 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         return self._accepting is not None and self._closing is None
 
     async def start_serving(self) -> None:
-        """Start accepting connections. Does nothing if the server is already accepting them."""
+        """Start accepting connections. Does nothing if the server is already accepting them.
+
+        Raises:
+            RuntimeError: If the server is closed.
+        """
         self._affinity.check(self)
         if self._closing is not None:
             raise RuntimeError(f"{self!r} is closed; create another server")
@@ -90,11 +94,12 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         """Accept connections until the server is closed. Cancelling this call closes the server.
 
         Raises:
-            DeviceEventError: If the device has failed. The server is no longer usable; start a new
-                one.
+            DeviceEventError: If the device has failed. The server is no longer usable. Start a new
+                server.
+            RuntimeError: If the server is closed, or if this method is already running.
         """
         if self._serving_forever is not None:
-            raise RuntimeError(f"serve_forever() of {self!r} is already running")
+            raise RuntimeError(f"serve_forever() is already running for {self!r}")
         await self.start_serving()
         assert self._accepting is not None
         self._serving_forever = asyncio.shield(self._accepting)
@@ -183,7 +188,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         await self._closing
 
     def _end_without_loop(self) -> None:
-        """Do nothing; the listener and the connections end by themselves."""
+        """Do nothing, because the listener and the connections end on their own."""
 
 
 @shows(StreamServerOptions, STREAM_SERVER)
@@ -197,8 +202,9 @@ async def create_server(
 
     If `host` is None or "", the server listens on all addresses. If `host` is a sequence of hosts,
     the server uses the same port on all of them. To encrypt the streams with TLS, pass an SSL
-    context with a certificate as `ssl`. The other options and the exceptions are the same as for
-    `aiordma.listen`.
+    context with a certificate as `ssl`. The remaining options have the same meaning as in
+    `aiordma.listen` or `loop.create_server`. This function can raise any exception that
+    `aiordma.listen` raises.
     """
     given = complete("create_server", options, STREAM_SERVER)
     return await serve(given, protocol_factory, host, port)
@@ -214,7 +220,10 @@ async def serve(
     family: int = 0,
     flags: int = 0,
 ) -> StreamServer:
-    """Start a server like `create_server`, with all the options of the event loop's method."""
+    """Start a server for `create_server` or `OverRDMA.create_server`.
+
+    Only `OverRDMA.create_server` passes `limits`, `family` and `flags`.
+    """
     check_factory(protocol_factory)
     start = truth("start_serving", options["start_serving"])
     context = context_of(options["ssl"], client=False)

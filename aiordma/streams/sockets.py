@@ -83,9 +83,9 @@ class StreamSocket:
     def fileno(self) -> int:
         """Return a file descriptor that is readable if the stream has data or has ended.
 
-        HTTP clients use it to check an idle connection before reusing it. The descriptor reflects
-        the stream's state at the time of this call and cannot be used to read data. Returns -1 if
-        the stream is closed.
+        HTTP clients use the descriptor to check whether an idle connection is still usable. The
+        descriptor reflects the stream's state at the time of this call. It cannot be used to read
+        data. Returns -1 if the stream is closed.
         """
         if self._closed:
             return -1
@@ -106,7 +106,11 @@ class StreamSocket:
             os.close(fd)
 
     def getsockopt(self, level: int, option: int, buflen: int = 0) -> Any:
-        """Return the value an option was set to, or the default for a new socket."""
+        """Return the value an option was set to, or the default for a new socket.
+
+        Raises:
+            OSError: With ENOPROTOOPT, if streams do not support the option.
+        """
         key = (level, option)
         known = {**WITHOUT_EFFECT, **READ_ONLY, **self._options}
         if key not in known:
@@ -114,10 +118,10 @@ class StreamSocket:
         return known[key]
 
     def setsockopt(self, level: int, option: int, value: Any, optlen: int = 0) -> None:
-        """Store the value of an option that has no effect on streams.
+        """Store an option's value. Common options are accepted, but have no effect on the stream.
 
         Raises:
-            OSError: With ENOPROTOOPT, for any other option.
+            OSError: With ENOPROTOOPT, if streams do not accept the option.
         """
         key = (level, option)
         if key not in WITHOUT_EFFECT:
@@ -133,7 +137,7 @@ class StreamSocket:
 
     def shutdown(self, how: int) -> None:
         """Raise OSError with EOPNOTSUPP. Streams do not support this operation."""
-        raise refused("shutdown", errno.EOPNOTSUPP, "use write_eof() of the transport instead")
+        raise refused("shutdown", errno.EOPNOTSUPP, "use the transport's write_eof() instead")
 
     def dup(self) -> socket.socket:
         """Raise OSError with EOPNOTSUPP. Streams do not support this operation."""

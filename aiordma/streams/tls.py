@@ -2,7 +2,7 @@
 
 `ssl=` has the same meaning as in asyncio. The whole stream is encrypted, and the protocol's
 `connection_made` is not called until the server's certificate has been verified. TLS records are
-sent as messages over the connection, so someone who learns the connection's own keys and tokens
+sent as messages over the connection, so an attacker who learns the connection's own keys and tokens
 still cannot read the stream's data.
 """
 
@@ -27,7 +27,11 @@ class TLSLimits(NamedTuple):
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> TLSLimits:
-        """Return a call's TLS time limits. Raises ValueError if any is invalid or lacks `ssl`."""
+        """Return the TLS time limits in `options`.
+
+        Raises:
+            ValueError: If a time limit is invalid, or was given without `ssl`.
+        """
         limits = cls(*map(options.get, cls._fields))
         for name, value in limits._asdict().items():
             if value is None:
@@ -59,7 +63,11 @@ def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
 
 
 def hinted(error: OSError, peer: str) -> OSError:
-    """Return the error from a client's TLS handshake with a hint that `peer` may not use TLS."""
+    """Return `error` with a hint to pass `ssl` on both sides or on neither.
+
+    `error` was raised by a client's TLS handshake with `peer`. Certificate verification errors are
+    returned unchanged.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return error
     text = f"the TLS handshake with {peer} failed: {cause_text(error)}; {TLS_HINT}"

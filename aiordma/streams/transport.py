@@ -9,7 +9,7 @@ Design rationale:
 - Sending a message costs about the same whether it contains ten bytes or ten thousand. Writes made
   while a few messages are in flight are therefore joined into one message.
 - `write` never waits, so data is buffered until the peer has space for it. Data not yet passed to
-  the connection counts towards the transport's water marks. `WINDOW` limits the amount of data
+  the connection counts towards the transport's watermarks. `WINDOW` limits the amount of data
   passed to the connection but not yet sent.
 - After `pause_reading`, no data may be delivered. The connection then holds on to the messages and
   does not return their credits, which slows the peer down.
@@ -67,8 +67,8 @@ NOT_SENT = "the connection to {} ended before all data was sent"
 def take_buffered(protocol: object) -> bytes:
     """Remove and return the unread data in a `StreamReader`, for `start_tls`.
 
-    This data is the beginning of the TLS handshake. asyncio would leave it in the reader, while TLS
-    is waiting for it.
+    This data is the beginning of the TLS handshake. Without this function, asyncio would leave the
+    data in the reader, and TLS would wait for the data forever.
     """
     reader = getattr(protocol, "_stream_reader", None)
     if not isinstance(reader, asyncio.StreamReader):
@@ -82,7 +82,8 @@ def take_buffered(protocol: object) -> bytes:
 def refuse_drain(protocol: object) -> None:
     """Make `StreamWriter.drain` raise ConnectionResetError, as it does over TCP after `close`.
 
-    Over TCP, `connection_lost` has already been called by then. Here, it is not called until the
+    `drain` fails once `connection_lost` has been called. Over TCP, `connection_lost` is called when
+    all data has been passed to the kernel. Over RDMA, `connection_lost` is not called until the
     peer has received all data.
     """
     if isinstance(protocol, FlowControlMixin):
@@ -117,11 +118,11 @@ class _Outbox:
 
     @property
     def owed(self) -> bool:
-        """Whether written data has not reached the connection, or could not be sent."""
+        """Whether some written data could not be sent, or has not yet reached the connection."""
         return bool(self.undelivered or self.size)
 
     def _take(self) -> memoryview:
-        """Take at most a piece, without a copy if its bytes are contiguous."""
+        """Remove and return up to one piece of data. Contiguous data is not copied."""
         most = self._piece
         first = self._chunks.popleft() if self._chunks else memoryview(b"")
         if len(first) < most and self._chunks:
@@ -178,13 +179,13 @@ class _Outbox:
             await asyncio.shield(self._idle)
 
     def _let_go(self) -> None:
-        """Wake the waiters: nothing is in flight any more, or nothing more will be sent."""
+        """Wake the waiters, because nothing is in flight or nothing more will be sent."""
         idle, self._idle = self._idle, None
         if idle is not None:
             settle(idle, None, reset(self._connection, NOT_SENT) if self.undelivered else None)
 
     def drop(self) -> None:
-        """Discard the queued data; nothing more will be sent."""
+        """Discard the queued data. Nothing more will be sent."""
         self._chunks.clear()
         self.size = 0
         self.undelivered = True
@@ -212,13 +213,13 @@ class _Inbox:
             self.message = None
 
     def give(self, protocol: Any, data: memoryview) -> int:
-        """Pass to the protocol as much data as it accepts, and return the length."""
+        """Pass as much data to the protocol as it accepts, and return the number of bytes."""
         count = len(data)
         if self.is_buffered:
             buffer = bytes_of(protocol.get_buffer(count), target=True)
             count = min(len(buffer), count)
             if not count:
-                raise RuntimeError(f"get_buffer() of {protocol!r} returned an empty buffer")
+                raise RuntimeError(f"{protocol!r}.get_buffer() returned an empty buffer")
             buffer[:count] = data[:count]
             buffer.release()
             protocol.buffer_updated(count)
@@ -228,11 +229,11 @@ class _Inbox:
 
 
 class StreamTransport(_FlowControlMixin):
-    """An `asyncio.Transport` over a connection, created by `create_connection` and `create_server`.
+    """An `asyncio.Transport` that runs over a connection.
 
-    It supports everything asyncio documents for transports: a write buffer with water marks, flow
-    control in both directions, half-closing, `abort`, and buffered protocols. `get_extra_info`
-    accepts these names:
+    `create_connection` and `create_server` create these transports. All features that asyncio
+    documents for transports are supported: a write buffer with watermarks, flow control in both
+    directions, half-closing, `abort`, and buffered protocols. `get_extra_info` accepts these names:
 
     - `peername` and `sockname`: The peer's address and the local address.
     - `socket`: An `asyncio.trsock.TransportSocket` that is not backed by a real socket.
@@ -360,12 +361,12 @@ class StreamTransport(_FlowControlMixin):
                 inbox.drop()
 
     def _deliver(self, data: memoryview) -> int:
-        """Pass to the protocol as much data as it accepts, and return the length."""
+        """Pass as much data to the protocol as it accepts, and return the number of bytes."""
         taken = self._call("while receiving data", self._inbox.give, self._protocol, data)
         return taken or 0
 
     def _call(self, when: str, callback: Callable[..., Any], *args: object) -> Any:
-        """Call the protocol. An exception is reported and ends the stream, and None is returned."""
+        """Call the protocol. On an exception, report it, end the stream, and return None."""
         try:
             return callback(*args)
         except EXITS:
@@ -453,16 +454,16 @@ class StreamTransport(_FlowControlMixin):
         return True
 
     def write_eof(self) -> None:
-        """Close the sending direction once all written data has been sent. Reading continues."""
+        """Close the write end once all written data has been sent. Data can still be received."""
         self._affinity.check(self)
         if not self._outbox.eof_written and not self._closing:
             self._outbox.eof_written = self._outbox.eof_owed = True
             self._flush()
 
     def _flush(self) -> None:
-        """Send what is possible, or end the stream if nothing can be sent any more.
+        """Send as much data as possible, or end the stream if sending has failed.
 
-        The reading task ends it instead unless reading is paused.
+        If the connection has ended and reading is not paused, the reading task ends the stream.
         """
         self._outbox.flush(self._sent)
         error = self._outbox.unsendable
@@ -535,9 +536,9 @@ class StreamTransport(_FlowControlMixin):
     def abort(self) -> None:
         """Close the transport immediately, without waiting for written data to be sent.
 
-        Data already passed to the connection is still delivered, followed by the end of the stream.
-        If any other written data or any unread received data remains, that data is lost and the
-        peer sees a broken connection, as with a socket.
+        If all written data has been passed to the connection and all received data has been read,
+        the written data is still delivered, and the peer sees the end of the stream. Otherwise, the
+        remaining data is lost, and the peer sees a broken connection, as with a socket.
         """
         if not self._affinity.is_after_fork:
             self._affinity.check(self)
@@ -576,7 +577,7 @@ class StreamTransport(_FlowControlMixin):
             self._loop.call_soon(self._on_lost, self)
 
     def _is_readable(self) -> bool:
-        """Return whether reading from a socket would not block, because of data or the end."""
+        """Return whether the stream has unread data or has ended."""
         return self._inbox.has_unread or self._eof_received or self._connection._is_ending
 
     async def _end_with_loop(self) -> None:

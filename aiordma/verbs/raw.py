@@ -19,7 +19,7 @@
 - Every constant of the C headers is an attribute of this module, for example
   ``raw.IBV_SEND_SIGNALED``.
 
-As in C, arguments are only checked by the device, and you must keep memory alive yourself. Call
+As in C, only the device checks arguments, and you must keep memory alive yourself. Call
 :meth:`QueuePair.untrack` before posting requests with these functions. See docs/raw-handles.md.
 """
 

@@ -43,9 +43,9 @@ async def test_listening_child_reports_its_address() -> None:
     [
         (
             "raise SystemExit(3)",
-            "the server process ended with exit status 3 before it was listening",
+            "the server process ended with exit status 3 before it started listening",
         ),
-        ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL before it was listening"),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL before it started listening"),
         ("print('hello')", r"printed 'hello\\n' instead of its address"),
         ("print('a port')", r"printed 'a port\\n' instead of its address"),
     ],
@@ -58,7 +58,7 @@ async def test_child_that_ends_early_raises_child_error(code: str, text: str) ->
 
 async def test_silent_child_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "START_TIMEOUT", 0.01)
-    with pytest.raises(ChildError, match=r"timed out after 0\.01 s waiting for the address"):
+    with pytest.raises(ChildError, match=r"timed out after 0\.01 s waiting for the server process"):
         async with listening_child(python("import sys; sys.stdin.read()")):
             raise AssertionError("it did not listen")
 

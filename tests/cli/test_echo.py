@@ -88,7 +88,7 @@ def test_echo_sends_a_file_in_pieces_and_whole(
     [
         (["--device", "nonsense0"], 1, "device 'nonsense0' not found; available devices: "),
         (["--sizes", "many"], 2, "invalid size 'many'"),
-        (["--sizes", "1000000000G"], 2, "a message can have at most 1 GiB, not"),
+        (["--sizes", "1000000000G"], 2, "the message size must be at most 1 GiB, not"),
         (["--count", "0"], 2, "0 is not in the range"),
         (["--timeout", "0"], 2, "0.0 is not in the range"),
         (["--timeout", "nan"], 2, "'nan' is not a finite number"),
@@ -108,7 +108,7 @@ def test_echo_reports_an_address_of_another_host(
     done = echo("--device", device_name, "--host", "203.0.113.1", *SMALL)
     assert done.exit_code == 1
     assert done.stderr == (
-        "Error: the server process ended with exit status 1 before it was listening\n"
+        "Error: the server process ended with exit status 1 before it started listening\n"
     )
     said_by_the_server = capfd.readouterr().err
     assert said_by_the_server.startswith("Error: echo server: ")
@@ -153,7 +153,7 @@ def test_echo_reports_changed_messages(device_name: str, monkeypatch: pytest.Mon
         ("os.kill(os.getpid(), 9)", "the server process was killed by SIGKILL", "100"),
         ("os._exit(3)", "the server process ended with exit status 3", "100"),
         ("await conn.close()", "the peer has closed the connection", "100"),
-        ("pass", "timed out after 0.5 s waiting for the echo of a message of 1 bytes", "0.5"),
+        ("pass", "timed out after 0.5 s waiting for the echo of a 1-byte message", "0.5"),
     ],
 )
 def test_echo_reports_a_server_that_fails(

@@ -163,13 +163,13 @@ def test_perf_plot_draws_several_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{}", "its format is not 'aiordma-perf'"),
-        ("[1]", "its format is not"),
+        ("{}", "the record's format is not 'aiordma-perf'"),
+        ("[1]", "the record's format is not"),
         ("nonsense", "is not the output of aiordma perf --json: Expecting value"),
-        ('{"format": "aiordma-perf", "version": 2}', "its version is 2, not 1"),
+        ('{"format": "aiordma-perf", "version": 2}', "record version 2 is not supported"),
         (
             '{"format": "aiordma-perf", "version": 1}',
-            "without all data that aiordma perf --json prints",
+            "lacks some of the data that aiordma perf --json prints",
         ),
     ],
 )

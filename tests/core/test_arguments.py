@@ -100,7 +100,7 @@ REFUSED: list[tuple[Callable[[Any], object], object, type[Exception], str]] = [
             TIME,
             value,
             ValueError,
-            f"t must be a finite number of seconds, 0 or more, not {float(value)}",
+            f"t must be a finite non-negative number of seconds, not {float(value)}",
         )
         for value in (math.nan, math.inf, -1, np.float32("nan"), Decimal("Infinity"))
     ),

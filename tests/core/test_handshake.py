@@ -103,10 +103,13 @@ def edited(packed: bytes, position: int, *values: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (bytes(56), "not an aiordma hello (56 bytes"),
-        (ENDPOINT.pack(), "not an aiordma hello (40 bytes that start with b'AIOE')"),
-        (edited(HELLO.pack(), 4, 9), "hello: the peer uses version 9, this side version 2"),
-        (edited(HELLO.pack(), 5, 1), "features unknown to this side (flags 0x01)"),
+        (bytes(56), "not an aiordma hello: received 56 bytes"),
+        (ENDPOINT.pack(), "not an aiordma hello: received 40 bytes starting with b'AIOE'"),
+        (
+            edited(HELLO.pack(), 4, 9),
+            "hello: the peer uses version 9, but this side uses version 2",
+        ),
+        (edited(HELLO.pack(), 5, 1), "features that the peer requires (flags 0x01)"),
         (HELLO.pack()[:31], "truncated hello from the peer: 31 of 32 bytes"),
         (HELLO.pack() + b"\0\0x", "bytes instead of"),
         (edited(HELLO.pack(), 8, 0, 0), "eager_size must be between 536 and"),

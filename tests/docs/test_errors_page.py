@@ -82,7 +82,7 @@ def test_authentication_errors_are_found_in_the_source() -> None:
     required = "the peer requires a key: pass the same auth= on both sides"
     assert texts[required] == "AuthenticationError"
     assert texts[auth.NOT_THE_SAME_KEY] == "AuthenticationError"
-    assert texts["auth must be a key of type bytes, not ..."] == "TypeError"
+    assert texts["auth must be bytes, not ..."] == "TypeError"
 
 
 def test_page_has_all_rows() -> None:

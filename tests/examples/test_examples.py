@@ -149,7 +149,7 @@ def test_cache_example_sets_and_gets(environment: dict[str, str], host: str) -> 
         assert run_example(environment, "cache", "set", *at, "a", "a value") == "stored\n"
         assert run_example(environment, "cache", "get", *at, "a") == "a: a value\n"
         assert failed(environment, "cache", "set", *at, "a", 1016 * "v") == (
-            "cache: key and value can have at most 1016 bytes together\n"
+            "cache: key and value together must not exceed 1016 bytes\n"
         )
 
 

@@ -155,7 +155,7 @@ async def test_moderation_reduces_completions(
 
 @one_loop
 async def test_datagram_of_several_packets_raises_limit_error(device_name: str, host: str) -> None:
-    with pytest.raises(LimitError, match=r"a datagram on .* can have at most "):
+    with pytest.raises(LimitError, match=r"a datagram on .* can be at most "):
         await measured(device_name, host, replace(settings("send", "lat", 4097), qp="ud"))
 
 
@@ -204,7 +204,7 @@ async def test_lost_response_raises_timeout_error(
         (
             replace(settings("write", "bw", 60), connections=2),
             Limits(memory=119),
-            "2 times 60 bytes exceed the server's limit of 119",
+            "2 connections with 60 bytes each exceed the server's limit of 119",
         ),
         (
             replace(settings("send", "bw"), connections=2),

@@ -136,7 +136,7 @@ async def opened(
 @pytest.mark.parametrize(
     ("attached", "said", "reason"),
     [
-        (False, b"nonsense", "message is not msgpack"),
+        (False, b"nonsense", "message is not valid msgpack"),
         (False, wire.pack(wire.Reached(0, 0)), "began a connection with Reached"),
         (False, wire.pack(wire.Attach(bytes(16), 0)), "an unknown measurement"),
         (True, wire.pack(wire.Finish([1])), "began a part with Finish"),

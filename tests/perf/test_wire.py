@@ -70,7 +70,7 @@ def test_invalid_field_is_rejected(data: st.DataObject) -> None:
     field = data.draw(st.sampled_from(sorted(asdict(message))))
     wrong = data.draw(ANYTHING.filter(lambda value: not wire.FIELDS[field](value)))
     packed = msgpack.packb([type(message).__name__, {**asdict(message), field: wrong}])
-    with pytest.raises(ProtocolError, match=f"has an invalid {field}|protocol version"):
+    with pytest.raises(ProtocolError, match=f"has an invalid '{field}'|protocol version"):
         wire.unpack(packed)
 
 

@@ -388,8 +388,7 @@ def test_operation_without_its_result_is_refused() -> None:
         with pytest.raises(TypeError) as raised, op:
             pass
         assert str(raised.value) == (
-            f"{name} has no result; set op.result to the value that the call returned, inside the "
-            "with block"
+            f"{name} has no result; set op.result to the call's return value inside the with block"
         )
 
 
@@ -399,8 +398,8 @@ def test_operation_without_with_is_refused() -> None:
     with pytest.raises(RuntimeError) as raised:
         op.result = 5
     assert str(raised.value) == (
-        "op.result of read('x') must be set inside its with block; write `with "
-        "history.read(...) as op:` around the call and this line"
+        "op.result of read('x') must be set inside the with block: put the call and this "
+        "assignment inside `with history.read(...) as op:`"
     )
     with history.write("x", 1):
         pass
@@ -431,8 +430,8 @@ def test_check_of_an_empty_history_fails() -> None:
         with pytest.raises(AssertionError) as raised:
             history.check()
         assert str(raised.value) == (
-            f"the history has no operations{counted}, so the check proves nothing; put each call "
-            "of the program in a block such as `with history.read(...) as op:`"
+            f"the history has no operations{counted}, so the check proves nothing; wrap each "
+            "of the program's calls in a block such as `with history.read(...) as op:`"
         )
         with history.write("x", 1) as op:
             op.refused()

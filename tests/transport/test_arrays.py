@@ -103,9 +103,7 @@ def test_pack_names_arrays_of_unsupported_types() -> None:
         np.zeros((2, 2), complex).T,
         np.zeros(2, ">f4,i2"),
     ):
-        with pytest.raises(
-            TypeError, match=r"array 'x' has the type .*bytes \(reshape\(-1\)\.view"
-        ):
+        with pytest.raises(TypeError, match=r"array 'x' has type .*bytes \(reshape\(-1\)\.view"):
             arrays.pack({"x": array})
         arrays.pack({"x": array.reshape(-1).view("u1")})
     with pytest.raises(ValueError, match=r"array 'x': .*inhomogeneous"):
@@ -318,15 +316,13 @@ async def test_remote_array_rejects_invalid_keys_and_buffers(factory: Connection
                 await ends(client.send(no_memory), TypeError)
             await ends(remote.write(1), RemoteRangeError)
             wide = await ends(remote.read(np.zeros((3, 4))), ValueError)
-            assert (
-                "float64 (3, 4) does not match the part of the remote array, float32 (3, 4)"
-                in str(wide)
-            )
+            assert str(wide) == "invalid target: got float64 (3, 4), expected float32 (3, 4)"
             values: Any
             for values in (np.zeros((4, 3)), np.zeros((2, 3, 4))):
                 told = str(await ends(remote.write(values), ValueError))
-                assert f"values: float32 {values.shape} does not match" in told
-                assert told.endswith("float32 (3, 4)")
+                assert (
+                    told == f"invalid values: got float32 {values.shape}, expected float32 (3, 4)"
+                )
             for values in ([[1], [2, 3]], "x", {"x": 1}):
                 told = str(await ends(remote.write(values), ValueError, TypeError))
                 assert told.startswith("values: ")

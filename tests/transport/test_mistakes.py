@@ -134,8 +134,8 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "share remote": (
         lambda s: s.conn.send_region(s.remote),
         TypeError,
-        "{remote!r} is not local registered memory (Connection.register, alloc); return "
-        "borrowed memory with hand_over",
+        "{remote!r} is not registered local memory (from Connection.register or alloc); use "
+        "hand_over to return borrowed memory",
     ),
     # ---- no memory at all ----
     "register text": (lambda s: s.register("text"), TypeError, TEXT),
@@ -263,7 +263,7 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
             connects(port, kind, via=port[-3:].strip()),
             ProtocolError,
             f"{{host}}:{{ports[{port}]}} uses {there}, but this side uses {here}: use the "
-            "same kind on both sides",
+            "same interface on both sides",
         )
         for kind, port, there, here in (
             ("messages", "stream cm", STREAMS, MESSAGES),

@@ -237,7 +237,7 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "a name that is none": (
         lambda conn, _: rpc.serve(conn, {5: failing}),  # type: ignore[dict-item]
-        "the name of a function must be a str, not int 5",
+        "the function name must be a str, not int 5",
     ),
     "a name that is too long": (
         lambda conn, _: rpc.serve(conn, {"x" * 256: failing}),
@@ -261,7 +261,7 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "a name of another type": (
         lambda _, client: client.call(b"add"),  # type: ignore[arg-type]
-        "the name of a function must be a str, not bytes b'add'",
+        "the function name must be a str, not bytes b'add'",
     ),
     "two arguments": (
         lambda _, client: client.call("add", 1, 2),  # type: ignore[arg-type]

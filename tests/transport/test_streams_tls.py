@@ -111,7 +111,7 @@ async def test_tls_stream_transfers_encrypted_data(
         before = conn.statistics().bytes_sent
         await talk(reader, writer)
         assert conn.statistics().bytes_sent - before > 301_001  # with what TLS adds
-        with pytest.raises(ValueError, match="not supported by a TLS stream"):
+        with pytest.raises(ValueError, match="not supported on TLS streams"):
             await streams.sendfile(writer.transport, io.BytesIO())
         await hang_up(writer)
 

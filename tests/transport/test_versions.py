@@ -22,14 +22,13 @@ pytestmark = [one_loop, pytest.mark.any_device]
 OLDER = {
     "version 1": (
         4,
-        "hello: the peer uses version 1, this side version 2; run the same release of aiordma on "
-        "both",
+        "hello: the peer uses version 1, but this side uses version 2; run the same release of "
+        "aiordma on both sides",
     ),
     "a key proved late": (
         5,
-        "hello: the peer requires features unknown to this side (flags 0x01); run the same "
-        "release of "
-        "aiordma on both",
+        "hello: this side does not support all features that the peer requires (flags 0x01); "
+        "run the same release of aiordma on both sides",
     ),
 }
 """Byte of a hello that is 1 in an older release, and what its user is told."""

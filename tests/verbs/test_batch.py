@@ -87,7 +87,7 @@ def test_batch_performs_every_operation(connected_pair: ConnectedPair) -> None:
 async def test_async_with_on_a_batch_raises_type_error(connected_pair: ConnectedPair) -> None:
     one, _ = connected_pair(QPCapabilities())
     for batch in (one.qp.batch(), one.qp.recv_batch()):
-        text = f"^a {type(batch).__name__} is not an asynchronous context manager: write 'with'$"
+        text = f"^a {type(batch).__name__} is not an asynchronous context manager: use 'with' "
         with pytest.raises(TypeError, match=text):
             async with batch:
                 pass
@@ -209,13 +209,13 @@ def test_invalid_batch_posts_nothing(pair: Pair) -> None:
 def test_batch_rejects_requests_outside_its_with_block(pair: Pair) -> None:
     one, two = pair
     batch = one.qp.batch()
-    with pytest.raises(BufferStateError, match="inside its with"):
+    with pytest.raises(BufferStateError, match="within its with"):
         batch.send()
     with batch:
-        with pytest.raises(BufferStateError, match="already in use"), batch:
+        with pytest.raises(BufferStateError, match="already active"), batch:
             pass
         assert len(batch) == 0
-    with pytest.raises(BufferStateError, match="inside its with"):
+    with pytest.raises(BufferStateError, match="within its with"):
         batch.send()
     two.qp.post_recv_one(1, 0, 0, 0)
     with batch:  # and may be used again

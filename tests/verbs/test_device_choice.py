@@ -196,8 +196,8 @@ async def test_choose_devices_keeps_the_order_of_the_list(machine: Machine) -> N
     [
         ([], ValueError, "an empty list"),
         (["mlx5_0", "mlx5_0"], ValueError, "a duplicate name: mlx5_0, mlx5_0"),
-        (["mlx5_0", "all"], ValueError, "'all' cannot be part of a list"),
-        (["system"], ValueError, "'system' cannot be part of a list"),
+        (["mlx5_0", "all"], ValueError, "'all' cannot be combined with other"),
+        (["system"], ValueError, "'system' cannot be combined with other"),
         (
             [f"mlx5_{number}" for number in range(9)],
             ValueError,

@@ -67,5 +67,5 @@ def test_grh_parse_detects_the_ip_version() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, GRH_SIZE - 1])
 def test_grh_parse_rejects_short_input(size: int) -> None:
-    with pytest.raises(ValueError, match=f"a GRH must have 40 bytes, not {size}"):
+    with pytest.raises(ValueError, match=f"a GRH must be 40 bytes long, not {size}"):
         GRH.parse(bytes(size))

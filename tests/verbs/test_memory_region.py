@@ -150,7 +150,7 @@ def test_remote_write_and_atomic_require_local_write(
 def test_reg_mr_rejects_empty_memory(
     pd: verbs.ProtectionDomain, memory: int | bytes | bytearray
 ) -> None:
-    with pytest.raises(ValueError, match=r"at least 1 byte, not -?[01]$"):
+    with pytest.raises(ValueError, match=r"at least 1 byte long, not -?[01]$"):
         pd.reg_mr(memory)
 
 

@@ -56,7 +56,7 @@ def test_huge_pages_fall_back_to_ordinary_pages_with_a_warning(
     with pd.reg_mr(10000) as mr, pd.reg_mr(bytearray(64)) as own:
         assert (mr.page_size, own.page_size) == (mmap.PAGESIZE, 0)
     assert not caplog.records
-    with pytest.raises(ValueError, match="requires a number of bytes"):
+    with pytest.raises(ValueError, match="must be a size in bytes"):
         pd.reg_mr(bytearray(64), huge_pages=True)
     monkeypatch.setattr(pages, "_meminfo", dict)
     with pd.reg_mr(10000, huge_pages=True) as mr:

@@ -88,7 +88,7 @@ def test_reg_pointer_rejects_invalid_memory_and_rights(pd: verbs.ProtectionDomai
     ) as caught:
         pd.reg_pointer(addr, PAGE)
     assert caught.value.errno == errno.EFAULT
-    with pytest.raises(ValueError, match="at least 1 byte, not 0"):
+    with pytest.raises(ValueError, match="at least 1 byte long, not 0"):
         pd.reg_pointer(addr, 0)
     with pytest.raises(ValueError, match="also requires AccessFlags"):
         pd.reg_pointer(addr, 64, AccessFlags.REMOTE_WRITE)

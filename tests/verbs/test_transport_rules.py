@@ -122,9 +122,9 @@ def test_ip_checksums_raise_unsupported_error(pair: Pair) -> None:
     ("offset", "length", "message"),
     [
         (4, 8, "must be a multiple of 8"),
-        (0, 4, "must have 8 bytes"),
-        (0, 16, "must have 8 bytes"),
-        (0, 0, "must have 8 bytes"),
+        (0, 4, "requires exactly 8 bytes"),
+        (0, 16, "requires exactly 8 bytes"),
+        (0, 0, "requires exactly 8 bytes"),
     ],
 )
 def test_atomics_require_eight_aligned_bytes(

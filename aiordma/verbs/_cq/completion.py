@@ -89,7 +89,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         return lib.aiordma_peer_wakeups(self._calls)
 
     def _wrote_to_polling_peers(self, since: int) -> bool:
-        """Return whether the device has written to peers since then, all of which were polling.
+        """Return whether the device has written to peers since then, without waking any of them.
 
         Args:
             since: The earlier result of :meth:`_peer_wakeups`.
@@ -209,9 +209,9 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
 class CompletionQueue(Resource[h.ibv_cq]):
     """A queue of completions, in the order in which the device generated them.
 
-    A queue is either classic or extended. On an extended queue, ``fields`` lists the fields the
-    queue reports. On a classic queue, it is None. Both kinds otherwise work the same way. There are
-    four ways to get completions:
+    A queue is either classic or extended. On an extended queue, ``fields`` lists the fields that
+    the queue reports. On a classic queue, ``fields`` is None. Classic and extended queues otherwise
+    work the same way. There are four ways to get completions:
 
     - Polling: :meth:`poll` returns the available completions.
     - Busy polling: :meth:`wait` with ``spin=math.inf`` polls continuously.
@@ -401,7 +401,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         period = round(seconds("cq_period", cq_period) * 1_000_000)
         if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:
             raise ValueError(
-                f"invalid moderation of {self!r}: cq_count={cq_count} (maximum"
+                f"invalid moderation settings for {self!r}: cq_count={cq_count} (maximum"
                 f" {most.max_cq_count}), cq_period={period} us (maximum {most.max_cq_period} us)"
             )
         attr = ffi.new("struct ibv_modify_cq_attr *")
@@ -479,7 +479,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
             except VerbsError as error:
                 raise BusyError(
                     f"{self!r} has {self.available} entries free, but {entries} are needed, and"
-                    " the queue cannot be resized; create it larger or use another one"
+                    " the queue cannot be resized; create a larger queue or use another queue"
                 ) from error
         self.reserve(entries)
 

@@ -89,7 +89,9 @@ class CompletionCursor:
     def _read(self, name: str, member: str = "") -> int:
         """Return the field ``name``; on an extended queue, ``read_<member>`` reads it."""
         if self._wc is None and not self._started:
-            raise RuntimeError("the cursor is not at a completion; iterate over it first")
+            raise RuntimeError(
+                "the cursor is not positioned on a completion; iterate over the cursor first"
+            )
         if self._ex is not None:
             if name in ("wr_id", "status"):
                 return int(getattr(self._ex, name))

@@ -44,7 +44,7 @@ class GID:
             raw = bytes(raw)
             object.__setattr__(self, "raw", raw)
         if len(raw) != 16:
-            raise ValueError(f"a GID must have 16 bytes, not {len(raw)}")
+            raise ValueError(f"a GID must be 16 bytes long, not {len(raw)}")
 
     @classmethod
     def from_ip(cls, address: str | IPAddress) -> Self:
@@ -115,9 +115,8 @@ class GIDEntry(NamedTuple):
     def can_reach(self, to: GID) -> bool:
         """Return whether packets from this GID can reach the GID ``to``.
 
-        They cannot if either GID is empty, or if one is an IPv4 address and the other an IPv6
-        address. The second rule does not apply to InfiniBand GIDs, because those are not IP
-        addresses.
+        An empty GID can neither send nor receive. Packets cannot pass between an IPv4 GID and an
+        IPv6 GID, except on InfiniBand, where GIDs are not IP addresses.
         """
         if self.gid.is_zero or to.is_zero:
             return False

@@ -98,7 +98,7 @@ def vector_from_wc(
     if wc.wc_flags & WCFlags.GRH:
         data = bytes(memoryview(grh)[:GRH_SIZE])
         if len(data) < GRH_SIZE:
-            raise ValueError(f"a GRH must have {GRH_SIZE} bytes, not {len(data)}")
+            raise ValueError(f"a GRH must be {GRH_SIZE} bytes long, not {len(data)}")
         ffi.buffer(header)[:] = data
     attr = ffi.new("struct ibv_ah_attr *")
     with context._offering("address handles from completions"):

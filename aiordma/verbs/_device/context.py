@@ -404,7 +404,7 @@ class Context(Resource[h.ibv_context]):
             raise self._lacking(capability, "ibv_alloc_dm")
         if not 0 < length <= most:
             raise ValueError(
-                f"length of device memory must be between 1 and {most} bytes on {self.name},"
+                f"the length of device memory must be between 1 and {most} bytes on {self.name},"
                 f" not {length}"
             )
         attr = ffi.new("struct ibv_alloc_dm_attr *")

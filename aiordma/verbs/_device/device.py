@@ -133,8 +133,8 @@ class Device:
     def set_faults(self, plan: str | None) -> None:
         """Inject faults into this process for testing. None stops the injection.
 
-        :func:`aiordma.testing.faults` is easier to use. A new plan replaces the previous one and
-        resets its counters. It applies to all embedded devices unless it names one.
+        :func:`aiordma.testing.faults` is easier to use. A new plan replaces the previous plan and
+        resets its counters. A plan applies to all embedded devices unless it names one device.
 
         Args:
             plan: The fault plan, for example "seed=7,loss=0.01,delay=2ms". See docs/testing.md.

@@ -42,7 +42,7 @@ class GRH(NamedTuple):
         """
         raw = bytes(memoryview(data)[:GRH_SIZE])
         if len(raw) < GRH_SIZE:
-            raise ValueError(f"a GRH must have {GRH_SIZE} bytes, not {len(raw)}")
+            raise ValueError(f"a GRH must be {GRH_SIZE} bytes long, not {len(raw)}")
         # The 20 bytes before an IPv4 header are undefined, so they may look like version 6. The
         # checksum then decides, which is correct by chance in one of 65536 cases.
         v4 = raw[_V4_OFFSET] == _V4_START
@@ -52,8 +52,8 @@ class GRH(NamedTuple):
             return cls(6, service, flow, length, next_header, hops, *map(GID, addresses))
         if not v4:
             raise ValueError(
-                f"invalid GRH: IP version {raw[0] >> 4} at byte 0 and {raw[_V4_OFFSET] >> 4} at"
-                f" byte {_V4_OFFSET}, instead of 6 or 4"
+                f"invalid GRH: IP version {raw[0] >> 4} at byte 0 is not 6, and IP version"
+                f" {raw[_V4_OFFSET] >> 4} at byte {_V4_OFFSET} is not 4"
             )
         _, service, length, _, _, hops, protocol, _, *addresses = _V4.unpack(raw[_V4_OFFSET:])
         gids = (GID(IPV4_PREFIX + address) for address in addresses)

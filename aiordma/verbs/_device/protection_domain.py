@@ -112,7 +112,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         """
         addr, length = integer("addr", addr), integer("length", length, None)
         if length <= 0:
-            raise ValueError(f"a memory region must have at least 1 byte, not {length}")
+            raise ValueError(f"a memory region must be at least 1 byte long, not {length}")
         access = choice("access", access, AccessFlags)
         iova = None if iova is None else integer("iova", iova)
         pointer, place = reg_mr(self, ffi.cast("void *", addr), length, access, iova)
@@ -220,7 +220,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     ) -> None:
         """Tell the device which ranges of on-demand regions are about to be used.
 
-        Other regions do not need this, because their pages always stay in memory. See
+        Other regions do not need this hint, because their pages always stay in memory. See
         ibv_advise_mr(3).
 
         Args:

@@ -191,8 +191,8 @@ class MemoryRegion(Resource[h.ibv_mr]):
                 _check_changes(view, rights)
             elif access is not None:
                 raise ValueError(
-                    f"cannot change the access of {self._label()}, because its memory belongs to "
-                    "no Python object; close it and register the memory again"
+                    f"cannot change the access rights of {self._label()}, because its memory does "
+                    "not belong to a Python object; close the region and register the memory again"
                 )
         check_rights(rights)
         require_on_demand(self.pd.context, rights)
@@ -295,14 +295,14 @@ def register(
     access = None if access is None else choice("access", access, AccessFlags)
     iova = None if iova is None else integer("iova", iova)
     if huge_pages and not isinstance(memory, Integral):
-        raise ValueError("huge_pages requires a number of bytes as memory")
+        raise ValueError("memory must be a size in bytes if huge_pages is true")
     pin = _memory(memory, access, huge_pages)
     view, length, page_size, readonly, _ = pin
     if access is None:
         access = AccessFlags.NONE if readonly else AccessFlags.LOCAL_WRITE
     try:
         if not length:
-            raise ValueError("a memory region must have at least 1 byte, not 0")
+            raise ValueError("a memory region must be at least 1 byte long, not 0")
         # With huge pages, use the ordinary call, which touches all pages immediately.
         there = not huge_pages if page_size else is_there(view.obj)
         pointer, addr = reg_mr(pd, pointer_to(view), length, access, iova, there=there)
@@ -331,7 +331,7 @@ def reg_mr(
         require_on_demand(pd.context, access)
         if access & AccessFlags.ZERO_BASED:
             if iova:
-                raise ValueError("iova must be 0 or omitted with AccessFlags.ZERO_BASED")
+                raise ValueError("with AccessFlags.ZERO_BASED, iova must be 0 or omitted")
             iova = 0
     library = pd.context.library
     addr = int(ffi.cast("uintptr_t", memory)) if iova is None else iova
@@ -430,7 +430,7 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
     if isinstance(memory, Integral):  # also of numpy, whose numbers have memory of their own
         length = integer("memory", memory, None, None)
         if length <= 0:
-            raise ValueError(f"a memory region must have at least 1 byte, not {length}")
+            raise ValueError(f"a memory region must be at least 1 byte long, not {length}")
         pages = allocate(length, huge_pages)
         return Memory(pages.view, length, pages.page_size, readonly=False)
     # Before Python 3.12, type checkers do not recognize every type with the buffer protocol.
@@ -449,5 +449,5 @@ def _check_changes(view: memoryview, access: AccessFlags) -> None:
     if view.readonly and access & _CHANGES:
         raise ValueError(
             f"cannot register a read-only {type(view.obj).__name__} with {access!r}; use writable "
-            "memory, or only AccessFlags.NONE or REMOTE_READ"
+            "memory, or limit access to AccessFlags.NONE or REMOTE_READ"
         )

@@ -112,9 +112,7 @@ class MemoryWindow(Resource[h.ibv_mw]):
         following = inc_rkey(self.rkey)
         if self.mw_type is MWType.TYPE_1:
             if rkey not in (None, following):
-                raise ValueError(
-                    f"rkey cannot be chosen for {self!r}, but only for windows of type 2"
-                )
+                raise ValueError(f"rkey can be chosen only for type 2 windows, not for {self!r}")
             self._post_bind(qp, mr, access, addr, length, wr_id, send_flags)
             following = self.rkey
         else:
@@ -192,7 +190,9 @@ class MemoryWindow(Resource[h.ibv_mw]):
 
     def _check(self, mr: MemoryRegion, access: AccessFlags, addr: int, length: int) -> None:
         if access & ~_ACCESS:
-            raise ValueError(f"invalid access {access!r} for a window: expected only {_ACCESS!r}")
+            raise ValueError(
+                f"invalid access {access!r} for a memory window: the allowed rights are {_ACCESS!r}"
+            )
         if length <= 0 or addr < mr.addr or addr + length > mr.addr + mr.length:
             raise ValueError(f"invalid range: {length} bytes at {addr:#x} are not within {mr!r}")
         if not mr.access & AccessFlags.MW_BIND:

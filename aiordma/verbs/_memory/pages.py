@@ -72,8 +72,8 @@ def _map(length: int) -> mmap.mmap:
         raise failure(
             "mmap",
             getattr(error, "errno", errno.ENOMEM),
-            f"cannot allocate {length} bytes of memory; check the free memory, vm.overcommit_memory"
-            " and 'ulimit -v', or request less",
+            f"cannot allocate {length} bytes of memory; request less memory, or check free memory,"
+            " vm.overcommit_memory and 'ulimit -v'",
         ) from None
 
 

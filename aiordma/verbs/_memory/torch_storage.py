@@ -43,16 +43,16 @@ def of_torch(torch: Any, tensor: Any, target: bool) -> memoryview:
         raise BufferError(f"{name(tensor)} has no memory of its own: {error}") from error
     if start + size > there:
         raise BufferError(
-            f"{name(tensor)} needs {size} bytes at offset {start}, but its storage has {there}; "
-            f"it was resized, or its elements are elsewhere (use to_local())"
+            f"{name(tensor)} needs {size} bytes at offset {start}, but its storage has {there}; the"
+            " storage was resized, or the tensor's elements are stored elsewhere (use to_local())"
         )
     own = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,))
     try:
         array = own.numpy()
     except RuntimeError as error:
         raise BufferError(
-            f"cannot keep the memory of {name(tensor)} in place, because torch cannot create a "
-            f"numpy array of it ({error}); install numpy"
+            f"cannot pin the memory of {name(tensor)}, because torch cannot create a numpy array "
+            f"that shares this memory ({error}); install numpy"
         ) from error
     _refuse_moves(storage, array)
     return memoryview(array)
@@ -73,7 +73,7 @@ def _move(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
     if storage._lent_to_aiordma and not storage.is_shared():  # where it stays in its place
         raise RuntimeError(
             f"{name} would move the memory of a tensor that is registered or in use by aiordma; "
-            f"call share_memory_() before that, or use tensor.clone()"
+            f"call share_memory_() before registering or sending the tensor, or use tensor.clone()"
         )
     return getattr(type(storage), name)(storage, *arguments)
 

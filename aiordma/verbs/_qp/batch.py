@@ -39,7 +39,7 @@ class _Batch(Generic[T]):
 
     def __enter__(self) -> Self:
         if self._requests is not None:
-            raise BufferStateError("the batch is already in use by a with statement")
+            raise BufferStateError("the batch is already active in another with block")
         self._requests = []
         return self
 
@@ -50,7 +50,8 @@ class _Batch(Generic[T]):
 
     async def __aenter__(self) -> Self:
         raise TypeError(
-            f"a {type(self).__name__} is not an asynchronous context manager: write 'with'"
+            f"a {type(self).__name__} is not an asynchronous context manager: use 'with' instead of"
+            " 'async with'"
         )
 
     async def __aexit__(self, kind: object, *_: object) -> None:
@@ -66,9 +67,7 @@ class _Batch(Generic[T]):
             BufferStateError: Outside of the ``with`` block.
         """
         if self._requests is None:
-            raise BufferStateError(
-                "requests can be added to a batch only inside its with statement"
-            )
+            raise BufferStateError("requests can be added to a batch only within its with block")
         self._requests.append(request)
 
 

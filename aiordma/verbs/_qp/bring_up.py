@@ -78,14 +78,13 @@ class BringUp(Resource[h.ibv_qp]):
         """The protection domain the queue pair was created in.
 
         Raises:
-            ValueError: If the queue pair is the receiving side of XRC, which has no protection
-                domain.
+            ValueError: If this is an XRC_RECV queue pair, which has no protection domain.
         """
         return self._own(self._pd, "protection domain")
 
     def _own(self, there: T | None, what: str) -> T:
         if there is None:
-            raise ValueError(f"{self!r} has no {what}, because it is the receiving side of XRC")
+            raise ValueError(f"{self!r} has no {what}, because it is an XRC_RECV queue pair")
         return there
 
     def endpoint(
@@ -100,7 +99,7 @@ class BringUp(Resource[h.ibv_qp]):
     ) -> Endpoint:
         """Return the data a peer needs to connect to this queue pair.
 
-        To send it to the peer, convert it to bytes with its ``pack()`` method.
+        To send the endpoint to the peer, convert it to bytes with its ``pack()`` method.
 
         Args:
             gid: The local address's GID table entry. Defaults to ``context.choose_gid(port_num)``.
@@ -162,7 +161,7 @@ class BringUp(Resource[h.ibv_qp]):
         pkey_index: int = 0,
         **path: Unpack[PathKeywords],
     ) -> None:
-        """Connect an RC, UC or XRC queue pair to a peer's, moving it from RESET to RTS.
+        """Connect an RC, UC or XRC queue pair to a peer, moving the queue pair from RESET to RTS.
 
         The call does not wait for the peer. Post receives before telling the peer to send.
 
@@ -194,8 +193,8 @@ class BringUp(Resource[h.ibv_qp]):
         """
         if self.qp_type not in _PARTNERS:
             raise ValueError(
-                f"connect() requires an RC, UC or XRC queue pair, not {self.qp_type.name}; a UD"
-                " queue pair needs start() instead"
+                f"connect() requires an RC, UC or XRC queue pair, not {self.qp_type.name};"
+                " use start() for a UD queue pair"
             )
         for name, value in (("local", local), ("remote", remote)):
             hint = f"write Endpoint.unpack({name})" if isinstance(value, bytes) else ""
@@ -238,8 +237,8 @@ class BringUp(Resource[h.ibv_qp]):
         """
         if self.qp_type is not QPType.UD:
             raise ValueError(
-                f"start() requires a UD queue pair, not {self.qp_type.name}; an RC, UC or XRC queue"
-                " pair needs connect() instead"
+                f"start() requires a UD queue pair, not {self.qp_type.name}; use connect() for an"
+                " RC, UC or XRC queue pair"
             )
         vector = self._vector(self.start, local, local, {})
         self.to_init(port_num=vector.port_num, pkey_index=pkey_index, qkey=local.qkey)
@@ -405,8 +404,8 @@ class BringUp(Resource[h.ibv_qp]):
         See ibv_modify_qp(3) and IBTA volume 1, clause 11.2.5.2.
 
         Raises:
-            QPTransitionError: If the transition does not exist, requires other attributes, or
-                forbids one that was given. This is checked before calling the device.
+            QPTransitionError: If the transition does not exist, requires a missing attribute, or
+                forbids a given attribute. aiordma checks this before calling the device.
             VerbsError: If the device rejects the change. The message names the transition.
         """
         attr, mask = fill(changes)

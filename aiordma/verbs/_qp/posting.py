@@ -88,7 +88,7 @@ class Posting(BringUp):
         return self._account().first_failure
 
     def untrack(self) -> None:
-        """Stop tracking posted work. The caller has to track it instead.
+        """Stop tracking posted work, which then becomes the caller's responsibility.
 
         This makes posting and polling slightly faster. A full queue is then only detected by the
         device.

@@ -63,7 +63,7 @@ class QueuePair(Posting):
     ) -> None:
         """Initialize the object. Only code in this package may call the constructor.
 
-        ``pd``, ``send_cq`` and ``recv_cq`` are None only for the receiving side of XRC. Unless
+        ``pd``, ``send_cq`` and ``recv_cq`` are None only for XRC_RECV queue pairs. Unless
         ``reserved`` is true, completion queue entries are reserved for the queue pair, and its
         posted work is tracked.
 
@@ -132,8 +132,8 @@ class QueuePair(Posting):
 
         Args:
             gid: An IPv6 or IPv4 multicast address, for example ``GID.from_ip("239.1.2.3")``.
-            lid: The group's LID in an InfiniBand network. There, the subnet manager must also be
-                told about the new member. :meth:`ConnectionId.join_multicast` does both.
+            lid: The group's LID on an InfiniBand network. The subnet manager must also know about
+                the new member. :meth:`ConnectionId.join_multicast` registers the member and joins.
 
         Raises:
             ValueError: If this is not a UD queue pair, or if the address is not a multicast
@@ -186,7 +186,7 @@ class QueuePair(Posting):
     def query_ece(self) -> ECE:
         """Return the ECE options supported by the device or, from state RTR on, in use.
 
-        An ``options`` value of 0 means that there are none. See ibv_query_ece(3).
+        If ``options`` is 0, no options are supported or in use. See ibv_query_ece(3).
 
         Raises:
             UnsupportedError: If the device does not support ECE.

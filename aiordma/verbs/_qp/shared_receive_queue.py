@@ -162,9 +162,8 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         """Post receives in the given order. See ibv_post_srq_recv(3).
 
         Raises:
-            PostError: If the device rejects a receive. ``bad_index`` is that receive's index. The
-                receives before it have been posted. The error is a QueueFullError if the queue is
-                full.
+            PostError: If the device rejects a receive. ``bad_index`` is the index of the first
+                receive that was not posted. The error is a QueueFullError if the queue is full.
         """
         array, pointer = self._array, self.pointer
         pack_recvs(array, requests, repr(self))

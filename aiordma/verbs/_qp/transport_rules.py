@@ -188,13 +188,17 @@ def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
         # IBTA volume 1, clause 9.4.5: 8 bytes, naturally aligned.
         if wr.remote_addr % 8:
             raise ValueError(
-                f"remote_addr of {opcode.name} must be a multiple of 8, not {wr.remote_addr:#x}"
+                f"remote_addr for {opcode.name} must be a multiple of 8, not {wr.remote_addr:#x}"
             )
         if (length := sum(sge[1] for sge in wr.sges)) != 8:
-            raise ValueError(f"{opcode.name} must have 8 bytes of local memory, not {length}")
+            raise ValueError(
+                f"{opcode.name} requires exactly 8 bytes of local memory, not {length}"
+            )
     if opcode is WROpcode.BIND_MW and wr.bind is None:
         raise ValueError("BIND_MW requires bind=BindInfo(...)")
     if opcode is WROpcode.TSO and wr.tso is None:
         raise ValueError("TSO requires tso=Segmentation(...)")
     if opcode is WROpcode.FLUSH and (wr.flush is None or wr.sges):
-        raise ValueError("FLUSH requires flush=FlushInfo(...) and no scatter/gather elements")
+        raise ValueError(
+            "FLUSH requires flush=FlushInfo(...) and does not allow scatter/gather elements"
+        )

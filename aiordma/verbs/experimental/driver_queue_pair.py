@@ -52,8 +52,8 @@ def init_attr(
 class DriverQueuePair(Resource[h.ibv_qp]):
     """The base class for vendor-specific queue pair types.
 
-    Attribute changes and posted requests are only checked by the device, and posted work is not
-    tracked. As with :class:`QueuePair`, keep a request's memory until the request has completed.
+    Only the device checks attribute changes and posted requests. Posted work is not tracked. As
+    with :class:`QueuePair`, keep a request's memory alive until the request has completed.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 """Scalable reliable datagrams (SRD) on Amazon's EFA devices, using ``libefa.so.1``.
 
 **This module is experimental and has not been tested on hardware.** The structures passed to the
-library are checked against the library's header. The tests replace the library's functions with
+library are checked against libefa's header. The tests replace the library's functions with
 stubs.
 
 SRD delivers messages reliably, but not necessarily in order. As with UD, each message has its own
 destination, and a single queue pair serves all peers. The functions raise UnsupportedError if the
-device is not an EFA device, or if the library is not installed. See efadv_query_device(3) and
+device is not an EFA device, or if libefa is not installed. See efadv_query_device(3) and
 efadv_create_qp_ex(3).
 """
 
@@ -75,7 +75,7 @@ def query_device(context: Context) -> EFADeviceAttributes:
 class SRDQueuePair(DriverQueuePair):
     """An SRD queue pair, created by :func:`create_srd_qp`.
 
-    This has not been tested on hardware.
+    This class has not been tested on hardware.
     """
 
     def start(self, *, qkey: int, port_num: int = 1, pkey_index: int = 0, sq_psn: int = 0) -> None:
@@ -94,7 +94,7 @@ class SRDQueuePair(DriverQueuePair):
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_qpn: int, remote_qkey: int
     ) -> None:
-        """Post a send to a peer, or a read or write if the device supports it.
+        """Post a send to a peer, or an RDMA read or write if the device supports it.
 
         Keep the address handle ``ah`` open until the request has completed.
 
@@ -115,10 +115,12 @@ def create_srd_qp(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> SRDQueuePair:
-    """Create an SRD queue pair in the RESET state that only accepts operations in ``send_ops``.
+    """Create an SRD queue pair that accepts only the operations in ``send_ops``.
+
+    The new queue pair is in the RESET state. Call :meth:`SRDQueuePair.start` before use.
 
     Raises:
-        UnsupportedError: If the device is not an EFA device, or if the library is not installed.
+        UnsupportedError: If the device is not an EFA device, or if libefa is not installed.
     """
     recv_cq = recv_cq or send_cq
     wanted = capabilities or QPCapabilities()

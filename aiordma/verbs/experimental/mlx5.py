@@ -1,14 +1,14 @@
 """Dynamically connected (DC) queue pairs on mlx5 devices, using ``libmlx5.so.1``.
 
 **This module is experimental and has not been tested on hardware.** The structures passed to the
-library are checked against the library's header. The tests replace the library's functions with
+library are checked against libmlx5's header. The tests replace the library's functions with
 stubs.
 
 An *initiator* (DCI) sends to any number of *targets* (DCT). Each request specifies its target's
 number and key, and the device connects to the target when necessary. A target receives through a
 shared receive queue. The queue pairs go through the usual states, but the device determines which
 attributes each transition requires. The functions raise UnsupportedError if the device is not an
-mlx5 device, or if the library is not installed. See mlx5dv_create_qp(3) and mlx5dv_wr_post(3).
+mlx5 device, or if libmlx5 is not installed. See mlx5dv_create_qp(3) and mlx5dv_wr_post(3).
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ _DCT, _DCI = 1, 2  # enum mlx5dv_dc_type
 
 
 class DCInitiator(DriverQueuePair):
-    """The sending side of DC, created by :func:`create_dc_initiator`.
+    """A queue pair that sends to DC targets, created by :func:`create_dc_initiator`.
 
-    This has not been tested on hardware.
+    This class has not been tested on hardware.
     """
 
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_dctn: int, remote_dc_key: int
     ) -> None:
-        """Post a send, write or read to the target with the given number and key.
+        """Post a request that addresses the target with the given number and key.
 
-        Keep the address handle ``ah`` open until the request has completed.
+        The request may be a send, a write or a read. Keep the address handle ``ah`` open until the
+        request has completed.
 
         Raises:
             UnsupportedError: If the operation is not supported.
@@ -56,10 +57,10 @@ class DCInitiator(DriverQueuePair):
 
 
 class DCTarget(DriverQueuePair):
-    """The receiving side of DC, created by :func:`create_dc_target`.
+    """A queue pair that receives from DC initiators, created by :func:`create_dc_target`.
 
-    Initiators need the target's ``qp_num``, which is valid once the target has reached state RTR.
-    This has not been tested on hardware.
+    Initiators need the target's ``qp_num``. This number is valid once the target has reached the
+    RTR state. This class has not been tested on hardware.
     """
 
 
@@ -71,10 +72,12 @@ def create_dc_initiator(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> DCInitiator:
-    """Create an initiator in the RESET state that only accepts operations in ``send_ops``.
+    """Create a DC initiator that accepts only the operations in ``send_ops``.
+
+    The new initiator is in the RESET state.
 
     Raises:
-        UnsupportedError: If the device is not an mlx5 device, or if the library is not installed.
+        UnsupportedError: If the device is not an mlx5 device, or if libmlx5 is not installed.
     """
     wanted = capabilities or QPCapabilities(max_recv_wr=0, max_recv_sge=0)
     attr = init_attr(pd, send_cq, send_cq, wanted, send_ops, sq_sig_all)
@@ -85,7 +88,9 @@ def create_dc_initiator(
 def create_dc_target(
     pd: ProtectionDomain, cq: CompletionQueue, srq: Resource[h.ibv_srq], access_key: int
 ) -> DCTarget:
-    """Create a target in the RESET state that receives through ``srq``.
+    """Create a DC target that receives through ``srq``.
+
+    The new target is in the RESET state.
 
     Args:
         pd: The protection domain.
@@ -94,7 +99,7 @@ def create_dc_target(
         access_key: A 64-bit key that initiators must include in every request.
 
     Raises:
-        UnsupportedError: If the device is not an mlx5 device, or if the library is not installed.
+        UnsupportedError: If the device is not an mlx5 device, or if libmlx5 is not installed.
     """
     attr = init_attr(pd, cq, cq, QPCapabilities(0, 0, 0, 0, 0), SendOps.NONE, srq=srq)
     pointer = _create(pd, attr, _DCT, access_key)
