@@ -126,6 +126,8 @@ def choice(name: str, value: object, kind: type[E]) -> E:
         if value in kind.__members__:
             return kind[value]
         raise TypeError(refusal(name, wanted, value, hint))
+    if isinstance(value, Enum) and not isinstance(value, kind):
+        raise TypeError(refusal(name, wanted, value, hint))
     try:
         number = _index(name, value, None, None)
     except TypeError:

@@ -23,6 +23,10 @@ class Colour(IntEnum):
     BLUE = 2
 
 
+class Shape(IntEnum):
+    ROUND = 1
+
+
 class Marks(IntFlag):
     A = 1
     B = 2
@@ -121,6 +125,12 @@ REFUSED: list[tuple[Callable[[Any], object], object, type[Exception], str]] = [
         "c must be a member of Colour (Colour.RED, Colour.BLUE), not str 'GREEN'",
     ),
     (COLOUR, 3, ValueError, "c must be a member of Colour (Colour.RED, Colour.BLUE), not int 3"),
+    (
+        COLOUR,
+        Shape.ROUND,
+        TypeError,
+        "c must be a member of Colour (Colour.RED, Colour.BLUE), not Shape <Shape.ROUND: 1>",
+    ),
     (TRUTH, "yes", TypeError, "b must be True or False, not str 'yes'"),
 ]
 
