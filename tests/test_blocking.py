@@ -192,7 +192,7 @@ def test_timed_out_call_loses_no_message(serve: blocking.Listener) -> None:
 def test_within_rejects_invalid_times(
     serve: blocking.Listener, seconds: Any, kind: type[Exception]
 ) -> None:
-    with pytest.raises(kind, match=r"within\(\) must be a number of seconds"):
+    with pytest.raises(kind, match=r"within\(\) must be a .*number of seconds"):
         serve.within(seconds)
 
 

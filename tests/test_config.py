@@ -43,7 +43,8 @@ def test_config_converts_numpy_numbers(field: Field[Any]) -> None:
     if kind is np.float32:
         wrong: Any
         for wrong in (np.inf, np.nan):
-            with pytest.raises(ValueError, match=f"Config.{field.name} must be a finite number"):
+            text = f"Config.{field.name} must be a finite non-negative number"
+            with pytest.raises(ValueError, match=text):
                 Config(**{field.name: wrong})
 
 

@@ -126,7 +126,7 @@ def test_hello_unpack_rejects_malformed_data(data: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "not an aiordma endpoint (0 bytes"),
+        (b"", "not an aiordma endpoint: received 0 bytes"),
         (edited(ENDPOINT.pack(), 4, 0), "endpoint: the peer uses version 0"),
         (edited(ENDPOINT.pack(), 5, 7), "flags 0x07"),
         (edited(ENDPOINT.pack(), 6, 7), "invalid endpoint from the peer: 7 is not a valid QPType"),

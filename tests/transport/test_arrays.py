@@ -86,7 +86,7 @@ def test_pack_names_arrays_of_unsupported_types() -> None:
     """The error names the array, and what it advises works."""
     array: Any
     for array, why in (
-        (np.array([object()]), "Python objects .*json, pickle"),
+        (np.array([object()]), "Python objects .*send other values as metadata"),
         ({"weight": np.zeros(2)}, "Python objects .*as 'layer.weight'"),
         (None, "Python objects"),
         (np.zeros(2, "f4,O"), "Python objects"),

@@ -29,7 +29,7 @@ def test_gid_text_is_ipv6_and_invalid_input_raises() -> None:
     assert str(GID.from_ip("fe80::1")) == "fe80::1"
     assert not gid.is_zero
     assert GID(bytes(16)).is_zero
-    with pytest.raises(ValueError, match="16 bytes, not 4"):
+    with pytest.raises(ValueError, match="16 bytes long, not 4"):
         GID(b"1234")
     assert len({gid, GID.from_ip("::ffff:10.9.9.1")}) == 1
     for number in (5, b"\0\0\0\0"):
