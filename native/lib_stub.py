@@ -132,7 +132,7 @@ class Stub:
         return f"    {name}: " + (read if read == accepted else f"Member[{read}, {accepted}]")
 
     def read(self, kind: model.BaseTypeByIdentity, within: str = "") -> str:
-        """Return the Python type that code gets when it calls a function or reads a member."""
+        """Map a C type to the Python type of function results and member values."""
         if isinstance(kind, model.StructOrUnion):
             return self.name_of(kind, within)
         if isinstance(kind, model.BaseFunctionType):
@@ -151,7 +151,7 @@ class Stub:
         return "Text" if target.get_c_name() == "char" else "IntegerPointer"
 
     def accept(self, kind: model.BaseTypeByIdentity) -> str:
-        """Return the Python type that code may pass as an argument or assign to a member."""
+        """Map a C type to the Python type accepted as a function argument or member value."""
         read = self.read(kind)
         if not isinstance(kind, model.PointerType | model.FunctionPtrType):
             return read

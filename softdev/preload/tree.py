@@ -35,7 +35,7 @@ def of_device(path: str, number: int) -> str:
 def paths(header: str) -> Iterator[str]:
     """Generate the paths of the first device's files.
 
-    A symbolic link is represented by a file ``.link`` in a directory with the link's name.
+    A symbolic link is represented by a file named ``.link`` in a directory named after the link.
     """
     for kind, below_device, path in ENTRY.findall(Path(header).read_text()):
         whole = (DEVICE if below_device else "") + path

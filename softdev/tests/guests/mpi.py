@@ -21,8 +21,8 @@ OPEN_MPI = Software(
     apt=("openmpi-bin",),
     pip=("mpi4py", "numpy"),
     then=MPI4PY_TESTS,
-    note=f"mpi4py's tests are run, except those that also fail over TCP: {LOCKS}, starting "
-    "processes (test_spawn), and dynamic windows.",
+    note=f"The mpi4py rows exclude the following tests, which also fail over TCP: {LOCKS}, process "
+    "creation (test_spawn), and dynamic windows.",
 )
 MPICH = Software(
     "MPICH",
@@ -31,7 +31,7 @@ MPICH = Software(
     pip=("mpi4py", "numpy"),
     # The wheel of mpi4py looks for MPICH by the name that it has elsewhere.
     then=(*MPI4PY_TESTS, "ln -s /usr/lib/x86_64-linux-gnu/libmpich.so.12 {venv}/lib/libmpi.so.12"),
-    note=f"mpi4py's tests are run, except those that also fail over TCP: {LOCKS}.",
+    note=f"The mpi4py row excludes the tests of {LOCKS}, which also fail over TCP.",
 )
 
 # Open MPI's osc pt2pt refuses the level of threads that mpi4py asks for by itself.
@@ -42,8 +42,9 @@ ROOT_MAY = {
 }
 # Why mpi4py's tests fail.
 FAILS = {
-    "ofi": "libfabric's rxm copies from NULL and crashes when Open MPI starts a persistent request "
-    "without data (stack: mca_pml_cm_start, mca_mtl_ofi, libfabric, memcpy)."
+    "ofi": "libfabric's rxm crashes when Open MPI starts a persistent request without data, "
+    "because rxm copies from a null pointer (stack: mca_pml_cm_start, mca_mtl_ofi, libfabric, "
+    "memcpy)."
 }
 MPIRUN = "mpirun.openmpi --oversubscribe -np 2"
 OMPI_OVER = {

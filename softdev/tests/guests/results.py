@@ -21,9 +21,9 @@ INTRODUCTION = """\
 
 The programs on this page run on the embedded device without any changes. `make guests` installs
 them from Debian 12 and PyPI packages and runs them under `aiordma run`, once over shared memory
-and once over TCP (`AIORDMA_EMBEDDED_LINKS`). A row counts as working if its programs succeed
-within a time limit and a [trace](../../docs/trace.md) shows that their data was transferred by
-work requests on the device. CI runs the rows that are marked with \\*
+and once over TCP (`AIORDMA_EMBEDDED_LINKS`). Each row of the tables is a test. A test passes if
+its programs succeed within a time limit, and if a [trace](../../docs/trace.md) shows that work
+requests on the device transferred their data. CI runs the tests that are marked with \\*
 (`make guests ARGS=--quick`).
 
 To run one of these programs on two hosts, select a GID that can reach the other host

@@ -11,10 +11,9 @@ FIO = Software(
     "fio",
     "fio",
     apt=("fio",),
-    note="After connecting, fio's rdma engine sleeps for half a second, which the measured "
-    "time includes. If the receiver has not posted all its receives by then, the sender "
-    "reports `cq completion status 13` and hangs, because the engine does not retry "
-    "(rnr_retry_count 0).",
+    note="After connecting, fio's rdma engine sleeps for half a second. The measured time includes "
+    "this delay. If the receiver has not posted all its receives by then, the sender reports "
+    "`cq completion status 13` and hangs, because the engine does not retry (rnr_retry_count 0).",
 )
 ISER = Software(
     "tgt and libiscsi",

@@ -14,9 +14,9 @@ SOFTWARE = [
         "perftest",
         "perftest",
         apt=("perftest", "qperf"),  # the latter for the figures over TCP
-        note="The table omits `ib_write_bw -e` (perftest does not support events for writes), "
-        "`--cqe-poll` (added in a later version), and `--run_infinitely` (works, but never "
-        "exits).",
+        note="The table omits `ib_write_bw -e`, because perftest does not support events for "
+        "writes. Also omitted are `--cqe-poll`, which was added in a later version, and "
+        "`--run_infinitely`, which works but never exits.",
     ),
     Software(
         "qperf",

@@ -12,8 +12,8 @@ SOFTWARE = Software(
     apt=("ucx-utils",),
     note="If `UCX_TLS` is not set, processes on the same host use UCX's own shared memory "
     "instead of RDMA. UCX 1.23 needs `UCX_FENCE_MODE=weak` for fences between one-sided "
-    "operations, because its strong fence reads with an invalid key, which this device "
-    "rejects.",
+    "operations. UCX's strong fence issues a READ with an invalid key, and this device rejects "
+    "the READ.",
 )
 
 # Not UCX's own shared memory; ud_verbs connects.

@@ -17,8 +17,8 @@ VALKEY = Software(
     build=f"{INTEGRATION}/tests/build-server {SERVER}",
     tells=f"{SERVER}/valkey-server --version",
     note="The unmodified server is built from the source package of a newer Debian release "
-    "(`make valkey`). The client uses the streams of "
-    "[integrations/valkey](../../docs/valkey.md), or asyncio's streams for kernel TCP.",
+    "(`make valkey`). The client uses streams from [valkey-aiordma](../../docs/valkey.md), or "
+    "asyncio streams for kernel TCP.",
 )
 
 VALUE = 1 << 20  # programs/valkey_get.py
