@@ -58,10 +58,11 @@ COMPARISON = Comparison(
     "Arrays",
     f"""\
 This test sends a dict of {PARTS} numpy arrays to another process, which replies as soon as it
-has received all of the arrays. *aiordma* uses `arrays.send` and `arrays.recv`. *Into existing
-memory* receives the arrays with `conn.recv_into` and `arrays.unpack`. With blocking sockets,
-the sender first sends a header with names, types and shapes, and the receiver allocates new
-memory for each array. With *busy cores*, a CPU-bound process runs on each core.""",
+has received all of the arrays. In the aiordma rows, the sender uses `arrays.send` and the
+receiver uses `arrays.recv`. For *into existing memory*, the receiver uses `conn.recv_into` and
+`arrays.unpack` instead. With blocking sockets, the sender first sends a header that contains the
+arrays' names, types and shapes. The receiver then allocates new memory for each array. For *busy
+cores*, a CPU-bound process runs on each core.""",
     lanes,
     requirements,
     unit="GB/s",

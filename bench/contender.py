@@ -35,8 +35,8 @@ def two_cores() -> Cores:
 def on_core(core: int) -> Iterator[None]:
     """Return a context manager that pins this process and new child processes to one core.
 
-    Child processes started in the block stay pinned. Leaving the block restores the affinity of
-    this process.
+    Child processes started in the block stay pinned. Leaving the block restores this process's CPU
+    affinity.
     """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
@@ -110,8 +110,8 @@ class InPython(Contender):
     `way` is one of `worker.WAYS`, and `loop` is one of `worker.loops()`. `before` contains the
     command prefixes for the client and the server.
 
-    If `python` is the interpreter of another environment, or if the program never sleeps, the
-    processes are suspended during other contenders' turns.
+    Processes that keep polling are suspended during other contenders' turns. Processes are assumed
+    to poll if `python` is another environment's interpreter, or if `way` ends with "awake".
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class InPython(Contender):
 
 
 class InC(Contender):
-    """A contender written in C (verbs.c) that uses plain verbs on the same device.
+    """A contender written in C (verbs.c) that calls the verbs API directly.
 
-    `waiting` states how the client and the server wait for completions: "polling" or "sleeping".
-    Each kind of job runs in its own pair of processes. `links` is the value of
-    AIORDMA_EMBEDDED_LINKS.
+    It uses the same device as aiordma. `waiting` specifies how the client and the server each wait
+    for completions: "polling" or "sleeping". Each kind of job runs in its own pair of processes.
+    `links` is the value of AIORDMA_EMBEDDED_LINKS.
     """
 
     def __init__(self, waiting: tuple[str, str], cores: Cores, links: str = "") -> None:

@@ -44,7 +44,7 @@ def both(first: End, second: End, *commands: tuple[Any, ...]) -> list[Any]:
 
 
 class Pair:
-    """Two connected processes, initially with one connection."""
+    """Two processes that start with one connection between them."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.client, self.server = (stack.enter_context(End()) for _ in range(2))
@@ -71,7 +71,8 @@ class Pair:
         """Return the number of times each idle end was scheduled, and its CPU time in nanoseconds.
 
         This method measures up to STRETCHES periods of `seconds` each. It returns the values for
-        the first period in which neither end ran, or otherwise for the last period.
+        the first period in which neither end ran. If there is no such period, it returns the values
+        for the last one.
         """
         for _ in range(STRETCHES):
             before = self.scheduled()
@@ -120,7 +121,7 @@ TRANSFERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
 
 
 def transfers(size: int) -> Data:
-    """Measure the memory that both ends use during a transfer, apart from the program's buffers."""
+    """Measure how much memory both ends use during a transfer, excluding the program's buffers."""
     found: Data = {"size": size, "extra": {}}
     for name, commands in TRANSFERS.items():
         with ExitStack() as stack:

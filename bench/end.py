@@ -28,7 +28,10 @@ CONFIG = aiordma.Config(keep_alive=None, max_message=1 << 40)
 
 
 def allow_files() -> None:
-    """Raise the limit on open files to the maximum. aiordma itself never does this."""
+    """Raise the soft limit on open files to the hard limit.
+
+    Programs must do this themselves, because aiordma never changes the limit.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -114,9 +117,9 @@ class Commands:
         await conn.send(b"")
 
     async def extra(self) -> tuple[int, int]:
-        """Return the peak memory use, excluding the buffer, and the buffer's checksum.
+        """Return the additional peak memory use in bytes, and the buffer's checksum.
 
-        The measurement starts when `buffer` is called.
+        The peak is measured from the call to `buffer`, and does not include the buffer itself.
         """
         extra = peak() - self._base
         return extra, zlib.crc32(self._buffer)

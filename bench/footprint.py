@@ -18,9 +18,9 @@ Footprint = dict[str, int]
 def footprint(pool: MemoryPool | None) -> Footprint:
     """Return this process's memory usage and number of open files.
 
-    `private` is the part of the resident memory that is not shared with other processes. The result
-    also contains the resident part of the pool's slabs, and the amount of memory registered by the
-    pool.
+    `private` is the part of the resident memory that is not shared with other processes. `pool` is
+    the resident size of the pool's slabs. `registered` is the amount of memory that the pool has
+    registered. All sizes are in bytes.
     """
     kinds = {"Rss": 0, "Private_Dirty": 0}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
@@ -61,7 +61,7 @@ def peak() -> int:
 
 
 def scheduled(pid: int) -> tuple[int, int]:
-    """Return the number of times a process's threads ran, and their CPU time in nanoseconds."""
+    """Return how often a process's threads were scheduled, and their CPU time in nanoseconds."""
     times = runs = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         ran, _waited, slices = (int(word) for word in (task / "schedstat").read_text().split())

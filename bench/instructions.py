@@ -158,7 +158,7 @@ async def stream(client: RDMAClient, sender: str, count: int) -> None:
 async def both_ends(
     way: OverRDMA, operation: str, kind: str, size: int, depth: int, batch: int
 ) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-    """Open both ends of a connection as `aiordma.perf` does, but without its reporting.
+    """Open both ends of a connection the way `aiordma.perf` does, but do not report anything.
 
     Yields:
         A coroutine function that performs the given number of operations.
@@ -225,7 +225,8 @@ VALGRIND = [
 def counts(types: int = 0) -> Counts:
     """Count the instructions per operation in a new process.
 
-    The process first creates `types` Python classes to change the versions of later classes.
+    The process first creates `types` Python classes, so that classes created later get different
+    type versions. The versions affect the counts (see TRIES).
     """
     return {name: parts[""] for name, parts in in_parts(types).items()}
 
@@ -254,7 +255,7 @@ LINE = re.compile(r"(?m)^(?:(c?ob|c?fn|calls)=(?:\((\d+)\))? ?(.*)|[-+*\d]\S* (\
 
 
 def of_file(path: Path) -> tuple[str, Counts] | None:
-    """Return the workload's name and the counts in a Callgrind dump.
+    """Parse a Callgrind dump, and return the workload's name and counts.
 
     Valgrind's manual describes the format. The result is None if the dump contains no workload.
     """
@@ -293,7 +294,7 @@ def environment() -> str:
 
 
 def compare(here: Counts, records: dict[str, Counts], where: str) -> tuple[list[str], bool]:
-    """Return the report's lines, and whether all counts are within their tolerance."""
+    """Return the lines of the report, and whether all counts are within tolerance."""
     if where in records:
         record, room, lines = records[where], SAME, [f"As recorded for {where}:"]
     else:

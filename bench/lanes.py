@@ -19,8 +19,8 @@ NOT_INSTALLED, NOT_MEASURED = "not installed", "not measured"
 class Options:
     """Options that determine how much is measured.
 
-    Each lane is measured `turns` times. In each turn, a lane runs the fraction `share` of its usual
-    number of operations. Messages are up to `most` bytes long.
+    Each lane is measured `turns` times. `share` scales the number of operations in each turn: 0.5
+    means half the usual number. Messages are up to `most` bytes long.
     """
 
     turns: int = TURNS
@@ -73,8 +73,8 @@ class Lane:
 def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
     """Measure every lane once per turn, after a warm-up.
 
-    If an aiordma lane fails, the error is raised. If any other lane fails, the results include the
-    lane without durations.
+    If an aiordma lane fails, the error is raised. If any other lane fails, its entry in the results
+    contains the error message and no durations.
     """
     measured: Data = [{"work": lane.work, "who": lane.who, "seconds": []} for lane in lanes]
     for turn in range(-1, options.turns):

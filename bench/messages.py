@@ -29,9 +29,10 @@ TCP, UNIX, C, UCXX = "uvloop TCP protocol", "uvloop Unix protocol", "C, polling"
 
 
 def runners(contenders: Contenders, *names: str) -> dict[str, Contender]:
-    """Return aiordma on each event loop, the socket contenders in `names`, and C, keyed by name.
+    """Return a dict that maps names to contenders.
 
-    The name of a socket contender starts with its event loop, as in "uvloop TCP protocol".
+    The contenders are aiordma on each event loop, C, and the socket contenders in `names`. The name
+    of a socket contender starts with its event loop, as in "uvloop TCP protocol".
     """
     found = {OURS: contenders.python(OURS), ASYNCIO: contenders.python(OURS, "asyncio")}
     for name in names:
@@ -80,8 +81,8 @@ def latency_requirements(data: Data) -> Iterator[Requirement]:
 LATENCY = Comparison(
     "Echo",
     """\
-This test sends one message at a time and measures how long the echo takes to arrive. Each
-turn's value is the median over its messages.""",
+This test sends one message at a time and measures how long the echo takes to arrive. The value
+for each turn is the median echo time in that turn.""",
     latency_lanes,
     latency_requirements,
     style="a task on each side that awaits `send` and `recv` in turn",
@@ -125,14 +126,15 @@ RATE = Comparison(
     "Rate",
     """\
 This test measures how many 64 B messages per second are echoed on one connection with 64
-messages in flight. With *64 outstanding*, a single task keeps all of them in flight. With
-sockets, the protocol sends the next message whenever an echo arrives. With *64 tasks*, each
-task sends one message at a time and waits for its echo.""",
+messages in flight. With *64 tasks*, each task sends one message at a time and waits for its
+echo. With *64 outstanding*, a single task keeps all messages in flight. In the socket programs,
+an `asyncio.Protocol` replaces this task and sends the next message whenever an echo arrives.""",
     rate_lanes,
     rate_requirements,
     "messages/s",
     lambda work, seconds: 1 / seconds,
-    style="a task with 64 `send_nowait` futures, or 64 tasks that await `send` and `recv`",
+    style="one task that keeps 64 `send_nowait` messages in flight, or 64 tasks that each await "
+    "`send` and `recv`",
     caption="Echoes per second",
 )
 
@@ -179,10 +181,12 @@ ENCRYPTION = Comparison(
     """\
 This test shows how much time encryption (`encrypt=True`) adds to a message. Messages are
 encrypted and decrypted with AES-256-GCM by the `cryptography` package, in the event loop's
-thread. Round trips keep one message in flight, and one-way transfers keep several.""",
+thread. During round trips, one message is in flight at a time. During one-way transfers, several
+messages are in flight.""",
     encryption_lanes,
     encryption_requirements,
-    style="as in Echo or, for one-way messages, a task with several `send_nowait` futures",
+    style="for round trips, the same as in Echo; for one-way transfers, a task that keeps several "
+    "`send_nowait` messages in flight",
     caption="Time per message in us",
 )
 
@@ -255,7 +259,8 @@ connections over the open connection. *One socket each* disables this feature
     connections_requirements,
     "per second",
     lambda work, seconds: 1 / seconds,
-    style="tasks that keep one message in flight per connection, or await `connect` and `close`",
+    style="for echoes, one task per connection that awaits `send` and `recv`; for the other "
+    "columns, a task that awaits `connect` and `close`",
     caption="Echoes and connections per second",
 )
 
@@ -310,17 +315,18 @@ def over_tcp_requirements(data: Data) -> Iterator[Requirement]:
 OVER_TCP = Comparison(
     "Over TCP",
     """\
-Between hosts, the embedded device uses TCP links. This test measures their speed with
-`AIORDMA_EMBEDDED_LINKS=tcp`, although both processes run on the same host.
+Between hosts, the embedded device uses TCP links. This test measures the speed of TCP links.
+Because both processes run on one host, `AIORDMA_EMBEDDED_LINKS=tcp` forces the device to use TCP.
 
 - *256 connections*: the time per 64 B echo, with one message in flight on each connection.
 - *Connect and close*: the time to set up and close a connection. aiordma and C use the
   connection manager, except in the *TCP bootstrap* column. In C, the time includes creating a
   queue pair and performing one write.
-- *64 B echo next to 1 MiB messages*: the echo time while another connection transfers
-  messages at full speed.""",
+- *64 B echo next to 1 MiB messages*: the time per 64 B echo while another connection transfers
+  1 MiB messages at full speed.""",
     over_tcp_lanes,
     over_tcp_requirements,
-    style="as in Connections or, for one-way messages, a task with several `send_nowait` futures",
+    style="for one-way transfers, a task that keeps several `send_nowait` messages in flight; "
+    "otherwise, the same as in Connections",
     caption="Time per operation over TCP links in us",
 )

@@ -23,8 +23,7 @@ from .lanes import (
 
 NOTE = """\
 This test measures how long it takes to write to another process's memory or to read from it.
-The initiator polls, and awaits each operation before it starts the next one, except in these
-rows:
+The initiator polls. It awaits each operation before it starts the next one, except in these rows:
 
 - *4 in flight*: four writes are in flight at a time. The value is the total time divided by the
   number of writes.
@@ -33,16 +32,16 @@ rows:
 
 The target is the process that owns the memory. It can be busy or asleep when data arrives:
 
-- *Target polling*: the target's program polls. In Python, it polls in a task that never waits.
-- *Target idle*: the target's program sleeps, so its device has to wake up. With nixl, a
+- *Target polling*: the target's program polls. A Python program polls in a task that never waits.
+- *Target idle*: the target's program sleeps, so the target's device has to wake up. With nixl, a
   progress thread polls.
 
 For comparison, two columns show how long it takes to copy the same amount of data:
 
 - *memcpy* copies between two shared mappings that fit into the cache of one core.
-- *memcpy between cores* copies to memory that the other core has just written. An RDMA
-  write does the same. Both values depend on whether the two cores share a cache, which can change
-  at any time on a virtual machine."""
+- *memcpy between cores* copies to memory that the other core has just written, as an RDMA write
+  does. The time depends on whether the two cores share a cache. On a virtual machine, this can
+  change at any time."""
 
 AWAKE, ASLEEP = "target polling", "target idle"
 WAITING = {AWAKE: "polling", ASLEEP: "sleeping"}  # for the C program's target

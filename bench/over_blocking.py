@@ -68,7 +68,7 @@ class BlockingClient:
 
 
 class OverBlocking:
-    """A transport over a blocking TCP socket. It can only transfer arrays."""
+    """A transport over a blocking TCP socket that supports only array transfers."""
 
     @asynccontextmanager
     async def serve(self, folder: str) -> AsyncIterator[dict[str, Place]]:

@@ -60,7 +60,7 @@ async def take_arrays(conn: aiordma.Connection) -> None:
 
 
 async def take_arrays_into(conn: aiordma.Connection) -> None:
-    """Receive all arrays into the same memory, so that later arrays overwrite earlier arrays."""
+    """Receive each set of arrays into the same memory, overwriting the previous set."""
     memory = bytearray(b"\xff") * (1 << 27)
     with suppress(aiordma.ConnectionClosedError):
         while True:

@@ -31,8 +31,8 @@ async def serving(
 ) -> AsyncIterator[dict[str, Place]]:
     """Start a server for each service, and yield the servers' addresses, keyed by service.
 
-    With `folder`, each address is the path of a Unix socket in the folder. Otherwise, each address
-    is a TCP port.
+    If `folder` is given, each address is the path of a Unix socket in this folder. Otherwise, each
+    address is a TCP port.
     """
     async with AsyncExitStack() as stack:
         places: dict[str, Place] = {}

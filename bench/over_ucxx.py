@@ -44,7 +44,7 @@ async def answer(endpoint: Any) -> None:
 async def sink(endpoint: Any) -> None:
     """Receive batches of messages, and acknowledge each batch.
 
-    A batch starts with the length and the number of its messages.
+    Each batch starts with the message length and the number of messages.
     """
     numbers = np.empty(2, np.uint64)
     memory = np.empty(0, np.uint8)
@@ -63,7 +63,7 @@ SERVICES = {"echo": answer, "echo_many": answer, "sink": sink}
 
 
 class UCXXClient:
-    """A client that uses a separate connection to echo messages of each length."""
+    """A client that uses one echo connection per message length."""
 
     def __init__(self, endpoint: Any, place: Place) -> None:
         self._endpoint = endpoint

@@ -30,7 +30,7 @@ INSTALLED = [
 def python() -> str:
     """Return the path of the Python interpreter in the virtual environment for ucxx and nixl.
 
-    If the environment does not exist, the current interpreter is returned.
+    If the environment does not exist, return the current interpreter's path.
     """
     return str(PYTHON) if PYTHON.exists() else sys.executable
 

@@ -41,10 +41,9 @@ from .lanes import (
 from .ways import DEVICE
 
 NOTE = """\
-This test compares aiordma with *perftest* on the same device. perftest is a suite of C
-benchmarks such as `ib_send_bw`. Its programs poll. Except in the last row, many messages
-are in flight.
-The last row shows half the round-trip time, which perftest calls latency."""
+This test compares aiordma with *perftest*, a suite of C benchmarks such as `ib_send_bw`, on the
+same device. The perftest programs poll and keep many messages in flight. The last row is
+different: it shows half the round-trip time of a single message (perftest's *latency*)."""
 
 SEND, WRITE, LATENCY = "1 MiB send", "1 MiB write", "64 B send, half round trip"
 KIB, MIB = 1 << 10, 1 << 20

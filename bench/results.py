@@ -39,10 +39,10 @@ been met and why others have been missed.
 | C | a C program that calls the verbs directly, on the same device |
 | ucxx, nixl | data transfer libraries with their own transports, used from Python |
 
-Each figure is the median of {turns} turns, rounded to two digits. In each turn, every program
-in the comparison runs once. Tables show the lowest and highest values in parentheses,
-followed by the ratio to aiordma's value, so *2x* means twice that value. Charts show the range
-of values as a line, and use points instead of bars if the axis is logarithmic.
+Each figure is the median of {turns} turns, rounded to two significant digits. In each turn, every
+program in the comparison runs once. Tables also show the lowest and highest values in
+parentheses, and the ratio to aiordma's value: *2x* means twice aiordma's value. Charts show the
+range of values as a line, and use points instead of bars if the axis is logarithmic.
 `python -m bench all` ([bench](__init__.py)) runs all measurements and generates this page.
 """
 

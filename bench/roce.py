@@ -33,11 +33,10 @@ from .perftest import End, InPerftest
 
 NOTE = """\
 This test compares RoCE v2 on the embedded device with a plain UDP socket. It measures half the
-round-trip time between two network namespaces, which are connected by a pair of virtual
-Ethernet interfaces with an MTU of 4500. `ib_send_lat` uses the embedded device over RoCE v2, and
-a C program exchanges datagrams over UDP sockets. In each column, both programs poll or both wait
-for events. RoCE v2 requires two datagrams per message, because the receiver acknowledges each
-message."""
+round-trip time between two network namespaces connected by a veth pair with an MTU of 4500.
+`ib_send_lat` uses the embedded device over RoCE v2, and a C program exchanges datagrams over UDP
+sockets. In each column, both programs poll or both wait for events. RoCE v2 requires two datagrams
+per message, because the receiver acknowledges each message."""
 PERFTEST, UDP = "aiordma's device with perftest", "UDP socket"
 POLLING, WAITING = "64 B one way, polling", "64 B one way, event-driven"
 AT_MOST = {POLLING: 1.5, WAITING: 1.2}

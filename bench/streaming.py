@@ -130,10 +130,10 @@ RECEIVERS: dict[str, Callable[[aiordma.Connection, Memory, int], Awaitable[int]]
 
 
 async def serve(conn: aiordma.Connection) -> None:
-    """Receive messages in the style that the client selects.
+    """Receive messages in the style requested by the client.
 
-    The client selects the style in its first message. The server responds once when its receiver
-    is ready, and again when all messages have arrived.
+    The client starts each measurement with a message that specifies the style. The server responds
+    once when its receiver is ready, and again when all messages have arrived.
     """
     with suppress(aiordma.ConnectionClosedError):
         while True:
@@ -166,5 +166,7 @@ async def stream(
         with await conn.recv() as message:
             taken = perf_counter() - start
             if int(bytes(message)) != size:
-                raise ValueError(f"the peer reported a length of {bytes(message)!r}, not {size}")
+                raise ValueError(
+                    f"the peer received messages of {int(bytes(message))} bytes, expected {size}"
+                )
     return taken / count

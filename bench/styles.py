@@ -26,19 +26,19 @@ from .lanes import (
 )
 
 NOTE = """\
-aiordma offers several ways to send messages. This test compares their throughput in one
-direction, measured until the last message has arrived (1 GB/s is 10^9 bytes per second). Each
-aiordma row names the sender's style, the memory it sends from (`bytes` unless stated
-otherwise), and the method that the receiver calls:
+aiordma offers several ways to send messages. This test compares their one-way throughput (1 GB/s
+is 10^9 bytes per second). The clock stops when the last message has arrived. Each aiordma row
+names the sender's style, the memory it sends from (`bytes` unless stated otherwise), and the
+method that the receiver calls:
 
 - *Window*: a loop keeps 8 `send_nowait` futures in flight and always awaits the oldest future.
 - *Sequential*: each `send` is awaited before the next one starts.
 - *gather*, *TaskGroup*: 8 `send` calls are awaited together.
 - *One task per message*: up to 64 tasks send one message each.
 
-The receiver discards each message, or passes the same memory to every `recv_into`. The time for
-registering memory is not included. The C program sends from registered memory and keeps 8
-messages in flight."""
+The receiver discards each message or, with `recv_into`, receives every message into the same
+memory. The time to register memory is not included. The C program sends from registered memory
+and keeps 8 messages in flight."""
 
 
 @dataclass(frozen=True)

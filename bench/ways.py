@@ -66,13 +66,13 @@ class Way(Protocol):
     def connect(self, place: Place) -> AbstractAsyncContextManager[Any]:
         """Connect to a service, and yield a client.
 
-        The client implements the `Client` methods that the transport supports. The client can have
-        further methods, which `Measuring.by_client` calls.
+        The client implements the `Client` methods that the transport supports. It may have
+        additional methods for use with `Measuring.by_client`.
         """
 
 
 class Measuring:
-    """The jobs that a worker can run, and the connections that jobs share.
+    """The jobs that a worker can run, and the connections they share.
 
     Each job returns the time per operation in seconds.
     """

@@ -78,7 +78,10 @@ async def serve(way: Way, folder: str) -> None:
 
 
 def go_on_without_parent() -> None:
-    """Have the kernel resume this process when its parent dies, so that a stopped process exits."""
+    """Have the kernel send SIGCONT to this process when its parent dies.
+
+    A worker stopped by SIGSTOP must continue before it can exit.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT))
 
 
