@@ -62,9 +62,9 @@ def _settings_logged(address: str) -> Iterator[None]:
 class RDMA(Comm):
     """A Dask comm that uses an aiordma connection.
 
-    `write` can return before its message has been sent. As with Dask's TCP comm, do not modify a
-    message's memory after calling `write`. The connection keeps this memory alive until the peer
-    has received the message.
+    `write` can return before the message has been sent. As with Dask's TCP comm, do not modify the
+    message's memory, even after `write` has returned. The connection keeps the memory alive until
+    the peer has received the message.
     """
 
     # Frames are not split, because each frame is received into separate memory.
@@ -343,7 +343,7 @@ class RDMAListener(BaseListener):
     def get_host_port(self) -> tuple[str, int]:
         """Return the listener's host and port, preferring an IPv4 address."""
         if self._listener is None:
-            raise ValueError("the listener is not started; call start() first")
+            raise ValueError("the listener is not running; call start() first")
         if self._bound is None:
             addresses = self._listener.addresses
             self._bound = next((it for it in addresses if ":" not in it[0]), addresses[0])
@@ -364,7 +364,10 @@ class RDMAListener(BaseListener):
 
 
 class RDMABackend(Backend):
-    """The Dask backend for `rdma://`, which `distributed` finds through an entry point."""
+    """The Dask backend for `rdma://` addresses.
+
+    `distributed` finds this class through an entry point.
+    """
 
     connector_class: ClassVar[type[RDMAConnector]] = RDMAConnector
     listener_class: ClassVar[type[RDMAListener]] = RDMAListener

@@ -47,14 +47,14 @@ MAGIC = b"dask-rd1"
 
 
 class FramingError(ValueError):
-    """Raised if the peer sends data that `pack` could not have produced."""
+    """Raised when the peer sends a message that is invalid or too large."""
 
 
 def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
-    """Pack a Dask message's frames into messages for a connection.
+    """Pack the frames of a Dask message into one or more connection messages.
 
     Returns:
-        The messages, each of which is a list of buffers, and the total size of the frames in bytes.
+        The connection messages, each as a list of buffers, and the frames' total size in bytes.
     """
     lengths = [nbytes(frame) for frame in frames]
     own = [i for i, length in enumerate(lengths) if length >= LONG]
@@ -96,33 +96,33 @@ def _copy(part: memoryview) -> memoryview:
 
 
 def unpack(message: memoryview, longest: int) -> Unpacked:
-    """Unpack the first of the messages that `pack` produced from a Dask message's frames.
+    """Unpack the first connection message produced by `pack`.
 
     Args:
-        message: The contents of the first message.
-        longest: The maximum total size of all frames, in bytes.
+        message: The contents of the connection message.
+        longest: The maximum amount of memory for all frames of the Dask message, in bytes.
 
     Raises:
-        FramingError: If the message is invalid, or if the total size of its frames is too large.
+        FramingError: If the connection message is invalid, or if the frames need too much memory.
     """
     size = message.nbytes
     if size < _END.size:
         raise FramingError(f"the peer sent a message with no trailer ({size} bytes)")
     count, magic = _END.unpack_from(message, size - _END.size)
     if magic != MAGIC:
-        raise FramingError("the peer does not use the same protocol version of dask-aiordma")
+        raise FramingError("the peer does not use a compatible version of dask-aiordma")
     if not 0 < count <= (size - _END.size) // 8:
         raise FramingError(f"invalid frame count in trailer: {count} frames in {size} bytes")
     data = size - _END.size - 8 * count
     if count > MANY and count > data:
         raise FramingError(
-            f"the peer sent {count} frames in {data} bytes: a message of more than {MANY} frames "
+            f"the peer sent {count} frames in {data} bytes: a message with more than {MANY} frames "
             "must contain at least one byte per frame"
         )
     if count * FRAME_COST > longest:
         raise FramingError(
-            f"the peer sent {count} frames, but {longest} bytes of memory can hold at most "
-            f"{longest // FRAME_COST}"
+            f"the peer sent {count} frames (maximum {longest // FRAME_COST} with a memory limit of "
+            f"{longest} bytes)"
         )
     lengths = struct.unpack_from(f"<{count}Q", message, data)
 

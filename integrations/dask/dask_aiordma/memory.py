@@ -37,7 +37,10 @@ MANY = 256
 
 
 def rounded(length: int) -> int:
-    """Round a length up by at most 1/32, so that similar lengths are rounded to the same value."""
+    """Round a length up so that similar lengths become equal.
+
+    Rounding adds at most 1/32 of the length.
+    """
     step = 1 << max(length.bit_length() - 6, 0)
     return -(-length // step) * step
 
@@ -62,8 +65,8 @@ class FrameMemory:
         """Return memory for a frame of `length` bytes.
 
         The memory is the beginning of a block of `size` bytes, or of `length` bytes by default.
-        Once the memory is no longer referenced, the block is reused for another frame that needs a
-        block of the same size.
+        Once the memory is no longer referenced, a later call that needs a block of the same size
+        can reuse this block.
         """
         size = size or length
         if numpy is None or not LONG <= length <= size <= self.most:
@@ -81,8 +84,9 @@ class FrameMemory:
     def lend_rounded(self, length: int) -> memoryview:
         """Return memory for a message, in a block whose size is rounded up.
 
-        Use this method for messages whose lengths differ slightly, so that a new message can reuse
-        an earlier message's block. For example, the headers of similar arrays vary in length.
+        Because the size is rounded up, a new message can reuse the block of an earlier message with
+        a slightly different length. For example, messages that contain similar arrays often differ
+        only in the length of their headers.
         """
         return self.lend(length, rounded(length))
 
@@ -145,7 +149,10 @@ _of_loops = weakref.WeakKeyDictionary()
 
 
 def frame_memory(loop: asyncio.AbstractEventLoop, most: int) -> FrameMemory:
-    """Return an event loop's frame memory, and set its limit to `most` bytes."""
+    """Return an event loop's frame memory, creating it on the first call.
+
+    Every call sets the frame memory's limit on unused memory to `most` bytes.
+    """
     memory = _of_loops.get(loop)
     if memory is None:
         memory = _of_loops[loop] = FrameMemory(loop, most)

@@ -15,8 +15,8 @@ class Security(_Security):
 
     Args:
         require_encryption: Whether to refuse unencrypted connections, as in `distributed.Security`.
-            If `encrypt` is True, the default is True, so that Dask does not use an unencrypted
-            protocol instead.
+            The default is True if `encrypt` is True, so that Dask also refuses connections over
+            unencrypted protocols such as `tcp://`.
         auth: A key of at least 16 random bytes. Each side of a connection proves that it knows the
             key without sending it.
         encrypt: Whether to encrypt all messages. Encryption requires the extra
@@ -43,7 +43,7 @@ class Security(_Security):
         if not isinstance(auth, bytes):
             raise TypeError(f"auth must be a key of type bytes, not {type(auth).__name__}")
         if len(auth) < 16:
-            raise ValueError(f"auth must be at least 16 random bytes long, not {len(auth)} bytes")
+            raise ValueError(f"auth must contain at least 16 random bytes, not {len(auth)} bytes")
         if require_encryption is None and encrypt:
             require_encryption = True
         super().__init__(require_encryption, **kwargs)

@@ -63,8 +63,8 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         what: The address, for use in error messages.
-        given: The arguments that Dask passes to a connector or listener, taken from its `Security`
-            object.
+        given: The keyword arguments that Dask passes to a connector or listener. Dask takes these
+            arguments from its `Security` object.
 
     Raises:
         RuntimeError: If `Security` requires encryption, but the connection would not be encrypted.
@@ -87,8 +87,8 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
     kept_memory()  # report an invalid value before connecting
     if given.get("server_hostname"):
         raise ValueError(
-            f"{what}: rdma:// does not support scheduler_sni: the TLS server name is the host of "
-            "the address, and the name in the certificate is not checked"
+            f"{what}: rdma:// does not support scheduler_sni: the TLS server name is always the "
+            "address's host, and the name in the certificate is not checked"
         )
     return {
         "device": _setting("device"),
@@ -109,8 +109,7 @@ def kept_memory() -> int:
         return int(parse_bytes(given))
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(
-            "distributed.comm.rdma.kept-memory must be a number of bytes such as 64 MiB, "
-            f"not {given!r}"
+            f"distributed.comm.rdma.kept-memory must be a size such as 64 MiB, not {given!r}"
         ) from error
 
 

@@ -284,7 +284,7 @@ async def test_stopped_listener_frees_its_port_immediately(serve: Serve) -> None
     await comm.write("goes on")
     assert await comm.read() == "goes on"
     await comm.close()
-    with pytest.raises(ValueError, match="not started"):
+    with pytest.raises(ValueError, match="not running"):
         _ = listener.contact_address
 
 

@@ -139,6 +139,6 @@ async def test_arrays_of_successive_messages_reuse_memory(pair: Pair, count: int
 def test_invalid_kept_memory_setting_is_rejected() -> None:
     with (
         dask.config.set({"distributed.comm.rdma.kept-memory": "much"}),
-        pytest.raises(ValueError, match=r"kept-memory must be a number of bytes .*, not 'much'"),
+        pytest.raises(ValueError, match=r"kept-memory must be a size .*, not 'much'"),
     ):
         connection_arguments("rdma://127.0.0.1:1", {})

@@ -61,7 +61,10 @@ class Metadata(TensorTransportMetadata):
 
 @dataclass
 class Fetch(FetchRequest):
-    """A fetch request, and the task that reads the arrays in `aiordma.blocking`'s event loop."""
+    """A fetch request with the task that reads its arrays.
+
+    The task runs in `aiordma.blocking`'s event loop.
+    """
 
     task: asyncio.Task[None] | None = None
 
@@ -89,8 +92,8 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
         if isinstance(array, np.ndarray):
             if array.dtype.hasobject:
                 raise TypeError(
-                    f"cannot send an array of {array.dtype}, because it contains Python objects: "
-                    "return it from a method without tensor_transport"
+                    f"cannot send an array with dtype {array.dtype}, because it contains Python "
+                    "objects; return the array from a method without tensor_transport"
                 )
             flat.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         elif array.device.type != "cpu":
@@ -223,7 +226,10 @@ class Transport(TensorTransportManager):
 
 
 class NumpyTransport(Transport):
-    """A Ray transport for numpy arrays, which differs from `Transport` only in its name."""
+    """A Ray transport for numpy arrays.
+
+    This class differs from `Transport` only in its `name`.
+    """
 
     name = "AIORDMA_NUMPY"
 
@@ -231,9 +237,9 @@ class NumpyTransport(Transport):
 _parameters = [*inspect.signature(register_tensor_transport).parameters]
 if inspect.isabstract(Transport) or len(_parameters) != 4:
     raise ImportError(
-        f"ray_aiordma does not support the transport interface of Ray {ray.__version__}: "
-        f"unimplemented methods {sorted(Transport.__abstractmethods__)}, "
-        f"registration parameters {_parameters}; it has been tested with {TRIED}"
+        f"ray_aiordma does not support the transport interface of Ray {ray.__version__} "
+        f"(methods not implemented: {sorted(Transport.__abstractmethods__)}; parameters of "
+        f"register_tensor_transport: {_parameters}); it has been tested with {TRIED}"
     )
 
 

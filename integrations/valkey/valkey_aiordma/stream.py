@@ -45,8 +45,8 @@ class ValkeyTransport(asyncio.Transport):
 
     Written data stays in ``_pending`` until there is space in the server's buffer. Received data is
     passed to the protocol immediately. While the protocol has paused reading, received data stays
-    in the lent buffer, between ``_delivered`` and ``_arrived``. Commands are still processed while
-    reading is paused, because a command may provide new space for writing.
+    in the lent buffer, between ``_delivered`` and ``_arrived``. The server's commands are processed
+    even while reading is paused, because they can make more space available for pending data.
     """
 
     def __init__(
