@@ -54,7 +54,7 @@ def open_private(path: Path) -> TextIO:
         check_private(path, found)
         if found.st_nlink > 1:
             raise OSError(
-                f"{path} has {found.st_nlink} hard links, which is not allowed; choose another file"
+                f"{path} has {found.st_nlink} hard links instead of one; choose another file"
             )
         os.ftruncate(fd, 0)
     except BaseException:

@@ -77,7 +77,7 @@ _MOST_WITH_GAPS = _MOST_RUNS * _GAP
 
 
 class Arrays(dict[str, Any]):
-    """A dictionary of arrays by name. Its `metadata` attribute is a dictionary of strings."""
+    """A dictionary that maps names to arrays. Its `metadata` attribute maps strings to strings."""
 
     def __init__(self, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         super().__init__(arrays)
@@ -111,7 +111,10 @@ class _Layout(NamedTuple):
         return low, high + _TYPES[self.code][0]
 
     def runs(self) -> tuple[int, list[tuple[int, int]]]:
-        """Return the size of each contiguous run in bytes, and the outer (count, stride) pairs."""
+        """Return the size of a contiguous run in bytes, and the arrangement of the runs.
+
+        The list contains a (count, stride) pair for each dimension that is not part of a run.
+        """
         length = _TYPES[self.code][0]
         outer = list(zip(self.shape, self.strides, strict=True))
         while outer and (outer[-1][0] == 1 or outer[-1][1] == length):
@@ -124,7 +127,7 @@ class _Layout(NamedTuple):
         dots = [at for at, index in enumerate(keys) if index is ...]
         missing = len(self.shape) - len(keys) + len(dots)
         if missing < 0 or len(dots) > 1:
-            raise IndexError(f"too many indices for an array of {len(self.shape)} dimensions")
+            raise IndexError(f"too many indices: the array is {len(self.shape)}-dimensional")
         at = dots[0] if dots else len(keys)
         keys[at : at + 1] = [slice(None)] * missing
         shape, strides, origin = [], [], self.origin
@@ -214,17 +217,17 @@ def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _
         name, strides = array.dtype.name, array.strides
         if array.dtype.hasobject:
             raise TypeError(
-                f"{what} contains Python objects (dtype {array.dtype}), which cannot be sent; name "
-                f"each nested array separately, such as 'layer.weight', and send other values as "
+                f"{what} contains Python objects (dtype {array.dtype}), which cannot be sent; give "
+                f"each nested array its own name, such as 'layer.weight', and send other values as "
                 f"metadata or in a separate message"
             )
         if name in _CODES and not array.dtype.isnative:
             raise TypeError(f"{what} has a non-native byte order; convert it with astype({name!r})")
     if name not in _CODES:
         raise TypeError(
-            f"{what} has type {name}, which safetensors does not support; convert it to a "
-            f"supported type ({', '.join(_CODES)}), or send its bytes (reshape(-1).view('u1'), or "
-            f"torch.uint8 for a tensor)"
+            f"{what} has type {name}, which safetensors does not support; convert it to one of "
+            f"{', '.join(_CODES)}, or send its bytes: x.reshape(-1).view('u1') in numpy, "
+            f"x.reshape(-1).view(torch.uint8) in torch"
         )
     memory = array if _is_tensor(array) else array.view(f"u{array.itemsize}")
     return memory, _Layout(_CODES[name], tuple(array.shape), strides, 0)
@@ -380,7 +383,7 @@ async def send(
 ) -> None:
     """Send arrays to the peer in one message. The peer receives the arrays with `recv`.
 
-    See `pack` for which arrays are copied. Raises the same exceptions as `pack` and
+    Arrays that are not in C order are copied first. Raises the same exceptions as `pack` and
     `Connection.send`.
     """
     _check_connection(conn)
@@ -513,9 +516,9 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
 async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy") -> Arrays:
     """Open the arrays of a safetensors file that the peer has shared.
 
-    `region` contains the file, or a message with arrays, which has the same layout. Only the header
-    is read. The result contains a RemoteArray for each array. Raises the same exceptions as
-    `Connection.read`.
+    `region` contains the file. It can also contain a message with arrays, because such messages
+    have the same layout as a file. Only the header is read. The result contains a RemoteArray for
+    each array. Raises the same exceptions as `Connection.read`.
 
     Raises:
         ValueError: If the region does not have the layout of a safetensors file.
@@ -555,7 +558,7 @@ class RemoteArray:
         row = await remote[7]
         await remote[:, 3].write(column)
 
-    An index consists of integers, slices and `...`. Indexing returns another RemoteArray without
+    An index can contain integers, slices and `...`. Indexing returns another RemoteArray without
     transferring any elements.
 
     The selected elements are not always contiguous. A column, for example, consists of many short

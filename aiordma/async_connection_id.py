@@ -120,8 +120,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- connecting ----------------------------------------------------------------------
 
     async def resolve_addr(self, address: cm.Address, source: cm.Address | None = None) -> None:
-        """Find the device that has a route to ``address``, a numeric (host, port).
+        """Find the device that has a route to ``address``.
 
+        ``address`` is a (host, port) pair, where the host is an IP address.
         ``source`` is the local address to use. By default, the route determines the local address.
         The call gives up after 10 seconds. Use ``asyncio.timeout`` for a shorter limit.
 

@@ -108,7 +108,7 @@ def _collected(
 
 
 class AsyncQueuePair(shutdown.ClosesAtExit):
-    """A queue pair on the running event loop, with its own completion queue.
+    """A queue pair for use in the running event loop, with its own completion queue.
 
     ``qp`` is the underlying queue pair. Use ``qp`` to connect and to query attributes, but not to
     post or poll. Create, use and close this object in the event loop's thread. If the object is
@@ -116,7 +116,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     ResourceWarning is issued.
 
     Args:
-        pd: The protection domain. If ``id`` is given, use a protection domain of the ID's context.
+        pd: The protection domain. If ``id`` is given, the domain must belong to the ID's context.
         capabilities: The requested queue sizes and limits.
         id: The connection ID that will own the queue pair. The connection manager then handles the
             queue pair's state transitions.
@@ -188,13 +188,13 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             raise QueueFullError(
                 "ibv_post_send",
                 0,
-                f"requested slots: {len(requests)}, free slots: {self.qp.free_send_slots} on "
-                f"{self.qp!r}, other waiting tasks: {len(self._waiters)}",
+                f"requested slots: {len(requests)}, free slots: {self.qp.free_send_slots}, "
+                f"other waiting tasks: {len(self._waiters)} ({self.qp!r})",
             )
         return self._post(requests)
 
     async def submit(self, requests: Sequence[verbs.SendWorkRequest]) -> list[verbs.WorkCompletion]:
-        """Post requests together as soon as all of them fit, and wait for the signaled requests.
+        """Post requests together once they all fit, and wait until the signaled requests complete.
 
         If this call is cancelled while waiting for free slots, nothing is posted, unless the slots
         have just become free. Cancelling the call after the requests have been posted does not stop
@@ -375,10 +375,10 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         """Fail all waiting calls and all current and future requests.
 
         Call this method, for example, if the peer stops responding. Completions that have already
-        arrived are still delivered. Other requests fail with a flush error caused by ``cause``. If
-        a request had already failed, the first failure is the cause instead. The device may keep
-        accessing the requests' memory until :meth:`close` is called. An :class:`AsyncConnectionId`
-        calls this method when it is disconnected.
+        arrived are still delivered. Other requests fail with a flush error, whose ``__cause__`` is
+        the first failed request's error. If no request has failed yet, ``__cause__`` is ``cause``.
+        The device may keep accessing the requests' memory until :meth:`close` is called. An
+        :class:`AsyncConnectionId` calls this method when it is disconnected.
         """
         instance("cause", cause, Exception, "an exception")
         if self._cause is not None or self._channel.closed:
@@ -459,8 +459,8 @@ class ReceiveRing(AsyncIteration):
     Use a ring if the peer may send at any time. A ring is created by
     :meth:`AsyncQueuePair.receives`. It has its own memory, which stays registered for local use
     until the queue pair is closed. Messages are returned in the order in which the receives were
-    posted. Each call to :meth:`get` reposts the receive of the previous message. If the receive
-    queue is full, a later call reposts the receive.
+    posted. Each call to :meth:`get` reposts the receive that was used for the previous message. If
+    the receive queue is full, the next call tries to repost the receive again.
     """
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
@@ -501,8 +501,8 @@ class ReceiveRing(AsyncIteration):
         """Wait for the next message, and return its completion and its data.
 
         The data is valid until the next call. A write with immediate data also completes a receive.
-        The returned data is then empty, because the peer has written to other memory. Cancelling
-        this call does not lose a message.
+        The returned data is then empty, because a write stores its data at an address chosen by the
+        peer. Cancelling this call does not lose a message.
 
         Raises:
             WorkCompletionError: If the receive fails.

@@ -200,7 +200,7 @@ class _LoopThread:
                 )
 
     def ended_error(self) -> BaseException:
-        """Return the error for a call that failed because the thread has ended."""
+        """Return the exception for calls that fail because the thread has ended."""
         return self._failure or ConnectionClosedError("the call was ended by blocking.stop()")
 
     def call(
@@ -208,9 +208,9 @@ class _LoopThread:
     ) -> Any:
         """Run the function in the thread and return its result.
 
-        After taking the result, this method must return without calling anything, because an
-        interrupt would lose the result. Python handles signals in calls and loops, but not between
-        returns.
+        An interrupt (Ctrl-C) that arrives after the result has been taken would lose the result.
+        This method therefore returns the result without calling anything else, because Python runs
+        signal handlers only in calls and loops.
         """
         call = _Call(self, function, seconds)
         try:
@@ -256,8 +256,8 @@ def check_thread() -> None:
     """Raise WrongLoopError if the current thread must not wait for the background thread."""
     if in_service_thread():
         raise WrongLoopError(
-            f"cannot make a blocking call in thread {threading.current_thread().name!r}: the call "
-            "could deadlock waiting for the same thread; call only close() and abort() there"
+            f"cannot make a blocking call in aiordma's thread {threading.current_thread().name!r}: "
+            "the call could deadlock; only close() and abort() can be called in this thread"
         )
 
 
@@ -356,7 +356,7 @@ class _Handle(Generic[A]):
         self.close()
 
     def within(self, seconds: float | None) -> Self:
-        """Return a view of this object whose calls each have a time limit.
+        """Return a view of this object that limits the duration of each call.
 
         A call that takes longer than `seconds` raises TimeoutError. None means no limit.
         """
@@ -495,8 +495,9 @@ class Connection(_Handle[transport.Connection]):
     `recv` returns a message as a bytes object. `recv_into` and `recv_with` receive a message into
     memory provided by the caller.
 
-    If an interrupt (Ctrl-C) hits while `recv`, `recv_into`, `recv_with`, `recv_region` or
-    `recv_buffer` is returning, the result is kept. The next call then returns this result.
+    An interrupt (Ctrl-C) does not lose a message. If `recv`, `recv_into` or `recv_with` is
+    interrupted while returning a message, the next call to any of these methods returns the
+    message. `recv_region` and `recv_buffer` also keep an interrupted result for their next call.
     """
 
     send: Final = _method(transport.Connection.send)

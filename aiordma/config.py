@@ -34,7 +34,8 @@ class Config:
     Each side has its own settings, and sends the relevant settings to the peer during the
     handshake. A connection's receive buffers use `(data_receives + control_receives) * eager_size`
     bytes of registered memory. Its send buffers use up to `send_queue * eager_size` bytes. While
-    larger messages are being sent, each of these buffers can take up to `max_eager_size` bytes.
+    messages longer than `eager_size` are being exchanged, each send or receive buffer can grow to
+    `max_eager_size` bytes.
     """
 
     eager_size: int = _ranged(8 * KIB, KIB, GIB)

@@ -35,11 +35,12 @@ class DmabufRegion(OwnMemory):
     The region starts at `offset` in the dma-buf and is `length` bytes long. This process cannot
     access the memory, so you cannot use the region to send or receive messages.
 
-    The memory stays registered until you call `close` or the `with` block ends. While an operation
-    is using the memory, deregistration is postponed until the operation ends.
+    The memory stays registered until you call `close` or the `with` block ends. If an operation is
+    still using the memory, the memory is deregistered when the operation ends.
 
-    A key to the region works on every connection of the event loop. A memory window would limit the
-    key to a single connection, but the kernel does not support memory windows on dma-bufs.
+    A key to the region works on every connection that uses the same event loop and device. A memory
+    window would limit the key to a single connection, but the kernel does not support memory
+    windows on dma-bufs.
     """
 
     __slots__ = ("_offset", "_registration")

@@ -139,8 +139,8 @@ class QPTransitionError(VerbsError):
 class PostError(VerbsError):
     """Some work requests were not posted.
 
-    ``bad_index`` is the index of the first work request that was not posted. The requests after
-    this index were not posted either.
+    ``bad_index`` is the index of the first work request that was not posted. Subsequent work
+    requests were not posted either.
     """
 
     def __init__(self, errno: int, verb: str, bad_index: int, detail: str = "") -> None:
@@ -618,7 +618,7 @@ class ConnectionBrokenError(RDMAError, ConnectionError):
 
 
 class OutcomeUnknownError(RDMAError):
-    """A rail failed during an operation that may or may not have been executed.
+    """A rail failed during an operation, so it is unknown whether the operation was executed.
 
     The operation was executed at most once. The connection continues on another rail.
     """

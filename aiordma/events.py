@@ -117,9 +117,9 @@ def device_events(device: str | verbs.Device | verbs.Context | None = None) -> D
     Args:
         device: The name of a device, a Device, an open context, or None for the default device (see
             :func:`aiordma.verbs.find_device`). If you pass an open context, the iterator also
-            reports events for objects created on this context. The context's ``async_events()``
-            returns no events while the iterator is open. Otherwise, the function opens the device,
-            and the iterator reports only events for the device and its ports.
+            reports events for objects created on this context. While the iterator is open, the
+            context's ``async_events()`` returns no events. If you pass anything else, the function
+            opens the device, and the iterator reports only events for the device and its ports.
 
     Raises:
         DeviceNotFoundError: If there is no such device.

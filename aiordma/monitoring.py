@@ -67,13 +67,14 @@ def snapshot() -> Snapshot:
     """Return the state of this process as plain data that can be converted to JSON.
 
     Any thread can call this function, whether or not the thread runs an event loop. The function
-    does not wait for event loops or call devices, so it works even if a loop is stuck. For a loop
+    does not wait for event loops or access devices, so it works even if a loop is stuck. For a loop
     in another thread, the values may not all be from the same instant. A call takes about 10
     microseconds per open connection.
 
-    A connection's wire can be queried only in the thread of the connection's event loop. For a
-    connection of another loop, the snapshot contains the result of that loop's last query. If the
-    wire has not been queried yet, the snapshot contains None, and the loop is asked to query it.
+    A connection's wire can be queried only in the thread of the connection's event loop. If a
+    connection belongs to another loop, the snapshot contains the result of that loop's last query.
+    If the wire has not been queried yet, the snapshot contains None, and the loop is asked to query
+    the wire.
     """
     connections = open_connections()
     refresh_wires(connections)

@@ -102,9 +102,9 @@ def private(path: Path) -> Path:
 def usual() -> list[Path]:
     """Return the candidate directories for AIORDMA_MONITOR=1.
 
-    A process uses the first of these directories that it can create or already owns. The directory
-    in /tmp is for services. A service has no XDG_RUNTIME_DIR, and its user's directory in /run/user
-    does not exist until the user logs in.
+    A process uses the first of these directories that it can create or already owns. The last
+    candidate is a directory in /tmp for services. Services usually run without XDG_RUNTIME_DIR, and
+    a user's directory in /run/user does not exist until the user logs in.
     """
     user = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{user}"

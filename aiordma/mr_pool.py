@@ -85,7 +85,11 @@ class Block(PoolBlock, Mapped):
         """The memory, for short accesses by the library. It is never returned to a user."""
 
     def retire(self) -> None:
-        """Detach the block from its memory, which released buffers would otherwise keep alive."""
+        """Drop the block's reference to its memory.
+
+        A released Buffer still refers to its block. Without this call, the Buffer would keep the
+        memory alive.
+        """
         self.view = NO_MEMORY
 
 
@@ -93,10 +97,10 @@ class PoolStatistics(NamedTuple):
     """Memory pool usage. All sizes are in bytes.
 
     `registered_bytes` is the amount of registered memory, which never exceeds `limit`. `leases` is
-    the number of blocks that are leased, have views, or are being used by an operation, and
-    `leased_bytes` is their total size. `regions` is the number of memory regions, and `waiting` is
-    the number of tasks waiting for memory. `huge_page_bytes` is the amount of registered memory on
-    huge pages (`Config.huge_pages`).
+    the number of blocks in use, and `leased_bytes` is their total size. A block is in use while it
+    is leased, has a view, or is being used by an operation. `regions` is the number of memory
+    regions, and `waiting` is the number of tasks waiting for memory. `huge_page_bytes` is the
+    amount of registered memory backed by huge pages (see `Config.huge_pages`).
     """
 
     registered_bytes: int
@@ -299,8 +303,8 @@ class MemoryPool(BlockCache):
         """Lease `size` bytes, waiting until they are available.
 
         The memory's contents are undefined. Waiting tasks are served in the order in which they
-        called `lease`. As with any lock, tasks can deadlock if they wait for memory while holding
-        other memory. To avoid deadlocks, lease all the memory you need at once, or use a timeout.
+        called `lease`. Tasks that wait for memory while holding other memory can deadlock. To avoid
+        deadlocks, lease all the memory you need at once, or use a timeout.
 
         Raises:
             QuotaError: If `size` exceeds the pool's limit. Raised immediately, without waiting.

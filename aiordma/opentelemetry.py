@@ -20,8 +20,8 @@ try:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "aiordma.opentelemetry needs opentelemetry-api, which is not installed: "
-        "pip install 'aiordma[opentelemetry]'",
+        "aiordma.opentelemetry requires opentelemetry-api, which is not installed; install it "
+        "with: pip install 'aiordma[opentelemetry]'",
         name=_missing.name,
     ) from _missing
 
@@ -56,12 +56,12 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
 
     An instrument's name is the Prometheus name with its first underscore replaced by a dot, for
     example "aiordma.messages_sent". OpenTelemetry has no observable histograms, so each histogram
-    is exported as three counters with the names of its Prometheus series.
+    is exported as three counters, whose names end in "_bucket", "_sum" and "_count".
 
-    Call this function only once per provider. The SDK reads the metrics in a separate thread.
+    Call this function only once per provider. The SDK may read the metrics from any thread.
 
     Args:
-        meter_provider: The meter provider. The default is the process's global meter provider.
+        meter_provider: The meter provider to use. Defaults to the global meter provider.
     """
     meter = get_meter("aiordma", meter_provider=meter_provider)
     snapshots = _Snapshots()

@@ -20,8 +20,8 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "aiordma.prometheus needs prometheus_client, which is not installed: "
-        "pip install 'aiordma[prometheus]'",
+        "aiordma.prometheus requires prometheus_client, which is not installed; install it "
+        "with: pip install 'aiordma[prometheus]'",
         name=_missing.name,
     ) from _missing
 

@@ -1,4 +1,4 @@
-"""Automatic reconnection with exponential back-off."""
+"""Automatic reconnection with exponential backoff."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ async def reconnect(
     attempts: int | None = None,
     **options: Unpack[ConnectOptions],
 ) -> AsyncIterator[Connection]:
-    """Yield a new connection in each iteration of `async for conn in reconnect(...)`.
+    """Yield a new connection on each iteration of `async for conn in reconnect(...)`.
 
     Each connection is closed at the end of the loop body. Handle connection errors in the body. For
-    example, use `except ConnectionError: continue` to go on to the next connection. Messages are
+    example, use `except ConnectionError: continue` to move on to the next connection. Messages are
     never retransmitted automatically. If `send` raises an exception, the peer may still have
     received the message, so only your program can decide whether to send the message again.
 
-    Failed attempts are retried with exponential back-off. The delay starts at `first_delay` and
+    Failed attempts are retried with exponential backoff. The delay starts at `first_delay` and
     doubles after each failure, up to `longest_delay`. Each delay is shortened by a random fraction
     of up to a half, so that many clients do not reconnect at the same time. A connection that ends
     before carrying a message or an operation counts as a failure. Any other connection resets the

@@ -60,10 +60,10 @@ _MAX_TEXT = 4096
 
 
 class CallError(Exception):
-    """A call failed on the server, usually because the function raised an exception.
+    """A call failed on the server, usually because the called function raised an exception.
 
-    If the function raised an exception, `kind` is the name of the exception's type, and `text` is
-    the exception's message. For errors of its own, the server uses one of these kinds:
+    `kind` is the name of the exception's type, and `text` is the exception's message. If the server
+    rejected or cancelled the call, `kind` is one of these names:
 
     - "LookupError": The server has no function with this name.
     - "TooManyCalls": The server has reached its limit on concurrent calls.
@@ -243,11 +243,11 @@ async def serve(
     loads: Loads = _unpackb,
     max_calls: int = 256,
 ) -> None:
-    """Serve the calls that arrive on a connection until it ends.
+    """Serve calls on a connection until the connection ends.
 
     Each call runs in its own task. The task is cancelled in these cases:
 
-    - The client cancels the call, or its timeout expires.
+    - The client cancels the call, or the call times out.
     - The connection ends.
     - The grace period of `Server.close` ends.
 
@@ -419,10 +419,10 @@ class _Calls:
 class Client(AsyncContext):
     """A client that calls functions on the server at the other end of a connection.
 
-    `connect` opens a connection and returns a client for it. You can also create a client for a
-    connection that is already open, in that connection's event loop. The client reads all messages
-    on the connection, so calling `Connection.recv` raises BusyError. If the connection already has
-    a reader, creating the client raises BusyError.
+    `connect` opens a connection and returns a client for it. You can also create a client for an
+    existing connection, but only in the connection's event loop. The client reads all messages on
+    the connection, so calling `Connection.recv` raises BusyError. If the connection already has a
+    reader, creating the client raises BusyError.
 
     At most `max_calls` calls can be in progress on the server at a time. Further calls wait until
     another call has ended. Leaving the `async with` block closes the connection.

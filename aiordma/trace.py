@@ -113,9 +113,9 @@ def start(path: str | os.PathLike[str]) -> Path:
 
 
 def stop() -> None:
-    """Stop tracing, including a trace started by AIORDMA_TRACE.
+    """Stop tracing, even if AIORDMA_TRACE started the trace.
 
-    If no trace is active, do nothing.
+    If no trace is active, calling this function has no effect.
     """
     softdev.trace_stop()
 

@@ -143,7 +143,7 @@ def warn_of_software(why: str) -> None:
 def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str, ...] | None]:
     """Return the selected devices, and the names of the devices a connection may use.
 
-    The names are None if neither `named` nor AIORDMA_DEVICE selects specific devices. A connection
+    The second item is None if no device was selected, or if the selection is "system". A connection
     may then use any device.
     """
     name = _name_or_names(named)
@@ -234,9 +234,9 @@ async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Co
         host: The peer's host name or numeric address. The address must belong to one of the peer's
             RDMA devices.
         port: The listener's port.
-        device: A device name, a list of names, a comma-separated str of names, or "all". None
+        device: A device name, a list of names, a comma-separated string of names, or "all". None
             selects the default device. With several devices, the first usable device becomes the
-            lead. If the listener accepts several rails, aiordma then opens a queue pair on each of
+            lead. If the listener accepts several rails, aiordma also opens a queue pair on each of
             the other devices (`Connection.rails`).
         via: The connection method, "cm" or "tcp". It must be the same on both sides.
         source: The local (host, port) to connect from.
@@ -820,8 +820,8 @@ class Server(Listening, AsyncContext):
         cancelled, its peer gets ConnectionBrokenError.
 
         If a handler iterates over its connection with `async for`, the iteration ends once the
-        handler has consumed all received messages. When idle, this handler therefore returns
-        normally instead of being cancelled, even if `grace` is 0. Its peer gets
+        handler has consumed all received messages. An idle handler of this kind therefore returns
+        normally instead of being cancelled, even if `grace` is 0. The handler's peer gets
         ConnectionClosedError (`by_peer`). A handler waiting in `recv` keeps waiting, because it may
         be in the middle of a request.
 

@@ -75,7 +75,7 @@ async def two_ends(device_name: str) -> AsyncIterator[Ends]:
             yield Ends(conn, remote, writable, shares[0], local)
 
 
-SIDES = "local memory has 32 bytes, but the peer's memory has 64; slice one of them"
+SIDES = "local memory has 32 bytes, but the peer's memory has 64; slice the longer one"
 PROGRESS = "progress must be a function of the number of bytes transferred, not int 5"
 IMM = "imm must be an int from 0 to 4294967295, not "
 LEASE = "a lease must be a number of seconds, or None for no end, not str "
@@ -215,11 +215,11 @@ PEER_PORT = "port must be an int from 1 to 65535, not "
 NO_HOST = "host must be the name or address of the peer, not ''"
 FACTORY = "protocol_factory must be a function that returns a protocol"
 OF_SERVER = (
-    "ssl is a server context, but this side is a client; create one with "
+    "ssl is a server context, but this side is a client; create a client context with "
     "ssl.create_default_context()"
 )
 OF_CLIENT = (
-    "ssl is a client context, but this side is a server; create one with "
+    "ssl is a client context, but this side is a server; create a server context with "
     "ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) and load a certificate"
 )
 HANDSHAKE = "ssl_handshake_timeout must be a number of seconds"

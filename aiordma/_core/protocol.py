@@ -470,7 +470,7 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         raise ProtocolError(f"the peer sent a control message that is too long: {len(data)} bytes")
     envelope = _unpack(data)
     if type(envelope) is not list or not envelope or not _is(envelope[0], MAGIC):
-        raise ProtocolError("the peer sent a control message of a different protocol")
+        raise ProtocolError("the peer sent a message that is not an aiordma control message")
     if len(envelope) < 2 or not _is(envelope[1], VERSION):
         raise ProtocolError(
             f"the peer uses version {envelope[1:2]!r:.40} of the control protocol, but this "
@@ -487,7 +487,7 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     cls, codecs = known
     if type(body) is not list or len(body) != len(codecs) - 1:
         raise ProtocolError(
-            f"the peer sent a {cls.__name__} that does not have {len(codecs) - 1} fields"
+            f"the peer sent an invalid {cls.__name__}: expected a list of {len(codecs) - 1} fields"
         )
     values: list[Any] = []
     field = codecs[0]

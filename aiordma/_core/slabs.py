@@ -88,7 +88,7 @@ class SlabAllocator:
         place = slab << self._shift | offset
         size_class = self._used.pop(place, None) if 0 <= offset < self.slab_size else None
         if size_class is None:
-            raise BufferStateError(f"no block is allocated at offset {offset} of slab {slab}")
+            raise BufferStateError(f"no block is allocated at offset {offset} in slab {slab}")
         self._free[size_class].append(place)
         self._used_bytes -= self.smallest << size_class
         self._freed = True

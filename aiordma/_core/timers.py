@@ -45,8 +45,8 @@ def encode_ack_timeout(seconds: float) -> int:
         return 0
     if not 0 < seconds <= ACK_TIMEOUT_UNIT * 2**31:
         raise ValueError(
-            f"an ack timeout must be above 0 and at most {ACK_TIMEOUT_UNIT * 2**31:.0f} seconds, "
-            f"or math.inf, not {seconds}"
+            f"an ack timeout must be math.inf or a positive number of seconds up to "
+            f"{ACK_TIMEOUT_UNIT * 2**31:.0f}, not {seconds}"
         )
     return max(1, math.ceil(math.log2(seconds * _TOLERANCE / ACK_TIMEOUT_UNIT)))
 

@@ -74,7 +74,7 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
         elif not runs:
             raise TraceFormatError("the file does not start with a trace header", path, number)
         elif runs[-1].end:
-            raise TraceFormatError("record after the end of its run", path, number)
+            raise TraceFormatError("found a record after the end of the run", path, number)
         else:
             runs[-1].records.append(_with_reason(record, ended))
     if problem or not runs:

@@ -60,7 +60,7 @@ class LoopAffinity:
             return
         raise WrongLoopError(
             f"{what!r} was used in {where}, but belongs to the event loop in which it was created"
-            f"{self.made()}; use asyncio.run_coroutine_threadsafe() to run a coroutine there"
+            f"{self.made()}; use asyncio.run_coroutine_threadsafe() to run code in that loop"
         )
 
     def made(self) -> str:

@@ -138,7 +138,7 @@ class FaultPlan:
         several = isinstance(self.hosts, Collection) and not isinstance(self.hosts, str)
         if not several or not all(isinstance(name, str) and name != MAIN for name in self.hosts):
             raise ValueError(
-                f"hosts must be a collection of host names other than {MAIN!r}, not {self.hosts!r}"
+                f"invalid hosts {self.hosts!r}: expected a collection of names without {MAIN!r}"
             )
         integer("at_least", self.at_least)
         if not isinstance(self.exactly, Collection | None):

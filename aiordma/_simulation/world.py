@@ -684,9 +684,9 @@ def _run(
         ends.callback(_simulates.release)
         if softdev.sim_begin(seed & NEVER):
             raise BusyError(
-                "cannot start a simulation while this process uses its embedded device: close all "
-                "connections and the event loop first (a loop holds the device for a second after "
-                "its last connection)"
+                "cannot start a simulation while this process is using its embedded device; close "
+                "all connections and the event loop first (an event loop keeps the device open for "
+                "a second after closing its last connection)"
             )
         ends.callback(_end_devices)
         ends.enter_context(process.simulated(seed, devices))
@@ -731,7 +731,7 @@ def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
         if (begun := len(world.faults)) < world._plan.at_least:
             counts = world._plan._counts(world.faults, world.now)
             raise AssertionError(
-                f"too few faults were injected: {begun} (at_least={world._plan.at_least}): {counts}"
+                f"the number of faults, {begun}, is below at_least={world._plan.at_least}: {counts}"
             )
     except BaseException as error:
         world._explain(error)

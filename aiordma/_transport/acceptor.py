@@ -66,12 +66,12 @@ class ConnectionLimits:
         if self._most is not None and self._taken.total() >= self._most:
             raise ConnectionLimitError(
                 f"the listener has reached its limit of {self._most} connections "
-                f"(Config.max_connections of the listener)"
+                f"(set by Config.max_connections)"
             )
         if self._most_per_host is not None and self._taken[host] >= self._most_per_host:
             raise ConnectionLimitError(
-                f"the listener has reached its connection limit for {host}: "
-                f"{self._most_per_host} (Config.max_connections_per_host of the listener)"
+                f"the listener has reached its limit of {self._most_per_host} connections from "
+                f"{host} (set by Config.max_connections_per_host)"
             )
 
     def take(self, host: str) -> None:
@@ -256,7 +256,7 @@ class Acceptor:
                     "rejecting handshakes from %s for a while: too many have failed", host
                 )
             raise BusyError(
-                f"too many handshakes have failed with a wrong key; try again in {wait:.1f} seconds"
+                f"too many handshakes have used a wrong key; try again in {wait:.1f} seconds"
             )
 
     def _give_up(self, request: Request, peer: str | None, error: BaseException, how: str) -> None:

@@ -85,12 +85,12 @@ def check_context(context: SSLContext, *, client: bool) -> None:
     """Raise ValueError for a TLS context that only the other side can use."""
     if client and context.protocol == PROTOCOL_TLS_SERVER:
         raise ValueError(
-            "ssl is a server context, but this side is a client; create one with "
+            "ssl is a server context, but this side is a client; create a client context with "
             "ssl.create_default_context()"
         )
     if not client and context.protocol == PROTOCOL_TLS_CLIENT:
         raise ValueError(
-            "ssl is a client context, but this side is a server; create one with "
+            "ssl is a client context, but this side is a server; create a server context with "
             "ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) and load a certificate"
         )
 

@@ -59,7 +59,7 @@ class Batch(BatchOfTransfers, AsyncContext):
 
     def _collecting(self) -> WRChain:
         if self._chain is None:
-            raise BufferStateError("a batch can be used only inside its async with statement")
+            raise BufferStateError("a batch can be used only inside its `async with` block")
         self._check()
         return self._chain
 

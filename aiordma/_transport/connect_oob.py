@@ -104,7 +104,7 @@ class PendingConnection(AsyncContext):
             why = "is closed" if self._started else "has not accepted a peer yet"
             raise BufferStateError(f"{self!r} {why}")
         if self._started:
-            raise BufferStateError(f"{self!r} is already a connection")
+            raise BufferStateError(f"start() has already been called on {self!r}")
         self._started = True
         try:
             with self._attempt:

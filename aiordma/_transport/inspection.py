@@ -136,8 +136,7 @@ async def _decide(on_request: OnRequest, request: ConnectionRequest) -> str | No
         if verdict is None or isinstance(verdict, str):
             return verdict
         raise TypeError(
-            "on_request must return None, or the reason for a refusal as a str, not "
-            f"{verdict!r:.80}"
+            f"on_request must return None or a str that explains the refusal, not {verdict!r:.80}"
         )
     except UNWINDING:
         raise

@@ -208,7 +208,7 @@ def at(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
     except RuntimeError as error:
         deadline.cancel()
         raise RDMAError(
-            f"cannot share the memory: failed to start the lease thread ({error}); end other "
+            f"cannot share the memory: failed to start the lease thread ({error}); stop other "
             f"threads, raise the thread limit (ulimit -u, pids.max), or share without a lease"
         ) from error
     _thread = thread  # another thread may have started one too; each one ends in time

@@ -95,15 +95,15 @@ class Regions:
         if lent + length > quota:
             raise QuotaError(
                 f"cannot lend {length} bytes: {lent} of {quota} bytes are already lent "
-                f"(Config.lend_quota of the owner)",
+                f"(limited by the owner's Config.lend_quota)",
                 amount=lent + length,
                 limit=quota,
             )
         regions = len(self.shares) + handed_over
         if regions >= self._config.max_regions:
             raise QuotaError(
-                f"too many regions: {regions} are already shared, or handed over but not received "
-                f"yet (Config.max_regions of the owner)",
+                f"too many regions: {regions} are already shared or waiting to be received "
+                f"(limited by the owner's Config.max_regions)",
                 amount=regions + 1,
                 limit=self._config.max_regions,
             )

@@ -56,7 +56,7 @@ class RemoteMemory(RemoteBase):
         if length != len(self):
             raise ValueError(
                 f"local memory has {length} bytes, but the peer's memory has {len(self)}; slice "
-                "one of them"
+                "the longer one"
             )
 
     @property

@@ -12,10 +12,13 @@ NEEDED = ("click", "rich")
 
 
 def main() -> int:
-    """Run the command-line interface, and exit with the command's status.
+    """Run the command-line interface.
 
     Returns:
-        Exit status 2 if the `cli` extra is not installed.
+        The exit status, which is 2 if the `cli` extra is not installed.
+
+    Raises:
+        SystemExit: When a command has finished. The exception contains the command's exit status.
     """
     try:
         # Imported here, so that `python -m aiordma` can report a missing extra.

@@ -203,7 +203,7 @@ def memlock(facts: Facts) -> Iterator[Told]:
 
 @check("ports")
 def ports(facts: Facts) -> Iterator[Told]:
-    """Report inactive ports and devices that cannot be opened.
+    """Report devices that cannot be opened and ports that are inactive.
 
     The findings are problems if the machine has no active port, and warnings otherwise.
     """

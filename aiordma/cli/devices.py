@@ -34,7 +34,8 @@ class PortInfo:
 class DeviceInfo:
     """A device and its attributes.
 
-    ``problem`` is the error if the device could not be queried, and empty otherwise.
+    ``problem`` is the error message if the device could not be queried, or an empty string
+    otherwise.
     """
 
     name: str
@@ -45,7 +46,10 @@ class DeviceInfo:
 
     @classmethod
     def ask(cls, device: verbs.Device) -> DeviceInfo:
-        """Query all attributes of a device. If a query fails, ``problem`` contains the error."""
+        """Query a device, and return its attributes.
+
+        If a query fails, the result contains only the device's name and the error message.
+        """
         try:
             with device.open() as context:
                 extended = context.query_device_ex()

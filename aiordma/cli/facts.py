@@ -31,8 +31,8 @@ CAP_IPC_LOCK = 14  # linux/capability.h
 class NodeFacts:
     """A device node in /dev/infiniband.
 
-    ``rights`` contains the node's mode and owner. ``usable`` tells whether this process can open
-    the node.
+    ``rights`` contains the node's mode, owner and group. ``usable`` is True if this process can
+    open the node for reading and writing.
     """
 
     path: str
@@ -67,7 +67,7 @@ class Facts:
 
     @classmethod
     def collect(cls, root: Path = Path("/")) -> Facts:
-        """Collect the facts about this machine.
+        """Collect facts about this machine.
 
         Files in /sys, /proc, /dev and /etc are looked up relative to ``root``.
         """
@@ -146,7 +146,7 @@ def providers(root: Path) -> tuple[str, ...]:
 
 
 def kernel_devices(root: Path) -> dict[str, str]:
-    """Return the driver of each RDMA device in the kernel.
+    """Return the driver of each RDMA device known to the kernel, keyed by device name.
 
     The driver is an empty string for software devices.
     """

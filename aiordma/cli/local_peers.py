@@ -34,7 +34,8 @@ print(0 if done == 8 else ctypes.get_errno())
 class LocalPeerFacts:
     """How `embedded0` can exchange data with other processes on this machine.
 
-    Each ``..._problem`` tells why a mechanism does not work, or is empty if the mechanism works.
+    Each ``*_problem`` attribute is the reason that a mechanism does not work, or an empty string if
+    the mechanism works.
     """
 
     links: str = "shared"  # AIORDMA_EMBEDDED_LINKS

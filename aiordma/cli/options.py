@@ -113,7 +113,7 @@ def loop_factory(name: str) -> LoopFactory:
     try:
         module = importlib.import_module("uvloop")
     except ModuleNotFoundError as error:
-        raise click.UsageError("uvloop is not installed: pip install uvloop") from error
+        raise click.UsageError("uvloop is not installed; run 'pip install uvloop'") from error
     return cast(LoopFactory, module.new_event_loop)
 
 

@@ -365,7 +365,8 @@ def plot_files(files: tuple[Path, ...], target: Path) -> None:
         draw(records, target)
     except (KeyError, TypeError, ValueError) as error:
         raise click.ClickException(
-            f"cannot plot: a file lacks some of the data that aiordma perf --json prints: {error!r}"
+            f"cannot plot: one of the files is incomplete ({error!r}); use the unmodified output "
+            "of aiordma perf --json"
         ) from error
 
 

@@ -57,7 +57,8 @@ def check_target(target: Path) -> None:
         )
     if find_spec("matplotlib") is None:
         raise PlotError(
-            "plotting requires matplotlib, which is not installed: pip install 'aiordma[plot]'"
+            "plotting requires matplotlib, which is not installed; "
+            "run \"pip install 'aiordma[plot]'\""
         )
 
 

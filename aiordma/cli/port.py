@@ -31,7 +31,7 @@ def port(pid: int, device: str, state: str) -> None:
             )
         failure = ask(found[0], TIMEOUT, f"port {state} {device}").decode()
     except ConnectionRefusedError:
-        raise click.ClickException(f"process {pid} has ended") from None
+        raise click.ClickException(f"process {pid} has exited") from None
     except (OSError, ValueError) as error:
         raise click.ClickException(f"cannot reach process {pid}: {error}") from None
     if failure:

@@ -133,21 +133,21 @@ def library() -> Path:
 
 
 def preloaded(present: str) -> str:
-    """Append the embedded device's library to a value of LD_PRELOAD.
+    """Append the embedded device's library to an LD_PRELOAD value.
 
-    The library is not prepended, because a sanitizer's library must come first.
+    The library is not prepended, because a sanitizer runtime must come first.
     """
     for word in re.split("[ :]", present):
         if Path(word).name.startswith("librspreload.so"):
             raise CannotRunError(
-                "the embedded device does not support rsockets, so the program would silently use "
-                f"the kernel's TCP; remove {word} from LD_PRELOAD"
+                "the embedded device does not support rsockets, so the program would silently fall "
+                f"back to kernel TCP; remove {word} from LD_PRELOAD"
             )
     return f"{present}:{library()}" if present else str(library())
 
 
 def searched(present: str) -> str:
-    """Prepend the embedded device's library directory to a value of LD_LIBRARY_PATH.
+    """Prepend the embedded device's library directory to an LD_LIBRARY_PATH value.
 
     Programs that call dlopen() find the embedded device's library in this directory.
     """
@@ -208,7 +208,7 @@ class ELF:
 
 
 def check(path: str) -> None:
-    """Raise CannotRunError if the dynamic linker would silently ignore LD_PRELOAD (ld.so(8))."""
+    """Raise CannotRunError if the dynamic linker would ignore LD_PRELOAD. See ld.so(8)."""
     if reason := privileged(path):
         raise CannotRunError(
             f"{path} {reason}, so the dynamic linker ignores LD_PRELOAD for it; "
@@ -219,7 +219,8 @@ def check(path: str) -> None:
         return
     if not elf.dynamic:
         raise CannotRunError(
-            f"{path} is statically linked: its libibverbs cannot be replaced; link it dynamically"
+            f"{path} is statically linked, so its libibverbs cannot be replaced; "
+            "link it dynamically"
         )
     ours = ELF.read(str(library()))
     if ours is not None and ours.machine != elf.machine:
@@ -294,7 +295,7 @@ def run_watched(
 
 
 def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
-    """Return why a successful program did not test the device as required.
+    """Return why a program that exited successfully did not test the device.
 
     Returns an empty string if the program did test the device.
     """
@@ -317,7 +318,8 @@ def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
 def new_folder(parent: Path | None, program: str) -> Path:
     """Create a directory for traces.
 
-    The path must not contain %p, which AIORDMA_TRACE would replace with a process ID.
+    The directory's path must not contain %p. The path becomes part of AIORDMA_TRACE, where %p
+    stands for a process ID.
     """
     hint = "--failure-traces" if parent else "TMPDIR"
     try:
@@ -336,8 +338,8 @@ def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
     """Run the program and return its exit status.
 
     The status is negative if a signal killed the program. Signals sent by other processes are
-    forwarded to the program. Signals from the terminal are not forwarded, because the terminal also
-    signals the program.
+    forwarded to the program. Signals from the terminal are not forwarded, because the program
+    receives them directly.
     """
     # If the caller ignores SIGCHLD, there is no signal and no status (waitpid(2)).
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

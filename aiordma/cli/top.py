@@ -131,10 +131,11 @@ def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -
 
 
 def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], list[str]]:
-    """Query all processes that have a socket in the directories `where`.
+    """Query all processes that have a monitoring socket in one of the given directories.
 
-    Returns the responses by socket name, and a note about each failed query. Sockets left behind by
-    killed processes are removed.
+    If `pid` is not None, only processes with this PID are queried. Returns the responses keyed by
+    socket name, and a note about each failed query. Sockets left behind by killed processes are
+    removed.
     """
     answers, notes = {}, []
     paths = [path for each in where for path in sockets(each, pid)]
@@ -230,7 +231,7 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
 
 
 def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, Row]:
-    """Return the number of bytes transferred since the last update, and the traffic cells.
+    """Return the number of bytes transferred since the last update, and table cells for traffic.
 
     If there was no previous update, all bytes transferred so far are counted.
     """
@@ -245,7 +246,10 @@ def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, 
 
 
 def carried(counts: Traffic | RailState, parts: Sequence[str]) -> int:
-    """Return the bytes that messages and one-sided operations transferred in one direction."""
+    """Return the number of bytes transferred in one direction.
+
+    The number includes both messages and one-sided operations.
+    """
     return sum(cast("Mapping[str, int | None]", counts)[part] or 0 for part in parts)
 
 
@@ -283,7 +287,7 @@ def waited(taken: Snapshot) -> float:
 
 
 def p99(taken: Snapshot, known: Snapshot | None) -> str:
-    """Return an upper bound on the duration of 99 % of the requests since the last update.
+    """Return an upper bound on the duration of 99% of the requests since the last update.
 
     The upper bound is a bucket boundary of the latency histogram. Without an earlier snapshot, all
     of the process's requests are included.

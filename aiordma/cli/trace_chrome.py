@@ -168,11 +168,13 @@ def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
 
 
 def match_messages(traces: Iterable[Traced]) -> dict[int, int]:
-    """Return a number for each message whose send and receive are both shown.
+    """Match sends with receives, and return a number for each matched message.
 
-    The keys are the `id()` values of the send record and the receive record. A reliable connection
-    delivers each message once and in order. The first message therefore matches the first completed
-    receive, and so on.
+    The result maps the `id()` of each record to the message's number, which is the same for the
+    send record and the receive record. A message is omitted unless both records are shown.
+
+    A reliable connection delivers each message once and in order. The first message therefore
+    matches the first completed receive, and so on.
 
     Queue pair numbers can be reused, and different machines can use the same number. If it is
     unclear which two ends form a connection, their messages are omitted.
@@ -231,7 +233,8 @@ def events(traces: list[Traced]) -> Iterator[Event]:
 def request_events(span: Span, flows: dict[int, int]) -> Iterator[Event]:
     """Yield the Chrome trace events for a request.
 
-    Each request has a "complete" event. A matched message also has the start or end of a flow.
+    Each request has a "complete" event. If a send has been matched with a receive, the send also
+    has a flow start event, and the receive also has a flow end event.
     """
     request = span.request
     kind, result = "receive" if request.is_receive else "send", result_of(request)

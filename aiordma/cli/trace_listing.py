@@ -103,7 +103,8 @@ def listing(traces: Iterable[Traced]) -> Iterator[str]:
     """Yield the lines of the listing.
 
     The first lines describe each process's trace and how the trace ended. The next lines contain
-    all requests and incidents in chronological order. A request's time is the time of posting.
+    all requests and incidents in chronological order. A request is listed at the time it was
+    posted.
     """
     rows: list[tuple[int, str]] = []
     for traced in traces:
@@ -176,9 +177,10 @@ def wr_id_text(wr_id: int) -> str:
 
 
 def arguments(record: Record) -> dict[str, object]:
-    """Return the fields of a record that have a value.
+    """Return a record's fields for display, keyed by field name.
 
-    Keys and addresses are converted to text, because viewers do not support 64-bit numbers.
+    Fields that are None, False or an empty tuple are omitted. Work request IDs, keys and addresses
+    are converted to text, because viewers do not support 64-bit numbers.
     """
     values = {
         each.name: getattr(record, each.name)

@@ -75,9 +75,9 @@ class _ById(Maker):
 class ConnectionId(Options):
     """One end of a connection, or a listener, created by :meth:`EventChannel.create_id`.
 
-    ``channel`` is the channel that delivers the ID's events. ``qp`` is its queue pair, or None.
-    Most methods start an operation and return immediately; an event on the channel reports the
-    result. An ID must not be used by more than one thread at a time.
+    ``channel`` is the channel that delivers the ID's events. ``qp`` is the ID's queue pair, or
+    None. Most methods start an operation and return immediately; an event on the channel reports
+    the result. An ID must not be used by more than one thread at a time.
     """
 
     def __init__(self, channel: cm.EventChannel, pointer: h.rdma_cm_id) -> None:
@@ -113,7 +113,7 @@ class ConnectionId(Options):
 
     @property
     def port_num(self) -> int:
-        """The device's port number, or 0 if the ID is not bound to a device."""
+        """The number of the device port used by the ID, or 0 if the ID is not bound to a device."""
         return self.pointer.port_num
 
     @property
@@ -149,9 +149,9 @@ class ConnectionId(Options):
 
         Raises:
             AddressError: If binding fails. EADDRINUSE means that the port is already in use.
-                EADDRNOTAVAIL means that the address does not belong to this machine. It can also
-                mean that the port is in use, if either this address or the other socket's address
-                is the wildcard.
+                EADDRNOTAVAIL means that the address does not belong to this machine. If this
+                address or the address of a conflicting socket is the wildcard address,
+                EADDRNOTAVAIL can also mean that the port is already in use.
         """
         sockaddr, _keep = as_sockaddr(address)
         try:
@@ -277,8 +277,9 @@ class ConnectionId(Options):
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
         """Accept a connection request.
 
-        Call this method on the ID from the CONNECT_REQUEST event. An ESTABLISHED event reports the
-        result. A datagram service does not get this event, and its peer may send immediately.
+        Call this method on the ID from the CONNECT_REQUEST event. For a connection, an ESTABLISHED
+        event reports the result. For a datagram service, no event follows, and the peer can start
+        sending as soon as the request is accepted.
 
         Raises:
             LimitError: If the private data is too long (the maximum is 196 bytes for PortSpace.TCP
@@ -300,8 +301,8 @@ class ConnectionId(Options):
         """Reject a connection request.
 
         Call this method on the ID from the CONNECT_REQUEST event, and then close the ID. The peer
-        gets a REJECTED event with reason 28. If ``for_ece`` is true, the reason is 35, which means
-        unacceptable ECE options.
+        gets a REJECTED event with reason 28 (rejected by the application). If ``for_ece`` is true,
+        the reason is 35 (unacceptable ECE options).
 
         Raises:
             LimitError: If the private data is too long (the maximum is 148 bytes for PortSpace.TCP

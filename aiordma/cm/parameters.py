@@ -93,8 +93,8 @@ class ConnectionParameters(NamedTuple):
     """Connection parameters (``struct rdma_conn_param``). See rdma_connect(3).
 
     ``initiator_depth`` is the maximum number of outstanding reads and atomics from this side to the
-    peer. ``responder_resources`` is the maximum number from the peer to this side. The event that
-    reports a request's result contains the peer's values.
+    peer. ``responder_resources`` is the maximum number of outstanding reads and atomics from the
+    peer to this side. A ConnectionEvent contains the values that the peer requested or granted.
 
     ``retry_count`` and ``rnr_retry_count`` range from 0 to 7. An ``rnr_retry_count`` of 7 means no
     limit. ``private_data`` contains data for the peer's program, which receives the data padded

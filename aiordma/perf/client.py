@@ -114,7 +114,7 @@ class PerfClient:
         config: Config = DEFAULT,
         **security: Any,
     ) -> AsyncIterator[PerfClient]:
-        """Connect to a server, waiting until no other client is using the server.
+        """Connect to a server, waiting while it serves other clients.
 
         Args:
             settings: The measurement settings.
@@ -124,7 +124,7 @@ class PerfClient:
             via: The connection method, as for `aiordma.connect`.
             config: The connection settings, as for `aiordma.connect`. `send_queue` is increased if
                 it is too small for the measurement. `max_message` is derived from `settings`.
-            **security: Further arguments of `aiordma.connect`, such as `auth`.
+            **security: Additional arguments for `aiordma.connect`, such as `auth`.
 
         Raises:
             RefusedError: If the server refuses the measurement.
@@ -194,7 +194,10 @@ class PerfClient:
             run.limit = 0
 
     async def measure(self, size: int, progress: Progress = lambda part: None) -> Result | None:
-        """Measure one size. Returns None if `stop` was called before the first operation."""
+        """Run the measurement for one message size.
+
+        Returns None if `stop` was called before the first operation.
+        """
         settings = self._settings
         if settings.metric != "lat":
             kind, ways = ("both", 2) if settings.bidirectional else ("flood", 1)

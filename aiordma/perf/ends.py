@@ -54,7 +54,7 @@ class Load:
 
 
 async def devices_of(conn: aiordma.Connection) -> str:
-    """Wait until no rail is still connecting, and return the devices of all rails."""
+    """Wait for all rails to finish connecting, then return the names of their devices."""
     while any(rail.state == "connecting" for rail in conn.rails):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
     return ", ".join(rail.device for rail in conn.rails)
@@ -84,12 +84,12 @@ class End:
     def prepare(self, load: Load) -> bytes:
         """Allocate the memory for a part.
 
-        Returns a token for the memory if the peer needs access, or empty bytes otherwise.
+        Returns a token for the peer's `use` method. The token can be empty.
         """
         raise NotImplementedError
 
     def use(self, token: bytes) -> None:
-        """Prepare for operations on the peer's memory, which `token` identifies."""
+        """Prepare for operations on the peer memory identified by `token`."""
 
     def operate(self, number: int) -> Awaitable[object]:
         """Return an awaitable that performs one operation."""
@@ -199,7 +199,7 @@ class Run:
 
 
 async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all coroutines concurrently. If one fails, cancel the others and raise its error."""
+    """Run all coroutines concurrently. If one fails, cancel the rest and re-raise the exception."""
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:

@@ -118,7 +118,7 @@ class OneSided(Memory):
 class Writes(OneSided):
     """An end that writes to the peer's memory.
 
-    The peer responds by writing to this side's memory with immediate data.
+    The peer's responses are also RDMA writes, and carry immediate data.
     """
 
     def prepare(self, load: Load) -> bytes:
@@ -173,7 +173,7 @@ class Reads(OneSided):
 
 
 class Atomics(OneSided):
-    """The client's end for atomic operations, which add 1 to a number on the server."""
+    """The client's end for atomic operations, which increment a counter in the server's memory."""
 
     def prepare(self, load: Load) -> bytes:
         return b""
@@ -195,8 +195,8 @@ class Source(Memory):
 class Sum(Source):
     """The server's end for atomic operations.
 
-    Each operation adds 1 to a number in the server's memory. At the end of a part, the server
-    compares this number with the operation count.
+    Each operation increments a counter in the server's memory. At the end of a part, the server
+    checks that the counter equals the number of operations.
     """
 
     def prepare(self, load: Load) -> bytes:

@@ -20,7 +20,7 @@ YIELD_AFTER = 64
 
 
 class Sends(End):
-    """Messages sent from unregistered memory, as in most programs."""
+    """An end that sends messages from ordinary, unregistered memory."""
 
     def __init__(self, conn: aiordma.Connection) -> None:
         self._conn = conn
@@ -64,7 +64,7 @@ class Sends(End):
 
 
 class Streams(End):
-    """Equally sized pieces sent one after another on a stream."""
+    """An end that sends equal-sized chunks of data over a stream."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -37,7 +37,7 @@ Arrived = tuple[verbs.WorkCompletion, memoryview]
 
 
 class QueuePair(End):
-    """One end of a measurement, with a queue pair and memory."""
+    """An end that uses a plain queue pair instead of an aiordma connection."""
 
     def __init__(self, device: str, opened: wire.Open) -> None:
         self._device = device
@@ -97,7 +97,7 @@ class QueuePair(End):
         self._ring: ReceiveRing = self.queue.receives(*self._receives)
 
     def post(self, numbers: range) -> list[Completed]:
-        """Post the operations with one doorbell. Only the last one generates a completion."""
+        """Post all operations with one doorbell. Only the last operation generates a completion."""
         requests: list[verbs.SendWorkRequest] = []
         with verbs.SendBatch(requests.extend) as batch:
             for number in numbers:
@@ -167,9 +167,9 @@ class QueuePair(End):
             run.done += 1
 
     def verify(self, own: int, others: int) -> str:
-        """Describe the first error in the memory read or written.
+        """Verify the data that reads or writes have placed in this side's memory.
 
-        Returns an empty string if there is no error.
+        Returns a description of the first error, or an empty string.
         """
         done = {"send": 0, "write": others, "read": own}[self._opened.operation]
         return difference(self._inbox.buf[: len(self._expected)], self._expected) if done else ""

@@ -127,7 +127,7 @@ class PerfServer:
             config: The connection settings, as for `aiordma.listen`. `max_message` is derived from
                 `limits`.
             limits: The limits to impose on clients' measurements.
-            **security: Further arguments of `aiordma.listen`, such as `auth`.
+            **security: Additional arguments for `aiordma.listen`, such as `auth`.
         """
         config = replace(config, max_message=max(limits.size, MAX_CONTROL))
         self = cls(limits, via, config, security)
@@ -284,7 +284,8 @@ class PerfServer:
         limits, count = self._limits, len(session.ends)
         if begin.size > limits.size:
             raise Refusal(
-                f"{begin.size} bytes exceed the server's limit of {limits.size} (--max-size)"
+                f"a size of {begin.size} bytes exceeds the server's limit of {limits.size} bytes "
+                "(--max-size)"
             )
         if begin.way != "flood" and session.opened.operation in ("read", "atomic"):
             raise ProtocolError(
@@ -294,8 +295,8 @@ class PerfServer:
             raise ProtocolError("the client began a part of size 0, which only send supports")
         if begin.size * count > limits.memory:
             raise Refusal(
-                f"{count} connections with {begin.size} bytes each exceed the server's limit of "
-                f"{limits.memory} (--max-memory)"
+                f"operations of {begin.size} bytes on {count} connections exceed the server's "
+                f"limit of {limits.memory} bytes (--max-memory)"
             )
         if len(begin.tokens) != count:
             raise ProtocolError(

@@ -42,7 +42,7 @@ WARM_UP, LEAST_WARM_UP, WARM_UP_BYTES = 200, 2, 32 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a run, which measures several sizes one after another.
+    """The settings of a run. A run measures one or more operation sizes in turn.
 
     Attributes:
         operation: The kind of operation.
@@ -51,8 +51,8 @@ class Settings:
         iterations: The total number of operations to time for each size, across all connections. If
             None, each size is measured for `duration` seconds.
         duration: The time to measure each size, in seconds. Not used if `iterations` is given.
-        warm_up: The number of untimed operations to run first. None means a number that depends on
-            the size.
+        warm_up: The number of untimed operations to run on each connection before timing starts. If
+            None, the number depends on the operation size.
         connections: The number of connections.
         depth: The number of operations in flight per connection.
         batch: The number of operations posted with one doorbell.
@@ -100,8 +100,8 @@ class Settings:
             self.metric == "lat" or self.operation not in ("send", "write") or self.batch > 1
         ):
             raise ValueError(
-                "bidirectional requires the metric bw or rate and the operation send or write, and "
-                "cannot be combined with batch"
+                "bidirectional requires the metric bw or rate, the operation send or write, and a "
+                "batch size of 1"
             )
         if self.batch > 1 and self.operation in ("send", "stream"):
             raise ValueError("batch is supported only for write, read and atomic")
@@ -125,7 +125,7 @@ class Settings:
         if self.gpu and self.operation not in ("write", "read"):
             raise ValueError("GPU memory is supported only for write and read")
         if self.batch > self.depth:
-            raise ValueError(f"batch {self.batch} must not exceed depth {self.depth}")
+            raise ValueError(f"batch must not exceed depth: {self.batch} > {self.depth}")
 
     def _check_queue_pair(self) -> None:
         if not self.qp:
@@ -139,15 +139,16 @@ class Settings:
             )
         if self.batch > 1 or self.gpu:
             raise ValueError(
-                "batch and GPU memory are not supported for plain queue pairs; omit qp"
+                "batch and GPU memory are not supported with plain queue pairs; omit qp"
             )
         if self.inline and self.operation == "read":
             raise ValueError("inline is not supported for read")
         if self.moderation > self.depth:
-            raise ValueError(f"moderation {self.moderation} must not exceed depth {self.depth}")
+            raise ValueError(f"moderation must not exceed depth: {self.moderation} > {self.depth}")
         if self.moderation > 1 and self.bidirectional:
             raise ValueError(
-                "moderation must be 1 for bidirectional, which waits for each operation"
+                "moderation must be 1 for bidirectional measurements, which wait for each "
+                "operation to complete"
             )
 
     def _check_sizes(self) -> None:
@@ -187,7 +188,7 @@ class Settings:
         return self.operation in ("send", "write", "stream")
 
     def warm_up_for(self, size: int) -> int:
-        """Return the number of untimed operations to run on each connection first."""
+        """Return the number of untimed warm-up operations per connection."""
         if self.warm_up is not None:
             return self.warm_up
         return max(LEAST_WARM_UP, min(WARM_UP, WARM_UP_BYTES // max(size, 1)))
@@ -195,7 +196,7 @@ class Settings:
     def share(self) -> int | None:
         """Return the number of timed operations per connection.
 
-        Returns None if the run is limited by its duration rather than a number of operations.
+        Returns None if the run is limited by time rather than by operation count.
         """
         return None if self.iterations is None else -(-self.iterations // self.connections)
 

@@ -65,7 +65,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """A number of equally sized operations, and the time they took."""
+    """The bandwidth and operation rate of a series of equal-sized operations."""
 
     operations: int
     size: int
@@ -91,9 +91,9 @@ def slices(whole: Throughput, marks: Sequence[tuple[float, int]], gap: float) ->
     """Split a run into intervals, and return each interval's throughput.
 
     A mark consists of a time in seconds and the number of operations completed up to that time.
-    Each mark starts a new interval, unless an interval would be shorter than `gap` seconds. The
-    intervals cover the whole run, so the run's throughput lies between the lowest and the highest
-    interval throughput.
+    Each mark ends one interval and starts the next. A mark is skipped if either interval would be
+    shorter than `gap` seconds. The intervals cover the whole run, so the run's throughput lies
+    between the lowest and the highest interval throughput.
     """
     ends = [(0.0, 0)]
     for mark in marks:

@@ -110,7 +110,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The server's reply that it is ready for connections. Streams use a separate port."""
+    """The server's reply to `Open`, sent when the server is ready for connections.
+
+    `port` is the port for streams. If the operation does not use streams, `port` is 0.
+    """
 
     key: bytes
     port: int
@@ -145,7 +148,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The server's reply that it is ready for a part.
+    """The server's reply to `Begin`, sent when the server is ready to run the part.
 
     The reply contains one token per connection. The tokens grant access to the server's memory.
     """
@@ -155,7 +158,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The client's message that it has finished a part.
+    """A notification that the client has finished a part.
 
     `counts` contains the number of operations that the client performed on each connection.
     """
@@ -165,7 +168,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The server's reply that all operations have arrived, except for those that were lost."""
+    """The server's reply to `Finish`, sent when all operations have arrived or count as lost."""
 
     cpu_us: int
     """The CPU time used by the server process during the part, in microseconds."""
@@ -181,7 +184,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server's reply that it refuses the measurement. `text` contains the reason."""
+    """The server's refusal to run the measurement. `text` contains the reason."""
 
     text: str
 

@@ -82,7 +82,7 @@ class OverRDMA:
         return {"device": self.device, "via": self.via, "config": self.config}
 
     def applies(self, host: str | None, port: int) -> bool:
-        """Return whether to use RDMA for connecting to an address, or for listening on it."""
+        """Return whether to use RDMA when connecting to, or listening on, an address."""
         return True
 
     async def create_connection(

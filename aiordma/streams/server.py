@@ -94,7 +94,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         """Accept connections until the server is closed. Cancelling this call closes the server.
 
         Raises:
-            DeviceEventError: If the device has failed. The server is no longer usable. Start a new
+            DeviceEventError: If the device has failed. The server is then unusable, so start a new
                 server.
             RuntimeError: If the server is closed, or if this method is already running.
         """

@@ -37,7 +37,7 @@ READ_ONLY = {
 def socket_name(address: Address | None) -> SocketName | None:
     """Return an address in the format used by sockets.
 
-    This is (host, port) for IPv4, and (host, port, flow, scope) for IPv6.
+    An IPv4 address becomes (host, port). An IPv6 address becomes (host, port, flow, scope).
     """
     if address is None or ":" not in address[0]:
         return address
@@ -74,7 +74,7 @@ class StreamSocket:
         """Return the peer's address.
 
         Raises:
-            OSError: With ENOTCONN, if there is no peer.
+            OSError: If there is no peer. The error's `errno` is ENOTCONN.
         """
         if self._peer is None:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
@@ -109,7 +109,7 @@ class StreamSocket:
         """Return the value an option was set to, or the default for a new socket.
 
         Raises:
-            OSError: With ENOPROTOOPT, if streams do not support the option.
+            OSError: If streams do not support the option. The error's `errno` is ENOPROTOOPT.
         """
         key = (level, option)
         known = {**WITHOUT_EFFECT, **READ_ONLY, **self._options}
@@ -121,7 +121,7 @@ class StreamSocket:
         """Store an option's value. Common options are accepted, but have no effect on the stream.
 
         Raises:
-            OSError: With ENOPROTOOPT, if streams do not accept the option.
+            OSError: If streams do not accept the option. The error's `errno` is ENOPROTOOPT.
         """
         key = (level, option)
         if key not in WITHOUT_EFFECT:
@@ -149,6 +149,6 @@ def transport_socket(
     peer: Address | None = None,
     is_readable: Callable[[], bool] = lambda: False,
 ) -> tuple[StreamSocket, TransportSocket]:
-    """Create a stream's or listener's socket, and the `TransportSocket` for programs to use."""
+    """Create a `StreamSocket`, and a `TransportSocket` that wraps the `StreamSocket`."""
     made: Any = StreamSocket(local, peer, is_readable)
     return made, TransportSocket(made)

@@ -84,7 +84,7 @@ def between(
     limits: TLSLimits,
     **who: Any,
 ) -> Any:
-    """Create asyncio's TLS protocol between the stream's transport and the user's protocol."""
+    """Create an asyncio `SSLProtocol` to sit between a stream's transport and `protocol`."""
     protocol_of_tls: Any = sslproto.SSLProtocol
     return protocol_of_tls(
         asyncio.get_running_loop(), protocol, context, ready, **limits._asdict(), **who

@@ -80,11 +80,11 @@ def take_buffered(protocol: object) -> bytes:
 
 
 def refuse_drain(protocol: object) -> None:
-    """Make `StreamWriter.drain` raise ConnectionResetError, as it does over TCP after `close`.
+    """Make `StreamWriter.drain` raise ConnectionResetError after `close`, as it does over TCP.
 
-    `drain` fails once `connection_lost` has been called. Over TCP, `connection_lost` is called when
-    all data has been passed to the kernel. Over RDMA, `connection_lost` is not called until the
-    peer has received all data.
+    `drain` fails once `connection_lost` has been called. Over TCP, `connection_lost` is called as
+    soon as all data has been passed to the kernel. Over RDMA, `connection_lost` is not called until
+    the peer has received all data. Without this function, `drain` would succeed until then.
     """
     if isinstance(protocol, FlowControlMixin):
         vars(protocol)["_connection_lost"] = True
@@ -137,7 +137,7 @@ class _Outbox:
         return first
 
     def flush(self, on_sent: Callable[[], object]) -> None:
-        """Pass queued data to the connection while the window allows it.
+        """Pass as much queued data to the connection as the window allows.
 
         `on_sent` is called each time a message has been sent or has failed.
         """
@@ -213,7 +213,7 @@ class _Inbox:
             self.message = None
 
     def give(self, protocol: Any, data: memoryview) -> int:
-        """Pass as much data to the protocol as it accepts, and return the number of bytes."""
+        """Pass data to the protocol, and return the number of bytes that the protocol accepted."""
         count = len(data)
         if self.is_buffered:
             buffer = bytes_of(protocol.get_buffer(count), target=True)
@@ -361,7 +361,7 @@ class StreamTransport(_FlowControlMixin):
                 inbox.drop()
 
     def _deliver(self, data: memoryview) -> int:
-        """Pass as much data to the protocol as it accepts, and return the number of bytes."""
+        """Pass data to the protocol, and return the number of bytes that the protocol accepted."""
         taken = self._call("while receiving data", self._inbox.give, self._protocol, data)
         return taken or 0
 
@@ -386,7 +386,7 @@ class StreamTransport(_FlowControlMixin):
     def is_reading(self) -> bool:
         """Return whether the transport is delivering received data to the protocol.
 
-        This is False while reading is paused and once the transport is closing.
+        Returns False while reading is paused and after the transport has started closing.
         """
         return not self._paused and not self._closing
 

@@ -287,7 +287,7 @@ def test_rsockets_are_refused_with_one_line() -> None:
 @pytest.mark.parametrize("present", ["librspreload.so", "/lib/a.so:/lib/rsocket/librspreload.so.1"])
 def test_librspreload_is_refused(present: str) -> None:
     """It would run the program on the kernel's TCP, and that would look like RDMA."""
-    with pytest.raises(CannotRunError, match=r"use the kernel's TCP.* remove \S+ from LD_PRELOAD"):
+    with pytest.raises(CannotRunError, match=r"back to kernel TCP.* remove \S+ from LD_PRELOAD"):
         command.preloaded(present)
 
 

@@ -475,7 +475,7 @@ def test_flows_follow_reused_queue_pair_numbers(tmp_path: Path) -> None:
         (".", 2, "is a directory"),
         ("first", 2, "first, which is one of the traces"),
         ("link", 1, "is a symbolic link; use the path of the file itself"),
-        ("linked", 1, "has 2 hard links, which is not allowed; choose another file"),
+        ("linked", 1, "has 2 hard links instead of one; choose another file"),
         ("open", 1, "is accessible to other users (066); run chmod 600 "),
         ("fifo", 1, "is not a regular file"),
     ],

@@ -200,11 +200,11 @@ async def test_lost_response_raises_timeout_error(
 @pytest.mark.parametrize(
     ("asked", "limits", "text"),
     [
-        (settings("send", "bw", 100), Limits(size=99), "100 bytes exceed .* limit of 99"),
+        (settings("send", "bw", 100), Limits(size=99), "100 bytes exceeds .* limit of 99"),
         (
             replace(settings("write", "bw", 60), connections=2),
             Limits(memory=119),
-            "2 connections with 60 bytes each exceed the server's limit of 119",
+            "60 bytes on 2 connections exceed the server's limit of 119",
         ),
         (
             replace(settings("send", "bw"), connections=2),

@@ -255,7 +255,7 @@ def test_invalid_arguments_of_links_faults_and_plans_are_rejected() -> None:
         testing.simulate(None)  # type: ignore[call-overload]
     names: Any
     for names in "server", ["main"], [1], 5:
-        with pytest.raises(ValueError, match="hosts must be a collection of host names other"):
+        with pytest.raises(ValueError, match=r"invalid hosts .*: expected a collection of names"):
             testing.FaultPlan(hosts=names)
 
 
@@ -878,7 +878,7 @@ def test_too_few_faults_raise_assertion_error() -> None:
     plan = testing.FaultPlan(kills=0.001, pauses=0.5, until=1e-6, at_least=1)
     with pytest.raises(
         AssertionError,
-        match=r"^too few faults were injected: 0 .* 0 pauses \(plan: 0\.0 on average\), 0 kills",
+        match=r"^the number of faults, 0, is below at_least=1: 0 pauses \(plan: 0\.0 .*\), 0 kills",
     ) as it:
         testing.simulate(main, seed=1, faults=plan)
     assert (

@@ -177,7 +177,7 @@ async def test_owner_logs_the_setting_of_a_refused_request(
             await BEYOND[limit](client, server, value + 1)
         (line,) = [text for text in caplog.messages if "rejecting a memory request" in text]
         assert line.endswith(refused.value.text)
-        assert f"Config.{limit} of the owner" in line
+        assert f"the owner's Config.{limit}" in line
         assert f"{value}" in line
 
 

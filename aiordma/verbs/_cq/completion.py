@@ -396,7 +396,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         """
         most = self.context.query_device_ex().cq_mod_caps
         if not most.max_cq_count and not most.max_cq_period:
-            raise self.context._lacking("moderation of completion queues", "ibv_modify_cq")
+            raise self.context._lacking("completion queue moderation", "ibv_modify_cq")
         cq_count = integer("cq_count", cq_count, None)
         period = round(seconds("cq_period", cq_period) * 1_000_000)
         if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:
@@ -408,7 +408,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE
         attr.moderate.cq_count = cq_count
         attr.moderate.cq_period = period
-        with self.context._offering("moderation of completion queues"):
+        with self.context._offering("completion queue moderation"):
             self.context.library.calls.ibv_modify_cq(self.pointer, attr)
 
     # --- size ------------------------------------------------------------------------------
@@ -457,13 +457,13 @@ class CompletionQueue(Resource[h.ibv_cq]):
         """Reserve entries for future completions.
 
         Raises:
-            BusyError: If not enough entries are available. Resize the queue, or use another one.
+            BusyError: If not enough entries are available. Resize the queue, or use another queue.
         """
         entries = integer("entries", entries)
         if entries > self.available:
             raise BusyError(
                 f"{self!r} has {self.available} of {self.cqe} entries free, but {entries} are"
-                " needed; resize the queue or use another one"
+                " needed; resize the queue or use another queue"
             )
         self.entries.reserved += entries
 

@@ -182,10 +182,10 @@ class Context(Resource[h.ibv_context]):
         """
         values = ffi.new("struct ibv_values_ex *")
         values.comp_mask = lib.IBV_VALUES_MASK_RAW_CLOCK
-        with self._offering("access to its clock"):
+        with self._offering("reading the device clock"):
             self.library.calls.ibv_query_rt_values_ex(self.pointer, values)
         if not values.comp_mask & lib.IBV_VALUES_MASK_RAW_CLOCK:
-            raise self._lacking("access to its clock", "ibv_query_rt_values_ex")
+            raise self._lacking("reading the device clock", "ibv_query_rt_values_ex")
         return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
 
     @contextmanager

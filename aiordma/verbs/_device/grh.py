@@ -52,8 +52,8 @@ class GRH(NamedTuple):
             return cls(6, service, flow, length, next_header, hops, *map(GID, addresses))
         if not v4:
             raise ValueError(
-                f"invalid GRH: IP version {raw[0] >> 4} at byte 0 is not 6, and IP version"
-                f" {raw[_V4_OFFSET] >> 4} at byte {_V4_OFFSET} is not 4"
+                f"invalid GRH: expected an IPv6 header at byte 0 or an IPv4 header at byte"
+                f" {_V4_OFFSET}, but found IP versions {raw[0] >> 4} and {raw[_V4_OFFSET] >> 4}"
             )
         _, service, length, _, _, hops, protocol, _, *addresses = _V4.unpack(raw[_V4_OFFSET:])
         gids = (GID(IPV4_PREFIX + address) for address in addresses)

@@ -159,7 +159,7 @@ def _read(memory: object, capsule: object) -> tuple[Tensor, bool]:
     if _is_capsule(capsule, b"dltensor"):
         return Tensor.from_address(_pointer(capsule, b"dltensor")), False
     raise BufferError(
-        f"{name(memory)} must return a DLPack capsule from __dlpack__(), not {capsule!r}"
+        f"the __dlpack__() method of {name(memory)} must return a DLPack capsule, not {capsule!r}"
     )
 
 

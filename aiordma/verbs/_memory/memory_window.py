@@ -199,7 +199,8 @@ class MemoryWindow(Resource[h.ibv_mw]):
             raise ValueError(f"{mr!r} must be registered with AccessFlags.MW_BIND")
         if access & _CHANGES and not mr.access & AccessFlags.LOCAL_WRITE:
             raise ValueError(
-                f"access {access & _CHANGES!r} requires a region with LOCAL_WRITE, not {mr!r}"
+                f"access {access & _CHANGES!r} requires a region with LOCAL_WRITE, which {mr!r}"
+                " lacks"
             )
 
     def _label(self) -> str:

@@ -43,8 +43,8 @@ def of_torch(torch: Any, tensor: Any, target: bool) -> memoryview:
         raise BufferError(f"{name(tensor)} has no memory of its own: {error}") from error
     if start + size > there:
         raise BufferError(
-            f"{name(tensor)} needs {size} bytes at offset {start}, but its storage has {there}; the"
-            " storage was resized, or the tensor's elements are stored elsewhere (use to_local())"
+            f"{name(tensor)} needs {size} bytes at offset {start}, but its storage has only"
+            f" {there}; use to_local() if the elements are stored in another tensor"
         )
     own = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,))
     try:

@@ -210,7 +210,8 @@ def create_qp(
 def _require(context: verbs.Context, qp_type: QPType, send_ops: SendOps) -> None:
     if qp_type is QPType.XRC_RECV:
         raise ValueError(
-            "a protection domain cannot create XRC_RECV queue pairs; use XRCDomain.create_qp()"
+            "cannot create an XRC_RECV queue pair from a protection domain; use"
+            " XRCDomain.create_qp()"
         )
     if qp_type is QPType.XRC_SEND:
         require_xrc(context, "ibv_create_qp")

@@ -143,7 +143,7 @@ class QueuePair(Posting):
         """
         context, calls, pointer = self.context, self.context.library.calls, self.pointer
         if self.qp_type is not QPType.UD:
-            raise ValueError(f"{self!r} cannot join a multicast group, because its type is not UD")
+            raise ValueError(f"only UD queue pairs can join a multicast group, not {self!r}")
         if not gid.ip.is_multicast:  # of IPv6, or of IPv4 in its mapped form, as RoCE v2 has it
             raise ValueError(f"{gid} is not a multicast address")
         if not 0 <= lid < 1 << 16:

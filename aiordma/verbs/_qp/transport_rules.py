@@ -170,7 +170,7 @@ def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
         raise lacking(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)
     if qp.send_ops and not OPERATIONS[opcode].send_op & qp.send_ops:
         raise ValueError(
-            f"cannot post {opcode.name} to {qp!r}, because it was created without"
+            f"cannot post {opcode.name} to {qp!r}: the queue pair was created without"
             f" SendOps.{OPERATIONS[opcode].send_op.name}"
         )
     if opcode in _BUILT and not qp.send_ops:

@@ -52,8 +52,9 @@ def init_attr(
 class DriverQueuePair(Resource[h.ibv_qp]):
     """The base class for vendor-specific queue pair types.
 
-    Only the device checks attribute changes and posted requests. Posted work is not tracked. As
-    with :class:`QueuePair`, keep a request's memory alive until the request has completed.
+    This class does not validate attribute changes or track posted work. Most errors are detected
+    only by the device. Keep a request's memory alive until the request has completed, as with
+    :class:`QueuePair`.
     """
 
     def __init__(

@@ -44,9 +44,10 @@ class EFACapability(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class EFADeviceAttributes:
-    """Queue pair limits of an EFA device (``struct efadv_device_attr``).
+    """Capabilities and queue pair limits of an EFA device (``struct efadv_device_attr``).
 
-    Each limit is a number of requests, scatter/gather elements, or bytes.
+    The limits count requests (``_wr``) or scatter/gather elements (``_sge``), or are sizes in bytes
+    (``_size``).
     """
 
     max_sq_wr: int
@@ -59,7 +60,7 @@ class EFADeviceAttributes:
 
 
 def query_device(context: Context) -> EFADeviceAttributes:
-    """Return the attributes specific to EFA devices.
+    """Return the device's EFA-specific attributes.
 
     Raises:
         UnsupportedError: If the device is not an EFA device.
@@ -81,8 +82,8 @@ class SRDQueuePair(DriverQueuePair):
     def start(self, *, qkey: int, port_num: int = 1, pkey_index: int = 0, sq_psn: int = 0) -> None:
         """Move the queue pair from RESET to RTS, so that it can send and receive.
 
-        The attributes are the same as for a UD queue pair. Peers must know ``qkey`` to send to this
-        queue pair.
+        The arguments have the same meaning as the attributes of a UD queue pair. Peers must know
+        ``qkey`` to send to this queue pair.
 
         Raises:
             VerbsError: If the device rejects a transition.
@@ -94,9 +95,10 @@ class SRDQueuePair(DriverQueuePair):
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_qpn: int, remote_qkey: int
     ) -> None:
-        """Post a send to a peer, or an RDMA read or write if the device supports it.
+        """Post a request to a peer.
 
-        Keep the address handle ``ah`` open until the request has completed.
+        The request may be a send or, on devices that support RDMA, a read or a write. Keep the
+        address handle ``ah`` open until the request has completed.
 
         Raises:
             UnsupportedError: If the operation is not supported.

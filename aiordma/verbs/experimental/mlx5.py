@@ -41,9 +41,10 @@ class DCInitiator(DriverQueuePair):
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_dctn: int, remote_dc_key: int
     ) -> None:
-        """Post a request that addresses the target with the given number and key.
+        """Post a request to a DC target.
 
-        The request may be a send, a write or a read. Keep the address handle ``ah`` open until the
+        ``remote_dctn`` is the target's ``qp_num``, and ``remote_dc_key`` is its access key. The
+        request may be a send, a write or a read. Keep the address handle ``ah`` open until the
         request has completed.
 
         Raises:
