@@ -74,7 +74,7 @@ def test_free_rejects_unallocated_blocks() -> None:
         with pytest.raises(BufferStateError):
             allocator.free(slab, offset)
     allocator.free(*block)
-    with pytest.raises(BufferStateError, match="offset 0 of slab 0"):
+    with pytest.raises(BufferStateError, match="offset 0 in slab 0"):
         allocator.free(*block)
 
 

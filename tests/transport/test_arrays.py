@@ -103,7 +103,7 @@ def test_pack_names_arrays_of_unsupported_types() -> None:
         np.zeros((2, 2), complex).T,
         np.zeros(2, ">f4,i2"),
     ):
-        with pytest.raises(TypeError, match=r"array 'x' has type .*bytes \(reshape\(-1\)\.view"):
+        with pytest.raises(TypeError, match=r"array 'x' has type .*bytes: x\.reshape\(-1\)\.view"):
             arrays.pack({"x": array})
         arrays.pack({"x": array.reshape(-1).view("u1")})
     with pytest.raises(ValueError, match=r"array 'x': .*inhomogeneous"):

@@ -230,7 +230,7 @@ async def test_handed_over_memory_counts_until_it_is_received(factory: Connectio
     async with factory.pair(few) as (client, server):
         for _ in range(2):
             await client.hand_over(await client.request_region(8))
-        with pytest.raises(RequestRefusedError, match="not received yet"):
+        with pytest.raises(RequestRefusedError, match="waiting to be received"):
             await client.request_region(8)
         assert not server.closed
 

@@ -340,7 +340,7 @@ def raises_runtime_error() -> NoReturn:
         (
             {"untyped_storage": lambda: fake_torch.Storage(bytearray())},
             BufferError,
-            "storage has 0",
+            "storage has only 0",
         ),
         ({"untyped_storage": raises_runtime_error}, BufferError, "no memory of its own"),
     ],
