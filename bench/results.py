@@ -166,7 +166,7 @@ def judged(measured: str, reached: bool | None) -> str:
 
 
 def why(requirements: Iterable[Requirement], notes: Mapping[str, str]) -> Iterator[str]:
-    """Yield a paragraph for each note, starting with the missed goals that the note explains.
+    """Yield one paragraph per note. Each begins with the missed goals that the note explains.
 
     If a goal's note is the name of another goal, the other goal's note is used.
     """

@@ -382,7 +382,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def conclude(facts: Facts, findings: list[Finding]) -> Conclusion:
-    """Return the overall result for programs that do not specify a device."""
+    """Return the overall result of the checks, for programs that do not specify a device."""
     problems = {finding.check for finding in findings if finding.verdict is PROBLEM}
     if not problems - {"embedded"}:
         return Conclusion.READY

@@ -158,7 +158,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A notification that the client has finished a part.
+    """The client's notification that it has finished one part of the measurement.
 
     `counts` contains the number of operations that the client performed on each connection.
     """
