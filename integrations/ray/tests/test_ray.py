@@ -183,7 +183,7 @@ def test_arrays_arrive(source: Any, sink: Any) -> None:
 
 def test_arrays_of_objects_are_rejected(source: Any) -> None:
     with pytest.raises(
-        RayTaskError, match=r"an array of object, .* method without tensor_transport"
+        RayTaskError, match=r"an array with dtype object, .* method without tensor_transport"
     ):
         ray.get(source.give_arrays.remote(np.array([1, None])))
 
