@@ -1,151 +1,180 @@
-/* The public part of the embedded device: its table of calls, events, faults and traces. cffi reads
- * it too: nothing of the preprocessor but the guard. */
+/* Public interface of the embedded device: its calls, events, faults, traces and simulation. Must
+ * not contain preprocessor directives other than the guard and includes, because cffi reads it
+ * (native/lib_source.py). */
 #pragma once
 
 #include "abi/abi.h"
 
-/* The embedded software device, always there; it starts working when a device or an event channel
- * is opened and stops when the last one is closed. */
+/* Returns the calls of the embedded software device, which is always available. The device runs
+ * while at least one of its device contexts or event channels is open. */
 const struct aiordma_calls *aiordma_embedded_calls(void);
 
 /* ---- events, faults, traces ------------------------------------------------------------------ */
 
-/* Of these, a program under `aiordma run` finds aiordma_embedded_raise, aiordma_embedded_raise_on,
- * aiordma_embedded_faults and aiordma_embedded_fault_count by dlsym(3): docs/ci-without-hardware.md. */
+/* Programs under `aiordma run` can look up aiordma_embedded_raise, aiordma_embedded_raise_on,
+ * aiordma_embedded_faults and aiordma_embedded_fault_count with dlsym(3)
+ * (softdev/docs/ci-without-hardware.md). */
 
-/* For tests: brings an event about in the embedded devices of this process, and tells it to every open
- * context (ibv_get_async_event(3)).  What the event says really happens:
- *  - IBV_EVENT_PORT_ERR: the port is down (ibv_query_port).  No stream is read, written, made or
- *    accepted.  A reliable queue pair that is connected goes on trying for as long as its timeout
- *    and retry_cnt say (never for ever unless timeout is 0; at least half a second); then its
- *    requests fail with IBV_WC_RETRY_EXC_ERR, and so do those of its peer.  The connection manager's
- *    own messages still pass.  Nothing happens if it is down.
- *  - IBV_EVENT_PORT_ACTIVE: the port is up; queue pairs that have not given up continue.  Nothing
- *    happens if it is up.
- *  - IBV_EVENT_GID_CHANGE: the host's addresses are read again.  (A change of them is noticed, and
- *    tells this event, without this call too.)
- *  - IBV_EVENT_LID_CHANGE: only told, since nothing is reached by a LID; ids that are bound get
+/* Raise an event on this process's embedded devices, for tests. The event is reported to every open
+ * context (ibv_get_async_event(3)) and has its full effect:
+ *
+ *  - IBV_EVENT_PORT_ERR takes the port down (ibv_query_port). No stream is read, written, opened or
+ *    accepted. A connected reliable queue pair retries for the time given by its timeout and
+ *    retry_cnt, but for at least half a second and at most a minute. A timeout of 0 means forever.
+ *    Its requests and those of its peer then fail with IBV_WC_RETRY_EXC_ERR. Messages of the
+ *    connection manager still pass. No effect if the port is already down.
+ *  - IBV_EVENT_PORT_ACTIVE brings the port up. Queue pairs that have not given up continue. No
+ *    effect if the port is already up.
+ *  - IBV_EVENT_GID_CHANGE reads the host's addresses again. The device also detects address changes
+ *    without this call, and then reports the same event.
+ *  - IBV_EVENT_LID_CHANGE is only reported, because LIDs are not used as addresses. Bound ids get
  *    RDMA_CM_EVENT_ADDR_CHANGE.
- *  - IBV_EVENT_DEVICE_FATAL: every queue pair goes to the error state, its peer gets no answer, and in
- *    the contexts that are open now none can be made or modified any more (EIO); what is there can
- *    be destroyed.  Contexts opened later are healthy.  Ids that are bound get
- *    RDMA_CM_EVENT_DEVICE_REMOVAL and are over; when the last thing of the connection manager's own
- *    context is closed, that too is opened anew.
- *  - IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_CLIENT_REREGISTER: this device has
- *    nothing that could change with them; only told.
- * When the last context is closed the port is up again.  Returns 0; EINVAL for any other event. */
+ *  - IBV_EVENT_DEVICE_FATAL moves every queue pair to the error state, and its peer gets no
+ *    responses. In contexts that are already open, creating or modifying a queue pair fails with
+ *    EIO, but objects can be destroyed. Contexts opened later work normally. Bound ids get
+ *    RDMA_CM_EVENT_DEVICE_REMOVAL and become unusable. The connection manager reopens its own
+ *    context after the last object in it has been destroyed.
+ *  - IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE and IBV_EVENT_CLIENT_REREGISTER are only reported,
+ *    because this device has nothing that could change with them.
+ *
+ * All ports are up again after the last context and event channel have been closed. Returns 0, or
+ * EINVAL for any other event.
+ */
 int aiordma_embedded_raise(enum ibv_event_type event);
-/* The same in one device, by its name; NULL for all, as above.  ENODEV: there is none of that name. */
+/* Raise an event like aiordma_embedded_raise, but only on the device with this name. NULL means all
+ * devices. Returns ENODEV if the device does not exist. */
 int aiordma_embedded_raise_on(const char *device, enum ibv_event_type event);
 
-/* For tests: faults of the embedded device, and of its connections, in this process from now on;
- * NULL for none.  The fault spec is a list of name=value:
+/* Replace the fault spec of this process's embedded devices, for tests. NULL removes the spec. A
+ * spec is a comma-separated list of name=value parts (defaults in parentheses):
  *
- *  seed=N         of the random numbers: the same seed, the same faults (0)
- *  loss=WHEN      what comes in gets lost: frames of connections, datagrams
- *  duplicate=WHEN what comes in comes twice
- *  frames=WHICH   that loss and duplicate are about: requests, answers or all (all)
- *  delay=TIME     what comes in is late by so much: 10us, 2ms, 1s
- *  jitter=TIME    and by up to so much more; what belongs together keeps its order
- *  rate=BYTES     the device takes in no more than this in a second: 10MB
- *  cut=WHEN       a connection breaks: those that there are are counted first, then new ones
- *  cut_after=BYTES  when so much has come in by it (0)
- *  rnr=WHEN       a request that needs a receive is told that there is none
- *  overrun=WHEN   a completion finds its queue full
- *  register=WHEN  a registration of memory fails with ENOMEM
- *  handshake=WHEN a message of the connection manager that comes in gets lost
- *  qp=NUMBER      connections, requests and datagrams of this queue pair alone
- *  cq=HANDLE      completions of this queue alone
- *  device=NAME    what is of this device alone: embedded1
+ *   seed=N         seed of the random numbers; the same seed causes the same faults (0)
+ *   loss=WHEN      incoming frames and datagrams are dropped
+ *   duplicate=WHEN incoming frames and datagrams arrive twice
+ *   frames=WHICH   frames affected by loss and duplicate: requests, answers or all (all)
+ *   delay=TIME     delay of incoming frames and datagrams: 10us, 2ms, 1s
+ *   jitter=TIME    maximum random additional delay; the order within a connection is kept
+ *   rate=BYTES     maximum bytes that the device receives per second: 10MB
+ *   cut=WHEN       a connection breaks; existing connections are counted before new ones
+ *   cut_after=BYTES  bytes that a connection receives before it breaks (0)
+ *   rnr=WHEN       a request that needs a receive gets an RNR NAK
+ *   overrun=WHEN   a completion overruns its queue
+ *   register=WHEN  a memory registration fails with ENOMEM
+ *   handshake=WHEN an incoming connection manager message is dropped
+ *   qp=NUMBER      only connections, requests and datagrams of this queue pair are affected
+ *   cq=HANDLE      only completions of this completion queue are affected
+ *   device=NAME    only this device is affected: embedded1
  *
- * WHEN is a probability (0.01), or which occurrence (@3, @3-5, @3- for that one and all later
- * ones), or both (0.5@3-).  Frames, and requests that need a receive, are counted for each
- * connection.
+ * WHEN is a probability (0.01), an occurrence (@3, @3-5, or @3- for the third and all later ones),
+ * or both (0.5@3-). Frames, and requests that need a receive, are counted per connection. All other
+ * occurrences are counted per process.
  *
- * What is late waits in memory: of a connection at most 64 MiB, beyond which the oldest is taken in
- * early.
+ * Delayed data is held in memory, up to 64 MiB per connection. Beyond this limit, the oldest frames
+ * are delivered early and datagrams are dropped.
  *
- * A connection on which something may get lost keeps to the protocol that InfiniBand has for this,
- * on both sides and until it ends: requests are sent again after 4.096 us * 2^timeout (not if
- * timeout is 0), or at once when a gap is told, up to retry_cnt times in a row.  What UC and UD
- * queue pairs lose is lost.
+ * If a reliable connection may lose frames, both sides retransmit as defined by InfiniBand until
+ * the connection ends. A request is repeated when its timeout of 4.096 us * 2^timeout (at least a
+ * millisecond, never if timeout is 0) is over, or immediately when a NAK reports a gap. It is
+ * repeated up to retry_cnt times in a row. UC and UD queue pairs do not retransmit.
  *
- * Returns 0, or EINVAL and in `error` what is wrong with the spec; then the one before stays.
- * The variable AIORDMA_EMBEDDED_FAULTS is a spec from the start; a wrong one is reported on stderr,
- * and the device cannot be opened (EINVAL). */
+ * Returns 0, or EINVAL or ENOMEM with a message in `error`. After an error, the previous spec stays
+ * in effect. The environment variable AIORDMA_EMBEDDED_FAULTS sets the initial spec. If that is
+ * invalid, the reason is printed to stderr and opening the device fails with EINVAL.
+ */
 int aiordma_embedded_faults(const char *spec, char *error, size_t room);
 
-/* Fills `counts` with the faults injected so far. */
+/* Store the number of faults injected so far in `counts`. */
 void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);
 
-/* One of them by its name, "lost" or any other member of the structure; -1 when there is none of
- * that name.  For programs under `aiordma run`: with another version of the structure, too. */
+/* Returns one member of struct aiordma_fault_counts by name, such as "lost", or -1 if the name is
+ * unknown. `chances` is not available. Programs under `aiordma run` use this function because it
+ * does not depend on the layout of the struct. */
 int64_t aiordma_embedded_fault_count(const char *name);
 
-/* The trace of the embedded device in this process (docs/trace.md): lines of JSON behind what is in
- * the file `path`, in which %p stands for the number of the process; when another process is
- * writing there, the file has that number at the end of its name.  Others may neither access the
- * file nor have chosen it.  Returns 0, and the name in `used`, or an errno value: EBUSY when there
- * is a trace already (AIORDMA_TRACE begins one with the first device that is opened); ELOOP for a
- * symbolic link, EMLINK for a file with other names, ESPIPE for one that is not regular, and EPERM for
- * one of another user or with rights for others, each with the reason in words in `used`. */
+/* Start a trace of this process's embedded devices (docs/trace.md). The trace is appended to the
+ * file `path` as lines of JSON. %p in `path` stands for the process ID. If another process is
+ * writing to the file, a dot and the process ID are appended to its name. Because a trace contains
+ * memory keys, the file must belong to this user and be inaccessible to others.
+ *
+ * Returns 0 with the name of the file in `used`, or an errno value such as:
+ *
+ *   EBUSY   a trace is already running; AIORDMA_TRACE starts one when the first device is opened
+ *   ELOOP   the file is a symbolic link
+ *   EMLINK  the file has other hard links
+ *   ESPIPE  the file is not a regular file
+ *   EPERM   the file belongs to another user or is accessible to others
+ *
+ * In the last four cases, `used` contains a message with the reason.
+ */
 int aiordma_trace_start(const char *path, char *used, size_t size);
-/* Nothing happens if there is none. */
+/* Stop the trace, if one is running. */
 void aiordma_trace_stop(void);
 
 /* ---- simulation ------------------------------------------------------------------------------ */
 
-/* For aiordma.testing.simulate: hosts in this process, each with a device of its own, which speak RoCE v2
- * over a network of the simulation, in virtual time (path/sim/sim.c).  Everything is done in one thread. */
+/* Simulated hosts for aiordma.testing.simulate (path/sim/sim.c). Each host has its own devices,
+ * which communicate by RoCE v2 over a simulated network in virtual time. All functions must be
+ * called from a single thread. */
 
 enum {
-	/* At most.  The address of host h on network n, where each of them has its device n, is 10.n.0.(h + 1). */
+	/* Maximum numbers. Each host reaches network n through its device n, whose address is
+	 * 10.n.0.(h + 1) for host h. */
 	AIORDMA_SIM_HOSTS = 64,
 	AIORDMA_SIM_NETWORKS = 4
 };
 
 enum aiordma_sim_state {
 	AIORDMA_SIM_UP,
-	AIORDMA_SIM_STOPPED, /* what comes waits */
-	AIORDMA_SIM_DEAD /* for good: what comes is lost, nothing goes out */
+	AIORDMA_SIM_STOPPED, /* incoming datagrams are held until the machine is up */
+	AIORDMA_SIM_DEAD /* final; datagrams from and to the machine are dropped */
 };
 
-/* The way of datagrams from one host to another. */
+/* Properties of a network between two hosts, in one direction. */
 struct aiordma_sim_link {
 	uint64_t latency_ns;
-	uint64_t jitter_ns; /* up to so much more */
+	uint64_t jitter_ns; /* maximum random additional latency */
 	uint64_t ps_per_byte;
-	uint64_t late_ns; /* at most, of those that others overtake */
-	uint32_t loss; /* per million, as the next two */
+	uint64_t late_ns; /* maximum delay of late datagrams, which others may overtake */
+	uint32_t loss; /* probability per million, like `duplicate` and `late` */
 	uint32_t duplicate;
 	uint32_t late;
-	uint32_t cut; /* nothing passes */
+	uint32_t cut; /* nonzero if the network drops all datagrams */
 };
 
-/* What a scheduler knows of a machine and the device does not, and the other way round. */
+/* State of the program on a machine, shared between the simulation and the program's scheduler. */
 struct aiordma_sim_program {
-	uint64_t busy_until; /* it does not look what has come before that */
-	int has_input; /* its descriptor can be read: something has come for it, not for the device alone */
-	int fd; /* of epoll_create(2), with all that it waits for; -1: none yet */
+	uint64_t busy_until; /* time until which the program does not check for input */
+	int has_input; /* nonzero if `fd` is readable */
+	int fd; /* epoll instance of the program; -1 if not set yet */
 };
 
-/* 0; EBUSY: there is a simulation; EALREADY: the process's own device is in use. */
+/* Begin a simulation. Returns 0, EBUSY if a simulation is already running, or EALREADY if the
+ * process's own device is in use. */
 int aiordma_sim_begin(uint64_t seed);
-/* How many machines still have something open: it leaks. */
+/* End the simulation and free all machines. Returns the number of machines whose program has not
+ * closed its device. */
 int aiordma_sim_end(void);
-/* A new machine for host 0 and so on, which takes the place of one that is dead.  It is entered. */
+/* Create a machine for a host, numbered from 0, and enter the machine. The previous machine of the
+ * host, if any, must be dead. Returns the number of the machine. */
 int aiordma_sim_boot(int host);
 void aiordma_sim_set_state(int machine, enum aiordma_sim_state state);
-/* Calls are for the device of that machine from now on; -1: for the process's. */
+/* Direct all further calls to the device of this machine, or to the process's own device if
+ * `machine` is -1. */
 void aiordma_sim_enter(int machine);
 struct aiordma_sim_link *aiordma_sim_way(int network, int from, int to);
 struct aiordma_sim_program *aiordma_sim_program(int machine);
-uint64_t aiordma_sim_now(void); /* nanoseconds */
-void aiordma_sim_pass(uint64_t ns); /* a program has taken so long */
-uint64_t aiordma_sim_look(void); /* now, for a poll, which takes a moment */
-uint64_t aiordma_sim_next(void); /* when something happens next; UINT64_MAX: never */
-/* What is due by then happens, up to the first program that has input and is not busy. */
+uint64_t aiordma_sim_now(void); /* virtual time in nanoseconds */
+/* Advance the virtual time by the time that a program has spent. */
+void aiordma_sim_pass(uint64_t ns);
+/* Advance the virtual time by the duration of a poll, so that polling until a deadline ends.
+ * Returns the new time. */
+uint64_t aiordma_sim_look(void);
+/* Returns the time of the next event, or UINT64_MAX if none is pending. */
+uint64_t aiordma_sim_next(void);
+/* Process all events that are due by `until`. Stops earlier if a program has received input and is
+ * no longer busy. */
 void aiordma_sim_run(uint64_t until);
-/* A hash of what has happened, and something more that has. */
+/* Returns a hash of the history of the simulation. */
 uint64_t aiordma_sim_trace(void);
+/* Add a value to the history. */
 void aiordma_sim_note(uint64_t what);

@@ -1,5 +1,5 @@
-/* Assembles the device: its table of calls, and the tables of higher folders that lower folders
- * use. */
+/* Assembly of the device. This file defines the device's call table, and installs the tables
+ * through which lower folders call higher ones. */
 #include "softdev.h"
 
 #include "cm/cm.h"
@@ -30,7 +30,8 @@ static const struct soft_gsi_calls gsi = {
 	.send = soft_roce_send_mad,
 };
 
-/* Called whenever the engine starts, because the child of a fork may use other links. */
+/* Select how datagrams and MADs are sent. Called at every start of the engine, because a forked
+ * child may use a different kind of link. */
 static int choose_carriers(void)
 {
 	soft_ud_use(soft_links_are_roce() ? &packets : NULL);
@@ -40,7 +41,7 @@ static int choose_carriers(void)
 
 static const struct soft_subsystem carriers = {.start = choose_carriers};
 
-/* In the order in which the engine calls them. */
+/* The engine calls the subsystems in this order. */
 static const struct soft_subsystem *const subsystems[] = {
 	&soft_cm_subsystem,
 	&soft_links_subsystem,
@@ -73,8 +74,8 @@ void soft_device_make(void)
 	soft_links_use_cm(soft_cm_offer);
 }
 
-/* Runs before any call of the device, and before the constructors in preload/. GCC ignores the
- * priority if the function has been declared without it. */
+/* Create the device before any call to it, and before the constructors in preload/ run. GCC ignores
+ * the priority if an earlier declaration of the function lacks it. */
 __attribute__((constructor(101))) static void make_first(void)
 {
 	soft_device_make();

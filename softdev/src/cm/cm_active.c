@@ -1,10 +1,12 @@
 /* The active side: rdma_connect(3), rdma_establish(3), and the responses to REQ.
  *
- * Timeouts: the other side's connection manager must send MRA, REP or REJ within
- * soft_cm_limits.response_ms of the call, otherwise it is UNREACHABLE. After that, its application
- * has soft_cm_limits.service_ms. If a port has no listener for soft_cm_limits.refused_ms, or a
- * connection is closed without a response, the request is REJECTED with "invalid service ID", as
- * the real CM would respond for the host.
+ * The peer's connection manager must send MRA, REP or REJ within soft_cm_limits.response_ms of
+ * rdma_connect. Otherwise the connection fails with UNREACHABLE. After MRA, the peer's application
+ * must respond within soft_cm_limits.service_ms.
+ *
+ * The request is REJECTED with "invalid service ID" if the port still has no listener after
+ * soft_cm_limits.refused_ms, or if the peer closes the connection without a response. On
+ * InfiniBand, the connection manager of the peer's host sends this rejection.
  */
 #include "cm_internal.h"
 
@@ -53,7 +55,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 	id->remote_ece = reply->ece;
 	id->shm_port = id->link->said.shm_port ? reply->shm_port : 0;
 	id->path_port = reply->path_port;
-	/* The other side may have adjusted both values (rdma_accept(3)). */
+	/* The peer's rdma_accept(3) may have changed both depths. */
 	id->responder_resources = soft_cm_depth(reply->initiator_depth, SOFT_MAX_RD_ATOMIC);
 	id->initiator_depth = soft_cm_depth(reply->responder_resources, SOFT_MAX_RD_ATOMIC);
 	id->rnr_retry_count = reply->rnr_retry_count;
@@ -114,7 +116,7 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 	if (error)
 		return error;
 	if (id->sock < 0)
-		return EINVAL; /* an earlier call has lost the socket */
+		return EINVAL; /* an earlier call failed and closed the socket */
 	qp = soft_cm_qp(id);
 	id->qpn = qp ? qp->qp_num : parameters->qp_num;
 	id->psn = soft_cm_random_psn();
@@ -148,7 +150,7 @@ int soft_rdma_connect(struct rdma_cm_id *application, struct rdma_conn_param *co
 	return soft_cm_leave(error) ? -1 : soft_cm_complete(id);
 }
 
-/* Complete the connection of an application's own queue pair, after CONNECT_RESPONSE. */
+/* Send RTU and complete the handshake for a queue pair that the application manages. */
 static int establish(struct soft_cm_id *id)
 {
 	int error = id->id.qp ? EINVAL : soft_cm_allowed(id->state, SOFT_CM_CALL_ESTABLISH);

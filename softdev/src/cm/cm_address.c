@@ -1,10 +1,12 @@
 /* Addresses and ports: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3).
  *
- * An id's port is a TCP port of the host, or a UDP port in RDMA_PS_UDP. Binding creates a socket
- * and binds it; later the socket listens or connects. A taken port is therefore detected
- * immediately and across processes, as with sockets. Resolving queries the host's routing table,
- * with a UDP socket that is connected and asked for its own address. It is complete before the call
- * returns, but the event is reported as well.
+ * The port of an id is a TCP port of the host, or a UDP port for RDMA_PS_UDP. Binding an id creates
+ * and binds the socket that later listens or connects. Port conflicts are therefore detected
+ * immediately, even between processes.
+ *
+ * Resolving an address connects a UDP socket to the destination, so that the kernel looks up the
+ * route and selects the source address. This finishes before the call returns, but applications
+ * still get an event.
  */
 #include "cm_internal.h"
 
@@ -29,7 +31,8 @@ bool soft_cm_is_any(const struct sockaddr *address)
 					     : IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr);
 }
 
-/* Returns the port in network byte order, which is at the same offset in both families. */
+/* Returns a pointer to the port (network byte order), which has the same offset in both address
+ * families. */
 static in_port_t *port_in(struct sockaddr *address)
 {
 	static_assert(offsetof(struct sockaddr_in, sin_port) ==
@@ -56,33 +59,38 @@ static void fill_gids(struct soft_cm_id *id)
 
 void soft_cm_apply_tos(int fd, uint8_t tos)
 {
-	/* One of the two fails on a socket of the other family. Errors are ignored because a type
-	 * of service is only a hint. */
+	/* The option for the other address family may fail. Errors are ignored because the type of
+	 * service is only a hint. */
 	(void)soft_set_option(fd, IPPROTO_IP, IP_TOS, tos);
 	(void)soft_set_option(fd, IPPROTO_IPV6, IPV6_TCLASS, tos);
 }
 
 /* ---- binding ------------------------------------------------------------------------------- */
 
-/* Bind the socket like the port space of rdma_cm(7): a port is taken while another socket is bound
- * to it or listens, but free while only connections of an earlier listener (or TIME_WAIT) remain.
- * Without SO_REUSEADDR, Linux refuses such a free port; with it, Linux grants a taken port if both
- * sockets have set the option. So first try without the option and then with it. Our bound sockets
- * do not keep the option until they listen (cm_listen.c). */
+/* Bind the socket with the port sharing rules of rdma_cm(7). A port is in use while another socket
+ * is bound to it or listens on it. A port is free if only connections of a former listener remain,
+ * including those in TIME_WAIT.
+ *
+ * Without SO_REUSEADDR, Linux refuses to bind a free port that still has connections. If all
+ * sockets set SO_REUSEADDR, Linux also allows several sockets to bind the same port. Therefore try
+ * without the option first, and then with it. Clear the option after binding. cm_stream.c sets it
+ * again when the socket listens or connects.
+ */
 static int bind_socket(int fd, const struct sockaddr *address, bool reuse, int type)
 {
 	socklen_t length = soft_cm_address_length(address);
 	int error;
 
-	/* A UDP port has no connections that could remain, and SO_REUSEADDR would let two sockets
-	 * share it. */
+	/* UDP sockets never need SO_REUSEADDR, because they leave no connections behind. The option
+	 * would let two sockets share a port. */
 	error = reuse && type != SOCK_DGRAM ? soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1) : 0;
 	if (!error && bind(fd, address, length))
 		error = errno;
 	if (error != EADDRINUSE || reuse || type == SOCK_DGRAM)
 		return error;
-	/* If no port was requested, every free port has been used within the last minute. Let
-	 * connect() choose one, because it can share a port between destinations. */
+	/* EADDRINUSE without a requested port means that connections, mostly in TIME_WAIT, use all
+	 * ephemeral ports. Let connect() choose a port, because it can use the same port for
+	 * several destinations. */
 	error = port_of(address) ? soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1)
 				 : soft_set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
 	if (!error && bind(fd, address, length))
@@ -92,8 +100,8 @@ static int bind_socket(int fd, const struct sockaddr *address, bool reuse, int t
 	return error;
 }
 
-/* Returns whether the port is taken by a socket that is bound to all addresses. Binding to an
- * address that no host has (in TEST-NET-1 or the documentation prefix) then fails as well. */
+/* Returns whether a socket that is bound to the wildcard address uses the port. Only such a socket
+ * conflicts with an unassigned address (from TEST-NET-1 or the IPv6 documentation prefix). */
 static bool is_taken_everywhere(const struct sockaddr *address, int type)
 {
 	union {
@@ -111,7 +119,8 @@ static bool is_taken_everywhere(const struct sockaddr *address, int type)
 	else
 		other.v6.sin6_addr = (struct in6_addr){.s6_addr = {0x20, 0x01, 0x0d, 0xb8, 0x53}};
 	*port_in(&other.any) = port_of(address);
-	/* IPv6 sockets share this option (IPV6_FREEBIND in net/ipv6/ipv6_sockglue.c). */
+	/* On IPv6 sockets, IP_FREEBIND sets the same flag as IPV6_FREEBIND
+	 * (net/ipv6/ipv6_sockglue.c). */
 	if (!soft_set_option(fd, IPPROTO_IP, IP_FREEBIND, 1))
 		taken = bind(fd, &other.any, soft_cm_address_length(address)) &&
 			errno == EADDRINUSE;
@@ -202,15 +211,15 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only)
 	if (!error)
 		id->v6_only = v6_only;
 	else if (bound_socket(id, address, id->v6_only, &id->sock))
-		return EIO; /* another process has taken the port; the id can only be destroyed */
+		return EIO; /* lost the port to another process */
 	return error;
 }
 
-/* Returns whether binding to the address selects a device. A specific address does, but the
- * wildcard does not (rdma_bind_addr(3)). Loopback addresses do as well, unlike in the kernel's
- * rdma_cm (cma_any_addr in drivers/infiniband/core/cma.c), except for an id without a channel.
- * libfabric uses such an id to find out where to listen, and would then listen only on that
- * device. */
+/* Returns whether binding to the address also binds the id to a device. A specific address does,
+ * but the wildcard does not (rdma_bind_addr(3)). Unlike in the kernel's rdma_cm (cma_any_addr in
+ * drivers/infiniband/core/cma.c), a loopback address also does, unless the id is synchronous.
+ * libfabric binds a synchronous id to find the address to listen on, and would then listen on only
+ * one device. */
 static bool means_device(const struct soft_cm_id *id, const struct sockaddr *address)
 {
 	union ibv_gid gid;
@@ -221,7 +230,8 @@ static bool means_device(const struct soft_cm_id *id, const struct sockaddr *add
 				     !memcmp(&gid, &in6addr_loopback, sizeof(gid))));
 }
 
-/* Bind the id and its device. The caller must hold the lock, and the device must be open. */
+/* Bind the id to the address, and to a device if the address selects one. The caller must hold the
+ * lock, and the devices must be open. */
 static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_BIND);
@@ -251,9 +261,9 @@ int soft_rdma_bind_addr(struct rdma_cm_id *application, struct sockaddr *addr)
 
 /* ---- resolving ----------------------------------------------------------------------------- */
 
-/* Returns whether the address belongs to a later device. Such a device has no other address, but
- * the host would choose 127.0.0.1 as the source for it. Like any address of a network card, it is
- * reached from itself. */
+/* Returns whether the address belongs to a device other than the first. The kernel would select
+ * 127.0.0.1 as the source for this address, but 127.0.0.1 belongs to the first device. The source
+ * must be the address itself, because its device has no other. */
 static bool is_of_later_device(const struct sockaddr *address)
 {
 	union ibv_gid gid;
@@ -261,8 +271,9 @@ static bool is_of_later_device(const struct sockaddr *address)
 	return soft_gid_from(&gid, address) && soft_gid_port(&gid) != soft_hca_at(0)->port;
 }
 
-/* Find the address from which the host would reach `target`, without a port. `wanted` may be NULL
- * or the wildcard. Returns 0 or an errno value. */
+/* Find the source address for reaching `target`. The port of `source` is set to 0. `wanted` is the
+ * source address that the application requests, which may be NULL or the wildcard. Returns 0 or an
+ * errno value. */
 static int source_for(const struct sockaddr *target, const struct sockaddr *wanted,
 		      struct sockaddr_storage *source)
 {
@@ -310,8 +321,8 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 	return error;
 }
 
-/* Set the id's destination. As for sockets and the kernel's rdma_cm, the wildcard means this
- * host. */
+/* Set the id's destination address. As with sockets and the kernel's rdma_cm, the wildcard stands
+ * for the loopback address. */
 static void take_destination(struct soft_cm_id *id, const struct sockaddr *destination)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
@@ -366,15 +377,15 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 	return error;
 }
 
-/* If there is no route or source address, the call itself fails, because the kernel's rdma_cm
- * reports errors that it knows immediately in this way. An unreachable host is detected only when
- * connecting. */
+/* Resolve the destination address. A missing route or source address fails the call, because the
+ * kernel's rdma_cm also returns errors that it can detect immediately. An unreachable host is
+ * detected only by rdma_connect(3). */
 int soft_rdma_resolve_addr(struct rdma_cm_id *application, struct sockaddr *src_addr,
 			   struct sockaddr *dst_addr, int timeout_ms)
 {
 	struct soft_cm_id *id;
 
-	(void)timeout_ms; /* nothing needs a timeout */
+	(void)timeout_ms; /* resolving never blocks */
 	if (!soft_cm_address_length(dst_addr) || (src_addr && !soft_cm_address_length(src_addr)))
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_enter_device(application);
@@ -425,8 +436,8 @@ void soft_cm_take_addresses(struct soft_cm_id *id)
 	fill_gids(id);
 }
 
-/* Returns the port in network byte order, like librdmacm, although the manual page does not say
- * so. */
+/* Returns the source port in network byte order. The manual page does not specify the byte order,
+ * but librdmacm uses this one. */
 uint16_t soft_rdma_get_src_port(struct rdma_cm_id *id)
 {
 	return id ? port_of(&id->route.addr.src_addr) : 0;

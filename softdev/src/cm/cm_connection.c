@@ -1,4 +1,4 @@
-/* Connections after the handshake: handing the stream to the queue pair, and disconnecting.
+/* Established connections: handing the stream over to the queue pair, and disconnecting.
  *
  * Implements rdma_disconnect(3), rdma_notify(3), and the events ESTABLISHED, DISCONNECTED and
  * TIMEWAIT_EXIT.
@@ -7,7 +7,7 @@
 
 #include "link/link.h"
 
-/* Returns the id's queue pair if it still has the stream that it got from this id. */
+/* Returns the id's queue pair if it still uses the stream of this id, otherwise NULL. */
 static struct soft_qp *stream_owner(struct soft_cm_id *id)
 {
 	struct soft_qp *qp = soft_qp_find(id->qpn);
@@ -42,8 +42,8 @@ static void leave_link(struct soft_cm_id *id)
 		soft_cm_link_leave(link);
 }
 
-/* Disconnect an id whose link ended while it was held, because the other side does not wait for our
- * queue pair. */
+/* Disconnect the id after its link has ended. This can happen before our queue pair is ready,
+ * because the peer does not wait for it. */
 static void failed(struct soft_cm_link *link, int error)
 {
 	struct soft_cm_id *id = link->owner;
@@ -52,7 +52,7 @@ static void failed(struct soft_cm_link *link, int error)
 	disconnected(id, error);
 }
 
-/* Handle DREQ on a link that stays with the id. */
+/* Handle a message on a link that the id keeps after the handshake. Only DREQ is expected. */
 static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	failed(link, message->type == SOFT_CM_DREQ ? 0 : ECONNRESET);
@@ -61,8 +61,8 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 
 static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
 
-/* Send DREQ, except on a stream. There, RTU may still be in flight, and the other side notices the
- * end of the stream. */
+/* Send DREQ, except on a stream. The peer of a stream may not have received RTU yet, and detects
+ * that the stream has been closed. */
 static void say_end(struct soft_cm_id *id)
 {
 	if (id->link && !id->link->carrier->hand_over)
@@ -75,7 +75,7 @@ void soft_cm_reject(struct soft_cm_id *id, uint16_t reason, const void *private_
 	struct soft_cm_message message = {.type = SOFT_CM_REJ, .reason = reason};
 
 	(void)soft_cm_put_private(&message, private_data, private_data_len);
-	(void)soft_cm_link_say(id->link, &message); /* the link is left in any case */
+	(void)soft_cm_link_say(id->link, &message); /* best effort */
 	leave_link(id);
 }
 
@@ -102,8 +102,8 @@ void soft_cm_close(struct soft_cm_id *id)
 
 /* ---- handing over -------------------------------------------------------------------------- */
 
-/* Hand the link to the queue pair. Without a queue pair that is ready, or if the link stays with
- * the id, hold it. */
+/* Hand the link over to the queue pair. The id keeps the link if `qp` is NULL, because the queue
+ * pair is not ready, or if the carrier cannot hand links over. */
 static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 {
 	const struct soft_cm_carrier *carrier = id->link->carrier;
@@ -158,9 +158,9 @@ void soft_cm_claim(const struct soft_cm_id *id)
 		soft_qp_await_adoption(qp);
 }
 
-/* Returns whether the id connects the queue pair and its peer. An application may move its queue
- * pair to RTR before it passes the number to rdma_accept(3). The queue pair then has the id's
- * PSN. */
+/* Returns whether the id establishes the connection of this queue pair. An application may move its
+ * queue pair to RTR before it passes the number to rdma_accept(3). Until then, the id is identified
+ * by the PSN that the queue pair expects. */
 static bool is_of(const struct soft_cm_id *id, const struct soft_qp *qp)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
@@ -191,8 +191,7 @@ void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int sta
 	leave_link(id);
 	id->state = SOFT_CM_FAILED;
 	soft_cm_id_waits(id, false);
-	/* Move the queue pair to ERR, as librdmacm does when it handles the event. Without a
-	 * response, the queue pair stays in INIT. */
+	/* Like librdmacm, move the queue pair to ERR unless the event is UNREACHABLE. */
 	if (type != RDMA_CM_EVENT_UNREACHABLE && !id->unaccepted)
 		soft_cm_qp_error(id);
 	soft_cm_report(id, type, status, message);
@@ -213,7 +212,7 @@ static int disconnect(struct soft_cm_id *id)
 		soft_cm_close(id);
 		disconnected(id, 0);
 	}
-	soft_cm_qp_error(id); /* rdma_disconnect(3): "transitions any associated QP" */
+	soft_cm_qp_error(id); /* documented in rdma_disconnect(3) */
 	return error;
 }
 
@@ -228,7 +227,7 @@ int soft_rdma_disconnect(struct rdma_cm_id *application)
 	if (!id)
 		return -1;
 	error = disconnect(id);
-	/* A synchronous id has nothing to wait for in a second call. */
+	/* A repeated call queues no event, so a synchronous id must not wait for one. */
 	event = id->synchronous && soft_cm_has_event(id);
 	if (soft_cm_leave(error))
 		return -1;

@@ -1,5 +1,5 @@
-/* Objects that belong to an id: queue pairs (rdma_create_qp(3)) and the completion queues created
- * for them, and shared receive queues (rdma_create_srq(3)). */
+/* Queue pairs of an id (rdma_create_qp(3)), the completion queues created with them, and shared
+ * receive queues (rdma_create_srq(3)). */
 #include "cm_internal.h"
 
 static void destroy_cqs(struct rdma_cm_id *id)
@@ -26,7 +26,7 @@ static int create_cq(struct rdma_cm_id *id, uint32_t entries, struct ibv_comp_ch
 	return *cq ? 0 : errno;
 }
 
-/* Create the completion queues that the caller has not provided. They are visible in the id. */
+/* Create the completion queues that the caller has not provided, and store them in the id. */
 static int create_cqs(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr)
 {
 	int error = 0;
@@ -80,8 +80,8 @@ static int create_qp(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr)
 	return error;
 }
 
-/* Use the id's protection domain if the caller has not provided one. Returns EINVAL unless the
- * domain belongs to the id's device. */
+/* Set `*pd` to the id's protection domain if the caller has not provided one. Returns EINVAL if the
+ * domain does not belong to the id's device. */
 static int check_domain(const struct rdma_cm_id *id, struct ibv_pd **pd)
 {
 	if (!*pd)
@@ -89,8 +89,8 @@ static int check_domain(const struct rdma_cm_id *id, struct ibv_pd **pd)
 	return *pd && (*pd)->context == id->verbs ? 0 : EINVAL;
 }
 
-/* Returns whether the type fits the id's port space, which determines the transport (rdma_cm(7)).
- * RDMA_PS_IB allows any type. */
+/* Returns whether the id's port space supports the queue pair type. The port space determines the
+ * transport (rdma_cm(7)), except that RDMA_PS_IB supports every type. */
 static bool type_fits(const struct rdma_cm_id *id, enum ibv_qp_type type)
 {
 	return id->ps == RDMA_PS_IB || (type == IBV_QPT_UD) == (id->qp_type == IBV_QPT_UD);
@@ -102,7 +102,7 @@ int soft_rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *at
 
 	if (!id || !attr || id->qp || !id->verbs || !type_fits(id, attr->qp_type))
 		return soft_cm_fail(EINVAL);
-	if (soft_is_xrc(attr->qp_type)) /* its two sides would need a connection each */
+	if (soft_is_xrc(attr->qp_type)) /* XRC needs one connection per direction */
 		return soft_cm_fail(EOPNOTSUPP);
 	if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD))
 		attr->pd = NULL;
@@ -123,7 +123,7 @@ int soft_rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_
 	memcpy(&full, attr, offsetof(struct ibv_qp_init_attr_ex, comp_mask));
 	if (soft_rdma_create_qp_ex(id, &full))
 		return -1;
-	memcpy(attr, &full, offsetof(struct ibv_qp_init_attr_ex, comp_mask)); /* granted values */
+	memcpy(attr, &full, offsetof(struct ibv_qp_init_attr_ex, comp_mask)); /* actual sizes */
 	return 0;
 }
 

@@ -1,16 +1,17 @@
-/* The device contexts behind id->verbs and the protection domains behind id->pd. All ids share one
- * of each per device.
+/* The device contexts in id->verbs and the protection domains in id->pd. Each device has one
+ * context and one protection domain, which all ids share.
  *
- * librdmacm opens the devices once and keeps them for the life of the process. Applications
- * therefore use id->verbs after the id is gone, and the result of rdma_get_devices after the list
- * is freed, either as a key for objects created on it or to create more. For programs
- * (soft_cm_keep_device), the devices stay open in the same way. Otherwise they (and the engine and
- * its thread) stay open as long as an id or an object created on them exists. The struct of a
- * device is always the same, so that a pointer to it never dangles.
+ * librdmacm opens the devices once and never closes them. Applications therefore use id->verbs
+ * after destroying the id, and the contexts from rdma_get_devices after freeing the list. They use
+ * them to create objects, or as keys for objects created earlier.
  *
- * Holds are counted under the engine's lock, so that a request can be bound in the engine's step.
- * Opening and closing are not possible under that lock and have a lock of their own, which is
- * acquired first.
+ * After soft_cm_keep_device(true), as in programs, the devices also stay open until the process
+ * ends. Otherwise they stay open while an id or an object created on them exists. The same applies
+ * to the engine and its thread. The struct of a device never moves, so pointers to it remain valid.
+ *
+ * The engine's lock protects the hold counts, so that a step of the engine can bind a request to a
+ * device. Devices cannot be opened or closed under that lock. The mutex `opening` serialises these
+ * operations and is acquired before the engine's lock.
  */
 #include "cm_internal.h"
 
@@ -36,7 +37,8 @@ static int open_context(struct soft_cm_device *device, struct ibv_device *of)
 	return 0;
 }
 
-/* Open all devices. Returns their number or a negative errno value. */
+/* Open all devices that are not open yet. Returns the number of devices or a negative errno
+ * value. */
 static int open_all(void)
 {
 	int count = 0, gone = 0, error = 0;
@@ -54,11 +56,11 @@ static int open_all(void)
 	}
 	soft_ibv_free_device_list(list);
 	if (!error && gone == count)
-		error = ENODEV; /* until all objects of the removed devices are destroyed */
+		error = ENODEV; /* all devices are removed, but some still have objects */
 	return error ? -error : count;
 }
 
-/* Change the hold count of the first `count` devices. The caller must hold the lock. */
+/* Add `change` to the hold counts of the first `count` devices. The caller must hold the lock. */
 static void hold_all(int count, int change)
 {
 	for (int i = 0; i < count; i++)
@@ -76,7 +78,7 @@ int soft_cm_device_get(void)
 	pthread_mutex_unlock(&soft_device.cm->opening);
 	if (count > 0)
 		return 0;
-	soft_cm_device_sweep(); /* closes those that were opened */
+	soft_cm_device_sweep(); /* close the devices opened before the error */
 	return -count;
 }
 
@@ -108,7 +110,7 @@ static void sweep(struct soft_cm_device *device)
 
 void soft_cm_device_sweep(void)
 {
-	soft_engine_check_descriptors(); /* before locking the mutex, which it locks as well */
+	soft_engine_check_descriptors(); /* acquires the mutex itself, so it must come first */
 	pthread_mutex_lock(&soft_device.cm->opening);
 	for (int i = 0; i < SOFT_HCAS_MOST; i++)
 		if (soft_device.cm->devices[i].is_open)
@@ -162,7 +164,7 @@ void soft_cm_device_detach(struct soft_cm_id *id)
 		hold_all(soft_hca_count(), -1);
 }
 
-/* Returns whether all devices other than those with these ports have been removed. */
+/* Returns whether every device that is not in the bit mask `ports` has been removed. */
 static bool are_last(uint32_t ports)
 {
 	for (int i = 0; i < soft_hca_count(); i++)
@@ -182,7 +184,7 @@ void soft_cm_device_each(uint32_t ports, void (*what)(struct soft_cm_id *id))
 
 /* ---- rdma_get_devices(3) --------------------------------------------------------------------- */
 
-/* Returns the devices, which stay open until the list is freed. */
+/* Returns a list of the device contexts, which stay open until the list is freed. */
 struct ibv_context **soft_rdma_get_devices(int *num_devices)
 {
 	struct ibv_context **list = calloc(SOFT_HCAS_MOST + 1, sizeof(*list)); /* NULL-terminated */

@@ -84,7 +84,8 @@ void soft_rdma_destroy_ep(struct rdma_cm_id *id)
 	(void)soft_rdma_destroy_id(id);
 }
 
-/* The new id is synchronous like the listener, with a channel of its own. */
+/* Wait for a request and return its id. Like the listener, this id is synchronous and has its own
+ * event channel. */
 int soft_rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **id)
 {
 	struct soft_cm_id *listener;

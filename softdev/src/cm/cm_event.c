@@ -1,8 +1,8 @@
 /* Event channels and events: rdma_get_cm_event(3), rdma_ack_cm_event(3), rdma_migrate_id(3).
  *
- * An event belongs to an id. As in librdmacm, a CONNECT_REQUEST belongs to the listener, so that
- * the new id can be destroyed before the event is acknowledged. An event that has not been taken is
- * dropped with its id. Once it has been taken, rdma_destroy_id waits for its acknowledgement.
+ * Every event belongs to an id. As in librdmacm, a CONNECT_REQUEST belongs to the listener, so that
+ * the new id can be destroyed before the event is acknowledged. rdma_destroy_id drops the queued
+ * events of the id, and waits until the application has acknowledged the delivered ones.
  */
 #include "cm_internal.h"
 
@@ -43,9 +43,9 @@ static void free_channel(struct soft_cm_channel *channel)
 	soft_engine_put();
 }
 
-/* The manual asks the application to destroy the ids first. If it does not, the ids are silenced
- * and can still be destroyed afterwards. The kernel does the same when the channel's fd is
- * closed. */
+/* Destroy the channel. The application must destroy the channel's ids first
+ * (rdma_destroy_event_channel(3)). Any remaining ids are silenced and can still be destroyed later,
+ * as in the kernel when the channel's fd is closed. */
 void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 {
 	struct soft_cm_channel *channel;
@@ -56,7 +56,7 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 	channel = soft_cm_channel_of(application);
 	soft_engine_check_descriptors();
 	if (channel->fork_generation != soft_engine_fork_generation())
-		return; /* the child of a fork can only abandon its parent's channel */
+		return; /* a forked child must not free its parent's channel */
 	soft_list_init(&orphans);
 	soft_lock();
 	soft_list_drain (struct soft_cm_id, id, &channel->ids, in_channel) {
@@ -100,7 +100,7 @@ static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_me
 		fill_ud(event, &ud);
 		return;
 	}
-	/* The other side's initiator depth is requested from our responder, and vice versa
+	/* The peer's initiator depth applies to our responder, and vice versa
 	 * (rdma_get_cm_event(3)). */
 	conn->responder_resources = message->initiator_depth;
 	conn->initiator_depth = message->responder_resources;
@@ -122,8 +122,8 @@ static int report(struct soft_cm_id *owner, struct soft_cm_id *about, enum rdma_
 	struct soft_cm_event *event;
 
 	soft_assert_locked();
-	/* A silenced id has no channel if the channel has been destroyed. No call could take the
-	 * event. */
+	/* Report nothing after the channel has been destroyed. For unaccepted requests, see
+	 * soft_cm_report. */
 	if (!owner->id.channel || (owner == about && about->unaccepted))
 		return 0;
 	event = calloc(1, sizeof(*event));
@@ -224,7 +224,8 @@ static struct soft_cm_event *take(struct soft_cm_channel *channel)
 	return event;
 }
 
-/* Wait for the next event. Returns NULL and sets `*error` on failure. */
+/* Wait for the next event. Returns NULL and sets `*error` on failure, or if the channel is
+ * non-blocking and has no event (EAGAIN). */
 static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int *error)
 {
 	struct soft_cm_event *taken = take(channel);
@@ -240,9 +241,9 @@ static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int
 	return taken;
 }
 
-/* Enter rdma_get_cm_event. Some programs (rping) leave a thread waiting for events when they
- * destroy the channel. With the kernel, that thread waits forever. The same happens here, even
- * if it is only about to enter the call when another thread destroys the channel. */
+/* Enter rdma_get_cm_event. If another thread has already destroyed the channel, block forever. Some
+ * programs (rping) leave a thread waiting for events when they destroy the channel, and the kernel
+ * also blocks that thread forever. Returns 0, or an errno value if a signal interrupts the wait. */
 static int enter(struct soft_cm_channel *channel)
 {
 	soft_lock();
@@ -287,7 +288,7 @@ int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_c
 			taken->event.status = -error;
 		}
 	}
-	/* A synchronous listener yields synchronous ids (rdma_get_request(3)). */
+	/* Requests of a synchronous listener have synchronous ids (rdma_get_request(3)). */
 	if (taken->event.listen_id && taken->owner->synchronous &&
 	    soft_rdma_migrate_id(taken->event.id, NULL)) {
 		error = errno;
@@ -336,7 +337,7 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id)
 
 /* ---- migrating to another channel: rdma_migrate_id(3) ------------------------------------- */
 
-/* Move the id's queued events, and the requests that they report, to another channel. */
+/* Move the id's queued events to another channel, together with the ids of queued requests. */
 static void move_events(struct soft_cm_id *id, struct soft_cm_channel *from,
 			struct soft_cm_channel *to)
 {

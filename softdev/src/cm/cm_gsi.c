@@ -1,17 +1,19 @@
-/* The carrier of connections and of requests for datagram services (SIDR) in MADs, which are sent
- * to queue pair 1 of the other host (the general services interface, IBTA vol 1, 12 and 13).
+/* The carrier that uses MADs for connections and for datagram service requests (SIDR). MADs are
+ * sent to queue pair 1 of the peer's host (the general services interface, IBTA vol 1, 12 and 13).
  *
- * Each side identifies a conversation by a random communication ID of its own, and each message
- * contains both IDs. Therefore only a host that has seen messages of a conversation can take part
- * in it, and only from the address that started it. A host that can forge addresses but sees no
- * messages can send requests in another host's name. It can also end a connection if it guesses the
- * peer's queue pair number, with a REQ that makes the connection stale. cm_link.c repeats messages
- * and responds to repeated ones. A message for an unknown conversation gets one response, which is
- * no longer than the message, and no state is kept for it.
+ * Each side identifies a conversation by a random communication ID, and each message contains the
+ * IDs of both sides. Only a host that has seen messages of a conversation can take part in it, and
+ * only from the address that started it. A host that can forge addresses but cannot see messages
+ * can do two things. It can send requests in the name of another host. It can also end a connection
+ * if it guesses the peer's queue pair number, by sending a REQ that makes the connection stale.
  *
- * A host that restarts has lost its conversations. Its peer learns this from the response to a
- * message of the old conversation, or from a request for a queue pair that is still connected here,
- * in which case the old connection is stale (12.9.8.3.1).
+ * cm_link.c retransmits messages and responds to repeated ones. A message for an unknown
+ * conversation gets at most one response, which is not longer than the message. No state is kept
+ * for it.
+ *
+ * A host loses its conversations when it restarts. The peer detects this if the host rejects a
+ * message of an old conversation, or requests a connection for a queue pair that is still connected
+ * here. In the second case, the old connection is stale (12.9.8.3.1).
  */
 #include "cm_internal.h"
 #include "trace/trace.h"
@@ -23,13 +25,13 @@ struct conversation {
 	struct soft_node node, by_remote_id, by_peer_qpn;
 	uint32_t local_id, remote_id; /* 0 if not known yet */
 	uint64_t transaction;
-	uint64_t guid; /* of the device */
+	uint64_t guid; /* GUID of the local device */
 	union ibv_gid local, peer;
 	uint16_t local_port, peer_port;
 	uint32_t qpn, peer_qpn;
-	uint8_t path_mtu; /* from its REQ */
+	uint8_t path_mtu; /* MTU to send in REQ; 0 on the passive side */
 	bool passive;
-	bool datagrams; /* requests a datagram service, not a connection */
+	bool datagrams; /* for a datagram service instead of a connection */
 };
 
 struct listener {
@@ -53,8 +55,8 @@ static void transmit(const struct soft_cm_mad *mad, const union ibv_gid *from,
 
 /* ---- conversations ------------------------------------------------------------------------- */
 
-/* Allocate zeroed memory for an object that holds the addresses. Returns NULL and sets `*error` on
- * failure. */
+/* Keep this host's addresses open, and allocate a zeroed object of `size` bytes. The caller must
+ * undo both with release(). Returns NULL and sets `*error` on failure. */
 static void *hold(size_t size, int *error)
 {
 	void *made = NULL;
@@ -73,7 +75,7 @@ static void release(void *held)
 	free(held);
 }
 
-/* Returns the bucket of a hash table for conversations to which the peer has given this number. */
+/* Returns the bucket in `table` for an identifier that this peer has chosen. */
 static struct soft_node *bucket(struct soft_node *table, const union ibv_gid *peer, uint32_t number)
 {
 	uint8_t named[sizeof(*peer) + sizeof(number)];
@@ -84,7 +86,8 @@ static struct soft_node *bucket(struct soft_node *table, const union ibv_gid *pe
 		      SOFT_GSI_BUCKETS];
 }
 
-/* Record the peer's queue pair number. Requests for services have none (0). */
+/* Set the peer's queue pair number, and index the conversation by it. The number is 0 if it is not
+ * known yet, or for a datagram service. */
 static void take_peer_qpn(struct conversation *conversation, uint32_t qpn)
 {
 	conversation->peer_qpn = qpn;
@@ -140,7 +143,8 @@ static bool is_sidr(const struct soft_cm_mad *mad)
 	return mad->message.type >= SOFT_SIDR_REQ;
 }
 
-/* Returns the conversation that the other side started under the ID in this message, or NULL. */
+/* Returns the conversation that the peer has started with the communication ID of this message, or
+ * NULL. */
 static struct conversation *begun(const union ibv_gid *peer, const struct soft_cm_mad *mad)
 {
 	struct soft_node *named = bucket(soft_device.cm->gsi.by_remote_id, peer, mad->local_id);
@@ -152,8 +156,8 @@ static struct conversation *begun(const union ibv_gid *peer, const struct soft_c
 	return NULL;
 }
 
-/* Returns the conversation in which the peer's queue pair is connected or connecting to one here,
- * or NULL. */
+/* Returns the conversation that connects the peer's queue pair to this host, or NULL. The
+ * connection may not be established yet. */
 static struct conversation *stale(const union ibv_gid *peer, uint32_t qpn)
 {
 	struct soft_node *named = bucket(soft_device.cm->gsi.by_peer_qpn, peer, qpn);
@@ -182,7 +186,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 		.transaction = conversation->transaction,
 		.local_id = conversation->local_id,
 		.remote_id = conversation->remote_id,
-		/* OTHER also applies when a REP is withdrawn (12.9, state REP sent). */
+		/* A REJ that withdraws our REP also uses OTHER (12.9, state REP sent). */
 		.answered = link->heard == SOFT_CM_REQ && !conversation->qpn ? SOFT_CM_ANSWERS_REQ
 			    : link->heard == SOFT_CM_REP ? SOFT_CM_ANSWERS_REP
 							 : SOFT_CM_ANSWERS_OTHER,
@@ -204,7 +208,8 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	return 0;
 }
 
-/* Respond to a message for an unknown conversation (IBTA 12.9.8) or service (IBTA 12.11). */
+/* Respond to a message that does not belong to a conversation. The response is DREP to a DREQ (IBTA
+ * 12.9.8), SIDR_REP to a SIDR_REQ (IBTA 12.11), or else REJ with `reason`. */
 static void answer(const union ibv_gid *from, const union ibv_gid *to,
 		   const struct soft_cm_mad *received, uint16_t reason)
 {
@@ -227,8 +232,8 @@ static void answer(const union ibv_gid *from, const union ibv_gid *to,
 	transmit(&mad, to, from);
 }
 
-/* Returns false if a message must be dropped because too many arrive that any host could send, even
- * with a forged address. Such messages are dropped before they use memory or cause a response. */
+/* Apply the rate limit for messages that any host can send, even with a forged address. Returns
+ * false if the message must be dropped before it uses memory or causes a response. */
 static bool has_time_for(const union ibv_gid *from, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;
@@ -273,9 +278,9 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 	int error;
 
 	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
-		return; /* sent in another host's name */
+		return; /* forged addresses or missing ID */
 	if (shared && !known && !old && !listener)
-		return; /* another process at this address may serve it, and limits its own rate */
+		return; /* left to another process at this address, which has its own rate limit */
 	if (!has_time_for(from, to))
 		return;
 	if (known && known->transaction == mad->transaction) {
@@ -284,7 +289,8 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 	}
 	if (old) {
 		answer(from, to, mad, SOFT_CM_REASON_STALE);
-		/* The peer may still have the old connection. */
+		/* Send DREQ if the old connection was established, because the peer may still use
+		 * it. */
 		if (old->link.said.type == SOFT_CM_RTU || old->link.heard == SOFT_CM_RTU)
 			(void)soft_cm_link_say(&old->link, &disconnect);
 		soft_cm_link_failed(&old->link, ECONNRESET);
@@ -310,29 +316,30 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 						       .datagrams = is_sidr(mad)},
 				&error);
 	if (!made)
-		return; /* the peer repeats the request */
+		return; /* the peer will retransmit the request */
 	if (is_sidr(mad))
 		(void)soft_cm_service_asked(&listener->listener, &made->link, &mad->message);
 	else
 		(void)soft_cm_asked(&listener->listener, &made->link, &mad->message);
 }
 
-/* Returns the conversation of a message, or NULL if there is none or the message is invalid. */
+/* Returns the conversation that matches the sender, type and IDs of the message, or NULL. */
 static struct conversation *meant(const union ibv_gid *from, const struct soft_cm_mad *mad)
 {
 	struct conversation *it = soft_table_find(&soft_device.cm->gsi.ids, mad->remote_id);
 
-	/* "Timeout" means that the other side has never received our ID (12.6.7.2). */
+	/* A REJ with reason "timeout" lacks the remote ID if the peer has never received our ID
+	 * (12.6.7.2). */
 	if (mad->message.type == SOFT_CM_REJ && !mad->remote_id)
 		return begun(from, mad);
 	if (!it || !is_gid(it->peer.raw, from) || it->datagrams != is_sidr(mad))
 		return NULL;
 	if (mad->message.type == SOFT_CM_REJ && !mad->local_id)
-		return it; /* rejected by a host without a conversation */
+		return it; /* from a host that does not have this conversation */
 	return it->remote_id && it->remote_id != mad->local_id ? NULL : it;
 }
 
-/* Returns whether the response says that nothing listens at the requested port. */
+/* Returns whether the response reports that the requested port has no listener. */
 static bool has_no_service(const struct soft_cm_message *answer, uint8_t asked)
 {
 	if (asked == SOFT_SIDR_REQ)
@@ -363,7 +370,9 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	}
 	if (mad.message.type == SOFT_CM_DREQ && mad.peer_qpn != conversation->qpn)
 		return;
-	/* A peer that has been heard has a listener, so the rejection of an earlier request is late. */
+	/* Ignore the rejection if the peer has already sent another response. That response shows
+	 * that the port has a listener, so the rejection is for an earlier transmission. Otherwise
+	 * retry for a short time. */
 	if (has_no_service(&mad.message, conversation->link.said.type) &&
 	    (conversation->link.heard || soft_cm_link_insist(&conversation->link)))
 		return;
@@ -440,7 +449,7 @@ void soft_cm_use_gsi(const struct soft_gsi_calls *calls)
 	soft_device.cm->answering = calls ? &soft_cm_gsi : &soft_cm_answering;
 }
 
-/* End the conversations that linger after all ids are gone. */
+/* End the remaining conversations when the engine stops. */
 void soft_cm_gsi_stop(void)
 {
 	soft_list_drain (struct conversation, it, &soft_device.cm->gsi.conversations, node)

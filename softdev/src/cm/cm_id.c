@@ -1,5 +1,5 @@
-/* Ids: rdma_create_id(3), rdma_destroy_id(3), rdma_set_option(3). Also silences ids and removes
- * them with their device. */
+/* Ids: rdma_create_id(3), rdma_destroy_id(3), rdma_set_option(3). Also handles device removal and
+ * fork. */
 #include "cm_internal.h"
 
 #include <unistd.h>
@@ -145,7 +145,7 @@ static void stop(struct soft_cm_id *id)
 {
 	soft_timer_stop(&id->timewait);
 	soft_cm_listener_close(id);
-	if (soft_cm_datagrams(id)) /* an unwanted request is rejected (IBTA 12.11) */
+	if (soft_cm_datagrams(id)) /* reject a pending request (IBTA 12.11) */
 		(void)soft_cm_service_reject(id, NULL, 0);
 	soft_cm_forget(id);
 	if (id->sock >= 0)
@@ -155,8 +155,9 @@ static void stop(struct soft_cm_id *id)
 	soft_cm_id_waits(id, false);
 }
 
-/* Notify the other side, like the kernel's ib_cm (IBTA 12.9): the active side sends "timeout", the
- * passive side sends "rejected by the consumer", and a connection is ended. */
+/* Notify the peer as the kernel's ib_cm does (IBTA 12.9). An established connection is closed.
+ * During the handshake, an active side that waits for REP sends REJ with reason "timeout". Any
+ * other id with a link sends REJ with reason "rejected by the consumer". */
 void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 {
 	bool asked = id->state == SOFT_CM_CONNECTING;
@@ -174,8 +175,8 @@ void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 		soft_cm_device_detach(id);
 }
 
-/* Remove the id together with its device. Nothing more is reported for it, and it can only be
- * destroyed. Events that have already been reported are kept. */
+/* Fail the id because its device has been removed, and report DEVICE_REMOVAL as its last event.
+ * Events already queued are kept. After that, the application can only destroy the id. */
 static void remove_id(struct soft_cm_id *id)
 {
 	stop(id);
@@ -196,8 +197,7 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 		soft_cm_device_each(ports, change_address);
 }
 
-/* Initialise the state. In the child of a fork, this drops everything that belongs to the
- * parent. */
+/* Initialise the state. In a forked child, this discards the state inherited from the parent. */
 static void forked(void)
 {
 	struct soft_cm *cm = soft_device.cm;
@@ -221,9 +221,9 @@ static void forked(void)
 
 static const struct soft_cm_limits limits = {
 	.response_ms = 10 * 1000, /* SYN is retransmitted after 1, 3 and 7 s */
-	.refused_ms = 100, /* chosen by judgement; a program may be reopening its listener */
-	.service_ms = 60 * 1000, /* about as long as IB's CM: 15 retries of 4.3 s (IBTA 12.9) */
-	.request_ms = 2 * 1000, /* REQ follows the connection immediately */
+	.refused_ms = 100, /* estimated time for a program to reopen its listener */
+	.service_ms = 60 * 1000, /* similar to InfiniBand, with 15 retries of 4.3 s (IBTA 12.9) */
+	.request_ms = 2 * 1000, /* a peer sends REQ as soon as it is connected */
 	.timewait_ms = 20,
 	.linger_ms = 10 * 1000,
 	.half_open = 1024,
@@ -287,7 +287,7 @@ int soft_rdma_destroy_id(struct rdma_cm_id *application)
 	id = soft_cm_id_of(application);
 	soft_engine_check_descriptors();
 	if (id->fork_generation != soft_engine_fork_generation())
-		return 0; /* the child of a fork can only abandon its parent's id */
+		return 0; /* a forked child must not free its parent's id */
 	soft_list_init(&orphans);
 	soft_lock();
 	soft_cm_id_silence(id, &orphans);
@@ -320,7 +320,7 @@ static int set_reuse(struct soft_cm_id *id, bool reuse)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_SET_REUSEADDR);
 
-	/* The option can only be cleared while the id has no address. */
+	/* The option can be cleared only before the id is bound. */
 	if (error || (!reuse && id->state != SOFT_CM_IDLE))
 		return EINVAL;
 	id->reuse = reuse;
@@ -341,7 +341,8 @@ static int set_v6_only(struct soft_cm_id *id, bool only)
 	return 0;
 }
 
-/* Set the ACK timeout to 4.096 us * 2^exponent. 0 means forever (IBTA 9.7.6.1.3). */
+/* Set the ACK timeout to 4.096 us * 2^exponent. An exponent of 0 disables the timeout (IBTA
+ * 9.7.6.1.3). */
 static int set_ack_timeout(struct soft_cm_id *id, uint8_t exponent)
 {
 	if (exponent > 31)
@@ -351,8 +352,9 @@ static int set_ack_timeout(struct soft_cm_id *id, uint8_t exponent)
 	return 0;
 }
 
-/* Set an option. Returns ENOSYS if it is unknown. This includes InfiniBand path records, because
- * the embedded device uses the host's IP routes. */
+/* Set an option of level RDMA_OPTION_ID. Returns ENOSYS if the option is unknown. RDMA_OPTION_IB,
+ * the level for InfiniBand path records, is not supported because the device uses the host's IP
+ * routes. */
 static int set_option(struct soft_cm_id *id, int option, const void *value, size_t length)
 {
 	bool is_byte = option == RDMA_OPTION_ID_TOS || option == RDMA_OPTION_ID_ACK_TIMEOUT;
@@ -391,9 +393,10 @@ int soft_rdma_set_option(struct rdma_cm_id *application, int level, int optname,
 
 /* ---- enhanced connection establishment ----------------------------------------------------- */
 
-/* Vendor options that two devices negotiate beyond the standard (rdma_set_local_ece(3)). This
- * device has no options of its own, so queue pairs created by rdma_create_qp send none. Options
- * that an application sets for a queue pair of its own are carried in REQ and REP. */
+/* ECE lets two devices negotiate vendor options that are not part of the standard
+ * (rdma_set_local_ece(3)). The embedded device has no vendor options, so REQ and REP contain none
+ * for queue pairs created by rdma_create_qp. If the application manages the queue pair, REQ and REP
+ * contain the options that the application has set. */
 
 int soft_rdma_set_local_ece(struct rdma_cm_id *application, struct ibv_ece *ece)
 {

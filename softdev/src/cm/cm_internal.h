@@ -1,22 +1,23 @@
-/* The internals of the connection manager, shared by its sources.
+/* Internal declarations of the connection manager.
  *
- *   cm_mad.c       encoding of the messages        cm_states.c   calls allowed in each state
- *   cm_event.c     event channels and events       cm_device.c   the context behind id->verbs
+ *   cm_mad.c       message encoding                cm_states.c   calls allowed in each state
+ *   cm_event.c     event channels and events       cm_device.c   device contexts (id->verbs)
  *   cm_id.c        ids: create, destroy, options   cm_address.c  addresses: bind, resolve
- *   cm_link.c      timers, retransmission          cm_listen.c   listeners, the backlog
+ *   cm_link.c      timers, retransmission          cm_listen.c   listeners, backlog
  *   cm_active.c    rdma_connect, rdma_establish    cm_passive.c  rdma_accept, rdma_reject
- *   cm_qp.c        the queue pair's states         cm_create.c   queue pairs and SRQs of an id
- *   cm_connection.c  connected, disconnected       cm_endpoint.c rdma_create_ep, rdma_get_request
- *   cm_lookup.c    names                           cm_multicast.c multicast groups
+ *   cm_qp.c        queue pair state transitions    cm_create.c   queue pairs and SRQs of an id
+ *   cm_connection.c  established connections       cm_endpoint.c rdma_create_ep, rdma_get_request
+ *   cm_lookup.c    name resolution                 cm_multicast.c multicast groups
  *   cm_sidr_request.c  datagram services: client   cm_sidr_service.c  datagram services: server
  *
- * Carriers: cm_stream.c carries connections over TCP; cm_sidr_request.c and cm_sidr_service.c carry
- * datagram services over UDP; cm_gsi.c carries both in MADs, whose encoding is in cm_mad.c.
+ * Carriers: cm_stream.c carries connections over TCP. cm_sidr_request.c and cm_sidr_service.c carry
+ * datagram service requests and responses over UDP. cm_gsi.c carries both kinds in MADs, which
+ * cm_mad.c encodes.
  *
- * Unless stated otherwise, all functions are called with the engine's lock held, and an int result
- * is 0 or an errno value. Asynchronous events (a message, the end of a stream, a timeout) are
- * handled in the engine's steps. The application may destroy an id at any time, because both sides
- * hold the lock.
+ * Unless stated otherwise, the caller of a function must hold the engine's lock, and an int result
+ * is 0 or an errno value. The engine's steps handle asynchronous events, such as messages, closed
+ * streams and timeouts. These steps also hold the lock, so the application may destroy an id at
+ * any time.
  */
 #pragma once
 
@@ -26,23 +27,23 @@
 #include "fair_rate.h"
 #include "objects/objects.h"
 
-/* Timeouts for the other side, and limits of half-open handshakes. They are variables so that tests
- * need not wait as long as a slow network may take. */
+/* Timeouts while waiting for the peer, and limits for half-open handshakes. Tests change these
+ * values to avoid long waits. */
 struct soft_cm_limits {
-	uint32_t response_ms; /* from rdma_connect to the first message of the other side */
-	uint32_t refused_ms;  /* how long a port without a listener is retried */
-	uint32_t service_ms;  /* then until its application responds; also from REP to RTU */
-	uint32_t request_ms;  /* listener: from the TCP connection to the complete REQ */
+	uint32_t response_ms; /* from rdma_connect to the peer's first message */
+	uint32_t refused_ms;  /* retry time for a port without a listener */
+	uint32_t service_ms;  /* from MRA to the application's response; also from REP to RTU */
+	uint32_t request_ms;  /* listener: from accepting a TCP connection to the complete REQ */
 	uint32_t timewait_ms; /* from DISCONNECTED to TIMEWAIT_EXIT */
-	uint32_t linger_ms; /* how long an ended exchange answers repetitions */
-	uint32_t half_open; /* maximum of half-open handshakes and of lingering links */
+	uint32_t linger_ms; /* time for which an ended exchange responds to duplicates */
+	uint32_t half_open; /* maximum number of half-open handshakes, and of lingering links */
 };
 
 enum { SOFT_GSI_BUCKETS = 256 };
 
 struct soft_cm {
-	/* The carriers of connections, of requests for datagram services, and of their
-	 * responses. */
+	/* Carriers for connections, for datagram service requests, and for responses to these
+	 * requests. */
 	const struct soft_cm_carrier *carrier, *asking, *answering;
 	struct soft_cm_limits limits;
 
@@ -51,21 +52,20 @@ struct soft_cm {
 	bool device_stays;
 	struct soft_cm_device {
 		bool is_open;
-		struct soft_context own; /* the context behind id->verbs */
+		struct soft_context own; /* context in id->verbs */
 		struct ibv_pd *pd;
 		unsigned holds;
 	} devices[SOFT_HCAS_MOST];
 	struct soft_node attached; /* list of soft_cm_id.on_device */
 
 	/* cm_event.c */
-	pthread_mutex_t acknowledge; /* soft_cm_id.acked; never waits for the engine */
+	pthread_mutex_t acknowledge; /* leaf lock that protects soft_cm_id.acked */
 	pthread_cond_t acknowledged;
 	struct soft_cm_channel *remains; /* last destroyed channel; a thread may still enter it */
 
-	/* cm_connection.c: ids that know the other side's queue pair, and whose stream no queue
-	 * pair has taken over yet */
+	/* cm_connection.c: ids that know the peer's queue pair number and still own their stream */
 	struct soft_node agreed;
-	struct soft_places half_open; /* cm_stream.c: connections of all listeners */
+	struct soft_places half_open; /* cm_stream.c: half-open connections of all listeners */
 	struct soft_places lingering; /* cm_link.c: links without an owner */
 
 	/* cm_gsi.c */
@@ -73,10 +73,10 @@ struct soft_cm {
 		const struct soft_gsi_calls *calls;
 		struct soft_table ids; /* by communication ID */
 		struct soft_node conversations, listeners;
-		/* Hash tables of the conversations by the peer's identifiers. */
+		/* Conversations hashed by the peer's communication ID and queue pair number. */
 		struct soft_node by_remote_id[SOFT_GSI_BUCKETS], by_peer_qpn[SOFT_GSI_BUCKETS];
 		uint64_t seed; /* for soft_hash */
-		struct soft_fair_rate strangers; /* limits messages that any host can send */
+		struct soft_fair_rate strangers; /* rate limit for unauthenticated messages */
 	} gsi;
 };
 
@@ -94,12 +94,12 @@ struct soft_cm_listener;
 
 struct soft_cm_channel {
 	struct rdma_event_channel channel; /* used by the application; first member */
-	unsigned fork_generation; /* soft_engine_fork_generation() at its creation */
+	unsigned fork_generation; /* soft_engine_fork_generation() at creation */
 	struct soft_channel wake;
 	struct soft_node events; /* soft_cm_event.node, oldest first */
 	struct soft_node ids; /* soft_cm_id.in_channel */
 	unsigned inside; /* threads in rdma_get_cm_event */
-	bool destroyed; /* while threads are inside; the last one frees it */
+	bool destroyed; /* the last thread in rdma_get_cm_event frees the channel */
 };
 
 static inline struct soft_cm_channel *soft_cm_channel_of(struct rdma_event_channel *channel)
@@ -110,73 +110,74 @@ static inline struct soft_cm_channel *soft_cm_channel_of(struct rdma_event_chann
 struct soft_cm_event {
 	struct rdma_cm_event event; /* used by the application; first member */
 	struct soft_node node;
-	struct soft_cm_id *owner; /* whose rdma_destroy_id waits until the event is acknowledged */
+	struct soft_cm_id *owner; /* id that cannot be destroyed until the event is acknowledged */
 	uint8_t private_data[SOFT_CM_PRIVATE_MAX];
 };
 
-/* Queue an event of the id with the parameters and private data of `message`, which may be NULL.
- * Returns 0 or ENOMEM. In the latter case the event is lost, and the call that it would have
- * completed fails, if there is one. Nothing is reported about a request that has not been accepted,
- * because its id may not have the application's context yet. As with the kernel, rdma_accept fails
- * if the request is over. */
+/* Queue an event for the id, with the parameters and private data of `message`, which may be NULL.
+ * Returns 0 or ENOMEM. After ENOMEM the event is lost, and a call that depends on it must fail.
+ * Requests that have not been accepted report no events, because the application may not have set
+ * the id's context yet. As with the kernel, rdma_accept fails if such a request has ended. */
 int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		   const struct soft_cm_message *message);
-/* Queue an event about a multicast group with the destination in `ud`. If it has private data
- * without a length, the data is the application's context pointer (rdma_join_multicast(3)). */
+/* Queue a multicast event with the destination in `ud`. If private_data_len is 0, private_data is
+ * the application's context pointer (rdma_join_multicast(3)). */
 int soft_cm_report_ud(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		      const struct rdma_ud_param *ud);
-/* Queue the CONNECT_REQUEST event of a connection or datagram service. It belongs to the
+/* Queue a CONNECT_REQUEST event for a connection or a datagram service. The event belongs to the
  * listener. */
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
 			   const struct soft_cm_message *message);
 bool soft_cm_has_event(const struct soft_cm_id *id);
-/* Drop the id's queued events. If `group` is not NULL, drop only events about joining that group.
- * Requests that the application has not seen are moved to `orphans` (linked by in_channel) for
- * soft_cm_free_orphans. */
+/* Drop the id's queued events. If `group` is not NULL, drop only the join events of that group. The
+ * ids of dropped requests are appended to `orphans` (linked by in_channel), which the caller passes
+ * to soft_cm_free_orphans. */
 void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
 			 struct soft_node *orphans);
-/* Acknowledge the event that a synchronous call has left in id->event, if any. The caller must not
- * hold the lock. */
+/* Acknowledge the event in id->event, which a synchronous call has stored there, if any. The caller
+ * must not hold the lock. */
 void soft_cm_forget_event(struct soft_cm_id *id);
-/* Wait until all events taken from the id have been acknowledged. The caller must not hold the
- * lock. */
+/* Wait until the application has acknowledged all events delivered for the id. The caller must not
+ * hold the lock. */
 void soft_cm_wait_acknowledged(struct soft_cm_id *id);
 
 /* ---- cm_device.c --------------------------------------------------------------------------- */
 
-/* Open the devices for the connection manager if necessary, and hold them. The caller must not hold
- * the lock. Returns 0 or an errno value. */
+/* Open all devices that are not open yet, and hold them. The caller must not hold the lock. Returns
+ * 0 or an errno value. */
 int soft_cm_device_get(void);
-/* Release the devices. The caller must not hold the lock. */
+/* Release the devices after soft_cm_device_get. The caller must not hold the lock. */
 void soft_cm_device_put(void);
 /* Returns ENODEV if the device with this address has been removed, otherwise 0. */
 int soft_cm_device_error(const struct sockaddr *address);
-/* Hold the device, which must be open, and notify the id if it is removed. If `device` is NULL,
- * this applies to all devices. */
+/* Hold the device, and notify the id when the device is removed. If `device` is NULL, hold all
+ * devices, and notify the id when the last one is removed. The devices must be open. */
 void soft_cm_device_attach(struct soft_cm_id *id, struct soft_cm_device *device);
 void soft_cm_device_detach(struct soft_cm_id *id);
-/* Attach the id to the device that has its address, and set id->verbs, id->pd and id->port_num. */
+/* Attach the id to the device that owns its source address, and set id->verbs, id->pd and
+ * id->port_num. */
 void soft_cm_device_bind(struct soft_cm_id *id);
-/* Call `what` for each id attached to the devices with these ports. */
+/* Call `what` for each id attached to a device in the bit mask `ports`. An id attached to all
+ * devices is included if no other device remains. */
 void soft_cm_device_each(uint32_t ports, void (*what)(struct soft_cm_id *id));
 
 /* ---- cm_id.c ------------------------------------------------------------------------------- */
 
 struct soft_cm_id {
 	struct rdma_cm_id id; /* used by the application; first member */
-	unsigned fork_generation; /* soft_engine_fork_generation() at its creation */
+	unsigned fork_generation; /* soft_engine_fork_generation() at creation */
 	struct soft_node in_channel;
 	enum soft_cm_state state;
 	bool synchronous; /* the id owns its channel */
-	unsigned reported, acked; /* events delivered and acknowledged (cm_event.c) */
+	unsigned reported, acked; /* number of events delivered and acknowledged (cm_event.c) */
 	bool bound; /* bound to a device */
 	bool attached; /* bound to a device, or listening on all addresses */
-	struct soft_cm_device *device; /* device it is attached to; NULL for all devices */
+	struct soft_cm_device *device; /* attached device; NULL for all devices */
 	struct soft_node on_device; /* node in soft_cm.attached */
 	bool waits;
 
 	/* address */
-	int sock; /* bound but not yet connected socket that reserves the port, or -1 */
+	int sock; /* bound socket that reserves the port; -1 if none */
 	bool reuse;
 	bool v6_only;
 	uint8_t tos;
@@ -184,39 +185,39 @@ struct soft_cm_id {
 	bool ack_timeout_set;
 
 	struct soft_cm_listener *listener; /* set in state LISTENING */
-	unsigned untaken, backlog; /* requests reported but not taken, and their limit */
-	struct soft_cm_id *request_of; /* listener, until the application sees the request */
-	bool unaccepted; /* request that has not been accepted; see soft_cm_report */
+	unsigned untaken, backlog; /* undelivered requests in the event queue, and their limit */
+	struct soft_cm_id *request_of; /* listener; NULL once the request has been delivered */
+	bool unaccepted; /* request not accepted yet; see soft_cm_report */
 
-	struct soft_node groups; /* groups joined by a datagram id (cm_multicast.c) */
+	struct soft_node groups; /* multicast groups joined by a datagram id (cm_multicast.c) */
 
-	/* The exchange with the other side, until a queue pair takes over its stream. */
+	/* Link to the peer until the queue pair adopts its stream. */
 	struct soft_cm_link *link;
 	struct soft_cm_ece local_ece, remote_ece;
 	bool early; /* rdma_notify reported ESTABLISHED before RTU arrived */
-	uint32_t made_qpn; /* number of id->qp if rdma_create_qp created it */
-	uint32_t qpn; /* this side's number, as sent to the other side */
-	uint32_t psn; /* first PSN sent by the other side (IBTA 12.7.31) */
+	uint32_t made_qpn; /* number of id->qp; 0 unless rdma_create_qp created it */
+	uint32_t qpn; /* local queue pair number, as sent to the peer */
+	uint32_t psn; /* first PSN expected from the peer (IBTA 12.7.31) */
 	uint32_t remote_qpn;
-	uint32_t remote_psn; /* first PSN sent by this side */
-	uint8_t responder_resources; /* as set in this side's queue pair */
+	uint32_t remote_psn; /* first PSN sent to the peer */
+	uint8_t responder_resources; /* as set in the local queue pair */
 	uint8_t initiator_depth;
 	uint8_t retry_count;
 	uint8_t rnr_retry_count;
-	uint8_t path_mtu; /* enum ibv_mtu; 0 if the carrier does not transmit it */
+	uint8_t path_mtu; /* enum ibv_mtu; 0 if the carrier does not send it */
 
 	/* Attributes of the queue pairs that rdma_get_request creates, or NULL. */
 	struct ibv_qp_init_attr *request_attr;
 	struct ibv_pd *request_pd;
 
-	/* The other side's port for shared memory, if it is on this host and both sides can use
-	 * shared memory. If 0, only the stream can be used. */
+	/* The peer's port for shared memory. The port is 0 if the peer is on another host, or if
+	 * one side cannot use shared memory. */
 	uint16_t shm_port;
-	uint16_t path_port; /* the accepting side's port; 0 if the stream is always used */
+	uint16_t path_port; /* identifies TCP paths to the accepting process; 0 if unknown */
 	bool opens_chan;
 
 	struct soft_node agreed; /* node in soft_cm.agreed (soft_cm_agreed) */
-	bool held; /* the stream waits for the queue pair */
+	bool held; /* the id keeps its link after the handshake */
 	struct soft_timer timewait;
 };
 
@@ -225,39 +226,41 @@ static inline struct soft_cm_id *soft_cm_id_of(struct rdma_cm_id *id)
 	return soft_container(id, struct soft_cm_id, id);
 }
 
-/* Returns whether the id is for a datagram service, which resolves addresses but has no
+/* Returns whether the id is for a datagram service. Such an id resolves addresses but has no
  * connection. */
 static inline bool soft_cm_datagrams(const struct soft_cm_id *id)
 {
 	return id->id.qp_type == IBV_QPT_UD;
 }
 
-/* Create an id in state IDLE that is not in any channel's list yet. Returns NULL without memory. */
+/* Create an id in state IDLE. The caller must add it to a channel with soft_cm_id_join. Returns
+ * NULL if out of memory. */
 struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context);
 void soft_cm_id_join(struct soft_cm_id *id, struct soft_cm_channel *channel);
 void soft_cm_id_leave(struct soft_cm_id *id);
-/* Set whether the id waits for the other side. While it does, the engine serves the application's
- * channel without delay (soft_channel.wanted). */
+/* Set whether the id waits for the peer. As long as any id of a channel waits, the engine serves
+ * the channel without delay (soft_channel.wanted). */
 void soft_cm_id_waits(struct soft_cm_id *id, bool waits);
 
-/* End whatever the id is doing, notify the other side, and drop the id's events. The id is then in
- * state FAILED and reports nothing more. */
+/* Cancel the id's operations, notify the peer, drop the id's events, and move the id to state
+ * FAILED. The id reports no further events. The ids of dropped requests are appended to
+ * `orphans`. */
 void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans);
 void soft_cm_free_orphans(struct soft_node *orphans);
 
-/* Set errno. Returns -1. */
+/* Set errno to `error`. Returns -1. */
 int soft_cm_fail(int error);
-/* Begin an application's call: acquire the lock. Returns the id, or NULL with errno set if
- * `application` is NULL. */
+/* Begin an API call by acquiring the lock. Returns the id, or NULL with errno set if `application`
+ * is NULL. */
 struct soft_cm_id *soft_cm_enter(struct rdma_cm_id *application);
-/* End an application's call: release the lock. Returns the result of the call, with errno set. */
+/* End an API call by releasing the lock. Returns 0, or -1 with errno set if `error` is not 0. */
 int soft_cm_leave(int error);
-/* Begin a call that needs the device, which stays open until soft_cm_leave_device. Returns the id,
- * or NULL with errno set. */
+/* Begin an API call that needs the devices, which stay open until soft_cm_leave_device. Returns the
+ * id, or NULL with errno set. */
 struct soft_cm_id *soft_cm_enter_device(struct rdma_cm_id *application);
 int soft_cm_leave_device(int error);
 
-/* Create an id for a request. Returns NULL without memory. */
+/* Create an id for a request, with the options of the listener. Returns NULL if out of memory. */
 struct soft_cm_id *soft_cm_request_new(struct soft_cm_id *listener);
 /* Add the id to the listener's channel and to its device after the request has been reported. */
 void soft_cm_request_join(struct soft_cm_id *id);
@@ -268,42 +271,44 @@ void soft_cm_request_join(struct soft_cm_id *id);
 socklen_t soft_cm_address_length(const struct sockaddr *address);
 /* Returns whether an IPv4 or IPv6 address is the wildcard. */
 bool soft_cm_is_any(const struct sockaddr *address);
-/* Bind the port of an id in state IDLE. The caller binds the id to its device. */
+/* Bind an id in state IDLE to the address. The caller must bind the id to its device. */
 int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
-/* Returns the error that the kernel's rdma_cm uses for a taken port: EADDRNOTAVAIL instead of
- * EADDRINUSE if one of the two sockets is bound to all addresses. Returns other errors
- * unchanged. */
+/* Convert a bind or listen error to the error that the kernel's rdma_cm returns. EADDRINUSE becomes
+ * EADDRNOTAVAIL if either of the conflicting sockets is bound to the wildcard address. Other errors
+ * are returned unchanged. */
 int soft_cm_port_error(const struct sockaddr *address, int type, int error);
 void soft_cm_apply_tos(int fd, uint8_t tos);
-/* Set the id's addresses and GIDs from the carrier of its link. IPv4-mapped addresses are converted
- * to IPv4. */
+/* Set the id's addresses and GIDs to those of its link. IPv4-mapped addresses are converted to
+ * IPv4. */
 void soft_cm_take_addresses(struct soft_cm_id *id);
-/* Change V6ONLY of an id that is already bound. */
+/* Change IPV6_V6ONLY of a bound id by replacing its socket. Returns EIO if another process takes
+ * the port in the meantime, which leaves the id unusable. */
 int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
 
 /* ---- carriers ------------------------------------------------------------------------------ */
 
-/* A transport for messages to the other side. States and timers are independent of sockets: a
- * carrier creates links and passes them what it receives (soft_cm_link_received,
- * soft_cm_link_failed, soft_cm_asked). */
+/* A transport for connection manager messages. State machines and timers are independent of it. A
+ * carrier creates links, and reports events on them by calling soft_cm_link_received,
+ * soft_cm_link_failed and soft_cm_asked. */
 struct soft_cm_carrier {
-	bool loses; /* may lose, duplicate or delay messages; unanswered ones are repeated */
-	/* Open a link to the id's destination without sending anything. It takes over the id's
-	 * socket if it needs one. Returns NULL and sets `*error` on failure. */
+	bool loses; /* may lose, duplicate or delay messages, so links retransmit them */
+	/* Open a link to the id's destination without sending anything. The carrier may take over
+	 * the id's socket. Returns NULL and sets `*error` on failure. */
 	struct soft_cm_link *(*connect)(struct soft_cm_id *id, int *error);
-	/* Listen at the id's port. Returns NULL and sets `*error` on failure. */
+	/* Listen on the id's port. Returns NULL and sets `*error` on failure. */
 	struct soft_cm_listener *(*listen)(struct soft_cm_id *id, int *error);
-	void (*unlisten)(struct soft_cm_listener *listener); /* frees it */
-	/* Send a message. Returns 0, or an errno value after which nothing can be sent any more. */
+	void (*unlisten)(struct soft_cm_listener *listener); /* frees the listener */
+	/* Send a message. Returns 0 or an errno value. After an error, the link cannot send any
+	 * more messages. */
 	int (*send)(struct soft_cm_link *link, const struct soft_cm_message *message);
-	void (*end)(struct soft_cm_link *link); /* frees it; no callback follows */
-	/* Get both addresses. An address that is not known is left unchanged. */
+	void (*end)(struct soft_cm_link *link); /* frees the link; no callback follows */
+	/* Get the addresses of the link. An unknown address is left unchanged. */
 	void (*who)(const struct soft_cm_link *link, struct sockaddr_storage *local,
 		    struct sockaddr_storage *peer);
 	void (*apply_tos)(struct soft_cm_link *link, uint8_t tos);
-	/* Turn the link of a connected id into the queue pair's stream, and free the link. If `qp`
-	 * is NULL, stop reading and wait for the queue pair. The function is NULL if the link stays
-	 * with the id, for DREQ. */
+	/* Hand the stream of a connected id's link over to the queue pair, and free the link. If
+	 * `qp` is NULL, stop reading until a queue pair is ready. `hand_over` is NULL if ids keep
+	 * their links for DREQ. */
 	int (*hand_over)(struct soft_cm_id *id, struct soft_qp *qp);
 };
 
@@ -316,55 +321,59 @@ void soft_cm_gsi_stop(void); /* called when the engine stops (cm_gsi.c) */
 struct soft_cm_link_calls {
 	/* Handle a message. Returns false if the link may have been freed. */
 	bool (*message)(struct soft_cm_link *link, const struct soft_cm_message *message);
-	/* Handle the end of the carrier or bytes that are not a CM message, with an errno value.
-	 * ETIMEDOUT means that the deadline has passed. The link still exists, and the callee must
-	 * end it. */
+	/* Handle a failed link, for example after the peer has closed the connection or sent
+	 * invalid data. ETIMEDOUT means that the deadline has passed. The callee must leave the
+	 * link. */
 	void (*failed)(struct soft_cm_link *link, int error);
 };
 
-/* One exchange of messages with the other side's connection manager. Carriers embed it. */
+/* A message exchange with the peer's connection manager. Each carrier embeds this struct in its
+ * own. */
 struct soft_cm_link {
 	const struct soft_cm_carrier *carrier;
-	const struct soft_cm_link_calls *calls; /* NULL if it has no owner */
+	const struct soft_cm_link_calls *calls; /* NULL if the link has no owner */
 	void *owner;
 	struct soft_cm_message said; /* last message sent by this side */
 	struct soft_cm_message request; /* passive side: the REQ */
-	struct soft_place place; /* passive side: while it is half open or parked */
+	struct soft_place place; /* place of a half-open, parked or lingering link */
 	unsigned heard; /* highest message type received; 0 if none */
-	struct soft_timer timer; /* the deadline, or an earlier repetition */
+	struct soft_timer timer; /* for the next retransmission or the deadline */
 	uint64_t deadline; /* 0 if none */
 	uint64_t begun_at;
-	uint64_t pause_ns; /* time until the next repetition; doubles each time */
+	uint64_t pause_ns; /* time until the next retransmission; doubled each time */
 };
 
 void soft_cm_link_init(struct soft_cm_link *link, const struct soft_cm_carrier *carrier);
-/* Stop the timer and release the place of a link that a carrier ends. */
+/* Stop the link's timer and release its place. Carriers call this before they free a link. */
 void soft_cm_link_stop(struct soft_cm_link *link);
-/* Send a message and remember it for repetitions. Returns 0 or an errno value. */
+/* Send a message and keep a copy for retransmission. Returns 0 or an errno value. */
 int soft_cm_link_say(struct soft_cm_link *link, const struct soft_cm_message *message);
-/* Send the first message of an id (REQ or SIDR_REQ) over a new link, and start the link's timers.
- * Returns 0 or an errno value. The id has a link even after an error, if one could be created. */
+/* Open a link for the id, send the first message (REQ or SIDR_REQ), and start the link's timers.
+ * Returns 0 or an errno value. If the link is open but sending fails, id->link is set despite the
+ * error. */
 int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrier,
 		     const struct soft_cm_link_calls *calls, const struct soft_cm_message *message);
-/* Wait for a response until the deadline. On a lossy carrier, the last message is repeated in the
- * meantime. */
+/* Set the deadline for a response. On a lossy carrier, the last message is retransmitted until
+ * then. */
 void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds);
 void soft_cm_link_expect_nothing(struct soft_cm_link *link);
-/* Detach the owner from the link, which may linger to repeat its last message. */
+/* Detach the owner from the link. On a lossy carrier, a link whose exchange has ended lingers to
+ * respond to duplicates. Any other link is freed. */
 void soft_cm_link_leave(struct soft_cm_link *link);
-/* Reject a REQ for which no id is created, and end the link. Nothing is kept, because a repeated
- * REQ is simply rejected again. */
+/* Send REJ for a request without an id, and end the link. The link does not linger, because a
+ * repeated REQ is rejected again. */
 void soft_cm_link_refuse(struct soft_cm_link *link, uint16_t reason);
-/* Give the link's peer one of `most` places, which are shared fairly (fair_share.h). Returns the
- * link that loses its place, which is never this one, or NULL. */
+/* Assign one of `most` places to the link. Networks share the places fairly (fair_share.h). Returns
+ * the link that loses its place, or NULL. The caller must end the returned link, which is never
+ * `link`. */
 struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_places *places,
 					unsigned most);
 /* Handle a message received by the carrier. Returns false if the link may have been freed. */
 bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_message *message);
-/* Fail the link with an errno value. */
+/* Report a failure to the link's owner, or end the link if it has no owner. */
 void soft_cm_link_failed(struct soft_cm_link *link, int error);
-/* Retry the request if the carrier finds no listener at the port. Returns whether it will be
- * retried. */
+/* Schedule another attempt after the peer has refused a request because the port has no listener.
+ * Returns false if it is too late for another attempt. */
 bool soft_cm_link_insist(struct soft_cm_link *link);
 
 /* ---- cm_listen.c --------------------------------------------------------------------------- */
@@ -372,18 +381,18 @@ bool soft_cm_link_insist(struct soft_cm_link *link);
 struct soft_cm_listener {
 	const struct soft_cm_carrier *carrier;
 	struct soft_cm_id *id;
-	struct soft_places parked; /* requests for which the backlog has no space */
+	struct soft_places parked; /* requests that cannot be reported yet */
 };
 
-/* Handle a REQ that the carrier received over a link without an owner. Returns false if the link
- * has been freed. */
+/* Handle a REQ received on a link that has no owner. Returns false if the link has been freed. */
 bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
 		   const struct soft_cm_message *request);
-/* Close the id's listener, if any. Safe to repeat. */
+/* Close the id's listener, if any. Safe to call repeatedly. */
 void soft_cm_listener_close(struct soft_cm_id *id);
-/* Report the next requests after the application has taken one from a listener. */
+/* Report parked requests after the application has received a request from the listener. */
 void soft_cm_listener_taken(struct soft_cm_id *id);
-/* Returns the maximum number of handshakes without a complete REQ, and of lingering links. */
+/* Returns the maximum number of half-open handshakes (without a complete REQ), and of lingering
+ * links. */
 static inline unsigned soft_cm_half_open(void)
 {
 	return soft_places_limit(soft_device.cm->limits.half_open);
@@ -391,88 +400,90 @@ static inline unsigned soft_cm_half_open(void)
 
 /* ---- cm_passive.c -------------------------------------------------------------------------- */
 
-/* Create an id for a request received over `link`, and report it. Takes ownership of the link, even
- * on failure. */
+/* Create an id for the REQ in link->request, and report the request to the listener. Takes
+ * ownership of the link, even on failure. */
 int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link);
 
 /* ---- cm_sidr_request.c, cm_sidr_service.c ---------------------------------------------------- */
 
-/* Handle rdma_connect of a datagram id. */
+/* Send the SIDR_REQ of a datagram id (rdma_connect(3)). */
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
-/* Handle rdma_accept of a request for a datagram service. */
+/* Accept a datagram service request (rdma_accept(3)). */
 int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
-/* Handle rdma_reject of a request for a datagram service. */
+/* Reject a datagram service request (rdma_reject(3)). */
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length);
-/* Handle a SIDR_REQ that the carrier received over a new link. Returns false if the link has been
- * freed. */
+/* Handle a SIDR_REQ received on a new link. Returns false if the link has been freed. */
 bool soft_cm_service_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
 			   const struct soft_cm_message *request);
 
 /* ---- cm_multicast.c ------------------------------------------------------------------------ */
 
-/* Attach the queue pair to the group when the application takes the event of a join. The caller
- * must not hold the lock. */
+/* Attach the queue pair to the group when the application receives the join event. The caller must
+ * not hold the lock. */
 int soft_cm_multicast_joined(struct soft_cm_id *id, const union ibv_gid *gid);
-/* Forget the id's groups. */
+/* Free the id's list of groups without detaching the queue pair. */
 void soft_cm_leave_groups(struct soft_cm_id *id);
-/* Detach the queue pair from all groups before it is destroyed, which fails while it is attached.
+/* Detach the queue pair from all groups. The queue pair cannot be destroyed while it is attached.
  * The caller must not hold the lock. */
 void soft_cm_detach_groups(struct soft_cm_id *id);
 
 /* ---- cm_endpoint.c ------------------------------------------------------------------------- */
 
-/* Wait for the event that completes the call, and leave it in id->event. This applies only to ids
- * without an application's channel (synchronous operation, rdma_create_id(3)). The caller must not
- * hold the lock. Returns 0, or -1 with errno set. */
+/* If the id is synchronous (rdma_create_id(3)), wait for the event that completes the call, and
+ * store the event in id->event. The caller must not hold the lock. Returns 0, or -1 with errno
+ * set. */
 int soft_cm_complete(struct soft_cm_id *id);
 
 /* ---- cm_qp.c ------------------------------------------------------------------------------- */
 
-/* Check the parameters of rdma_connect or rdma_accept for a message of this type. */
+/* Check the parameters of rdma_connect or rdma_accept. `type` is the message that will carry
+ * them. */
 int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
 			     enum soft_cm_type type);
-/* Returns id->qp, or NULL if there is none or the application has destroyed it without the id. */
+/* Returns id->qp, or NULL if the id has no queue pair or the application has destroyed the queue
+ * pair with ibv_destroy_qp. */
 struct ibv_qp *soft_cm_qp(const struct soft_cm_id *id);
-/* Fill in the common fields of REQ and REP from the id and the application's parameters, which may
- * be NULL. */
+/* Fill in the fields that REQ and REP have in common, from the id and the application's parameters.
+ * `parameters` may be NULL. */
 void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
 			  struct soft_cm_message *message);
 /* Returns `wanted`, or `otherwise` if it is RDMA_MAX_RESP_RES, limited to the device's maximum. */
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
-/* Move the queue pair to INIT, or through INIT to RTS if it is for datagrams or `agreed` is set
- * after REQ and REP. INIT is repeated because the other side's access rights are known only
- * then. */
+/* Move the queue pair to INIT, or to RTS if it is for datagrams or `agreed` is set. `agreed` means
+ * that REQ or REP has arrived. The transition to INIT is then repeated, because it enables the
+ * remote access that the handshake allows. */
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool agreed);
-/* Fill in the address vector of the other side from the id's addresses. */
+/* Fill in the peer's address vector from the id's addresses. */
 void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
-/* Move the queue pair to ERR, if there is one. */
+/* Move the id's queue pair, if any, to ERR. */
 void soft_cm_qp_error(struct soft_cm_id *id);
 uint32_t soft_cm_random_psn(void);
 
 /* ---- cm_connection.c ----------------------------------------------------------------------- */
 
 /* Complete the handshake and move the id to CONNECTED. If `established` is not NULL, report
- * ESTABLISHED with its contents. The stream is given to the queue pair, or held until the queue
- * pair is in RTR. Returns ENOTCONN without changing the id if the queue pair is in error. */
+ * ESTABLISHED with its parameters. The queue pair adopts the stream now, or when it moves to RTR.
+ * Returns ENOTCONN if the queue pair is in an error state. The id's state then remains
+ * unchanged. */
 int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *established);
-/* Remember the id after REQ or REP has carried the other side's queue pair number. When this side's
- * queue pair moves to RTR for that number, it gets the id's stream (soft_cm_offer). */
+/* Register the id after REQ or REP has provided the peer's queue pair number. When a local queue
+ * pair moves to RTR with that number, it adopts the id's stream (soft_cm_offer). */
 void soft_cm_agreed(struct soft_cm_id *id);
-/* Reserve the stream for the application's own queue pair, which may already be in RTR with other
- * PSNs than the id's. */
+/* Reserve the stream for a queue pair that the application manages. That queue pair may already be
+ * in RTR, with PSNs that differ from those of the id. */
 void soft_cm_claim(const struct soft_cm_id *id);
-/* Fail an id before it is CONNECTED: leave the link, move the id to FAILED, and report the
+/* Fail an id during the handshake. The id leaves its link, moves to FAILED, and reports the
  * event. */
 void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		    const struct soft_cm_message *message);
 /* Send REJ and leave the id's link. */
 void soft_cm_reject(struct soft_cm_id *id, uint16_t reason, const void *private_data,
 		    uint8_t private_data_len);
-/* Leave the id's link, and unregister the id from its queue pair. */
+/* Detach the id from its link and its queue pair. */
 void soft_cm_forget(struct soft_cm_id *id);
-/* End a connection and notify the other side. No event is reported. */
+/* Close the connection and notify the peer, without reporting an event. */
 void soft_cm_close(struct soft_cm_id *id);
 
-/* Close the CM's device contexts that are no longer used. The caller must not hold the lock
- * (cm_device.c). */
+/* Close the device contexts that the connection manager no longer uses (cm_device.c). The caller
+ * must not hold the lock. */
 void soft_cm_device_sweep(void);

@@ -1,12 +1,13 @@
-/* Handles an exchange of messages over any carrier: its deadline, and repetitions if the carrier
- * may lose messages.
+/* Links: message exchanges with a deadline over any carrier. If the carrier may lose messages, a
+ * link also retransmits them.
  *
- * The message types of an exchange ascend (cm_message.h). A message whose type is not greater than
- * all earlier ones is therefore a repetition or late, and is not passed to the owner. If it expects
- * a response, our response was lost and is sent again. As long as that may happen, a link lingers
- * after its owner has left it with a final message, whether or not it was answered. Otherwise a
- * late REQ of a finished exchange would start another one. Lingering links end on their own (IBTA
- * 12.9.8, timewait).
+ * The message types of an exchange are in ascending order (cm_message.h). A message whose type is
+ * not greater than all earlier ones is therefore a duplicate or late, and is not passed to the
+ * owner. If a duplicate expects a response, our response was lost and is sent again.
+ *
+ * When its owner leaves a link with a final message, the link lingers as long as duplicates may
+ * arrive, even if the message was answered. Otherwise a late REQ of a finished exchange would start
+ * a new exchange. Lingering links expire after a timeout (IBTA 12.9.8, timewait).
  */
 #include "cm_internal.h"
 
@@ -15,11 +16,11 @@
 #define FIRST_RETRY_NS                                                                             \
 	UINT64_C(1000000) /* after the first rejection by a port without a listener */
 #define FIRST_PAUSE_NS UINT64_C(50000000)
-/* Ensures that within the longest deadline no message is repeated more than 15 times, which is the
- * maximum that a REQ can allow (IBTA 12.6.5, maximum of CM retries). A REP may go to a host in
- * whose name another host has sent the request. */
+/* Limits retransmissions to 15 within the longest deadline. A REQ cannot allow more (IBTA 12.6.5,
+ * maximum of CM retries). The limit also protects a host that receives REPs because another host
+ * has forged a REQ in its name. */
 #define LONGEST_PAUSE_NS UINT64_C(8000000000)
-#define WAITING_PAUSE_NS UINT64_C(1000000000) /* minimum after MRA */
+#define WAITING_PAUSE_NS UINT64_C(1000000000) /* minimum pause after MRA */
 #define TIMEOUT_NS UINT64_C(4096) /* multiplied by 2^n (IBTA 12.6.6, service timeout) */
 
 static bool is_one_of(unsigned type, unsigned types)
@@ -39,8 +40,8 @@ static void start_timer(struct soft_cm_link *link, uint64_t pause_ns)
 	soft_timer_start(&link->timer, next < link->deadline ? next : link->deadline);
 }
 
-/* Start the timer for the next repetition or the deadline. After a final message, there is nothing
- * to wait for. */
+/* Start the timer for the next retransmission or the deadline, whichever comes first. After the
+ * peer's final message, nothing is retransmitted. */
 static void wait_for_answer(struct soft_cm_link *link)
 {
 	bool repeats = link->carrier->loses && wants_answer(link->said.type) &&
@@ -98,8 +99,7 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 	soft_cm_id_waits(id, true);
 	link->begun_at = soft_now();
 	link->said = *message;
-	/* Datagram services have no message that confirms receipt, so the application must
-	 * respond. */
+	/* Datagram services do not use MRA, so wait for the response of the peer's application. */
 	soft_cm_link_expect(link, soft_cm_datagrams(id) ? soft_device.cm->limits.service_ms
 							: soft_device.cm->limits.response_ms);
 	return link->carrier->send(link, message);
@@ -123,10 +123,10 @@ void soft_cm_link_expect_nothing(struct soft_cm_link *link)
 	soft_timer_stop(&link->timer);
 }
 
-/* Retry the request a little later if the peer has no listener at the port. A server may be closing
- * one listener and opening the next, as perftest does between its two connections. Pauses grow by
- * half of the time spent so far, so that a port that stays closed costs its host about ten
- * requests. Returns false when `refused_ms` have passed. */
+/* Retry the request after a short pause if the peer has no listener at the port. A server may be
+ * replacing its listener, as perftest does between its two connections. Each pause is
+ * FIRST_RETRY_NS plus half of the elapsed time, so that a closed port receives only about ten
+ * requests. Returns false after `refused_ms`. */
 bool soft_cm_link_insist(struct soft_cm_link *link)
 {
 	const uint64_t limit_ns = soft_device.cm->limits.refused_ms * UINT64_C(1000000);
@@ -156,8 +156,8 @@ struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_p
 	return excess ? soft_container(excess, struct soft_cm_link, place) : NULL;
 }
 
-/* Keep the link for repetitions. The number is limited because a peer may start and end any number
- * of exchanges. */
+/* Keep the link so that it can respond to duplicates. The number of lingering links is limited
+ * because a peer may start and end any number of exchanges. */
 static void linger(struct soft_cm_link *link)
 {
 	struct soft_cm_link *excess;
@@ -216,7 +216,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 		link->carrier->end(link);
 		return false;
 	}
-	if (!link->calls) { /* its owner has left it and has sent the reason */
+	if (!link->calls) { /* the owner has left after sending a final message */
 		if (is_one_of(type, LAST))
 			wait_for_answer(link);
 		else if (type != SOFT_CM_DREQ)
@@ -224,7 +224,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 		return true;
 	}
 	if (link->deadline && type == SOFT_CM_MRA) {
-		if (type > before) /* a repeated MRA would hold the id forever */
+		if (type > before) /* a repeated MRA must not extend the deadline */
 			expect(link, soft_device.cm->limits.service_ms,
 			       service_ns > WAITING_PAUSE_NS ? service_ns : WAITING_PAUSE_NS);
 		return true;

@@ -1,16 +1,16 @@
-/* Listeners: rdma_listen(3), and requests that the application has not seen yet.
+/* Listeners: rdma_listen(3), and requests that have not been delivered to the application yet.
  *
- * Each request is answered with MRA immediately. Only a few are reported as events, and the
- * others wait for their turn. fair_share.h defines which of them is next, and which is evicted if
- * there are too many.
+ * Each request is answered with MRA immediately. Only a few requests are reported as events at a
+ * time, and the others are parked. fair_share.h selects the request to report next, and the request
+ * to evict if too many are parked.
  */
 #include "cm_internal.h"
 
 enum {
-	BACKLOG_MAX = 1024, /* also used for 0 and less, as in the kernel's rdma_ucm */
-	REPORTED_MOST = 8, /* chosen by judgement */
-	/* 4.3 s, to which Linux 6.1 adds 2 s. This is less than limits.linger_ms, so a lost
-	 * response is still available when REQ is repeated. */
+	BACKLOG_MAX = 1024, /* also used for values <= 0, as in the kernel's rdma_ucm */
+	REPORTED_MOST = 8, /* heuristic */
+	/* 4.096 us * 2^20 = 4.3 s. Linux 6.1 waits 2 s longer before it retransmits REQ. The link
+	 * lingers longer than that (limits.linger_ms), so it can resend a lost response. */
 	SERVICE_TIMEOUT = 20,
 };
 
@@ -23,15 +23,15 @@ static bool report(struct soft_cm_id *id, struct soft_cm_link *link)
 	return reported;
 }
 
-/* Returns whether another request may be reported. The number is limited because events are taken
- * in order, so that a flood of them would delay all others. */
+/* Returns whether another request may be reported. Applications read events in order, so a flood of
+ * requests would delay all other events. */
 static bool has_room(const struct soft_cm_id *id)
 {
 	return id->untaken < id->backlog && id->untaken < REPORTED_MOST;
 }
 
-/* Returns how many requests may wait: the backlog, but at least as many as half-open handshakes,
- * and at most half of the descriptors. */
+/* Returns the maximum number of parked requests. This is the backlog, but at least the half-open
+ * limit and at most half of the descriptor limit. */
 static unsigned parked_most(const struct soft_cm_id *id)
 {
 	unsigned places = soft_cm_half_open();
@@ -40,7 +40,7 @@ static unsigned parked_most(const struct soft_cm_id *id)
 	return most > places ? most : places;
 }
 
-/* Remove the next parked request from the listener. */
+/* Remove the next parked request from the listener, and return its link. */
 static struct soft_cm_link *next(struct soft_cm_listener *listener)
 {
 	struct soft_cm_link *link =
@@ -51,7 +51,7 @@ static struct soft_cm_link *next(struct soft_cm_listener *listener)
 	return link;
 }
 
-/* Park the request until there is room. Until then its link has no owner, so it is freed when it
+/* Park the request until it can be reported. A parked link has no owner, so it is freed when it
  * fails or receives REJ. */
 static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 {
@@ -62,7 +62,8 @@ static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 		soft_cm_link_refuse(excess, SOFT_CM_REASON_NO_RESOURCES);
 }
 
-/* Returns the reason to reject a request before the application sees it (IBTA 12.6.7.2), or 0. */
+/* Returns the reason for rejecting a request that is never reported (IBTA 12.6.7.2), or 0 if the
+ * request is valid. */
 static uint16_t objection(const struct soft_cm_listener *listener,
 			  const struct soft_cm_message *request)
 {
@@ -145,8 +146,8 @@ static int start_listening(struct soft_cm_id *id, int backlog)
 		error = soft_cm_bind(id, (const struct sockaddr *)&any);
 	if (!error)
 		error = open_listener(id, backlog);
-	/* Notify a listener on all addresses when the last device is removed. With the kernel, it
-	 * would wait for later devices. */
+	/* Attach a listener on all addresses to all devices, so that it is notified when the last
+	 * device is removed. In the kernel, the listener would wait for new devices. */
 	if (!error && !id->attached)
 		soft_cm_device_attach(id, NULL);
 	return error;

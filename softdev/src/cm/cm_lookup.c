@@ -3,7 +3,7 @@
 
 #include <netdb.h>
 
-/* A result with its addresses and name in a single allocation. */
+/* A result, allocated together with its addresses and name. */
 struct answer {
 	struct rdma_addrinfo info; /* used by the application; first member */
 	struct sockaddr_storage address;
@@ -26,8 +26,8 @@ static void set_address(struct sockaddr **address, socklen_t *length, struct soc
 	*length = given_length;
 }
 
-/* Create a result. If there was no name to look up, `found` is NULL and the result repeats the
- * hints. */
+/* Create a result from `hints` and `found`. If no name was looked up, `found` is NULL and the
+ * result is a copy of the hints. Returns NULL if out of memory. */
 static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct addrinfo *found)
 {
 	const char *name = found ? found->ai_canonname : NULL;
@@ -42,7 +42,7 @@ static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct
 	info->ai_family = found ? found->ai_family : hints->ai_family;
 	info->ai_qp_type = hints->ai_qp_type;
 	info->ai_port_space = hints->ai_port_space;
-	/* A source address in the hints is part of the result (rdma_getaddrinfo(3)). */
+	/* The result includes the source address of the hints (rdma_getaddrinfo(3)). */
 	if (hints->ai_src_addr && hints->ai_src_len)
 		set_address(&info->ai_src_addr, &info->ai_src_len, &answer->source,
 			    hints->ai_src_addr, hints->ai_src_len);
@@ -65,7 +65,7 @@ static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct
 	return answer;
 }
 
-/* Convert an error code of getaddrinfo(3) to an errno value. */
+/* Convert a getaddrinfo(3) error code to an errno value. */
 static int resolver_error(int code)
 {
 	switch (code) {
@@ -81,7 +81,7 @@ static int resolver_error(int code)
 	case EAI_SOCKTYPE:
 		return EINVAL;
 	default:
-		return ENODATA; /* name or service not found, or it has no address */
+		return ENODATA; /* unknown name or service, or name without an address */
 	}
 }
 
@@ -102,7 +102,8 @@ static int look_up(const char *node, const char *service, const struct rdma_addr
 	return code ? resolver_error(code) : 0;
 }
 
-/* RAI_NOROUTE has no effect, because the host's routes are used and not looked up here. */
+/* Look up a name or service. RAI_NOROUTE has no effect, because results never contain route data.
+ * The device uses the host's routes. */
 int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints,
 			  struct rdma_addrinfo **res)
 {

@@ -1,20 +1,21 @@
-/* Converts the connection manager's messages to MADs and back, with one table for both directions
- * (cm_mad.h). */
+/* Encodes connection manager messages as MADs and decodes them, with one field table for both
+ * directions (cm_mad.h). */
 #include "cm_mad.h"
 
 #include <errno.h>
 #include <string.h>
 
 enum {
-	PREFIX_MOST = 12, /* prefix of an IPv4 address in the header */
-	ADDRESSES = 36, /* size of rdma_cm's header */
+	PREFIX_MOST = 12, /* length of the prefix in IPv4-mapped addresses */
+	ADDRESSES = 36, /* size of the rdma_cm header */
 };
 
-/* Base version, class "communication management" and its version, method "send" (13.4.2). */
+/* Base version, management class "communication management", class version, and method "send"
+ * (13.4.2). */
 static const uint8_t header[] = {1, 0x07, 2, 0x03};
 
-/* For each message: its attribute ID, the offset of its private data, whether the private data
- * begins with rdma_cm's header, and the maximum size of the application's data. */
+/* Layout of each message type: the attribute ID, the offset of the private data, whether the
+ * private data begins with the rdma_cm header, and the maximum size of the application's data. */
 static const struct {
 	uint8_t attribute, private_at;
 	bool addresses;
@@ -41,8 +42,8 @@ struct field {
 	unsigned types; /* bit mask of the message types with this field */
 	uint16_t byte; /* offset in the MAD */
 	uint8_t bit, width;
-	uint8_t size; /* of the member in bytes; 0 for a fixed value */
-	uint16_t at; /* offset of the member in struct soft_cm_mad */
+	uint8_t size; /* member size in bytes; 0 for a fixed value */
+	uint16_t at; /* member offset in struct soft_cm_mad */
 	uint32_t value;
 };
 
@@ -57,7 +58,8 @@ struct field {
 #define VALUE(types, byte, bit, width, value)                                                      \
 	{types, SOFT_MAD_HEADER + (byte), bit, width, 0, 0, value}
 
-/* Offsets count from the end of the header. Timeouts are exponents (4.096 us * 2^n). */
+/* Timeouts are exponents n in 4.096 us * 2^n. Byte offsets are relative to the end of the MAD
+ * header. */
 static const struct field fields[] = {
 	FIELD(EVERY, -16, 0, 64, transaction), /* 13.4.3 */
 	FIELD(CONNECTED, -4, 0, 32, message.ece.options), /* attribute modifier */
@@ -94,7 +96,7 @@ static const struct field fields[] = {
 	FIELD(TYPE(CM_MRA), 9, 0, 5, message.service_timeout),
 	FIELD(TYPE(CM_REJ), 9, 0, 7, guid_length),
 	FIELD(TYPE(CM_REJ), 10, 0, 16, message.reason),
-	FIELD(TYPE(CM_REJ), 12, 0, 64, guid), /* additional information of "timeout" */
+	FIELD(TYPE(CM_REJ), 12, 0, 64, guid), /* additional information for reason "timeout" */
 
 	FIELD(TYPE(CM_REP), 12, 0, 24, message.qpn), /* 12.6.8 */
 	FIELD(TYPE(CM_REP), 20, 0, 24, message.psn),
@@ -122,8 +124,8 @@ static const struct field fields[] = {
 	FIELD(TYPE(SIDR_REP), 20, 0, 32, message.qkey),
 };
 
-/* Offsets of the vendor ID's bytes in REP. They are not adjacent: each follows a field of three
- * bytes. */
+/* Offsets of the three vendor ID bytes in REP. Each byte follows a 3-byte field, so the bytes are
+ * not adjacent. */
 static const uint16_t reply_vendor[] = {15, 19, 23};
 
 /* ---- numbers ------------------------------------------------------------------------------- */
@@ -184,8 +186,8 @@ static void store(struct soft_cm_mad *mad, const struct field *field, uint64_t v
 
 /* ---- fields that the table does not cover ------------------------------------------------- */
 
-/* Transport service types (12.6.5) are RC (0), UC (1), RD (2), which is not supported, and an
- * extended type (3). */
+/* Transport service types in REQ (12.6.5) are 0 for RC, 1 for UC, 2 for RD (not supported), and 3
+ * for an extended type. For RC and UC, they are the ibv_qp_type minus RC. */
 enum {
 	RC = 2, /* value in enum ibv_qp_type */
 };
@@ -197,8 +199,8 @@ static bool is_ipv4(const uint8_t gid[16])
 	return !memcmp(gid, prefix, sizeof(prefix));
 }
 
-/* Write rdma_cm's header (A11.3): version, IP version, port, source and destination. IPv4 addresses
- * use the last four bytes. */
+/* Write the rdma_cm header (A11.3) with the version, IP version, source port, source address and
+ * destination address. An IPv4 address is stored in the last four bytes of its field. */
 static void put_addresses(uint8_t *at, const struct soft_cm_mad *mad)
 {
 	size_t skip = is_ipv4(mad->source) ? PREFIX_MOST : 0;

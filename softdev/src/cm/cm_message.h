@@ -1,12 +1,13 @@
-/* The connection manager's messages. Names and order follow the InfiniBand communication management
- * protocol (IBTA vol 1, 12.6, 12.9, 12.11). See cm_mad.h for the encoding. */
+/* Connection manager messages. The names and their order follow the InfiniBand communication
+ * management protocol (IBTA vol 1, 12.6, 12.9, 12.11). See cm_mad.h for the encoding. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* In an exchange, each side sends each type at most once, in this order. */
+/* Message types. Within an exchange, each side sends each type at most once and in ascending order,
+ * apart from retransmissions. */
 enum soft_cm_type {
 	SOFT_CM_REQ = 1,
 	SOFT_CM_MRA,
@@ -47,19 +48,20 @@ enum soft_cm_reason {
 /* Status of SIDR_REP (IBTA vol 1, 12.11.2). */
 enum soft_sidr_status { SOFT_SIDR_VALID = 0, SOFT_SIDR_NO_SERVICE = 1, SOFT_SIDR_REJECTED = 2 };
 
-/* Vendor options. Vendor 0 means none. */
+/* Vendor options for enhanced connection establishment. vendor_id is 0 if no options are set. */
 struct soft_cm_ece {
 	uint32_t vendor_id;
 	uint32_t options;
 };
 
-/* A decoded message. Fields that a type does not carry are zero. When encoding, private_data_len is
- * the number of bytes to send. When decoding, it is the maximum size of the type, because private
- * data is padded with zeros to that size, as on InfiniBand (rdma_get_cm_event(3)). */
+/* A decoded message. Fields that the message type does not have are zero. When encoding,
+ * private_data_len is the number of bytes to send. Decoding sets private_data_len to the maximum
+ * size for the type, because private data is padded with zeros to that size, as on InfiniBand
+ * (rdma_get_cm_event(3)). */
 struct soft_cm_message {
 	enum soft_cm_type type;
 	uint32_t qpn; /* 24 bits */
-	uint32_t psn; /* 24 bits: first PSN that the sender expects */
+	uint32_t psn; /* 24 bits; first PSN that the sender expects */
 	uint16_t port_space;
 	uint8_t qp_type;
 	uint8_t responder_resources;
@@ -69,15 +71,16 @@ struct soft_cm_message {
 	uint8_t retry_count; /* 3 bits */
 	uint8_t rnr_retry_count; /* 3 bits */
 	uint8_t path_mtu; /* enum ibv_mtu; 0 for a stream */
-	uint8_t service_timeout; /* MRA: do not repeat messages for 4.096 us * 2^n */
+	uint8_t service_timeout; /* MRA: pause before a retransmission, 4.096 us * 2^n */
 	uint8_t traffic_class; /* 0 if none */
 	uint16_t reason;
-	/* The sender's ports, carried only over TCP: shm_port for shared memory, 0 if it cannot be
-	 * used; path_port for its paths, because a stream from here to there may already exist. */
+	/* Ports of the sender, sent only over TCP. shm_port is the port for shared memory, or 0 if
+	 * shared memory cannot be used. path_port identifies the sender's process, because a TCP
+	 * path to that process may already exist. */
 	uint16_t shm_port, path_port;
 	struct soft_cm_ece ece;
-	/* A random number in requests over UDP without RoCE, so that only a process that has seen
-	 * the request can respond. */
+	/* A random number that identifies a request over UDP without RoCE. Only a process that has
+	 * seen the request can respond. */
 	uint64_t number;
 	uint32_t qkey;
 	uint8_t status;

@@ -1,8 +1,9 @@
-/* Multicast groups of a datagram id: rdma_join_multicast(3), rdma_leave_multicast(3).
+/* Multicast groups of datagram ids: rdma_join_multicast(3), rdma_leave_multicast(3).
  *
- * The group's GID is its address, with IPv4 mapped to IPv6 as Linux does for RoCE v2. There is no
- * subnet manager to ask, so a join is complete before the call returns, but the event is reported
- * as well. As in librdmacm, the queue pair is attached when the application takes that event.
+ * The GID of a group is its IP address, with IPv4 mapped to IPv6 as Linux does for RoCE v2. A join
+ * does not involve a subnet manager and is complete before the call returns, but applications still
+ * get an event. As in librdmacm, the queue pair is attached when the application receives that
+ * event.
  */
 #include "cm_internal.h"
 
@@ -109,7 +110,7 @@ static void detach(struct soft_cm_id *id, const union ibv_gid *gid)
 	qp = soft_cm_qp(id);
 	soft_unlock();
 	if (qp)
-		(void)soft_ibv_detach_mcast(qp, gid, 0); /* the application may have detached it */
+		(void)soft_ibv_detach_mcast(qp, gid, 0); /* may already be detached */
 }
 
 int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *addr)
@@ -130,8 +131,8 @@ int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *a
 		soft_list_remove(&group->node);
 		again = find(id, &gid);
 		if (!again)
-			soft_cm_drop_events(id, &gid, NULL); /* a join event is never a request */
-		if (attached && again && !again->send_only) { /* joined twice */
+			soft_cm_drop_events(id, &gid, NULL); /* join events never have orphans */
+		if (attached && again && !again->send_only) { /* joined more than once */
 			again->attached = true;
 			attached = false;
 		}

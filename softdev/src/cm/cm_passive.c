@@ -1,4 +1,5 @@
-/* The passive side: ids of requests, rdma_accept(3), rdma_reject(3), and RTU. */
+/* Passive side of a connection: creates ids for connection requests, implements rdma_accept(3) and
+ * rdma_reject(3), and handles RTU. */
 #include "cm_internal.h"
 
 #include "link/link.h"
@@ -28,7 +29,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 	}
 	if (error)
 		failed(link, error);
-	else if (message->type == SOFT_CM_DREQ) /* the RTU before it was lost */
+	else if (message->type == SOFT_CM_DREQ) /* the preceding RTU was lost */
 		return link->calls->message(link, message);
 	return false;
 }
@@ -40,7 +41,8 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 	const struct soft_cm_message *request = &link->request;
 	struct sockaddr_storage local = {0}, peer = {0};
 
-	/* A listener on all addresses stays open for the remaining devices. */
+	/* A listener on all addresses outlives the removal of a single device, so a request may
+	 * arrive for a removed device. */
 	link->carrier->who(link, &local, &peer);
 	if (soft_cm_device_error((struct sockaddr *)&local)) {
 		soft_cm_link_refuse(link, SOFT_CM_REASON_INVALID_SERVICE_ID);
@@ -132,8 +134,8 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 	return 0;
 }
 
-/* Acknowledge the event of the request, which a synchronous id refers to until it is accepted or
- * rejected (rdma_get_request(3)). */
+/* Acknowledge the CONNECT_REQUEST event, which a synchronous id keeps until the request is accepted
+ * or rejected (rdma_get_request(3)). */
 static void forget_request(struct soft_cm_id *id)
 {
 	if (id->synchronous)
@@ -153,7 +155,7 @@ int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *con
 		return -1;
 	if (!soft_cm_datagrams(id))
 		return soft_cm_complete(id);
-	forget_request(id); /* the handshake of a datagram service ends here */
+	forget_request(id); /* no RTU to wait for in a datagram service */
 	return 0;
 }
 

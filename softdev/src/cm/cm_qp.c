@@ -1,16 +1,16 @@
-/* The queue pair of an id: rdma_init_qp_attr(3), and its state transitions.
+/* Moves an id's queue pair through its states, and implements rdma_init_qp_attr(3).
  *
- * As in librdmacm, a queue pair created with the id is immediately in INIT, so that receives can be
- * posted. It moves to RTR and RTS in rdma_accept or when REP arrives. A queue pair for datagrams
- * moves to RTS immediately. An application with a queue pair of its own asks for the attributes and
- * changes the state itself.
+ * As in librdmacm, a queue pair created with the id is immediately moved to INIT, so that receives
+ * can be posted. A connected queue pair moves to RTR and RTS in rdma_accept or when REP arrives. A
+ * datagram queue pair moves to RTS immediately. An application that creates its own queue pair gets
+ * the attributes from rdma_init_qp_attr and changes the state itself.
  */
 #include "cm_internal.h"
 
 #include <sys/random.h>
 
 enum {
-	RETRIES = 7,      /* default without parameters; 3 bits */
+	RETRIES = 7,      /* maximum of the 3-bit field, and default */
 	ACK_TIMEOUT = 18, /* 4.096 us * 2^18 = 1.1 s, as used by the kernel for RoCE */
 };
 
@@ -19,7 +19,7 @@ uint32_t soft_cm_random_psn(void)
 	uint32_t psn;
 
 	if (soft_device.platform->random(&psn, sizeof(psn), GRND_NONBLOCK) != sizeof(psn))
-		psn = (uint32_t)soft_now(); /* no entropy yet during boot; PSNs still differ */
+		psn = (uint32_t)soft_now(); /* fallback during boot, before entropy is available */
 	return psn & SOFT_PSN_MASK;
 }
 
@@ -43,7 +43,7 @@ int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn
 			     enum soft_cm_type type)
 {
 	if (!parameters)
-		return soft_cm_qp(id) ? 0 : EINVAL; /* the queue pair is not known */
+		return soft_cm_qp(id) ? 0 : EINVAL; /* queue pair number unknown */
 	if (too_deep(parameters->responder_resources) || too_deep(parameters->initiator_depth))
 		return EINVAL;
 	if (!soft_cm_qp(id) && parameters->qp_num > SOFT_PSN_MASK)
@@ -77,7 +77,7 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 	message->initiator_depth = id->initiator_depth;
 	message->retry_count = retries(parameters ? parameters->retry_count : RETRIES);
 	message->rnr_retry_count = retries(parameters ? parameters->rnr_retry_count : RETRIES);
-	if (!qp) /* the device of an id's queue pair has no options */
+	if (!qp) /* no ECE options on the embedded device itself */
 		message->ece = id->local_ece;
 	message->srq = qp ? qp->srq != NULL : parameters && parameters->srq;
 	if (!parameters)
@@ -108,15 +108,15 @@ void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector
 	vector->grh.traffic_class = id->tos;
 }
 
-/* Fill in the attributes for the transition to attr->qp_state. Returns their mask. */
+/* Fill in the attributes for the transition to attr->qp_state. Returns the attribute mask. */
 static int attributes(const struct soft_cm_id *id, enum ibv_qp_type type, struct ibv_qp_attr *attr)
 {
 	int mask = IBV_QP_STATE;
 
 	switch (attr->qp_state) {
 	case IBV_QPS_INIT:
-		/* Remote access follows from the connection. The access rights of the memory
-		 * regions restrict it further. */
+		/* Allow remote writes on any connection, but reads and atomics only with responder
+		 * resources. Each memory region restricts access further. */
 		attr->pkey_index = 0;
 		attr->port_num = id->id.port_num;
 		attr->qp_access_flags = 0;
@@ -156,16 +156,16 @@ static int attributes(const struct soft_cm_id *id, enum ibv_qp_type type, struct
 	}
 }
 
-/* Returns whether the values of the other side that RTR and RTS need are known. The passive side
- * gets them with REQ, the active side with REP. */
+/* Returns whether the peer's parameters, which RTR and RTS require, are known. The passive side
+ * receives them in REQ, the active side in REP. */
 static bool other_side_known(const struct soft_cm_id *id)
 {
 	return id->state == SOFT_CM_RESPONDED || id->state == SOFT_CM_REQUESTED ||
 	       id->state == SOFT_CM_ACCEPTED || id->state == SOFT_CM_CONNECTED;
 }
 
-/* Fill in the attributes of a datagram queue pair. They are the same in every state, because it has
- * no other side (IBTA 11.2.5.2). */
+/* Fill in the attributes of a datagram queue pair, which is not connected to a peer. The attributes
+ * are therefore the same in every state (IBTA 11.2.5.2). Returns the attribute mask. */
 static int datagram_attributes(const struct soft_cm_id *id, struct ibv_qp_attr *attr)
 {
 	attr->pkey_index = 0;
@@ -214,10 +214,10 @@ static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state stat
 		mask = attributes(id, qp->qp_type, &attr);
 	else if (state == IBV_QPS_INIT)
 		mask = datagram_attributes(id, &attr);
-	else /* RTR needs nothing, RTS a PSN (IBTA 11.2.5.2) */
+	else /* RTR requires no attributes, and RTS only a PSN (IBTA 11.2.5.2) */
 		mask = IBV_QP_STATE | (state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0);
-	/* No route needs to be looked up, because it was found when the address was resolved, or a
-	 * message of the peer has just arrived. */
+	/* Skip the route lookup, because address resolution has found a route, or a message from
+	 * the peer has just arrived. */
 	return soft_modify_qp_locked(qp, &attr, mask,
 				     soft_gid_is_local(&id->id.route.addr.addr.ibaddr.sgid));
 }

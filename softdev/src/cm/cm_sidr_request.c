@@ -1,7 +1,7 @@
-/* Requests for a datagram service (rdma_connect(3)), and the carrier that sends them over UDP.
+/* Requests to datagram services (rdma_connect(3)), and the carrier that sends them over UDP.
  *
- * If a port has no service, its host refuses the request with ICMP. If that has continued for
- * soft_cm_limits.refused_ms, it is reported with the status that an InfiniBand host would send
+ * If no service uses the port, its host rejects each request with an ICMP error. After
+ * soft_cm_limits.refused_ms, the request fails with the status that an InfiniBand host would send
  * (RDMA_CM_EVENT_UNREACHABLE in rdma_get_cm_event(3)).
  */
 #include "cm_internal.h"
@@ -10,7 +10,7 @@
 
 enum { ANSWERS_PER_STEP = 64 };
 
-/* The pending request of an id. */
+/* An id's pending request. */
 struct asking {
 	struct soft_cm_link link;
 	struct soft_fd_watch watch; /* the id's socket, connected to the service's port */
@@ -21,7 +21,7 @@ static void end(struct soft_cm_link *link)
 	struct asking *asking = soft_container(link, struct asking, link);
 	struct soft_cm_id *id = link->owner;
 
-	id->sock = asking->watch.fd; /* the id keeps its port until it is destroyed */
+	id->sock = asking->watch.fd; /* reserves the port until rdma_destroy_id */
 	soft_unwatch(&asking->watch);
 	soft_cm_link_stop(link);
 	free(asking);
@@ -56,8 +56,8 @@ static const struct soft_cm_link_calls calls = {.message = message, .failed = fa
 
 /* ---- the carrier --------------------------------------------------------------------------- */
 
-/* Send a message. Errors are ignored, because an unsent datagram is repeated and a missing service
- * is reported when reading. */
+/* Send a message. Errors are ignored, because lost datagrams are repeated and recv() reports a
+ * missing service. */
 static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	struct asking *asking = soft_container(link, struct asking, link);
@@ -68,7 +68,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	return 0;
 }
 
-/* Handle a received datagram. Returns false if the request has been freed. */
+/* Handle a received datagram. Returns false if the request may have been freed. */
 static bool take(struct soft_cm_link *link, const uint8_t *bytes, size_t length)
 {
 	struct soft_cm_message message;
@@ -100,8 +100,8 @@ static void ready(struct soft_fd_watch *watch)
 	}
 }
 
-/* Connect the socket, so that it receives only from the service's port and reports that its host
- * refuses the request. */
+/* Connect the socket, so that it receives only from the service's port and reports ICMP errors from
+ * the service's host. Returns NULL and sets `*error` on failure. */
 static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 {
 	const struct sockaddr *to = &id->id.route.addr.dst_addr;

@@ -1,10 +1,10 @@
-/* Datagram services: receives requests, handles rdma_accept(3) and rdma_reject(3) of them, and
- * implements the carrier that responds over UDP.
+/* Datagram services: receives requests, implements rdma_accept(3) and rdma_reject(3) for them, and
+ * provides the carrier that sends the responses over UDP.
  *
- * A port of RDMA_PS_UDP is a UDP port of the host. A request is repeated if its response was lost
- * or is late. It is recognised by its number and gets the same response, even for a while after its
- * id is gone (cm_link.c). A request for which there is no space is dropped, because it will be
- * repeated.
+ * An RDMA_PS_UDP port is a UDP port of the host. A client repeats a request if the response is lost
+ * or late. A repeated request is recognised by its number and gets the same response, even for a
+ * while after its id has been destroyed (cm_link.c). A request that cannot be queued is dropped,
+ * because the client will repeat it.
  */
 #define _GNU_SOURCE /* struct in6_pktinfo */
 #include "cm_internal.h"
@@ -17,23 +17,24 @@
 
 enum { REQUESTS_PER_STEP = 64 };
 
-/* The socket of a service. It exists while it has a listener or unanswered requests. */
+/* A service's socket, which stays open until the listener is closed and all requests have been
+ * answered. */
 struct service {
 	struct soft_cm_listener listener;
 	struct soft_fd_watch watch;
-	bool open; /* the listener exists */
+	bool open; /* whether the listener exists */
 	struct soft_node callers;
 };
 
-/* A received request that can be answered. */
+/* A received request and the addresses needed to respond. */
 struct caller {
 	struct soft_cm_link link;
 	struct soft_node node; /* node in service.callers */
-	struct service *service; /* NULL if answered and the listener is gone */
+	struct service *service; /* NULL once the service has been freed */
 	uint64_t number;
 	struct sockaddr_storage address;
 	struct sockaddr_storage local; /* destination address of the request */
-	unsigned interface; /* network interface of the request (IPv6) */
+	unsigned interface; /* network interface that received the request */
 };
 
 static struct caller *caller_of(const struct soft_cm_link *link)
@@ -46,7 +47,7 @@ static bool is_answered(const struct caller *caller)
 	return caller->link.said.type == SOFT_SIDR_REP;
 }
 
-/* A buffer for the control message (IP_PKTINFO or IPV6_PKTINFO) with the host's own address. */
+/* A buffer for the control message that contains the local address (IP_PKTINFO or IPV6_PKTINFO). */
 union control {
 	struct cmsghdr align;
 	uint8_t room[CMSG_SPACE(sizeof(struct in6_pktinfo))];
@@ -87,8 +88,8 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	copy.number = caller->number;
 	soft_cm_encode(&copy, bytes);
 	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&caller->address);
-	/* Send from the address to which the request was sent, because the requester accepts no
-	 * other. */
+	/* Send from the address that received the request, because the requester's connected socket
+	 * drops datagrams from any other address. */
 	soft_gid_from(&source, (const struct sockaddr *)&caller->local);
 	soft_put_source(&header, caller->local.ss_family == AF_INET, &source, caller->interface);
 	(void)sendmsg(caller->service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -96,7 +97,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	return 0;
 }
 
-/* Record the address to which the request was sent, with the service's port. */
+/* Store the request's destination address and the service's port in caller->local. */
 static void take_local(struct service *service, struct msghdr *header, struct caller *caller)
 {
 	caller->local = service->listener.id->id.route.addr.src_storage;
@@ -116,8 +117,8 @@ static void take_local(struct service *service, struct msghdr *header, struct ca
 	}
 }
 
-/* Receive a request and its sender. Returns 0, EAGAIN, or EPROTO if the datagram is not a
- * request. */
+/* Receive a request and its source address. Returns 0, EAGAIN if there is nothing to read, or
+ * EPROTO if the datagram is not a request. */
 static int receive(struct service *service, struct caller *caller, struct soft_cm_message *message)
 {
 	uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer datagram is not a request */
@@ -132,7 +133,7 @@ static int receive(struct service *service, struct caller *caller, struct soft_c
 	ssize_t got = recvmsg(service->watch.fd, &header, MSG_DONTWAIT);
 
 	if (got < 0)
-		return EAGAIN; /* or a transient error of the socket */
+		return EAGAIN; /* or a transient socket error */
 	if (got != SOFT_MAD_SIZE || soft_cm_decode(bytes, (size_t)got, message) ||
 	    message->type != SOFT_SIDR_REQ)
 		return EPROTO;
@@ -196,8 +197,8 @@ static void end(struct soft_cm_link *link)
 
 /* ---- requests and responses --------------------------------------------------------------- */
 
-/* Create an id for the request and report it. Returns false without memory, or if the device that
- * received it has been removed. */
+/* Create an id for the request and report the request. Returns false if there is not enough memory,
+ * or if the device that received the request has been removed. */
 static bool report(struct soft_cm_id *listener, struct soft_cm_link *link,
 		   const struct soft_cm_message *message)
 {
@@ -257,8 +258,8 @@ int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint
 					  .port_space = (uint16_t)id->id.ps,
 					  .status = SOFT_SIDR_REJECTED};
 
-	/* Connections allow rejection in other states as well, but a response to a datagram request
-	 * cannot be withdrawn. */
+	/* A connection can still be rejected after rdma_accept (cm_states.c), but the response to a
+	 * datagram request cannot be withdrawn. */
 	if (id->state != SOFT_CM_REQUESTED || !soft_cm_put_private(&message, private_data, length))
 		return EINVAL;
 	id->state = SOFT_CM_FAILED;

@@ -1,14 +1,14 @@
-/* The table of the connection manager's calls that each state of an rdma_cm_id allows. */
+/* Table of the calls that each state of an rdma_cm_id allows. */
 #include "cm_states.h"
 
 #include <errno.h>
 
 #define CALL(name) (1u << SOFT_CM_CALL_##name)
 
-/* Calls allowed in each state. All others return EINVAL.
+/* Calls allowed in each state. All other calls fail with EINVAL.
  *
- *   IDLE                  rdma_listen binds to any IPv4 address, as the real library does.
- *   CONNECTING and later  rdma_disconnect succeeds even if there is nothing to disconnect, because
+ *   IDLE                  rdma_listen binds to the IPv4 wildcard address, as in librdmacm.
+ *   CONNECTING and later  rdma_disconnect succeeds even if there is no connection, because
  *                         rdma_disconnect(3) asks both sides to call it.
  *   ACCEPTED              rdma_reject may revoke an rdma_accept until RTU arrives (IBTA 12.9).
  */
@@ -32,7 +32,7 @@ static const unsigned int allowed[SOFT_CM_STATES] = {
 
 int soft_cm_allowed(enum soft_cm_state state, enum soft_cm_call call)
 {
-	/* The connection was established before the call (rdma_notify(3)). */
+	/* rdma_notify(3) fails with EISCONN if the connection is already established. */
 	if (state == SOFT_CM_CONNECTED && call == SOFT_CM_CALL_NOTIFY)
 		return EISCONN;
 	return allowed[state] & 1u << call ? 0 : EINVAL;

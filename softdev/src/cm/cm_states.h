@@ -1,7 +1,8 @@
-/* The states of an rdma_cm_id, and which calls are allowed in which state.
+/* States of an rdma_cm_id, and the calls allowed in each state.
  *
- * A single table (cm_states.c) decides, so that no call checks states on its own. The real library
- * reports a call in the wrong state as EINVAL, even if the manual pages do not say so.
+ * Calls look up the state in a single table (cm_states.c) instead of checking it individually. As
+ * in librdmacm, a call in the wrong state fails with EINVAL, even if its manual page does not
+ * mention this error.
  */
 #pragma once
 
@@ -11,13 +12,13 @@ enum soft_cm_state {
 	SOFT_CM_ADDR_RESOLVED,  /* rdma_resolve_addr */
 	SOFT_CM_ROUTE_RESOLVED, /* rdma_resolve_route */
 	SOFT_CM_LISTENING,      /* rdma_listen */
-	SOFT_CM_CONNECTING,     /* active: rdma_connect, waiting for REP */
-	SOFT_CM_RESPONDED,      /* active without its own QP: reported CONNECT_RESPONSE */
-	SOFT_CM_REQUESTED,      /* passive: reported CONNECT_REQUEST */
-	SOFT_CM_ACCEPTED,       /* passive: rdma_accept, waiting for RTU */
+	SOFT_CM_CONNECTING,     /* active: waiting for REP after rdma_connect */
+	SOFT_CM_RESPONDED,      /* active, no id->qp: CONNECT_RESPONSE reported */
+	SOFT_CM_REQUESTED,      /* passive: CONNECT_REQUEST reported */
+	SOFT_CM_ACCEPTED,       /* passive: waiting for RTU after rdma_accept */
 	SOFT_CM_CONNECTED,
-	SOFT_CM_DISCONNECTED,   /* was connected */
-	SOFT_CM_FAILED,         /* rejected, unreachable, or lost before it was connected */
+	SOFT_CM_DISCONNECTED,   /* connection ended */
+	SOFT_CM_FAILED,         /* rejected, unreachable, or lost before being connected */
 	SOFT_CM_STATES
 };
 
@@ -38,5 +39,5 @@ enum soft_cm_call {
 	SOFT_CM_CALLS
 };
 
-/* Returns 0, or the errno value of the call in this state. */
+/* Returns 0 if the state allows the call, otherwise the errno value with which the call fails. */
 int soft_cm_allowed(enum soft_cm_state state, enum soft_cm_call call);

@@ -1,13 +1,13 @@
-/* The carrier of connections over a TCP connection to the service's port, one for each handshake.
+/* Carrier for connections. Each handshake uses its own TCP connection to the service's port.
  *
- * Data from a socket is not trusted. At most INPUT bytes are kept, a byte that does not belong to a
- * message ends the connection, and reading stops with the handshake, because the data after it
+ * Data from a socket is not trusted. At most INPUT bytes are buffered, and bytes that are not part
+ * of a message end the connection. Reading stops with the handshake, because the data after it
  * belongs to the queue pair.
  *
  * Any process can connect to the port. A connection is half open until its complete REQ arrives,
- * and only then is it passed to the listener. Few connections may be half open, each for a short
- * time and at the cost of about a kilobyte. If there are too many, fair_share.h defines which one
- * is evicted. A peer of this protocol sends REQ immediately and thereby releases its place.
+ * and only then is it passed to the listener. The number and duration of half-open connections are
+ * limited, and each uses about a kilobyte. If there are too many, one is evicted (fair_share.h). A
+ * peer that follows the protocol sends REQ immediately and thereby releases its place.
  */
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -28,10 +28,10 @@ struct stream {
 	struct soft_cm_link link;
 	struct soft_fd_watch watch;
 	bool connecting;
-	bool waits; /* connecting, but not started yet or waiting for the next try */
-	bool held; /* the handshake is over; further data is not read here */
-	struct listener *listener; /* NULL unless it is half open */
-	struct sockaddr_storage peer; /* only of an accepted connection */
+	bool waits; /* between two attempts to connect, or before the first one */
+	bool held; /* handshake finished, further data not read here */
+	struct listener *listener; /* NULL unless half open */
+	struct sockaddr_storage peer; /* set only for an accepted connection */
 	size_t have;
 	uint8_t input[INPUT];
 };
@@ -63,7 +63,7 @@ static void end(struct soft_cm_link *link)
 
 static void failed(struct stream *stream, int error)
 {
-	/* A message of another version is the only invalid input that gets a response. */
+	/* An unsupported version is the only invalid input that gets a response. */
 	if (stream->listener && error == EPROTONOSUPPORT)
 		soft_cm_link_refuse(&stream->link, SOFT_CM_REASON_INVALID_VERSION);
 	else
@@ -89,8 +89,8 @@ static int take_message(struct stream *stream, const struct soft_cm_message *mes
 	return soft_cm_asked(&listener->listener, &stream->link, message) ? 0 : -1;
 }
 
-/* Returns whether fault injection drops the message, as configured for the device that has the
- * stream's address. */
+/* Returns whether the fault spec drops a message received by the device at the stream's local
+ * address. */
 static bool is_lost(const struct stream *stream)
 {
 	struct sockaddr_storage local = {0}, peer = {0};
@@ -151,18 +151,18 @@ static int try_connecting(struct stream *stream)
 	int error;
 
 	stream->waits = false;
-	do /* Linux: the first call after a failed connection only reports the failure */
+	do /* on Linux, the first connect() after a failure only reports ECONNABORTED */
 		error = connect(stream->watch.fd, to, soft_cm_address_length(to)) ? errno : 0;
 	while (error == ECONNABORTED);
 	if (error && error != EINPROGRESS && error != ECONNREFUSED)
 		return error;
-	/* The result makes the socket ready, if it is not ready already. */
+	/* The socket becomes ready as soon as the attempt has succeeded or failed. */
 	return soft_watch(&stream->watch, EPOLLOUT);
 }
 
-/* Send a message. Until the stream is connected, a REQ only starts another connection attempt and
- * is sent afterwards. All messages that one side sends in a handshake (three MADs) fit into any
- * socket's buffer, so a socket that does not accept them is broken. */
+/* Send a message. While the stream is connecting, a REQ only starts the next attempt to connect and
+ * is sent afterwards. Each side sends at most three MADs per handshake. These fit into any send
+ * buffer, so a socket that does not accept them is broken. */
 static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	struct stream *stream = stream_of(link);
@@ -199,8 +199,8 @@ static void finish_connecting(struct stream *stream)
 		stream->waits = true;
 		return;
 	}
-	/* TCP connects a socket to itself if its own port is the requested one (simultaneous open,
-	 * RFC 9293). This means that there is no listener. */
+	/* TCP connects a socket to itself if its local port equals the destination port
+	 * (simultaneous open, RFC 9293). In this case the port has no listener. */
 	if (!error && local_length == peer_length && !memcmp(&local, &peer, local_length))
 		error = ECONNREFUSED;
 	if (!error)
@@ -222,11 +222,13 @@ static void ready(struct soft_fd_watch *watch)
 	else if (!stream->held)
 		read_messages(stream);
 	else if (watch->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-		/* Messages before the end of the stream are not read. The end counts as orderly. */
+		/* Ignore unread messages. The end of the stream counts as an orderly shutdown
+		 * unless the socket reports an error. */
 		failed(stream, watch->events & EPOLLERR ? ECONNRESET : 0);
 }
 
-/* Create a stream and take ownership of the non-blocking `fd`. Returns NULL without memory. */
+/* Create a stream and take ownership of the non-blocking `fd`, which is closed on failure. Returns
+ * NULL if there is not enough memory. */
 static struct stream *stream_new(int fd)
 {
 	struct stream *stream = calloc(1, sizeof(*stream));
@@ -235,8 +237,8 @@ static struct stream *stream_new(int fd)
 		close(fd);
 		return NULL;
 	}
-	/* The stream's frames are complete requests and responses. None may be delayed until the
-	 * next one. */
+	/* Every frame is a complete request or response, so Nagle's algorithm would only delay
+	 * it. */
 	(void)soft_set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
 	soft_cm_link_init(&stream->link, &soft_cm_stream);
 	stream->watch.fd = fd;
@@ -252,7 +254,7 @@ static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
 	*error = ENOMEM;
 	if (!stream)
 		return NULL;
-	/* Remains of this connection must not keep the port from a listener. */
+	/* Let a listener bind the port even while this connection exists or is in TIME_WAIT. */
 	(void)soft_set_option(stream->watch.fd, SOL_SOCKET, SO_REUSEADDR, 1);
 	stream->connecting = stream->waits = true;
 	return &stream->link;
@@ -297,8 +299,8 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 	if (!listener)
 		return NULL;
 	listener->acceptor.make_room = make_room;
-	/* The listener's connections must not keep the port from the next listener (cm_address.c).
-	 * The kernel's queue has the maximum length, because the backlog counts requests and not
+	/* Let another listener bind the port while connections of this one exist (cm_address.c).
+	 * Use the longest accept queue, because the backlog limits requests instead of TCP
 	 * connections. */
 	if (soft_set_option(id->sock, SOL_SOCKET, SO_REUSEADDR, 1) || listen(id->sock, SOMAXCONN))
 		*error = soft_cm_port_error(&id->id.route.addr.src_addr, SOCK_STREAM, errno);
@@ -355,7 +357,8 @@ static int hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 	}
 	memcpy(rest, stream->input, length);
 	fd = take_socket(stream);
-	/* Data on the stream means that the other side has selected it. */
+	/* If the peer has already sent data on the stream, it has selected the stream as the
+	 * path. */
 	return (id->shm_port || id->path_port) && !length
 		       ? soft_qp_adopt_or_attach(qp, fd, id->shm_port, id->path_port,
 						 id->opens_chan)

@@ -1,16 +1,17 @@
-/* A rate limit that is fair to networks; see fair_rate.h.
+/* Rate limit that is shared fairly between networks; see fair_rate.h.
  *
- * It uses the generic cell rate algorithm (ITU-T I.371), which represents a token bucket by a time.
+ * It uses the generic cell rate algorithm (ITU-T I.371), which represents the fill level of a token
+ * bucket as a timestamp.
  */
 #include "fair_rate.h"
 
 enum {
-	UNIT_NS = 500 * 1000, /* about 20 us of work per unit: 4 % of a processor */
+	UNIT_NS = 500 * 1000, /* about 20 us of work per unit, or 4 % of a processor in total */
 	BURST_NS = 1024 * UNIT_NS,
 	SHARE = 8,
 };
 
-/* Add `cost_ns` to a bucket, which never holds more than BURST_NS. */
+/* Charge `cost_ns` to a bucket, whose debt never exceeds BURST_NS. */
 static void charge(uint64_t *used_until, uint64_t now, uint64_t cost_ns)
 {
 	const uint64_t until = (*used_until > now ? *used_until : now) + cost_ns;
@@ -23,9 +24,9 @@ static bool has_room(uint64_t used_until, uint64_t now, uint64_t cost_ns)
 	return used_until <= now || used_until - now <= BURST_NS - cost_ns;
 }
 
-/* Returns the cost of a unit to a network while less than half of the bucket is left. The cost
- * doubles each time the remainder halves, so that more networks can be active without exhausting
- * the rate. */
+/* Returns how much a network is charged per unit. The charge doubles each time the remaining burst
+ * halves, starting at a quarter, so that more networks can be active without exhausting the
+ * rate. */
 static uint64_t network_cost(uint64_t used_until, uint64_t now)
 {
 	uint64_t cost_ns = SHARE * UNIT_NS;

@@ -1,7 +1,7 @@
-/* Listening sockets: accepts a bounded number of connections per step.
+/* Accepts connections on listening sockets, up to a limit per step.
  *
- * A socket stays readable while descriptors or memory are short. Accepting is therefore paused for
- * a while, unless the owner can release a descriptor.
+ * While descriptors or memory are short, a listening socket stays readable. To avoid a busy loop,
+ * accepting then pauses for a while unless the owner can release a descriptor.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>

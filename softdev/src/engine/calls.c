@@ -1,10 +1,9 @@
-/* Checks system calls that the kernel may deny. The seccomp filters of containers and services do
- * so, with an errno value of their choice.
+/* Checks whether the kernel denies system calls that the device needs. Seccomp filters of
+ * containers and services deny calls with an errno value of their choice.
  *
- * A filter inspects a call before the kernel does, so each call is tried with arguments that make
- * it do nothing. Calls that have a fallback are not tried: memfd_create, pidfd_open,
- * process_vm_readv, and everything that only shared-memory links need. getrandom is tried together
- * with its fallback.
+ * A filter inspects a call before the kernel executes it, so each call is tried with arguments that
+ * have no effect. Calls with a fallback (memfd_create, pidfd_open, process_vm_readv) and calls that
+ * only shared-memory links need are not checked. getrandom is checked together with its fallback.
  */
 #define _GNU_SOURCE /* accept4, sendmmsg */
 #include <errno.h>

@@ -1,16 +1,16 @@
-/* A channel: the file descriptor that tells an application to look into its event queue.
+/* Channels: file descriptors on which applications wait for the events in their queues.
  *
  * The fd is an epoll instance with an eventfd inside. An application may wait with its own poll()
- * and rely on a readable fd to mean that there is an event, as the example in ibv_get_cq_event(3)
- * does. It gets exactly that. An application may also declare that it accepts wake-ups without an
- * event (soft_wake_early), as ours does. Its fd then contains the engine's epoll instance as well,
- * so data that arrives on any stream wakes its thread directly, and the call that looks for an
- * event does the device's work on the way. A thread that blocks in ibv_get_cq_event always works
+ * and, as in the example in ibv_get_cq_event(3), expect an event whenever the fd is readable. This
+ * holds by default. An application may also declare that it accepts wake-ups without an event
+ * (soft_wake_early), as aiordma does. Its fd then contains the engine's epoll instance as well.
+ * Data that arrives on any stream wakes the application's thread directly, and the call that looks
+ * for an event also does the device's work. A thread that blocks in ibv_get_cq_event always works
  * like this. A thread that waits for rare events (CM events, asynchronous events) does not, because
  * every frame would wake it.
  *
  * The eventfd is written only when the queue becomes non-empty, and never if the thread that queues
- * the event is the one that will look for it.
+ * the event is about to check the queue itself.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,11 +23,11 @@
 enum { NESTED_CHANNELS = 32 };
 
 /* Choose the channels that contain the engine's epoll instance. If any completion channel asks for
- * early wake-ups, only completion channels do, because their threads do all of the device's work.
- * Other channels contain it only if there are none of those, because otherwise one frame would wake
- * an application twice. The number is bounded because the kernel allows at most 100 paths of three
- * epoll instances from a file to a waiter (fs/eventpoll.c, path_limits) and rejects the
- * application's own epoll_ctl beyond that. */
+ * early wake-ups, only completion channels contain it, because their threads do all of the device's
+ * work. Adding it to the other channels as well would wake the application twice per frame. The
+ * number of these channels is limited, because the kernel allows at most 100 paths of three epoll
+ * instances from a file to a waiter (fs/eventpoll.c, path_limits). Beyond this limit, it would
+ * reject the application's own epoll_ctl. */
 static void update_nesting(void)
 {
 	int leaders = 0, nested = 0;
@@ -40,7 +40,7 @@ static void update_nesting(void)
 			      nested < NESTED_CHANNELS;
 
 		nested += wanted;
-		/* If the kernel refuses, the channel is merely signalled later. */
+		/* A failure is harmless. The channel is then signalled later, by another thread. */
 		if (wanted != channel->nested &&
 		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL,
 			       soft_device.engine->epoll_fd, &event))
@@ -130,7 +130,8 @@ void soft_channel_consume(struct soft_channel *channel)
 
 bool soft_channel_nonblocking(const struct soft_channel *channel)
 {
-	/* Asking for early wake-ups implies non-blocking calls. */
+	/* Early wake-ups imply non-blocking calls, because the fd may be readable without an
+	 * event. */
 	return soft_hint_get(&channel->early) || fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
 }
 
@@ -145,7 +146,7 @@ int soft_channel_wait(struct soft_channel *channel)
 	int rc = poll(fds, channel->completions ? 2 : 1, -1) < 0 ? errno : 0;
 
 	if (!rc && (fds[0].revents | fds[1].revents) & POLLNVAL)
-		rc = EBADF; /* the program has closed them; waiting again would never end */
+		rc = EBADF; /* descriptors closed by the program, so retrying would never end */
 	soft_counter_add(&channel->sleepers, -1u);
 	return rc;
 }
@@ -156,7 +157,8 @@ bool soft_channels_depend_on_engine(void)
 
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		led |= channel->completions && soft_hint_get(&channel->nested);
-	/* Threads that do the device's work signal the other channels on the way. */
+	/* Steps of a thread that waits on a nested completion channel also signal the other
+	 * channels with early wake-ups. */
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
 		    !soft_counter_get(&channel->sleepers) && !(led && channel->early))

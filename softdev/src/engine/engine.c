@@ -45,15 +45,17 @@
 enum {
 	EPOLL_POLLING_NS = 2000,
 	EPOLL_FOUND_NS = SOFT_TICK_NS,
-	/* A thread that polls this often without arming a CQ is expected to go on polling. */
+	/* Number of polls without arming a CQ after which a thread is expected to go on polling. */
 	POLLS_TO_TRUST = 1000,
-	/* Fruitless polls between two yields. */
+	/* Number of fruitless polls between two yields. */
 	MISSES_PER_YIELD = 64,
-	/* Fruitless polls between two yields if each poll is a system call. */
+	/* Number of fruitless polls between two yields if each poll is a system call. */
 	MISSES_PER_YIELD_EPOLL = 8,
-	/* Chosen by judgement. A yield that takes this long has cost a time slice. */
+	/* A yield of at least this duration counts as a lost time slice. The value is an
+	 * estimate. */
 	LOST_TURN_NS = 200 * 1000,
-	/* After a slow yield, polling threads do not yield for this many times its duration. */
+	/* After slow yields, polling threads do not yield for this multiple of the last one's
+	 * duration. */
 	TURNS_KEPT = 8,
 };
 
@@ -108,7 +110,7 @@ void soft_engine_use(const struct soft_subsystem *const subsystems[])
 {
 	create();
 	soft_device.engine->subsystems = subsystems;
-	(void)soft_engine_guard_fork(); /* retried by the first start if memory is short now */
+	(void)soft_engine_guard_fork(); /* on failure, retried by the first start */
 	EACH_SUBSYSTEM (it) {
 		if ((*it)->create)
 			(*it)->create();
@@ -234,7 +236,7 @@ void soft_notify_finish(void)
 	soft_assert_locked();
 	notify(soft_device.engine->notify, soft_device.engine->notify_count);
 	soft_device.engine->notify_count = 0;
-	while (soft_observe(&soft_device.engine->notifying)) /* no thread starts without the lock */
+	while (soft_observe(&soft_device.engine->notifying)) /* no new writers without the lock */
 		sched_yield();
 }
 
@@ -242,7 +244,7 @@ void soft_unlock(void)
 {
 	soft_list_drain (struct soft_deferred, deferred, &soft_device.engine->deferred, node) {
 		soft_list_remove(&deferred->node);
-		if (soft_device.engine->running) /* false for work inherited from a parent */
+		if (soft_device.engine->running) /* false for work inherited by a fork */
 			deferred->run(deferred);
 	}
 	soft_device.engine->current = NULL;
@@ -289,10 +291,11 @@ size_t soft_step_share(void)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* An application may arm one CQ for a sleeping thread and poll other CQs forever, as UCX does. Its
- * polling thread then runs the steps for both, and if it stops, the engine's thread notices at its
- * next tick. This must not delay an application that polls for a while, arms a CQ and sleeps.
- * Arming therefore resets the count. */
+/* Returns false if armed CQs can be ignored because a thread keeps polling. An application may arm
+ * one CQ for a sleeping thread and poll other CQs forever, as UCX does. The polling thread then
+ * runs steps for both threads. If it stops polling, the engine's thread notices at the next tick.
+ * To avoid this delay for an application that polls for a while, arms a CQ and sleeps, arming
+ * resets the count of polls. */
 bool soft_engine_armed_counts(void)
 {
 	soft_assert_locked();
@@ -307,9 +310,9 @@ bool soft_application_polls(void)
 	       soft_device.engine->polls_since_armed >= POLLS_TO_TRUST;
 }
 
-/* Local peers must notify this process unless some thread polls anyway. A spinning application that
- * holds its turn (soft_hold_polling) may take longer than expected, so it counts only while the
- * engine's thread ticks. */
+/* Request notifications from local peers unless some thread polls anyway. An application thread
+ * that has announced its next poll (soft_hold_polling) may take longer than expected, so it counts
+ * only while the engine's thread is awake. */
 void soft_engine_update_notify_need(void)
 {
 	soft_assert_locked();
@@ -321,9 +324,9 @@ void soft_engine_update_notify_need(void)
 						(armed || soft_device.engine->asleep));
 }
 
-/* Returns whether a step skips epoll_wait, which is a system call. The rings are polled in every
- * step. A polling thread calls epoll_wait only every EPOLL_POLLING_NS, and a thread that was woken
- * and found the cause in a ring only every EPOLL_FOUND_NS. Other ready descriptors stay ready and
+/* Returns whether a step may skip epoll_wait to save a system call. The rings are polled in every
+ * step. A polling thread calls epoll_wait only every EPOLL_POLLING_NS. A thread that was woken and
+ * found input in a ring calls it only every EPOLL_FOUND_NS. Other ready descriptors stay ready and
  * wake the thread again. */
 static bool skip_epoll(bool polling, bool found)
 {
@@ -384,8 +387,8 @@ static void progress(struct soft_channel *channel, enum soft_step_by who)
 
 void soft_progress_for(struct soft_channel *channel)
 {
-	/* Wait for the lock instead of trying it. The caller may have been woken by work that
-	 * another thread is doing right now, and would be woken for it repeatedly. */
+	/* Wait for the lock instead of giving up. Another thread may be doing the work that woke
+	 * the caller, which would otherwise be woken repeatedly until that work is done. */
 	soft_lock();
 	progress(channel,
 		 soft_counter_get(&soft_device.engine->spinning) ? SOFT_BY_POLLING : SOFT_BY_WOKEN);
@@ -398,8 +401,8 @@ void soft_progress(void)
 
 void soft_progress_try(void)
 {
-	/* A polling thread would otherwise take the lock repeatedly before a waiting thread wakes
-	 * up. */
+	/* Let waiting threads go first. A polling thread would otherwise take the lock repeatedly
+	 * before a waiting thread wakes up. */
 	if (soft_counter_get(&soft_device.engine->waiting) == 0 &&
 	    pthread_mutex_trylock(&soft_device.engine->lock) == 0) {
 		soft_note_locked(true);
@@ -407,29 +410,30 @@ void soft_progress_try(void)
 	}
 }
 
-/* Sleep until a descriptor is ready, but at most for a tick. */
+/* Sleep until a descriptor is ready, but at most for a tick, and then run a step. */
 static void doze(void)
 {
 	struct pollfd fd = {.fd = soft_device.engine->epoll_fd, .events = POLLIN};
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
 	int cancellable;
 
-	/* ibv_poll_cq(3) is not a cancellation point. */
+	/* ppoll is a cancellation point, but ibv_poll_cq(3) must not be one. */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable);
 	ppoll(&fd, 1, &tick, NULL);
 	pthread_setcancelstate(cancellable, NULL);
 	soft_progress_try();
 }
 
-/* A polling thread may occupy the processor that the thread it waits for needs, that is, the thread
- * of the peer's device on this machine. So it yields. This costs next to nothing on a processor of
- * its own. If other threads compute, however, the kernel takes a yield as giving up the time slice
- * for milliseconds, and the next message arrives in the meantime. The thread then sleeps instead,
- * and the message wakes it, because a sleeping thread keeps its time slice. */
+/* Yield now and then while polling finds nothing. The thread of the peer's device may be on this
+ * machine and need the same processor. A yield costs almost nothing if no other thread needs the
+ * processor. If other threads are computing, however, the kernel treats a yield as giving up the
+ * time slice for milliseconds, and the next message arrives in the meantime. In this case, the
+ * thread sleeps instead of yielding. A sleeping thread keeps its time slice, and the next message
+ * wakes it. */
 void soft_progress_missed(unsigned misses)
 {
-	/* Peers do not notify a thread of data in a ring, and a spinning thread is about to sleep
-	 * anyway. */
+	/* Stay awake if there are rings to poll, because peers do not notify a polling thread, or
+	 * if a thread is spinning, because it is about to sleep anyway. */
 	const bool stays_awake =
 		soft_engine_polls() || soft_counter_get(&soft_device.engine->spinning);
 
@@ -448,7 +452,7 @@ void soft_progress_missed(unsigned misses)
 	sched_yield();
 	const uint64_t took = soft_now() - now;
 
-	/* A single slow yield may be caused by the hypervisor. */
+	/* A single slow yield may have been caused by the hypervisor. */
 	if (took < LOST_TURN_NS)
 		soft_hint_set(&soft_device.engine->turns_lost, 0);
 	else if (soft_counter_add(&soft_device.engine->turns_lost, 1) > 1)
@@ -460,8 +464,9 @@ void soft_engine_armed(int change)
 	soft_counter_add(&soft_device.engine->armed, (unsigned)change);
 }
 
-/* Update the need to notify even if the poll set is empty. A record that this process writes later,
- * in a call that makes no progress, is announced only if the need is known by then. */
+/* Update the need for notifications even if no ring is being polled. The process may write to its
+ * own ring later, in a call that runs no step. A record left in the ring wakes a sleeping thread
+ * only if the need is already set. */
 void soft_engine_may_sleep(void)
 {
 	soft_lock();
@@ -480,7 +485,7 @@ void soft_busy_poll(int begins)
 void soft_hold_polling(int change)
 {
 	soft_lock();
-	if (change >= 0 || soft_device.engine->holding) /* otherwise the +1 preceded a fork */
+	if (change >= 0 || soft_device.engine->holding) /* otherwise +1 preceded a fork */
 		soft_device.engine->holding += (unsigned)change;
 	if (!soft_device.engine->holding && soft_engine_has_delayed())
 		soft_device.engine->delayer->send_delayed(SOFT_DELAY_NS);

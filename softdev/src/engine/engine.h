@@ -5,17 +5,17 @@
  * and channels, which have small locks of their own. There are nine kinds of locks. A thread that
  * holds one may only acquire locks further down in this list:
  *
- *   1  soft_batch.mutex          the batch of a queue pair, held from wr_start to wr_complete
+ *   1  soft_batch.mutex          a queue pair's batch, held from wr_start to wr_complete
  *                                or wr_abort, with the application's calls in between
- *   2  soft_cq_reader.mutex      the read position of a completion queue, held from start_poll
- *                                to end_poll
- *   3  soft_cm.opening           opening and closing of the connection manager's own context
- *   4  soft_engine.users_mutex   the number of the engine's users; starting and stopping the engine
+ *   2  soft_cq_reader.mutex      a completion queue's read position, held from start_poll to
+ *                                end_poll
+ *   3  soft_cm.opening           opening and closing the connection manager's own context
+ *   4  soft_engine.users_mutex   the number of users; starting and stopping the engine
  *   5  the engine's (soft_lock)  objects, links, peers, ids, timers, watches, the trace
- *   6  soft_cq.lock              the ring of a completion queue, whether it is armed, its moderation
- *   7  soft_comp_channel.mutex   the completion queues with events, and the channel's signal
+ *   6  soft_cq.lock              a completion queue's ring, armed state and moderation
+ *   7  soft_comp_channel.mutex   the list of completion queues with events, and the signal
  *   8  ibv_cq.mutex, ibv_qp.mutex, ibv_srq.mutex
- *                                delivered and acknowledged events, for calls that destroy; a leaf
+ *                                delivered and acknowledged events, for destroy calls; a leaf
  *   9  soft_cm.acknowledge       acknowledged events of the connection manager; a leaf, so that
  *                                acknowledging never waits for the engine
  *
@@ -66,7 +66,7 @@ static inline void soft_list_append(struct soft_node *list, struct soft_node *no
 	list->previous = node;
 }
 
-/* Remove the node from its list and make it a list of its own. Removing it again does nothing. */
+/* Remove the node from its list and reinitialise it, so that removing it again does nothing. */
 static inline void soft_list_remove(struct soft_node *node)
 {
 	node->previous->next = node->next;
@@ -99,36 +99,37 @@ static inline unsigned soft_list_count(const struct soft_node *list)
 	for (type *name = soft_list_first(list, type, member), *name##_next;                       \
 	     name##_next = soft_list_first(&name->member, type, member), &name->member != (list);  \
 	     name = name##_next)
-/* Visit the first element until the list is empty. The loop body must remove it. */
+/* Repeat the loop body for the first element until the list is empty. The loop body must remove the
+ * element. */
 #define soft_list_drain(type, name, list, member)                                                  \
 	for (type * name; name = soft_list_first(list, type, member), &name->member != (list);)
 
 /* ---- the device's state ---------------------------------------------------------------------- */
 
-/* The network of a simulated host, which replaces the kernel's (path/sim/). Called under the
- * lock. */
+/* A simulated host's network, which replaces the kernel's (path/sim/). All functions are called
+ * under the lock. */
 struct soft_network {
-	union ibv_gid (*address)(int device); /* the device's address besides loopback */
+	union ibv_gid (*address)(int device); /* the device's non-loopback address */
 	int (*device_to)(const union ibv_gid *gid); /* device that reaches it; negative if none */
 	/* Send a datagram from the source port `port` to the RoCE UDP port of `to`. */
 	void (*send)(const union ibv_gid *from, uint16_t port, const union ibv_gid *to,
 		     const uint8_t *bytes, size_t length);
-	/* Reserve the port of the address. Returns a descriptor that holds the port until it is
-	 * closed, or a negative errno value. If the port is 0, the network chooses one and stores
-	 * it in the address. */
+	/* Reserve the port in the address. Returns a descriptor that holds the port until it is
+	 * closed, or a negative errno value. If the port is 0, the network chooses a port and
+	 * stores it in the address. */
 	int (*reserve)(struct sockaddr *address, int type);
 };
 
-/* Services that the device needs from its machine. Tests replace them. */
+/* Platform services used by the device. Simulations and tests replace them. */
 struct soft_platform {
 	int (*clock)(clockid_t clock, struct timespec *now); /* clock_gettime(3) */
 	ssize_t (*random)(void *to, size_t length, unsigned flags); /* getrandom(2) */
-	void (*alarm)(uint64_t deadline_ns); /* sets when to run the timers */
-	bool threads; /* false if the engine has no thread and the callers' threads run all steps */
+	void (*alarm)(uint64_t deadline_ns); /* sets the time to run the timers */
+	bool threads; /* false if callers run all steps, without an engine thread */
 	const struct soft_network *network; /* NULL for the kernel's network */
 };
 
-/* The device's state: one part per folder, which only that folder accesses. */
+/* State of a device. Each part belongs to one folder, and only that folder accesses it. */
 struct soft_device {
 	const struct soft_platform *platform;
 	struct soft_engine *engine;
@@ -145,27 +146,27 @@ struct soft_device {
 	struct soft_part *parts; /* list of all parts */
 };
 
-/* The device that the current call is for. */
+/* The device of the current call. */
 extern struct soft_device soft_device;
 
-/* Create the parts of the device (softdev.c). The process's own device is created when the process
- * starts. A simulation, which has no threads, creates one device per host and swaps them before it
- * calls into another one. */
+/* Create the device's parts (softdev.c). The process's own device is created when the process
+ * starts. A simulation creates one device per host, and switches devices before it calls into
+ * another host. It can do so because it has no threads. */
 void soft_device_make(void);
-/* Free the parts of a simulated host's device, in which nothing may be open any more (engine.c). */
+/* Free the parts of a simulated host's device, on which nothing may be open any more (engine.c). */
 void soft_device_free(void);
 
-/* Allocate zeroed memory for a part. The parts of the process's own device are never freed. Aborts
- * if there is not enough memory. */
+/* Allocate zeroed memory for a part. Aborts if there is not enough memory. The parts of the
+ * process's own device are never freed. */
 void *soft_part(size_t size);
 
 /* ---- engine.c, lifecycle.c, fd_watch.c ------------------------------------------------------- */
 
-/* Add a user of the engine, which is a device context or an event channel that an application holds
- * open. The first user starts the engine and its thread. The caller must not hold the lock. Returns
- * 0 or an errno value. */
+/* Add a user of the engine. Each open device context and event channel is a user. The first user
+ * starts the engine and its thread. The caller must not hold the lock. Returns 0 or an errno
+ * value. */
 int soft_engine_get(void);
-/* Remove a user. The last one stops the engine. The caller must not hold the lock. */
+/* Remove a user. Removing the last user stops the engine. The caller must not hold the lock. */
 void soft_engine_put(void);
 bool soft_engine_is_used(void);
 
@@ -181,53 +182,55 @@ void soft_check_locked(const char *function);
 #define soft_assert_locked() ((void)0)
 #endif
 
-/* A file descriptor watched by the engine. `ready` is called under the lock. It may unwatch, close
- * and free its own watch or any other. */
+/* A file descriptor watched by the engine. `ready` is called under the lock. The function may stop,
+ * close and free any watch, including its own. */
 struct soft_fd_watch {
 	int fd;
 	void (*ready)(struct soft_fd_watch *watch);
-	uint32_t events; /* the events that `ready` was called for */
-	uint32_t interest; /* set by the engine: events registered with epoll; initially 0 */
+	uint32_t events; /* events for which `ready` was called */
+	uint32_t interest; /* events registered with epoll, maintained by the engine; initially 0 */
 	bool watched;
-	uint32_t ports; /* not served while all of these are down; 0 if it is always served */
-	struct soft_node node; /* managed by the engine: in the list of all watches */
+	uint32_t ports; /* not served while all these ports are down; 0 means always served */
+	struct soft_node node; /* node in soft_engine.watches */
 };
 
-/* Open a descriptor whose inode no other file has. Returns -1 and sets errno on failure. */
+/* Open a descriptor with a unique inode. Returns -1 and sets errno on failure. */
 int soft_open_identity(const char *name);
 /* Close `*fd` unless it is -1, and set it to -1. Preserves errno. */
 void soft_close_fd(int *fd);
 /* Set a socket option with an int value. Returns 0 or an errno value. */
 int soft_set_option(int fd, int level, int option, int value);
-/* Set the size of a socket's receive buffer in the kernel, in bytes. Only a privileged process can
- * exceed the system's limit. */
+/* Set the size of a socket's receive buffer in bytes. Only a privileged process can exceed
+ * net.core.rmem_max. */
 void soft_set_receive_buffer(int fd, int size);
-/* Set the size of a socket's send buffer in the kernel, with the same limit. */
+/* Set the size of a socket's send buffer in bytes. Only a privileged process can exceed
+ * net.core.wmem_max. */
 void soft_set_send_buffer(int fd, int size);
 /* Append a control message. The buffer must be zeroed and have enough space left. */
 void soft_put_control(struct msghdr *message, int level, int type, const void *data, size_t length);
 
-/* Returns whether the process at the other end of a Unix socket certainly belongs to this user.
- * Sets `*pid` to its process ID, or to 0 if it lives in another PID namespace. */
+/* Returns true only if the peer of a Unix socket is known to run as this user. In this case, sets
+ * `*pid` to the peer's process ID, or to 0 if the peer is in another PID namespace. */
 bool soft_is_same_user(int fd, pid_t *pid);
 
 /* Add the watch, or change its events (level-triggered). Returns 0 or an errno value. */
 int soft_watch(struct soft_fd_watch *watch, uint32_t events);
-/* Stop watching the descriptor without closing it. Close it only afterwards. Safe to repeat. */
+/* Stop watching the descriptor without closing it. The descriptor must still be open. Safe to
+ * repeat. */
 void soft_unwatch(struct soft_fd_watch *watch);
 /* Stop watching the descriptor, close it, and set it to -1. Safe to repeat. */
 void soft_watch_close(struct soft_fd_watch *watch);
 
-/* Run one bounded step of the device's work in an application thread that does not hold the lock.
- * May wait for another thread's step, but never for work. */
+/* Run one bounded step of the device's work in an application thread. The caller must not hold the
+ * lock. May wait for another thread's step, but never for work to arrive. */
 void soft_progress(void);
 
 /* ---- timer.c (under the lock) -------------------------------------------------------------- */
 
 struct soft_timer {
-	uint64_t deadline_ns; /* on the clock of soft_now() */
+	uint64_t deadline_ns; /* time as returned by soft_now() */
 	void (*expired)(struct soft_timer *timer);
-	/* private to timer.c: a node of a pairing heap */
+	/* private to timer.c, a node of a pairing heap */
 	bool running;
 	struct soft_timer *child, *next, *previous;
 };
@@ -239,8 +242,9 @@ static inline uint64_t soft_nanoseconds(const struct timespec *time)
 
 uint64_t soft_now(void); /* CLOCK_MONOTONIC in nanoseconds */
 
-/* Schedule one call of `expired` under the lock, at or after the deadline. Starting a running timer
- * changes its deadline. A zeroed struct with `expired` set is a stopped timer. Cannot fail. */
+/* Schedule one call of `expired` under the lock, at or after the deadline. If the timer is already
+ * running, change its deadline. A zeroed struct with `expired` set is a stopped timer. Cannot
+ * fail. */
 void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns);
 void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
 void soft_timers_run(void); /* runs expired timers; called when soft_platform.alarm fires */
@@ -249,7 +253,7 @@ void soft_timers_run(void); /* runs expired timers; called when soft_platform.al
 
 struct sockaddr_storage;
 struct soft_acceptor;
-/* Handle a new connection. The function takes ownership of `fd`, which is non-blocking. */
+/* Handle a new connection, taking ownership of the non-blocking `fd`. */
 typedef void soft_accepted(struct soft_acceptor *acceptor, int fd,
 			   const struct sockaddr_storage *peer);
 
@@ -257,36 +261,36 @@ struct soft_acceptor {
 	struct soft_fd_watch watch;
 	struct soft_timer pause;
 	soft_accepted *accepted;
-	/* Release a descriptor during a shortage of descriptors or memory. Returns whether it did.
-	 * NULL if the owner has nothing to release. */
+	/* Release a descriptor when descriptors or memory are short. Returns whether a descriptor
+	 * was released. NULL if the owner has nothing to release. */
 	bool (*make_room)(void);
 };
 
 /* Start accepting connections on the listening socket `fd`. `ports` has the meaning of
- * soft_fd_watch.ports. Returns 0 or an errno value. In either case the acceptor owns the socket,
- * and soft_accept_stop closes it. */
+ * soft_fd_watch.ports. Returns 0 or an errno value. The acceptor owns the socket in both cases, and
+ * soft_accept_stop closes it. */
 int soft_accept_start(struct soft_acceptor *acceptor, int fd, uint32_t ports,
 		      soft_accepted *accepted);
 void soft_accept_stop(struct soft_acceptor *acceptor); /* safe to repeat */
 
 /* ---- channel.c: the fd that an application waits on ---------------------------------------- */
 
-/* A channel tells the application that a queue of completion, CM or asynchronous events is not
+/* A channel signals to the application that a queue of completion, CM or asynchronous events is not
  * empty. The queue belongs to the channel's owner.
  *
- * `fd` is readable exactly while the channel is signalled. If the application has asked for early
- * wake-ups (soft_wake_early), it is also readable whenever the engine has work. The waiting thread
- * then does this work itself, instead of being woken by the engine's thread afterwards.
+ * `fd` is readable exactly while the channel is signalled. After soft_wake_early, it is also
+ * readable whenever the engine has work. The waiting thread then does this work itself, so the
+ * engine's thread does not have to do it first and then wake the waiting thread.
  */
 struct soft_channel {
 	int fd; /* the application's epoll instance; its O_NONBLOCK flag is honoured */
-	int event_fd; /* eventfd inside `fd` */
-	bool completions; /* for completion events: waiting threads do the device's work */
+	int event_fd; /* eventfd registered in `fd` */
+	bool completions; /* completion channel, whose waiting threads do the device's work */
 	bool early; /* the application accepts wake-ups without an event */
-	bool nested; /* the engine's epoll instance is inside `fd` and wakes sleeping threads */
-	bool signalled; /* the event fd has been written; protected like the owner's queue */
+	bool nested; /* the engine's epoll instance is in `fd` and wakes sleeping threads */
+	bool signalled; /* `event_fd` has been written; protected by the lock of the queue */
 	bool deferred;
-	unsigned wanted; /* atomic, set by the owner: armed CQs, or CM ids that wait for the peer */
+	unsigned wanted; /* atomic: armed CQs, or CM ids that wait for the peer; set by the owner */
 	unsigned sleepers; /* atomic: threads in soft_channel_wait */
 	unsigned losses; /* soft_engine.losses when the descriptors were created */
 	struct soft_node node; /* managed by the engine */
@@ -301,23 +305,23 @@ void soft_channel_destroy(struct soft_channel *channel);
  * other files by now. */
 bool soft_channel_lost(const struct soft_channel *channel);
 
-void soft_channel_signal(struct soft_channel *channel); /* the queue is not empty; under the lock */
-/* Clear the signal after the caller has found the queue empty. The caller must still exclude
- * writers of the queue. */
+void soft_channel_signal(struct soft_channel *channel); /* queue non-empty; under the lock */
+/* Clear the signal. The caller has found the queue empty and must still hold the lock that protects
+ * the queue. */
 void soft_channel_consume(struct soft_channel *channel);
 
-bool soft_channel_nonblocking(const struct soft_channel *channel); /* O_NONBLOCK on the fd */
+bool soft_channel_nonblocking(const struct soft_channel *channel); /* O_NONBLOCK or `early` */
 
-/* Sleep until the channel is signalled. With `completions` it also returns when the engine has
- * work; the caller then calls soft_progress and checks its queue again. The caller must not hold
+/* Sleep until the channel is signalled. On a completion channel, also wake up when the engine has
+ * work. The caller must then call soft_progress and check the queue again. The caller must not hold
  * the lock. Returns 0, EINTR, or EBADF if the program has closed the descriptors. */
 int soft_channel_wait(struct soft_channel *channel);
 
 enum {
-	SOFT_STAGING_SIZE = 32 * 1024, /* for small frames of one recv or one send */
-	SOFT_STEP_BYTES = 1024 * 1024, /* maximum bytes of one stream per step and direction */
-	SOFT_STEP_EVENTS = 8, /* descriptors served in one step */
-	SOFT_TICK_NS = 500 * 1000, /* time between polls of the engine's thread while it ticks */
+	SOFT_STAGING_SIZE = 32 * 1024, /* buffer size for small frames of one recv or send */
+	SOFT_STEP_BYTES = 1024 * 1024, /* bytes per step and direction, shared by the streams */
+	SOFT_STEP_EVENTS = 8, /* maximum number of descriptors served per step */
+	SOFT_TICK_NS = 500 * 1000, /* poll interval of the engine's thread while it ticks */
 };
 
 /* Scratch memory for the thread that holds the lock. Its contents are not kept between calls. */
@@ -326,17 +330,18 @@ struct soft_scratch {
 	uint8_t output[SOFT_STAGING_SIZE];
 };
 
-/* Acquire the lock while the process exits, when the thread that holds it may no longer exist.
- * Returns false if that fails for a second. */
+/* Acquire the lock during process exit, when the thread that holds it may no longer exist. Returns
+ * false if the lock is not released within a second. */
 bool soft_lock_soon(void);
 
 struct soft_scratch *soft_scratch(void);
 
-/* Returns how many bytes one stream may still move in this step. */
+/* Returns the maximum number of bytes that one stream may transfer in this step. */
 size_t soft_step_share(void);
 
-/* Work deferred until the lock is released, so that requests posted together are sent together and
- * one acknowledgement covers everything received in a step. `run` may defer it again. */
+/* Work that is deferred until the lock is released. Requests posted together can thus be sent
+ * together, and one acknowledgement can cover everything received in a step. `run` may defer it
+ * again. */
 struct soft_deferred {
 	void (*run)(struct soft_deferred *deferred);
 	struct soft_node node; /* initialise with soft_list_init */
@@ -345,73 +350,72 @@ struct soft_deferred {
 void soft_defer(struct soft_deferred *deferred);
 void soft_deferred_cancel(struct soft_deferred *deferred);
 
-/* Write a byte to a non-blocking descriptor after the lock has been released. Waking another
- * process takes longer than everything else that is done for a short message. */
+/* Write a byte to a non-blocking descriptor after the lock has been released, because waking
+ * another process takes longer than all other work for a short message. */
 void soft_notify_later(int fd);
-/* Flush pending notifications and wait for other threads that are writing theirs. Called before a
- * descriptor passed to soft_notify_later is closed. */
+/* Flush pending notifications and wait for other threads that are writing theirs. Must be called
+ * before closing a descriptor that was passed to soft_notify_later. */
 void soft_notify_finish(void);
 
-/* Returns a number that changes each time the lock is released. It bounds work that defers itself
- * repeatedly. */
+/* Returns a number that changes each time the lock is released. Work that defers itself repeatedly
+ * uses this number to limit itself. */
 unsigned soft_lock_turn(void);
 
-/* Ports of devices are bits of a word. The port of `embedded0` is bit 0. */
+/* A set of device ports is a bit mask. Bit 0 is the port of `embedded0`. */
 #define SOFT_ANY_PORT UINT32_MAX
-/* Stop serving watches that belong only to these ports, and serve all others. */
+/* Stop serving watches whose ports are all in `ports`, and serve all others. */
 void soft_watches_silence(uint32_t ports);
 
-/* Run a step for a polling thread. Does nothing if another thread holds the lock or waits for
- * it. */
+/* Run a step for a polling thread. Does nothing if another thread holds or awaits the lock. */
 void soft_progress_try(void);
-/* Let other threads run now and then while a thread polls in vain. `misses` counts the polls that
- * found nothing. */
+/* Let other threads run now and then while polling finds nothing. `misses` is the number of
+ * fruitless polls. */
 void soft_progress_missed(unsigned misses);
 
-/* Run a step like soft_progress, but do not signal `channel` through its fd, because the caller
- * checks the queue itself right afterwards. The caller must then call soft_channel_consume or
+/* Run a step like soft_progress, but do not signal `channel` through its fd, because the caller is
+ * about to check the queue. The caller must then call soft_channel_consume or
  * soft_channel_announce. */
 void soft_progress_for(struct soft_channel *channel);
 bool soft_channel_is_current(const struct soft_channel *channel);
 void soft_channel_announce(struct soft_channel *channel);
 
-/* Change the number of CQs that are armed to signal a channel. Does not need the lock. */
+/* Add `change` to the number of CQs armed to signal a channel. Does not require the lock. */
 void soft_engine_armed(int change);
-/* Prepare for an application thread that may go to sleep without another call. The caller must not
- * hold the lock. */
+/* Prepare for the calling thread to go to sleep without another call. The caller must not hold the
+ * lock. */
 void soft_engine_may_sleep(void);
 
-/* Returns whether an application thread polls, so that no thread needs to be woken. Called under
- * the lock. */
+/* Returns whether an application thread is polling, so that no thread needs to be woken. Called
+ * under the lock. */
 bool soft_application_polls(void);
 
 /* Make the epoll set readable, so that a thread runs a step soon. */
 void soft_engine_schedule_step(void);
 
-/* Count a part of a message that was moved while more of the message is to follow. */
+/* Count a transferred part of a message, except for the last part. */
 void soft_engine_count_part(void);
-/* Count a write to another process. `asleep` says whether that process had to be notified. */
+/* Count a write to another process. `asleep` states whether that process had to be notified. */
 void soft_engine_count_write(bool asleep);
 
-/* Returns whether the engine's thread ticks, polling every SOFT_TICK_NS. */
+/* Returns whether the engine's thread is ticking, that is, polling every SOFT_TICK_NS. */
 bool soft_engine_ticks(void);
 
-/* Returns a number that grows in the child of a fork and when descriptors are lost. Objects created
- * under an older number are no longer valid. */
+/* Returns the fork generation, which is incremented in the child of a fork and when descriptors are
+ * lost. Objects of an earlier generation are invalid. */
 unsigned soft_engine_fork_generation(void);
-/* Detect that the application has closed the device's descriptors, as daemons do when they close
- * all files. The process then forgets the device, as the child of a fork does: existing objects can
- * only be destroyed, and a device can be opened again. Call this before closing or writing
- * descriptors on behalf of an application. The caller must not hold any lock. */
+/* Check whether the application has closed the device's descriptors, as daemons do when they close
+ * all files. If so, forget the device as in the child of a fork. Existing objects can then only be
+ * destroyed, but a device can be opened again. Call this before closing or writing descriptors on
+ * behalf of an application. The caller must not hold any lock. */
 void soft_engine_check_descriptors(void);
 
 /* ---- entries of the device's table (abi/device_calls.h) -------------------------------------- */
 
-/* Returns the number of steps of application threads that found work, plus the parts of
- * messages. */
+/* Returns the number of steps in which an application thread found work, plus the number counted by
+ * soft_engine_count_part. */
 unsigned soft_engine_progress(void);
-/* Returns the number of writes to peers that had to be notified in the upper 32 bits, and to all
- * other peers in the lower 32 bits. */
+/* Returns two counts of writes to peers. The upper 32 bits count writes that required a
+ * notification, and the lower 32 bits count all others. */
 uint64_t soft_peer_wakeups(void);
 /* Returns the number counted by soft_engine_count_part. */
 unsigned soft_engine_parts(void);
@@ -420,91 +424,93 @@ unsigned soft_engine_writes(bool asleep);
 void soft_busy_poll(int starts);
 void soft_hold_polling(int change);
 /* Returns whether output may be delayed until the next step or tick, which calls `send_delayed`.
- * This is the case between two steps of an application thread that holds its turn, except for the
- * first call after a step. `*since` stores the step of the latest call. */
+ * Output may be delayed between two steps of an application thread that has announced its next poll
+ * (soft_hold_polling), except in the first call after a step. `*since` records the step before the
+ * latest call. */
 bool soft_engine_may_gather(unsigned *since);
 void soft_wake_early(int fd);
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
 
-/* A change of ports or of their devices (port.c). */
+/* A change of a port or its device (port.c). */
 enum soft_port_change {
 	SOFT_PORT_UP,
-	SOFT_PORT_ADDRESSES, /* the host's addresses have changed */
-	SOFT_PORT_LID, /* simulates a changed LID */
-	SOFT_PORT_FATAL, /* the device has failed */
+	SOFT_PORT_ADDRESSES, /* changed addresses of the host */
+	SOFT_PORT_LID, /* simulated LID change */
+	SOFT_PORT_FATAL, /* fatal device error */
 };
 
-/* The engine's interface to a higher folder. Any function may be NULL. All are called under the
- * lock, except `create`, `destroy` and `outer`. */
+/* Interface through which the engine calls a higher folder. Any function may be NULL. All functions
+ * are called under the lock, except `create`, `destroy` and `outer`. */
 struct soft_subsystem {
 	/* Create the folder's part of soft_device. Called before anything else. */
 	void (*create)(void);
 	/* Read the configuration from the environment when the engine starts. Returns 0, or an
 	 * errno value after printing the reason to stderr. */
 	int (*start)(void);
-	/* Close everything that is open when the engine stops. No users remain. */
+	/* Close all resources when the engine stops, after the last user has been removed. */
 	void (*stop)(void);
-	/* Free what remains in the folder's part when the device of a simulated host is freed. */
+	/* Free the remaining memory of the folder's part when a simulated host's device is
+	 * freed. */
 	void (*destroy)(void);
 	/* Reset the folder in the child of a fork, or after the program has closed the device's
 	 * descriptors. All watched descriptors are already closed. */
 	void (*forked)(void);
 	/* Returns the subsystem's mutex that is acquired before the engine's lock. It is held
-	 * during a fork, so that the child does not inherit it locked by a thread that does not
+	 * across a fork. Otherwise, the child might inherit it locked by a thread that does not
 	 * exist there. */
 	pthread_mutex_t *(*outer)(void);
-	/* Returns the subsystem's leaf mutex, which is held during a fork as well. */
+	/* Returns the subsystem's leaf mutex, which is also held across a fork. */
 	pthread_mutex_t *(*leaf)(void);
-	/* React to a change of these ports. */
+	/* Handle a change of these ports. */
 	void (*port_changed)(enum soft_port_change change, uint32_t ports);
 
-	/* Handle input that no descriptor reports. Returns whether there was any. At most one
-	 * subsystem has `poll`, `has_input` and `need_notify`. */
+	/* Handle input that no descriptor reports. Returns whether there was any. Only one
+	 * subsystem may have `poll`, `has_input` and `need_notify`. */
 	bool (*poll)(void);
 	/* Returns whether `poll` has input to handle. */
 	bool (*has_input)(void);
-	/* Set whether peers must notify this process because no thread polls on its own. */
+	/* Set whether peers must notify this process because no thread is polling. */
 	void (*need_notify)(bool on);
 
-	/* Send output that has been delayed for at least `age_ns`; 0 sends everything. At most one
-	 * subsystem has this function. */
+	/* Send output that has been delayed for at least `age_ns`, or all output if `age_ns` is 0.
+	 * Only one subsystem may have this function. */
 	void (*send_delayed)(uint64_t age_ns);
 };
 
 /* Report an invalid environment variable that prevents the engine from starting. The message
- * contains its value and what is expected. It is printed to stderr and returned by
+ * contains the variable's value and the expected values. It is printed to stderr and returned by
  * soft_start_failure. Returns `error`. */
 __attribute__((format(printf, 4, 5))) int
 soft_misconfigured(int error, const char *variable, const char *value, const char *expected, ...);
 
-/* Check the result of a system call that the engine needs. Returns 0 if the call succeeded or
- * failed with EBADF, because the kernel then allows it. Otherwise returns its errno value. A denied
- * call, for example by a container's seccomp filter, is reported like an invalid variable. */
+/* Check the result of a system call that the engine needs. Returns 0 if the call is allowed, that
+ * is, if it succeeded or failed with EBADF. Otherwise returns its errno value. If a seccomp filter
+ * has denied the call, this is reported like an invalid variable. */
 int soft_check_call(const char *name, long result);
 
 /* Check the system calls that only RoCE packets need. Returns 0 or an errno value. */
 int soft_check_packet_calls(void);
 
-/* Returns why this thread's latest start of the engine failed. Empty if only the errno value says
- * why. */
+/* Returns the reason why this thread's latest attempt to start the engine failed. The string is
+ * empty if the errno value is the only information. */
 const char *soft_start_failure(void);
 
-/* Set the subsystems, a list that ends with NULL, in the order in which they are called. Called
+/* Set the NULL-terminated list of subsystems, in the order in which they are called. Must be called
  * once, before anything else. */
 void soft_engine_use(const struct soft_subsystem *const subsystems[]);
 void soft_engine_port_changed(enum soft_port_change change, uint32_t ports);
 
-/* Set a hint that tells whether there is something to poll. It is set under the lock, but read
- * without it. */
+/* Set the hint that there may be something to poll. Called under the lock, although the hint is
+ * read without it. */
 void soft_engine_set_polls(bool polls);
-/* Set a hint that tells whether output has been delayed. It is set under the lock, but read
- * without it. */
+/* Set the hint that output may be delayed. Called under the lock, although the hint is read without
+ * it. */
 void soft_engine_set_delayed(bool delayed);
 
 /* Send all delayed output before an application thread goes to sleep. The caller must not hold the
  * lock. */
 void soft_engine_before_sleep(void);
 
-/* Needs the lists defined above. */
+/* fair_share.h uses the lists defined above. */
 #include "fair_share.h"

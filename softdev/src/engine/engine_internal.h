@@ -1,5 +1,5 @@
-/* The engine's state, shared by the sources of this folder. Members are protected by the lock,
- * except those marked atomic. */
+/* The engine's state, shared by the sources of this folder. Unless stated otherwise, members are
+ * protected by the lock. */
 #pragma once
 
 #include <sys/epoll.h>
@@ -7,16 +7,15 @@
 #include "engine.h"
 
 enum {
-	SOFT_NOTIFY_MOST = 8 /* further ones are written under the lock */
+	SOFT_NOTIFY_MOST = 8 /* further descriptors are written under the lock */
 };
 
 struct soft_engine {
 	pthread_mutex_t users_mutex; /* protects starting and stopping */
 	unsigned users; /* protected by `users_mutex`, like `has_started` */
-	bool has_started; /* ever, in this process or in an ancestor */
-	/* An unused file. A program that closes all descriptors, as daemons do when they start,
-	 * closes this one as well. The number may then be reused by another file, which a different
-	 * inode reveals. */
+	bool has_started; /* true once started in this process or an ancestor */
+	/* A file that is used only to detect that a program has closed all descriptors, as daemons
+	 * do when they start. If another file then reuses the number, it has a different inode. */
 	struct {
 		int fd; /* -1 if none */
 		dev_t device;
@@ -25,52 +24,52 @@ struct soft_engine {
 
 	pthread_mutex_t lock;
 	unsigned unlocks; /* number of times the lock has been released */
-	unsigned waiting; /* atomic: threads blocked in soft_lock, which go first */
+	unsigned waiting; /* atomic: threads blocked in soft_lock, which precede pollers */
 	unsigned served; /* atomic: steps of application threads that found work */
 	unsigned parts; /* atomic: see soft_engine_count_part */
 	unsigned writes[2]; /* atomic: writes to [0] awake peers, [1] peers that were notified */
 	unsigned armed; /* atomic: CQs armed to signal a channel */
 	unsigned spinning; /* atomic: threads spinning before they sleep */
-	unsigned stepped; /* `unlocks` at the last step */
-	unsigned holding; /* spinning threads that handle their events and will poll again soon */
+	unsigned stepped; /* value of `unlocks` at the last step */
+	unsigned holding; /* threads that have announced their next poll (soft_hold_polling) */
 	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_armed_counts */
-	unsigned fork_generation; /* grows in the child of a fork and along with `losses` */
-	unsigned losses; /* how often the program has closed the descriptors */
-	bool descriptors_lost; /* prevents closing numbers that may be reused by other files */
+	unsigned fork_generation; /* incremented in the child of a fork and along with `losses` */
+	unsigned losses; /* number of times the program has closed the descriptors */
+	bool descriptors_lost; /* set to avoid closing numbers that other files may have reused */
 	bool running;
 	bool stopping; /* atomic */
-	bool ticking; /* the thread leaves the work to the application and polls every tick */
-	bool asleep; /* the thread is in poll(), or about to call it */
+	bool ticking; /* the engine's thread leaves work to the application and polls every tick */
+	bool asleep; /* the engine's thread is in poll(), or about to call it */
 	unsigned turns_lost; /* atomic: consecutive yields that cost a time slice */
 	uint64_t crowded_until; /* atomic: until then, pollers sleep instead of yielding */
 	uint64_t epoll_at; /* time of the last epoll_wait in steps that may skip it */
 	uint32_t silent; /* ports whose watches are not served */
 
-	int epoll_fd; /* contains everything that is watched */
-	int wake_fd; /* eventfd that wakes the engine's thread to end it */
+	int epoll_fd; /* contains all watched descriptors */
+	int wake_fd; /* eventfd that tells the engine's thread to exit */
 	struct soft_fd_watch step_event; /* eventfd: work that no other descriptor reports */
 	struct soft_fd_watch alarm; /* timerfd used by timer.c */
 	pthread_t thread;
 
 	struct soft_node watches; /* all soft_fd_watch.node */
 	struct soft_node channels;
-	struct soft_timer *timers; /* root of the heap: the first timer to expire */
-	uint64_t alarm_at; /* deadline of the timerfd; 0 if it is off */
-	struct soft_node deferred; /* work to do before the lock is released */
+	struct soft_timer *timers; /* root of the heap, which is the first timer to expire */
+	uint64_t alarm_at; /* deadline of the timerfd; 0 if disarmed */
+	struct soft_node deferred; /* work to run before the lock is released */
 	struct soft_channel *current; /* channel whose owner runs the current step */
 	/* Descriptors to write after the lock has been released. */
 	int notify[SOFT_NOTIFY_MOST];
 	int notify_count;
-	unsigned notifying; /* atomic: threads writing to such descriptors */
+	unsigned notifying; /* atomic: threads writing notifications after releasing the lock */
 
-	struct epoll_event events[SOFT_STEP_EVENTS]; /* of the current step */
+	struct epoll_event events[SOFT_STEP_EVENTS]; /* events of the current step */
 	int event_count;
 	size_t share;
 	struct soft_scratch *scratch;
 
 	const struct soft_subsystem *const *subsystems;
-	const struct soft_subsystem *poller; /* has poll, has_input and need_notify */
-	const struct soft_subsystem *delayer; /* has send_delayed */
+	const struct soft_subsystem *poller; /* subsystem with poll, has_input and need_notify */
+	const struct soft_subsystem *delayer; /* subsystem with send_delayed */
 	bool polls; /* atomic: see soft_engine_set_polls */
 	bool delayed; /* atomic: see soft_engine_set_delayed */
 };
@@ -95,16 +94,16 @@ static inline void soft_note_locked(bool locked)
 }
 #endif
 
-/* Minimum age in nanoseconds of delayed output that a step of an application thread sends, and of
- * output that a tick of the engine's thread sends. */
+/* Minimum age in nanoseconds of delayed output that a step of an application thread sends. */
 #define SOFT_DELAY_NS 20000u
+/* Minimum age in nanoseconds of delayed output that a tick of the engine's thread sends. */
 #define SOFT_DELAY_TICK_NS 100000u
 
-/* The thread that runs a step: the engine's own, an application thread that was woken, or one that
- * polls. */
+/* The kind of thread that runs a step: the engine's thread, an application thread that was woken,
+ * or an application thread that polls. */
 enum soft_step_by { SOFT_BY_ENGINE, SOFT_BY_WOKEN, SOFT_BY_POLLING };
 
-/* Run a step, except for the deferred work, which soft_unlock does. Returns whether there was work
+/* Run a step without its deferred work, which soft_unlock runs. Returns whether there was work
  * (engine.c). */
 bool soft_engine_step(enum soft_step_by who);
 /* Returns whether there may be something to poll. Does not need the lock. */
@@ -118,18 +117,19 @@ static inline bool soft_engine_has_delayed(void)
 	return soft_hint_get(&soft_device.engine->delayed);
 }
 
-/* Tell the poller whether peers must notify this process. Called before any thread sleeps. */
+/* Set whether peers must notify this process (soft_subsystem.need_notify). Called before any thread
+ * sleeps. */
 void soft_engine_update_notify_need(void);
 
-/* Returns whether a thread may sleep on the channel of an armed CQ while no other thread polls.
- * While a thread polls, its steps find the events of all CQs (engine.c). */
+/* Returns whether a thread may sleep on an armed CQ's channel while no other thread polls. While a
+ * thread polls, its steps find the events of all CQs (engine.c). */
 bool soft_engine_armed_counts(void);
 
 /* Returns whether a thread may be asleep on a channel that only the engine's thread can signal.
  * This is possible if the application has armed a CQ and waits with its own poll() on a channel
  * whose fd reports only signals (channel.c). */
 bool soft_channels_depend_on_engine(void);
-/* Set the timerfd (implements soft_platform.alarm). */
+/* Set the timerfd. Implements soft_platform.alarm. */
 void soft_engine_alarm(uint64_t deadline_ns);
 /* Stop all timers. */
 void soft_timers_forget(void);

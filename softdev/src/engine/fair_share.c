@@ -13,7 +13,7 @@ enum {
 	LEVELS = SOFT_PLACES_LEVELS
 };
 
-/* Prefix lengths of the nested networks in bytes. */
+/* Prefix lengths in bytes of the nested networks that contain an address. */
 static const uint8_t ipv4_networks[LEVELS] = {3, IPV4, IPV4};
 static const uint8_t ipv6_networks[LEVELS] = {6, 7, 8};
 static const uint8_t alone[LEVELS] = {IPV6, IPV6, IPV6};
@@ -54,14 +54,14 @@ static const uint8_t *networks_of(const struct sockaddr_storage *address, uint8_
 	return IN6_IS_ADDR_LINKLOCAL(in6) || IN6_IS_ADDR_LOOPBACK(in6) ? alone : ipv6_networks;
 }
 
-/* Each iteration mixes the whole word with the finalizer of splitmix64. */
+/* Mix in each byte with the finalizer of splitmix64, which affects the whole word. */
 uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length)
 {
 	uint64_t hash;
 
 	if (!*seed &&
 	    soft_device.platform->random(seed, sizeof(*seed), GRND_NONBLOCK) != sizeof(*seed))
-		*seed = soft_now(); /* no entropy is available yet during boot */
+		*seed = soft_now(); /* fallback during boot, before entropy is available */
 	hash = *seed |= 1;
 	for (size_t i = 0; i < length; i++) {
 		hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -119,7 +119,7 @@ static unsigned share_of(unsigned limit)
 	return limit / SHARE ? limit / SHARE : 1;
 }
 
-/* Returns whether `one` is served before the older `other`. */
+/* Returns whether `one` is served before `other`, which is older. */
 static bool is_before(const struct soft_places *places, const struct soft_place *one,
 		      const struct soft_place *other, unsigned share)
 {
@@ -168,8 +168,8 @@ struct soft_place *soft_places_evicted(const struct soft_places *places, unsigne
 		if (!found)
 			break;
 	}
-	/* The newest peer may be the only match if the bucket also contains other networks. Then
-	 * search the next larger network. */
+	/* Different networks may share a bucket, so the newest peer may be the only one that
+	 * matches at all levels. In that case, search the next larger network. */
 	for (;; level--)
 		soft_list_each (struct soft_place, place, &places->peers, node)
 			if (&place->node != newest &&

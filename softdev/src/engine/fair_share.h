@@ -1,5 +1,5 @@
-/* Admission control: limits the places for peers that are not verified yet, and selects the one
- * to evict.
+/* Admission control: limits the number of places for unverified peers, and selects the peer to
+ * evict. Called under the engine's lock.
  *
  *   places      each kind of place has its own `limit`, which is at most an eighth of the process's
  *               descriptor limit. A new peer always gets a place.
@@ -13,8 +13,8 @@
  *               cannot keep others out.
  *
  * The transport applies the same rules (aiordma/_transport/admission_control.py), but evicts at
- * random. Here, a peer's first message follows immediately, before others can take that many
- * places. Called under the engine's lock.
+ * random. Random eviction is not needed here, because a peer's first message follows before others
+ * can take that many places.
  */
 #pragma once
 
@@ -27,7 +27,7 @@ enum {
 	SOFT_PLACES_LEVELS = 3 /* nested networks, largest first */
 };
 
-/* Hash data that peers choose. The seed is random, so they cannot find collisions. Initialises
+/* Hash data chosen by peers. The seed is random, so peers cannot construct collisions. Initialises
  * `*seed` if it is 0. */
 uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length);
 
@@ -40,9 +40,9 @@ struct soft_places {
 	struct soft_node peers; /* soft_place.node, oldest first */
 	unsigned count;
 	uint64_t seed; /* for soft_hash */
-	/* The number of peers by a hash of their network, so that networks need no records. Two
-	 * networks sometimes share a bucket, but peers cannot provoke that because the seed of the
-	 * hash is random. */
+	/* Number of peers in each bucket of networks. Buckets avoid a record for each network.
+	 * Networks may share a bucket, but peers cannot cause this on purpose, because the seed of
+	 * the hash is random. */
 	uint16_t of_bucket[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
 	uint16_t larger[SOFT_PLACES_LEVELS]
 		       [SOFT_PLACES_BUCKETS]; /* bucket of the enclosing network */
@@ -55,20 +55,20 @@ struct soft_place {
 };
 
 void soft_places_init(struct soft_places *places);
-/* Returns `most`, or an eighth of the descriptor limit if that is less. At least 1. */
+/* Returns `most`, or an eighth of the descriptor limit if that is less, but at least 1. */
 unsigned soft_places_limit(unsigned most);
-/* Add a peer with this address. AF_UNSPEC is a peer on this host. */
+/* Add a peer with this address. AF_UNSPEC stands for a peer on this host. */
 void soft_places_add(struct soft_places *places, struct soft_place *place,
 		     const struct sockaddr_storage *address);
 /* Release the place. Safe to repeat. */
 void soft_place_release(struct soft_place *place);
-/* Returns the peer to evict after soft_places_add, or NULL if there are at most `limit` peers. It
- * is never the peer added last. The owner of the peer must release its place. */
+/* Returns the peer to evict after soft_places_add, or NULL if there are at most `limit` peers. The
+ * peer added last is never evicted. The caller must release the place of the evicted peer. */
 struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit);
-/* Returns the peer to serve next, or NULL. This is the oldest peer whose networks do not exceed
- * their share. If there is none, it is the newest peer of the emptiest network, narrowed down to
- * its emptiest smaller network, and so on. The newest is chosen because the oldest peers have given
- * up or will soon lose their places. */
+/* Returns the peer to serve next, or NULL if there are no peers. This is the oldest peer whose
+ * networks do not exceed their share. If all peers exceed it, this is the newest peer of the
+ * emptiest network, narrowed down to its emptiest smaller network, and so on. The newest peer is
+ * chosen because the oldest ones have given up or will soon lose their places. */
 struct soft_place *soft_places_next(const struct soft_places *places, unsigned limit);
 /* Returns the oldest peer, or NULL. */
 struct soft_place *soft_places_oldest(const struct soft_places *places);

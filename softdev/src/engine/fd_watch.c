@@ -1,5 +1,5 @@
-/* The file descriptors in the engine's epoll set and their handlers. While a port is down, its
- * descriptors are not in the set. */
+/* Manages the descriptors in the engine's epoll set. While a port is down, its descriptors are
+ * removed from the set. */
 #define _GNU_SOURCE /* struct ucred */
 #include <errno.h>
 #include <fcntl.h>
@@ -64,7 +64,8 @@ void soft_put_control(struct msghdr *message, int level, int type, const void *d
 	message->msg_controllen += CMSG_SPACE(length);
 }
 
-/* Returns the user ID shown for all users that have none in this user namespace. */
+/* Returns the overflow user ID, which stands for all users that are not mapped into this user
+ * namespace. */
 static uid_t overflow_uid(void)
 {
 	char text[16] = "65534"; /* the kernel's DEFAULT_OVERFLOWUID */
@@ -108,7 +109,7 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 	return 0;
 }
 
-/* Drop an event that the current step has collected but not served yet. */
+/* Drop the watch's event if the current step has collected but not yet served it. */
 static void drop_event(const struct soft_fd_watch *watch)
 {
 	for (int i = 0; i < soft_device.engine->event_count; i++)
@@ -143,7 +144,8 @@ void soft_watches_silence(uint32_t ports)
 
 		if (is_silent(watch, ports) == was_silent)
 			continue;
-		/* Not expected to fail: epoll had room for it before the port went down. */
+		/* Adding the descriptor is not expected to fail, because epoll had room for it
+		 * before the port went down. */
 		tell_epoll(was_silent ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, watch, watch->interest);
 		if (!was_silent)
 			drop_event(watch);

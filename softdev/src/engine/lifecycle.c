@@ -1,4 +1,4 @@
-/* Starts the engine with its first user, stops it with the last, and handles forks. */
+/* Engine life cycle: start with the first user, stop with the last one, and fork handling. */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -55,7 +55,7 @@ void soft_engine_schedule_step(void)
 	soft_assert_locked();
 	const uint64_t one = 1;
 
-	/* The counter cannot overflow, and even a full one would be readable. */
+	/* If the write fails, the counter is full, which makes the eventfd readable as well. */
 	(void)!write(soft_device.engine->step_event.fd, &one, sizeof(one));
 }
 
@@ -80,7 +80,7 @@ static void close_all(void)
 	soft_device.engine->scratch = NULL;
 }
 
-/* Apply `change` to the subsystems' outer mutexes, or to their leaf mutexes. */
+/* Apply `change` to the outer mutexes of all subsystems, or to their leaf mutexes. */
 static void each_mutex(bool outer, int (*change)(pthread_mutex_t *mutex))
 {
 	EACH_SUBSYSTEM (it) {
@@ -120,10 +120,10 @@ static void after_fork_in_parent(void)
 	each_mutex(true, pthread_mutex_unlock);
 }
 
-/* Drop the device, because its descriptors are closed or must be closed here. The child of a fork
- * does not own its parent's device: it must neither serve the parent's peers nor keep their streams
- * open after the parent's death. It may open a device of its own. Inherited objects can only be
- * abandoned (ibv_fork_init(3)). */
+/* Forget the device and close its descriptors, after a fork or after the program has closed them. A
+ * forked child does not own its parent's device. It must not serve the parent's peers or keep their
+ * streams open after the parent exits, but it may open its own device. Inherited objects must not
+ * be used any more (ibv_fork_init(3)). */
 static void forget_device(void)
 {
 	soft_list_drain (struct soft_fd_watch, watch, &soft_device.engine->watches, node) {
@@ -135,7 +135,7 @@ static void forget_device(void)
 	close_all();
 	soft_timers_forget();
 	soft_list_init(&soft_device.engine->deferred);
-	soft_list_clear(&soft_device.engine->channels); /* destroying one later is harmless */
+	soft_list_clear(&soft_device.engine->channels); /* destroying a channel later is harmless */
 	EACH_SUBSYSTEM (it)
 		if ((*it)->forked)
 			(*it)->forked();
@@ -153,7 +153,7 @@ static void after_fork_in_child(void)
 {
 	if (soft_device.engine->has_started) {
 		soft_device.engine->notifying = soft_device.engine->waiting =
-			soft_device.engine->spinning = 0; /* the parent's threads */
+			soft_device.engine->spinning = 0; /* counts of the parent's threads */
 		forget_device();
 	}
 	after_fork_in_parent();
@@ -192,7 +192,7 @@ void soft_engine_check_descriptors(void)
 	lock_users();
 	bool lost = are_lost();
 
-	/* Cancel the thread, because it may sleep on descriptors that can no longer wake it. */
+	/* The thread may be asleep in poll(2) on closed descriptors, so cancel it. */
 	if (lost && soft_device.platform->threads) {
 		soft_publish(&soft_device.engine->stopping, true);
 		pthread_cancel(soft_device.engine->thread);
@@ -204,8 +204,8 @@ void soft_engine_check_descriptors(void)
 	after_fork_in_parent();
 }
 
-/* Called as soon as the subsystems are set, because their mutexes are used before the engine
- * starts. */
+/* Register the fork handlers once. This happens when the subsystems are set, because their mutexes
+ * are in use before the engine starts. Returns 0 or an errno value. */
 int soft_engine_guard_fork(void)
 {
 	static bool guarded;
@@ -221,9 +221,9 @@ unsigned soft_engine_fork_generation(void)
 	return soft_device.engine->fork_generation;
 }
 
-/* Leave signals to the application's threads, except for those that report the thread's own faults.
- * If these were blocked, a fault would end the process without calling its handler
- * (pthread_sigmask(3)). */
+/* Start the engine's thread with all signals blocked except those for its own faults. A fault whose
+ * signal is blocked would kill the process without running its handler (pthread_sigmask(3)).
+ * Returns 0 or an errno value. */
 static int start_thread(void)
 {
 	sigset_t others, before;
@@ -241,7 +241,7 @@ static int start_thread(void)
 	return rc;
 }
 
-static _Thread_local char start_failure[1024]; /* of the thread's latest start */
+static _Thread_local char start_failure[1024]; /* why this thread's latest start failed */
 
 int soft_misconfigured(int error, const char *variable, const char *value, const char *expected,
 		       ...)
@@ -258,8 +258,8 @@ int soft_misconfigured(int error, const char *variable, const char *value, const
 	return error;
 }
 
-/* Returns whether the call failed for lack of descriptors or memory, which means that it is
- * allowed. */
+/* Returns whether the call failed because descriptors or memory are short, and not because the
+ * kernel denies the call. */
 static bool is_shortage(int error)
 {
 	return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS ||
@@ -381,11 +381,11 @@ void soft_engine_put(void)
 	const uint64_t one = 1;
 
 	pthread_mutex_lock(&soft_device.engine->users_mutex);
-	/* The child of a fork has no users, whatever it inherited. */
+	/* `users` is 0 in the child of a fork, where inherited objects may still be destroyed. */
 	if (soft_device.engine->users && --soft_device.engine->users == 0) {
 		soft_publish(&soft_device.engine->stopping, true);
 		if (write(soft_device.engine->wake_fd, &one, sizeof(one)) != sizeof(one))
-			abort(); /* written only once; the fd has just been checked */
+			abort(); /* cannot fail: the only write, and the fd has just been checked */
 		if (soft_device.platform->threads)
 			pthread_join(soft_device.engine->thread, NULL);
 		soft_lock();

@@ -1,11 +1,12 @@
-/* The engine's own thread, which works while no application thread makes progress.
+/* The engine's own thread, which makes progress while no application thread does.
  *
- * It sleeps without a timeout, so an idle process costs nothing. When it wakes up, it checks
- * whether an application thread has done work since the last check, and whether no application
- * thread sleeps that only the engine's thread can wake. If both are true, it ticks: it polls every
- * half millisecond and serves only work that has been ready for a whole tick. Once it has had to
- * serve such work, it serves immediately until the application does work again. If that happens
- * several times in a row, it does not tick at all for a while.
+ * The thread sleeps without a timeout, so an idle process uses no CPU time. When it wakes up, it
+ * leaves the work to the application if two conditions hold. An application thread must have served
+ * work since the last check, and no application thread may be asleep that only the engine's thread
+ * can wake. The engine's thread then ticks: it polls every half millisecond and serves only work
+ * that has been ready for a whole tick. Once it has had to serve such work, it serves all work
+ * immediately until the application serves work again. If that happens several times in a row, it
+ * stops ticking for a while.
  */
 #include <poll.h>
 #include <sched.h>
@@ -27,8 +28,8 @@ static bool stopping(void)
 	return soft_observe(&soft_device.engine->stopping);
 }
 
-/* Let waiting threads take the lock first. If this thread released the lock and took it again right
- * away, it would always win against a thread that has to be woken. */
+/* Let waiting threads take the lock first. Otherwise, this thread would starve them by reacquiring
+ * the lock before they wake up. */
 static void make_room(void)
 {
 	for (int i = 0; i < 50 && soft_counter_get(&soft_device.engine->waiting); i++)
@@ -67,8 +68,8 @@ static void set_asleep(bool asleep)
 	soft_unlock();
 }
 
-/* Returns whether the program has closed the engine's descriptors, and stops the engine if so.
- * Otherwise the thread would poll descriptors that are always or never ready. */
+/* Stop the engine if the program has closed the engine's descriptors. Returns whether it has.
+ * Without this check, the thread would poll descriptors that are always or never ready. */
 static bool is_over(void)
 {
 	soft_lock();
@@ -80,24 +81,24 @@ static bool is_over(void)
 	return lost;
 }
 
-/* Sleep until there is work or the thread must end (wake_fd). */
+/* Sleep until there is work or wake_fd tells the thread to stop. */
 static void sleep_until_work(void)
 {
-	/* wake_fd is not in the epoll set, where it would wake application threads. */
+	/* wake_fd is not in the epoll set, because it would wake application threads there. */
 	struct pollfd fds[2] = {
 		{.fd = soft_device.engine->epoll_fd, .events = POLLIN},
 		{.fd = soft_device.engine->wake_fd, .events = POLLIN},
 	};
 
 	set_asleep(true);
-	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL); /* by soft_engine_check_descriptors */
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL); /* see soft_engine_check_descriptors */
 	poll(fds, 2, -1);
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 	set_asleep(false);
 }
 
-/* Start to tick, unless an application thread depends on the engine's thread. Returns whether the
- * thread ticks. */
+/* Start ticking, unless a sleeping application thread can only be woken by the engine's thread.
+ * Returns whether the thread ticks. */
 static bool may_tick(void)
 {
 	soft_lock();
@@ -109,8 +110,8 @@ static bool may_tick(void)
 	return may;
 }
 
-/* Tick while the application works. Returns whether the application left work unserved for a tick,
- * and sets `*ticks` to the number of ticks. */
+/* Tick until the application leaves work unserved for a whole tick, or is idle for MAX_QUIET_TICKS
+ * ticks. Returns whether it left work unserved, and stores the number of ticks in `*ticks`. */
 static bool tick(unsigned *seen, unsigned *ticks)
 {
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
@@ -145,13 +146,13 @@ static bool tick(unsigned *seen, unsigned *ticks)
 	return left_unserved;
 }
 
-/* How well the application has served its work while the engine's thread ticked. */
+/* The application's record of serving work while the engine's thread ticked. */
 struct tick_history {
 	unsigned seen; /* engine.served at the last check */
-	bool app_served; /* the application has done work since this thread last had to serve */
+	bool app_served; /* whether the application has served work since this thread last did */
 	unsigned failures; /* consecutive runs of at most SOON ticks that left work unserved */
 	uint64_t again_at; /* time before which the thread does not tick */
-	uint64_t pause_ns; /* time without ticks after MAX_FAILURES failures */
+	uint64_t pause_ns; /* length of the pause that follows MAX_FAILURES failures */
 };
 
 /* Returns whether the engine's thread must serve the work that is ready. */
@@ -169,9 +170,9 @@ static bool serve_here(struct tick_history *tick_history)
 	bool left_unserved = tick(&tick_history->seen, &ticks);
 
 	/* An application may poll its memory for a peer's writes, and the CQ only for its own
-	 * requests. It then does some of the work, but always leaves the part it waits for to this
-	 * thread. An application that was merely interrupted for a moment has done much of the work
-	 * before. */
+	 * requests. Such an application serves some work, but soon leaves unserved the work that it
+	 * waits for. Work left unserved after more than SOON ticks is not a failure, because the
+	 * application served a lot of work before and was probably just interrupted. */
 	if (!left_unserved || ticks > SOON) {
 		tick_history->failures = 0;
 		tick_history->pause_ns = NO_TICK_NS;
@@ -207,8 +208,8 @@ static void run(void)
 #ifdef __SANITIZE_ADDRESS__
 void __asan_handle_no_return(void);
 
-/* Tell the sanitizer that a cancelled thread has left its stack, which it would otherwise take for
- * one in use. */
+/* Tell AddressSanitizer that the cancelled thread has abandoned its stack frames. Otherwise, it
+ * would consider the frames still in use. */
 static void cancelled(void *unused)
 {
 	(void)unused;

@@ -1,7 +1,8 @@
-/* Timers: a pairing heap of structs embedded in their owners, so that starting a timer neither
- * allocates nor fails. A timerfd in the engine's epoll set waits for the first of them.
+/* Timers, kept in a pairing heap of structs that are embedded in their owners. Starting a timer
+ * therefore allocates no memory and cannot fail. A timerfd in the engine's epoll set expires at the
+ * earliest deadline.
  *
- * Nothing here runs while no timer is started, because the device has no periodic work.
+ * The device has no periodic work, so an idle process does not wake up for timers.
  */
 
 #include "engine_internal.h"
@@ -14,8 +15,8 @@ uint64_t soft_now(void)
 	return soft_nanoseconds(&now);
 }
 
-/* Merge two heaps. `previous` is the parent of a first child, and the preceding sibling of any
- * other. */
+/* Merge two heaps and return the root. `previous` points to the preceding sibling, or to the parent
+ * of a first child. */
 static struct soft_timer *meld(struct soft_timer *a, struct soft_timer *b)
 {
 	if (!a || !b)
@@ -34,7 +35,8 @@ static struct soft_timer *meld(struct soft_timer *a, struct soft_timer *b)
 	return a;
 }
 
-/* Merge a list of siblings in two passes: in pairs from the left, then all pairs from the right. */
+/* Merge a list of siblings in two passes. The first merges pairs from left to right, and the second
+ * merges these from right to left. */
 static struct soft_timer *meld_siblings(struct soft_timer *first)
 {
 	struct soft_timer *pairs = NULL;
@@ -84,7 +86,8 @@ static void take_out(struct soft_timer *timer)
 
 static void set_alarm(void)
 {
-	/* An early alarm is harmless and cheaper than setting the alarm twice. */
+	/* Leave an earlier alarm as it is. Waking up too early is harmless, and costs less than
+	 * setting the alarm again. */
 	if (!soft_device.engine->timers ||
 	    (soft_device.engine->alarm_at &&
 	     soft_device.engine->alarm_at <= soft_device.engine->timers->deadline_ns))

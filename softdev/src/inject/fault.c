@@ -1,5 +1,5 @@
-/* The fault spec, and the faults that are decided immediately. delay_queue.c injects those on the
- * path of frames. */
+/* The fault spec, and faults that are injected immediately. delay_queue.c injects the faults of
+ * incoming frames and datagrams. */
 #include <string.h>
 
 #include "inject.h"
@@ -7,8 +7,8 @@
 
 /* ---- chance -------------------------------------------------------------------------------- */
 
-/* Map adjacent numbers to unrelated ones with a bijection: the finalizer of splitmix64 (Steele,
- * Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
+/* Return a hash of `x` that is unrelated for adjacent inputs. This is the finalizer of splitmix64,
+ * a bijection (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
 static uint64_t mix(uint64_t x)
 {
 	x += 0x9e3779b97f4a7c15u;

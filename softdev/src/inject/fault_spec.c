@@ -1,7 +1,6 @@
-/* Parser of fault specs in the format of aiordma_embedded_faults (embedded.h).
+/* Parser for fault specs in the format of aiordma_embedded_faults (embedded.h).
  *
- * Apart from the environment, which is read once, and the number of devices, the result depends on
- * the text only.
+ * The result depends only on the text and the number of devices. The environment is read only once.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -14,7 +13,7 @@
 
 enum { ALL_FRAMES = SOFT_FAULT_REQUESTS | SOFT_FAULT_ANSWERS };
 
-/* Parse all of `text`. Returns NULL, or a description of valid values. */
+/* Parse all of `text` into `value`. Returns NULL, or a description of the valid values. */
 typedef const char *(*reader)(const char *text, void *value);
 
 struct unit {
@@ -54,7 +53,8 @@ static const char *read_number32(const char *text, void *value)
 	return NULL;
 }
 
-/* Parse digits with an optional decimal point. The result of strtod depends on the locale. */
+/* Parse digits with an optional decimal point. strtod() is not used because it depends on the
+ * locale. */
 static bool read_decimal(const char *text, const char **end, double *value)
 {
 	double scale = 1;
@@ -200,7 +200,7 @@ static const struct {
 
 enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
 
-/* Parse one name=value part. Returns an error message, or NULL. */
+/* Parse one name=value part. Returns an error message, or NULL on success. */
 static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned *seen)
 {
 	char *value = strchr(part, '=');
@@ -219,8 +219,8 @@ static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned 
 	       "cut_after, rnr, overrun, register, handshake, qp, cq or device";
 }
 
-/* Returns an error message if an option belongs to a kind of fault that the spec does not
- * contain. */
+/* Check that each option has an effect, which means that the spec contains the fault the option
+ * modifies. Returns an error message, or NULL on success. */
 static const char *in_vain(const struct soft_fault_spec *spec)
 {
 	const struct soft_fault_when *when = spec->when;

@@ -1,15 +1,15 @@
-/* Delayed acknowledgements: they wait for a frame that can carry them.
+/* Delayed acknowledgements, which wait for a frame that can carry them.
  *
- * An application that responds to a message sends a frame within a few microseconds of the
- * completion. A separate acknowledgement before that costs a system call on this side and a wake-up
- * on the other. If a queue pair's application has been seen to respond (`replies`), the
- * acknowledgement of a message that completed a receive is therefore delayed. It is sent
+ * An application that responds to a message usually sends a frame within a few microseconds of the
+ * completion. A separate acknowledgement before that frame costs a system call here and a wake-up
+ * at the peer. Once the application has been seen to respond (`replies`), the acknowledgement of a
+ * message that completed a receive is therefore delayed. It is sent
  *
- *  - with the next frame, in the usual case
+ *  - usually with the next frame
  *  - immediately if many messages are unacknowledged, because the sender's window is limited
- *  - when an application thread drives the engine and the delay has lasted for some time, or before
- *    that thread sleeps in ibv_get_cq_event
- *  - at a tick of the engine's thread; while the thread does not tick, nothing is delayed
+ *  - by an application thread that drives the engine, after a minimum delay or before the thread
+ *    sleeps in ibv_get_cq_event
+ *  - at a tick of the engine's thread; nothing is delayed unless that thread ticks
  *
  * In the last two cases the application did not respond, so nothing is delayed for a while.
  */
@@ -17,8 +17,8 @@
 
 enum {
 	TRUST = 4,      /* responses seen before acknowledgements are delayed */
-	DISTRUST = -64, /* after an acknowledgement that had to be sent alone */
-	MOST = 8,       /* maximum number of messages whose acknowledgement is delayed */
+	DISTRUST = -64, /* value of `replies` after an acknowledgement had to be sent alone */
+	MOST = 8,       /* unacknowledged messages that force an acknowledgement */
 };
 
 void soft_ack_later(struct soft_qp_link *base)

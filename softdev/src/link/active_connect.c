@@ -1,22 +1,23 @@
-/* Connects to a peer without a connection manager.
+/* Connection setup without a connection manager.
  *
- * The queue pair with the smaller number (if both are equal, the smaller GID) connects immediately.
- * The other one connects after a pause if it has not been reached by then, because the first one's
- * pauses may have grown long. If both connect, the first one's attempt is used (handshake.c).
+ * The queue pair with the smaller number connects first. If the numbers are equal, the smaller GID
+ * decides. The other queue pair pauses and then connects as well if it has not been reached,
+ * because the first one's pauses may have grown long. If both connect, the attempt of the first one
+ * is used (handshake.c).
  *
- * A peer on this host is reached through shared memory if possible. Otherwise, and on other hosts,
- * TCP is used. The peer's process may not be running yet, or its queue pair may not be ready.
- * Attempts continue until our queue pair leaves RTR and RTS. Their pauses grow because the peer
- * chooses the address, and whatever is at that address must not be flooded.
+ * A peer on this host is reached through shared memory if possible, and otherwise over TCP like any
+ * other peer. The peer's process may not be running yet, or its queue pair may not be ready.
+ * Attempts therefore continue until the local queue pair leaves RTR and RTS. The pauses grow
+ * because the peer chooses the address, and the host at that address must not be flooded.
  */
 #include <sys/epoll.h>
 
 #include "link_internal.h"
 
-/* Numbers of attempts. Each attempt multiplies the pause by four (1, 4, 16 ms ...), so there are
- * eight attempts in the first ten seconds. */
+/* Attempt counts. Each attempt quadruples the pause (1, 4, 16 ms ...), so eight retries take place
+ * in the first ten seconds. */
 enum {
-	SECOND = 2, /* first attempt of the side that does not connect immediately */
+	SECOND = 2, /* initial count of the side that connects second */
 	SECOND_ROUND = 3,
 	LONGEST_PAUSE = 6
 };
@@ -46,7 +47,7 @@ void soft_connect_later(struct soft_link *link)
 
 /* ---- its channel --------------------------------------------------------------------------- */
 
-/* Try to open a channel through shared memory. Returns false if TCP should be tried instead. */
+/* Try to open a shared-memory channel. Returns false if TCP should be tried instead. */
 static bool attempt_shm(struct soft_link *link)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(link->qp);
@@ -64,7 +65,7 @@ static bool attempt_tcp(struct soft_link *link)
 
 	link->over_tcp = true;
 	if (soft_qp_gid(qp, &own))
-		return false; /* the GID entry has no address now */
+		return false; /* the GID table entry currently has no address */
 	const struct soft_tcp_ends ends = {
 		.own = own.gid,
 		.peer = soft_qp_peer_gid(qp),
@@ -106,7 +107,7 @@ void soft_connect_answered(struct soft_link *link)
 
 	if (reason) {
 		soft_handshake_dropped(link, qp, reason);
-		soft_connect_later(link); /* the peer's handshake matches, but ours does not */
+		soft_connect_later(link); /* the response does not match the queue pair */
 		return;
 	}
 	if (soft_link_up(link, qp))
@@ -138,8 +139,8 @@ bool soft_connects_first(const struct soft_qp *qp)
 	return memcmp(&own.gid, &peer, sizeof(own.gid)) < 0;
 }
 
-/* Connect without a handshake: a queue pair to itself, or over RoCE, where the application gives
- * the peer's address. */
+/* Connect without a handshake. This works if the queue pair is its own peer, and over RoCE, where
+ * the application provides the peer's address. Returns 0 or an errno value. */
 static int connect_at_once(struct soft_qp *qp)
 {
 	struct soft_link *link = soft_link_create(SOFT_LINK_CONNECTING);
@@ -157,7 +158,8 @@ static int connect_at_once(struct soft_qp *qp)
 	return rc;
 }
 
-/* Make an attempt, after `attempts` earlier ones, unless the peer is already waiting. */
+/* Start connecting, unless a pending link from the peer can be accepted. `attempts` is the initial
+ * attempt count; the first attempt is immediate if it is 0. */
 static void reach(struct soft_qp *qp, unsigned attempts)
 {
 	struct soft_link *link;
@@ -176,7 +178,8 @@ static void reach(struct soft_qp *qp, unsigned attempts)
 		attempt(link);
 }
 
-/* Start connecting in RTR. Failures are treated as an unreachable peer: requests will fail. */
+/* Start connecting in RTR. Returns an errno value if a connection without a handshake fails. Other
+ * failures are treated like an unreachable peer, so requests fail later. */
 int soft_connect_begin(struct soft_qp *qp)
 {
 	soft_assert_locked();
@@ -193,8 +196,8 @@ int soft_connect_begin(struct soft_qp *qp)
 	return 0;
 }
 
-/* Pause before reconnecting, or the two sides would keep each other busy. The other side may
- * connect first. */
+/* Reconnect after a pause, so that the two sides do not keep each other busy. The peer may connect
+ * first. */
 void soft_connect_again(struct soft_qp *qp)
 {
 	soft_assert_locked();

@@ -3,7 +3,7 @@
 
 #include "cma_descriptor.h"
 
-/* minimum payload within a process, where one copy replaces two by the same core */
+/* minimum payload within a process, where a single core would otherwise copy twice */
 enum { LEAST_WITHIN = 8 * 1024 };
 
 static struct soft_cma *cma_of(const struct soft_link *link)
@@ -18,15 +18,16 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
 	const struct soft_cma *cma = cma_of(link);
 
 	*least = cma && soft_shm_path_is_self(link->chan.path) ? LEAST_WITHIN : SOFT_CMA_DESC_LEAST;
-	/* A UC queue pair may reuse its memory as soon as a frame has been sent. On a link that
-	 * duplicates or delays frames, a frame may arrive after its request has completed. */
+	/* The memory must not change before the peer has copied it. A UC request completes as soon
+	 * as it has been sent. On a link that duplicates or delays frames, a frame may arrive after
+	 * its request has completed. */
 	return cma && soft_qp_is_reliable(link->qp) && !link->base.loses && soft_cma_is_open(cma)
 		       ? SOFT_CMA_FRAME_MAX
 		       : 0;
 }
 
-/* Returns whether an export is no longer needed although the other side has not marked it as done,
- * because the link is gone, or a frame was lost and the request has been answered all the same. */
+/* Returns whether an export is no longer needed although the peer has not marked it as done. The
+ * link may be gone, or the request may have completed although its frame was lost. */
 static bool is_over(const struct soft_cma_export *export, const void *unused)
 {
 	(void)unused;
@@ -48,7 +49,7 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 		desc.length += (uint32_t)pieces[i].iov_len;
 	}
 	if (desc.length != out->frame.length || soft_cma_backs_off(cma))
-		return false; /* too many pieces, or too short */
+		return false; /* too many pieces, or copying is slower than the ring */
 	struct soft_cma_export *export = soft_cma_export_new(cma);
 
 	if (!export && soft_cma_revoke(cma, is_over, NULL, lost))
@@ -85,10 +86,10 @@ static void request_failed(struct soft_qp *qp, const struct soft_frame *frame,
 		soft_responder_fail(qp, SOFT_NAK_REQUESTERS_MEMORY, qp->responder.psn);
 }
 
-/* A revoked export does not say why its owner revoked it. If only the key has ended, the owner's
- * queue pair sends a NAK, which completes the READ. If the queue pair is in error, it does not
- * respond, like that of a card. The link ends, and the READ completes when its retry time is
- * over. */
+/* Fail the READ whose response could not be copied. A revoked export does not show why its owner
+ * revoked it. If only the key was invalidated, the owner's queue pair sends a NAK, which completes
+ * the READ. If the owner's queue pair is in error, it does not respond, just as on a hardware
+ * adapter. The link then ends, and the READ completes after its retry time. */
 static void answer_failed(struct soft_qp *qp, enum soft_cma_result reached)
 {
 	if (reached == SOFT_CMA_REVOKED)
@@ -98,8 +99,8 @@ static void answer_failed(struct soft_qp *qp, enum soft_cma_result reached)
 								  : IBV_WC_REM_ACCESS_ERR);
 }
 
-/* Treat the frame as lost, because the kernel no longer allows the copy. The other side notices
- * that too, and sends the payload through the ring. */
+/* Treat the frame as lost because the kernel no longer allows the copy. The peer detects the loss
+ * and sends the payload through the ring. */
 static void lost(struct soft_link *link)
 {
 	soft_link_loses(link);
@@ -175,9 +176,10 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 
 /* ---- taking back --------------------------------------------------------------------------- */
 
-/* Refuse the READ whose response was revoked (IBTA 9.7.4.1.5), unless a request before it has been
- * refused. The NAK of a later request cannot complete the READ (IBTA 9.7.5.1.2). A queue pair in
- * error sends no NAK (IBTA 10.3.1.7), so the requester's retries run out (IBTA 9.7.6.1.3). */
+/* Refuse the READ whose response was revoked (IBTA 9.7.4.1.5), unless an earlier request has been
+ * refused. A NAK for a later request cannot complete the READ (IBTA 9.7.5.1.2). A queue pair in
+ * error sends no NAK (IBTA 10.3.1.7), so the READ fails when the requester's retries are exhausted
+ * (IBTA 9.7.6.1.3). */
 static void answer_lost(const struct soft_cma_export *export)
 {
 	struct soft_link *link = export->link;
@@ -212,8 +214,8 @@ void soft_cma_withdraw_key(uint32_t key)
 	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma)) {
 		unsigned count = soft_cma_revoke(cma, opened_by, &key, lost);
 
-		/* For a request, the peer's NAK reports that the requester's memory was not
-		 * readable. */
+		/* Only responses need a NAK from this side. The peer refuses a revoked request with
+		 * a NAK for unreadable memory. */
 		for (unsigned i = 0; i < count; i++)
 			if (lost[i].answer)
 				answer_lost(&lost[i]);
@@ -239,8 +241,8 @@ void soft_cma_flush(const struct soft_qp *qp)
 		revoke_requests(soft_link_of(qp));
 }
 
-/* Exports of responses that have been sent may still be in use. They stay until their key is
- * invalidated. */
+/* Keep the exports of responses, because the peer may still be copying from them. They stay until
+ * their key is invalidated. */
 void soft_cma_forget_link(const struct soft_link *link)
 {
 	soft_assert_locked();

@@ -1,9 +1,9 @@
-/* The delay queue: holds incoming frames and datagrams before they are handled, if there is a fault
- * spec.
+/* The delay queue, which holds incoming frames and datagrams before they are handled if a fault
+ * spec is set.
  *
- * It works on whole frames, so it is the same for all kinds of links. The order is preserved: a
- * delayed frame also delays those behind it. Control frames of a stream (DISCONNECT, LOSES) are
- * delayed with the rest, but not lost or duplicated.
+ * The queue works on whole frames, so it is the same for all kinds of links. It preserves their
+ * order: a delayed frame also delays all frames behind it. Control frames (DISCONNECT, LOSES) are
+ * delayed with the others, but never lost or duplicated.
  */
 
 #include "inject/inject.h"
@@ -13,31 +13,31 @@
 
 struct packet {
 	struct packet *next;
-	uint64_t due; /* time on the clock of soft_now(); 0 means immediately */
+	uint64_t due; /* soft_now() time at which to handle the packet; 0 means immediately */
 	uint32_t length;
-	uint32_t weight; /* length, including memory that a descriptor refers to */
+	uint32_t weight; /* length plus the bytes that a descriptor covers */
 	uint8_t bytes[];
 };
 
-/* Maximum number of bytes in a queue. Beyond it, the oldest frames are handled early and datagrams
- * dropped. */
+/* Maximum number of bytes in a queue. If a queue exceeds it, the oldest packets are handled early,
+ * and new datagrams are dropped. */
 #define QUEUE_MOST (64u << 20)
 
-/* Occurrences are counted per stream because the number of acknowledgements depends on timing. */
+/* Each stream counts its own occurrences, because the number of acknowledgements depends on
+ * timing. */
 enum stream { REQUESTS, ANSWERS, ACKNOWLEDGEMENTS, STREAMS };
 
 struct soft_delay_queue {
-	struct soft_link
-		*link; /* NULL if the link is gone, and for the one queue of all datagrams */
+	struct soft_link *link; /* NULL for a link that is gone, and in the datagram queue */
 	bool busy;
 	bool applies; /* whether the spec applies; if not, the queue only drains */
 	bool will_disconnect;
 	bool ended; /* whether the stream has ended */
-	int error; /* why it has ended */
-	uint64_t number; /* number of the connection */
+	int error; /* errno value that ended the stream; 0 if closed in order */
+	uint64_t number; /* connection number */
 	uint64_t input; /* bytes received */
 	uint64_t seen[STREAMS];
-	uint64_t frames; /* frames of the kinds that the spec covers */
+	uint64_t frames; /* frames covered by the spec, except acknowledgements */
 	uint64_t messages; /* messages that needed a receive */
 	uint64_t due; /* due time of the last packet */
 	uint64_t waiting; /* bytes in the queue */
@@ -49,7 +49,7 @@ struct soft_delay_queue {
 	struct soft_timer timer;
 };
 
-/* Stored before the payload of a datagram. */
+/* Header that precedes the payload of a queued datagram. */
 struct envelope {
 	uint32_t qp_num;
 	struct soft_datagram datagram;
@@ -94,7 +94,7 @@ static void empty(struct soft_delay_queue *queue)
 	queue->packet = NULL;
 }
 
-/* Remove and return the first packet if it is due, or NULL. */
+/* Remove and return the first packet if it is due. Otherwise, return NULL. */
 static struct packet *take_due_one(struct soft_delay_queue *queue)
 {
 	struct packet *packet = queue->first;
@@ -131,7 +131,7 @@ static uint64_t due_at(struct soft_delay_queue *queue, uint32_t length, enum str
 	return due;
 }
 
-/* Returns the number of the queue pair that receives the packet. */
+/* Returns the number of the queue pair that receives the packet, or 0 if unknown. */
 static uint32_t qp_num_of(const struct soft_delay_queue *queue, const struct packet *packet)
 {
 	struct envelope envelope;
@@ -142,15 +142,16 @@ static uint32_t qp_num_of(const struct soft_delay_queue *queue, const struct pac
 	return envelope.qp_num;
 }
 
-/* Queue, drop or duplicate a packet, taking ownership of it. Returns false if there is no memory
- * for the duplicate. */
+/* Drop, queue or duplicate a packet, taking ownership of it. Returns false if the duplicate cannot
+ * be allocated. */
 static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, enum stream stream)
 {
 	unsigned meant = stream == REQUESTS ? SOFT_FAULT_REQUESTS : SOFT_FAULT_ANSWERS;
 	struct packet *copy = NULL;
 	uint64_t draw = ++queue->seen[stream];
 
-	/* An acknowledgement only counts as an occurrence of its own stream. */
+	/* Acknowledgements do not advance the frame counter, because their number depends on
+	 * timing. */
 	if (soft_faults.frames & meant) {
 		uint64_t frame = stream == ACKNOWLEDGEMENTS ? queue->frames : ++queue->frames;
 
@@ -195,7 +196,7 @@ static void deliver(struct soft_delay_queue *queue, struct packet *packet)
 		soft_link_release(link);
 }
 
-/* Handle the packets of a busy queue that are due. */
+/* Handle the due packets of a busy queue. */
 static void take_due(struct soft_delay_queue *queue)
 {
 	struct packet *packet;
@@ -206,7 +207,7 @@ static void take_due(struct soft_delay_queue *queue)
 	}
 }
 
-/* Handle the packets that are due. May free the queue. */
+/* Handle the due packets. May free the queue. */
 static void run(struct soft_delay_queue *queue)
 {
 	queue->busy = true;
@@ -226,7 +227,7 @@ static void run(struct soft_delay_queue *queue)
 	}
 }
 
-/* Break the connection of a busy queue. What has arrived before is handled first. */
+/* Break the connection of a busy queue after handling the due packets. */
 static void disconnect(struct soft_delay_queue *queue)
 {
 	take_due(queue);
@@ -247,7 +248,7 @@ static void link_due(struct soft_timer *timer)
 	run(queue);
 }
 
-/* Handle a complete frame. */
+/* Apply the spec to a complete frame, and queue the frame unless it is lost. */
 static void arrived(struct soft_delay_queue *queue, struct packet *packet)
 {
 	uint8_t opcode = packet->bytes[0];
@@ -280,7 +281,7 @@ static size_t collect(struct soft_delay_queue *queue, const uint8_t *data, size_
 		queue->have += (uint32_t)part;
 		if (queue->have < SOFT_FRAME_HEADER)
 			return part;
-		/* An invalid frame has no payload. It ends the link when it is handled. */
+		/* Queue an invalid frame without a payload. It ends the link when it is handled. */
 		bool whole = soft_frame_decode(queue->header, &frame);
 
 		queue->packet =
@@ -313,7 +314,8 @@ void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length
 	struct soft_delay_queue *queue = link->delay_queue;
 
 	queue->busy = true;
-	/* The spec was set in the middle of a frame. */
+	/* If the spec was set in the middle of a frame, handle the rest of that frame without
+	 * faults. */
 	while (length && queue->link && (link->left || link->header_have)) {
 		size_t part = link->left ? link->left : SOFT_FRAME_HEADER - link->header_have;
 
@@ -340,7 +342,7 @@ bool soft_delay_outlives(struct soft_link *link, int error)
 		return false;
 	queue->ended = true;
 	queue->error = error;
-	link->base.blocked = true; /* the peer would not receive anything */
+	link->base.blocked = true; /* output can no longer reach the peer */
 	soft_link_detach(link);
 	return true;
 }
@@ -382,7 +384,7 @@ void soft_delay_attach(struct soft_link *link)
 	if (!wanted) {
 		if (queue) {
 			queue->applies = queue->will_disconnect = false;
-			if (!queue->first) /* no packet left after which it could end */
+			if (!queue->first) /* let the timer free the empty queue */
 				soft_timer_start(&queue->timer, soft_now());
 		}
 		return;
@@ -441,7 +443,7 @@ static void run_datagrams(void)
 	struct soft_delay_queue *queue = soft_device.links->datagrams;
 	struct packet *packet;
 
-	/* The receiver may respond to a packet, and the response arrives here again. */
+	/* Avoid recursion: handling a packet may cause a response that arrives here. */
 	if (queue->busy)
 		return;
 	queue->busy = true;

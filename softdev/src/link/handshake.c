@@ -1,16 +1,17 @@
-/* Links without a connection manager: the handshake and the passive side.
+/* Handshake and passive side of links without a connection manager.
  *
- * The applications of two queue pairs have exchanged addresses (queue pair number, GID), and the
+ * The applications of two queue pairs have exchanged addresses (queue pair number and GID), and the
  * queue pairs need one link between them. Either side connects to the other's process
  * (active_connect.c) and sends HELLO. The other side responds with HELLO_ACK when it is ready to
- * receive from exactly this peer. If both have sent HELLO, that of the smaller queue pair number
- * (if both are equal, the smaller GID) is accepted. Both messages contain the PSNs, which the
- * applications chose at random. A process that does not know them is not the peer.
+ * receive from exactly this peer. If both sides send HELLO, the one from the smaller queue pair
+ * number is accepted; if the numbers are equal, the smaller GID decides. Both messages contain the
+ * PSNs, which the applications chose at random. A process that does not know the PSNs is not the
+ * peer.
  *
- * If the queue pair is not ready yet, its HELLO is held for a while. So is a HELLO over TCP for a
- * queue pair that does not exist or has another peer. A process that guesses numbers thus learns
- * nothing until it has named both. The number of pending links and their time are limited, wherever
- * they come from.
+ * A HELLO for a queue pair that is not ready yet is held for a while. Over TCP, a HELLO is also
+ * held if its queue pair does not exist or has another peer. A process that guesses numbers
+ * therefore learns nothing until all of its numbers match. The number and the age of pending links
+ * are limited, regardless of their origin.
  */
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -20,7 +21,7 @@
 #include "trace/trace.h"
 
 enum {
-	MAX_PENDING = 256, /* requested links without a queue pair */
+	MAX_PENDING = 256, /* requested links that wait for their queue pair */
 };
 #define GUESS_NS 1000000u
 #define GUESSES_NS 1000000000u
@@ -29,7 +30,7 @@ enum {
 
 /* ---- the handshake -------------------------------------------------------------------------- */
 
-/* Returns the flags that describe a queue pair type. */
+/* Returns the HELLO flags of a queue pair type. */
 static uint32_t type_flags(enum ibv_qp_type type)
 {
 	switch (type) {
@@ -56,7 +57,7 @@ static enum ibv_qp_type peer_type(const struct soft_qp *qp)
 	}
 }
 
-/* Returns whether the queue pair sends requests and already knows their PSN. */
+/* Returns whether the queue pair sends requests and its first PSN has been set. */
 static bool sends(const struct soft_qp *qp)
 {
 	return qp->ibv.state != IBV_QPS_RTR && !qp->xrcd;
@@ -85,7 +86,7 @@ void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, co
 {
 	const struct soft_hello *hello = &link->peer_hello;
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
-	/* Find out which of the two PSNs does not match. */
+	/* Trace the peer's send PSN if it is wrong, and otherwise this side's send PSN. */
 	const bool sent =
 		qp && hello->flags & SOFT_HELLO_SENDS && hello->send_psn != qp->attr.rq_psn;
 	const bool compared = qp && !strcmp(reason, "PSN");
@@ -133,7 +134,7 @@ bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp)
 		"path MTU of %u bytes; set the same path_mtu on both (ibv_modify_qp)\n",
 		qp->ibv.qp_num, mtu_bytes(qp->attr.path_mtu), link->peer_hello.from,
 		mtu_bytes(link->peer_hello.mtu));
-	qp->stream_lost = true; /* requests will fail as unanswered */
+	qp->stream_lost = true; /* requests will fail as if the peer did not respond */
 	return false;
 }
 
@@ -145,7 +146,7 @@ void soft_handshake_check(struct soft_qp *qp)
 	if (!link || link->base.state != SOFT_LINK_UP || !link->hello_valid || !sends(qp) ||
 	    link->peer_hello.receive_psn == qp->attr.sq_psn)
 		return;
-	/* The peer would accept none of our requests, so they fail as unanswered. */
+	/* The peer would reject all requests, so let them fail as if it did not respond. */
 	soft_handshake_dropped(link, qp, "PSN");
 	link->psn_refused = true;
 	soft_link_leave(qp);
@@ -183,7 +184,7 @@ static void pending_expired(struct soft_timer *timer)
 static void hold(struct soft_link *link)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
-	struct sockaddr_storage peer = {0}; /* this host */
+	struct sockaddr_storage peer = {0}; /* all zeros means this host */
 	struct soft_place *evicted;
 
 	link->base.state = SOFT_LINK_HELD;
@@ -197,7 +198,8 @@ static void hold(struct soft_link *link)
 		drop_pending(pending_link(evicted));
 }
 
-/* Returns whether the path may replace the CM stream that the queue pair may already have. */
+/* Returns whether the path may replace the CM stream. `link` is NULL if the queue pair has no
+ * stream yet. */
 static bool is_beside(const struct soft_path *path, const struct soft_link *link)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
@@ -205,8 +207,8 @@ static bool is_beside(const struct soft_path *path, const struct soft_link *link
 	return !tcp || (tcp->of_cm && (!link || soft_tcp_path_is_beside(tcp, link->watch.fd)));
 }
 
-/* Returns whether the peer may learn immediately that it is not expected. This applies if the CM
- * stream will be used instead, or if the peer is a process of the same user. */
+/* Returns whether the peer may learn immediately that its HELLO is not expected. This is safe if
+ * the peer can use the CM stream instead, or is a process of the same user. */
 static bool may_know(const struct soft_path *path)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
@@ -214,8 +216,8 @@ static bool may_know(const struct soft_path *path)
 	return !tcp || tcp->of_cm;
 }
 
-/* Returns whether the path connects the queue pair's device with its peer's. In a process without a
- * device of that number, on either side, the first device has its address. */
+/* Returns whether the path connects the queue pair's device with its peer's device. If a process
+ * has too few devices, its first device has the address of the missing one. */
 static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
@@ -228,7 +230,7 @@ static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
 				      ((!path->peer_hca || !number) && soft_path_is_local(path)));
 }
 
-/* Returns why the pending link can never belong to the queue pair's peer, or NULL. */
+/* Returns the trace reason why the pending link can never become the queue pair's link, or NULL. */
 static const char *objection(const struct soft_link *link, const struct soft_qp *qp)
 {
 	const char *reason;
@@ -236,7 +238,7 @@ static const char *objection(const struct soft_link *link, const struct soft_qp 
 	if (!qp)
 		return "QPN";
 	if (soft_qp_is_ud(qp))
-		return "TRANSPORT"; /* the zeros in its attributes could match a HELLO */
+		return "TRANSPORT"; /* the zero attributes of a UD queue pair could match */
 	if (qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_INIT)
 		return NULL;
 	if (!is_ready(qp))
@@ -249,7 +251,7 @@ static const char *objection(const struct soft_link *link, const struct soft_qp 
 	return qp->stream_lost ? "QP_STATE" : NULL;
 }
 
-/* Returns whether the queue pair can accept the pending link, now or soon. */
+/* Returns whether the queue pair can accept the pending link now or later. */
 static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 {
 	if (objection(link, qp))
@@ -261,8 +263,9 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 				  : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
 }
 
-/* Returns whether the queue pair may respond now. With the CM, it has to get its stream first.
- * Otherwise, none of its own attempts may be in progress that has precedence. */
+/* Returns whether the queue pair may respond now. With the CM, the queue pair must have received
+ * its stream. Without the CM, an attempt of its own that takes precedence must not be in
+ * progress. */
 static bool may_answer(const struct soft_qp *qp)
 {
 	if (!is_ready(qp) || qp->stream_from_cm)
@@ -270,7 +273,8 @@ static bool may_answer(const struct soft_qp *qp)
 	return !qp->link || qp->link->state == SOFT_LINK_CONNECTING || !soft_connects_first(qp);
 }
 
-/* Accept a pending link as the queue pair's link. */
+/* Accept a pending link. It becomes the queue pair's link or, with the CM, gives its channel to the
+ * existing link. */
 static void introduce(struct soft_link *link, struct soft_qp *qp)
 {
 	struct soft_link *own = soft_link_of(qp);
@@ -287,9 +291,9 @@ static void introduce(struct soft_link *link, struct soft_qp *qp)
 		soft_link_finish(link, ECONNABORTED);
 }
 
-/* Returns whether a stream has used up its guesses. Each wrong number costs one millisecond, and at
- * most one second's worth accumulates. Without credit, a HELLO is refused without being checked, so
- * that guessing is not faster than with a connection per guess (docs/security.md). */
+/* Returns whether a stream has used up its guesses. Each wrong guess costs one millisecond, and at
+ * most one second of credit accumulates. Without credit, a HELLO is refused unchecked. Guessing on
+ * one stream is therefore not faster than with one connection per guess (docs/security.md). */
 static bool has_guessed(struct soft_tcp_path *tcp)
 {
 	uint64_t now = soft_now();
@@ -305,7 +309,7 @@ static bool has_guessed(struct soft_tcp_path *tcp)
 static void hello(struct soft_link *link)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
-	/* A valid peer does not send HELLO on a stream that this side has opened. */
+	/* A correct peer does not send HELLO on a stream that this side opened. */
 	bool unseen = has_guessed(tcp) || (tcp && tcp->connects);
 	struct soft_qp *qp = unseen ? NULL : soft_qp_find(link->peer_hello.to);
 	bool expected = qp && is_expected(link, qp);
@@ -348,7 +352,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 		if (may_know(link->from_path) && !is_expected(link, qp)) {
 			drop_pending(link);
 			node = soft_device.links->held.peers
-				       .next; /* others may have been removed with it */
+				       .next; /* drop_pending() may remove other links too */
 		}
 	}
 	return false;

@@ -1,9 +1,8 @@
-/* The life of a queue pair's stream, from the handshake to the last frame.
+/* Life cycle of a queue pair's stream, from the handshake to the last frame.
  *
- * A stream ends in one of two ways. In an orderly end, the side that stops (because its queue pair
- * entered ERR, was reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a
- * DISCONNECT frame and the end of the channel. Every other end, such as a killed process, is a
- * broken stream.
+ * A stream ends in one of two ways. In an orderly close, one side sends a DISCONNECT frame with its
+ * last acknowledgement and ends the channel, because its queue pair entered ERR, was reset or was
+ * destroyed. In every other case, such as a killed process, the stream is broken.
  */
 #include <unistd.h>
 
@@ -11,7 +10,7 @@
 #include "cma_descriptor.h"
 
 #define VARIABLE "AIORDMA_EMBEDDED_LINKS"
-#define LINGER_NS 2000000000u /* time to wait for room for the last frame */
+#define LINGER_NS 2000000000u /* maximum wait for room for the last frame */
 
 static void lingered(struct soft_timer *timer)
 {
@@ -142,7 +141,7 @@ void soft_link_finish(struct soft_link *link, int error)
 		free(link);
 }
 
-/* Close the stream in order: send what must still be sent, and DISCONNECT. */
+/* Start an orderly close of the queue pair's stream. Deferred output sends DISCONNECT. */
 static void close_orderly(struct soft_qp *qp)
 {
 	soft_assert_locked();
@@ -161,7 +160,7 @@ static void close_orderly(struct soft_qp *qp)
 		return;
 	}
 	link->base.state = SOFT_LINK_CLOSING;
-	soft_ack_settled(link); /* DISCONNECT carries the acknowledgement as well */
+	soft_ack_settled(link); /* DISCONNECT also carries the acknowledgement */
 	soft_timer_start(&link->timer, soft_now() + LINGER_NS);
 	soft_defer(&link->base.output);
 }
@@ -171,7 +170,8 @@ void soft_link_leave(struct soft_qp *qp)
 	soft_assert_locked();
 	struct soft_link *link;
 
-	/* Delayed acknowledgements have been sent now, while the queue pair still knows them. */
+	/* Send DISCONNECT while the queue pair is still attached, because the frame contains its
+	 * acknowledgement. */
 	close_orderly(qp);
 	link = soft_link_of(qp);
 	if (!link)
@@ -216,7 +216,7 @@ static void resume(void)
 	}
 }
 
-/* Drop a RoCE link. No other end needs to be told. */
+/* Drop a RoCE link. The peer is not notified, because RoCE has no connection to close. */
 static void drop_roce(struct soft_link *link)
 {
 	link->qp->link = NULL;
@@ -235,8 +235,8 @@ void soft_qp_await_adoption(struct soft_qp *qp)
 		qp->stream_from_cm = true;
 }
 
-/* Create a link for a stream handed over by the CM. Stores it in *link and returns 0, or returns an
- * errno value. */
+/* Create a link for a stream that the CM hands over, and store the link in `*link`. Returns 0, or
+ * an errno value after closing `fd`. */
 static int adopt(struct soft_link **link, struct soft_qp *qp, int fd)
 {
 	int rc = 0;
@@ -317,7 +317,8 @@ static enum ibv_mtu active_mtu(const struct soft_hca *hca)
 	return soft_device.links->roce ? soft_roce_active_mtu(hca) : IBV_MTU_4096;
 }
 
-/* Derive a LID from what distinguishes hosts, containers and devices. */
+/* Derive a LID from the device GUID, which differs between hosts, containers and devices. RoCE
+ * devices have no LID. */
 static uint16_t lid(struct soft_hca *hca)
 {
 	enum { UNICAST = 0xbfff }; /* the highest unicast LID */
@@ -362,7 +363,6 @@ static int start(void)
 	return soft_misconfigured(EINVAL, VARIABLE, wish, "expected 'shared', 'tcp' or 'roce'");
 }
 
-/* Stop. The kernel already has the last frames of lingering links. */
 static void stop(void)
 {
 	soft_listener_stop();
@@ -372,7 +372,8 @@ static void stop(void)
 	soft_delay_stop();
 }
 
-/* Inherited links belong to inherited queue pairs, which may still be destroyed. */
+/* Forget all links but do not free them, because inherited queue pairs refer to them and may still
+ * be destroyed. */
 static void forked(void)
 {
 	soft_places_init(&soft_device.links->held);

@@ -1,11 +1,11 @@
-/* The channel of a link: the callbacks for its path, and how a link gets a channel. */
+/* Channels of links: the callbacks for the path, and how a link gets its channel. */
 #include <sys/uio.h>
 
 #include "link_internal.h"
 
 enum {
-	LONG_RECORD = 16 * 1024, /* copying it through a ring takes longer than a response */
-	STREAM_CHAN = 1, /* the number of a channel that the CM has introduced, at both ends */
+	LONG_RECORD = 16 * 1024, /* bytes that take longer to copy through a ring than a response */
+	STREAM_CHAN = 1, /* channel number at both ends of a stream from the CM */
 };
 
 static struct soft_link *link_of(struct soft_chan *chan)
@@ -19,14 +19,14 @@ static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSH
 
 	link->hello_valid = soft_hello_decode(handshake, &link->peer_hello);
 	if (!link->hello_valid)
-		link->peer_hello.kind = 0; /* matches no peer */
+		link->peer_hello.kind = 0; /* not a valid kind */
 	if (link->base.state == SOFT_LINK_SELECTING)
 		soft_selection_answered(link);
 	else
 		soft_connect_answered(link);
 }
 
-/* Handle the end of a record, which must not end within a frame. */
+/* Finish the link with EPROTO if a record ends in the middle of a frame. */
 static void record_over(struct soft_link *link)
 {
 	if (link->base.state == SOFT_LINK_UP && (link->left || link->header_have))
@@ -37,15 +37,16 @@ static void data(struct soft_chan *chan, const uint8_t *bytes, size_t length, si
 {
 	struct soft_link *link = link_of(chan);
 
-	if (link->base.state != SOFT_LINK_UP) /* closing: the remaining frames no longer matter */
+	if (link->base.state != SOFT_LINK_UP) /* a closing link ignores the remaining frames */
 		return;
 	link->heard = true;
 	link->busy = true;
 	soft_link_parse(link, bytes, length);
 	if (!rest)
 		record_over(link);
-	/* More records may have arrived than one step handles, and the sender should continue in
-	 * the meantime. A refusal has to be sent before the record counts as read (peer_exit.c). */
+	/* Respond to a long record now, so that the sender can continue while this side handles the
+	 * rest of its input. Also send a refusal now, because a refused record must not count as
+	 * read before that (peer_exit.c). */
 	bool answers = (length >= LONG_RECORD || link->base.nak_opcode) && soft_link_is_due(link) &&
 		       soft_path_is_local(chan->path);
 
@@ -59,8 +60,8 @@ static int place(struct soft_chan *chan, size_t length, struct iovec *iov, int r
 	struct soft_link *link = link_of(chan);
 	int count;
 
-	/* A frame with pieces is followed by their descriptor; begin() in link_input.c has refused
-	 * it. */
+	/* Only TCP paths place payload. begin() in link_input.c rejects their frames with pieces,
+	 * which are followed by a descriptor and not by payload. */
 	if (link->base.state != SOFT_LINK_UP || link->left < SOFT_DIRECT_MIN || link->frame.pieces)
 		return 0;
 	link->busy = true;
@@ -120,8 +121,8 @@ static void gone(struct soft_chan *chan, int error)
 		soft_connect_later(link);
 		break;
 	case SOFT_LINK_UP:
-		/* An end without DISCONNECT is not orderly, unless the peer left before it received
-		 * anything from this side. */
+		/* An end without DISCONNECT is an error, unless the peer has not sent anything on
+		 * this link. */
 		soft_link_lost(link, error || !link->heard ? error : ECONNRESET);
 		break;
 	default:
@@ -129,8 +130,9 @@ static void gone(struct soft_chan *chan, int error)
 	}
 }
 
-/* Returns whether to probe the peer: if the queue pair would learn of its end or has not been
- * answered, and otherwise while one of its requests waits. */
+/* Returns whether to probe the peer. If `waiting` is set, it is probed while a reliable request is
+ * unanswered. Otherwise, it is probed during the handshake, or if the queue pair must detect the
+ * peer's end. */
 static bool probes(struct soft_chan *chan, bool waiting)
 {
 	const struct soft_qp *qp = link_of(chan)->qp;

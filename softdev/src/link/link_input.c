@@ -1,4 +1,4 @@
-/* Input of a stream: converts bytes to frames and puts their payload into place. */
+/* Stream input: converts bytes to frames and stores their payload. */
 #include <sys/uio.h>
 
 #include "inject/inject.h"
@@ -44,8 +44,7 @@ void soft_link_placed(struct soft_link *link, uint32_t length)
 		end(link);
 }
 
-/* Handle the header of a frame. Returns false if the peer violates the protocol, which ends the
- * stream. */
+/* Handle a frame header. Returns false after a protocol error. */
 static bool begin(struct soft_link *link, const uint8_t *header)
 {
 	struct soft_frame *frame = &link->frame;
@@ -102,7 +101,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	return true;
 }
 
-/* Copy payload from scratch memory to its destination. */
+/* Copy received payload to its destination. */
 static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length)
 {
 	while (length && link->base.state == SOFT_LINK_UP) {
@@ -121,8 +120,9 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 		case SOFT_SINK_RECEIVE:
 		case SOFT_SINK_WRITE:
 		case SOFT_SINK_READ: {
-			/* Loads and stores fetch the lines that they overwrite. They would slow
-			 * down a SEND or WRITE to uncached memory by up to a third. */
+			/* Loads and stores first fetch the destination's cache lines. This would
+			 * slow down a SEND or WRITE to uncached memory by up to a third, so only
+			 * READ responses are copied in this way. */
 			void (*copy)(uint8_t *, const uint8_t *, size_t) =
 				link->sink == SOFT_SINK_READ ? soft_copy_by_loads : soft_copy;
 			int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
@@ -201,7 +201,8 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 					   .has_psn = link->qp && soft_is_request(&link->frame),
 					   .psn = link->frame.psn,
 					   .expected_psn = link->qp ? link->qp->responder.psn : 0);
-			/* Any host can send a datagram, so an invalid one does not end the link. */
+			/* Any host can send a datagram, so an invalid one does not end a RoCE
+			 * link. */
 			if (!link->chan.path || !link->chan.path->calls->loses)
 				soft_link_finish(link, EPROTO);
 			return;
@@ -209,7 +210,7 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 	}
 }
 
-/* Finish handling input. A callback may have finished the link; it is freed here. */
+/* Clear `busy`, and free the link if it was finished while busy. */
 void soft_link_release(struct soft_link *link)
 {
 	link->busy = false;

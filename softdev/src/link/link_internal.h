@@ -1,8 +1,9 @@
-/* The streams of queue pairs and their channels.
+/* Streams of queue pairs and their channels.
  *
- * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c) in a channel of a
- * path (link_chan.c): shared-memory rings, a TCP stream, or RoCE v2. active_connect.c and
- * handshake.c decide which side connects and over which path; with the CM, selection.c does.
+ * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c). It uses a
+ * channel (link_chan.c) of a path: shared-memory rings, a TCP stream, or RoCE v2. active_connect.c
+ * and handshake.c decide which side connects and over which path. With the CM, selection.c makes
+ * this decision.
  */
 #pragma once
 
@@ -16,34 +17,34 @@
 #include "link.h"
 
 enum {
-	SOFT_LISTENING_MOST = 32, /* addresses */
+	SOFT_LISTENING_MOST = 32, /* maximum number of addresses */
 };
 
 struct soft_link {
-	struct soft_qp_link base; /* must be first: soft_link_of */
+	struct soft_qp_link base; /* must be first (soft_link_of) */
 	struct soft_chan chan;
 	struct soft_fd_watch watch; /* the CM's socket while a path is selected */
 	uint16_t path_port; /* port of the process that accepted the socket */
 	bool opens;     /* whether this side has requested the link */
 	bool heard;   /* whether data has been received */
-	bool refused; /* the other process refused to attach; use TCP next time */
+	bool refused; /* the peer's process refused to attach, so TCP is used next time */
 	bool over_tcp; /* whether the current attempt uses TCP */
 	bool to_self; /* whether the queue pair is its own peer */
 	bool drop_traced; /* see soft_handshake_dropped */
-	bool psn_refused; /* this side leaves because the peer expects another PSN */
-	/* the earliest request that the other process did not read before it ended */
+	bool psn_refused; /* whether this side closes because the peer expects another PSN */
+	/* earliest request that the peer's process left unread when it ended */
 	bool unread;
 	uint32_t unread_psn;
-	struct soft_path *from_path; /* path on which a pending link requests a channel */
+	struct soft_path *from_path; /* path on which the peer requested a pending link */
 	uint32_t from_chan; /* number of the requested channel */
 
-	bool busy; /* input is being handled, so the link must not be freed */
+	bool busy; /* whether input is being handled, which prevents freeing the link */
 	struct soft_delay_queue *delay_queue; /* NULL without a fault spec */
 	struct soft_qp *qp; /* NULL if unknown or detached */
 	struct soft_node node;
 	struct soft_timer timer; /* retries, handshake timeout, lingering */
 	unsigned attempts;
-	struct soft_place pending; /* place of a pending link (handshake.c) */
+	struct soft_place pending; /* entry of a pending link in `held` (handshake.c) */
 	bool hello_valid; /* whether `peer_hello` has been received and is valid */
 	struct soft_hello peer_hello; /* HELLO or HELLO_ACK of the peer */
 
@@ -53,7 +54,7 @@ struct soft_link {
 	struct soft_frame frame; /* the frame whose payload is being received */
 	uint32_t taken; /* payload bytes received */
 	uint32_t left; /* payload bytes missing */
-	uint32_t cma_bytes; /* bytes covered by the descriptors of one record (cma_descriptor.c) */
+	uint32_t cma_bytes; /* bytes covered by one record's descriptors (cma_descriptor.c) */
 	enum soft_sink sink;
 	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
 
@@ -62,7 +63,7 @@ struct soft_link {
 	uint64_t delayed_since;
 	int replies;
 	bool reply_expected;
-	uint32_t unacknowledged; /* messages that completed a receive */
+	uint32_t unacknowledged; /* unacknowledged messages that completed a receive */
 };
 
 /* Returns the queue pair's link, or NULL. */
@@ -71,7 +72,7 @@ static inline struct soft_link *soft_link_of(const struct soft_qp *qp)
 	return qp->link ? soft_container(qp->link, struct soft_link, base) : NULL;
 }
 
-/* Schedule output, because there may be something to send. */
+/* Schedule output. Called when there may be frames to send. */
 static inline void soft_link_output(struct soft_link *link)
 {
 	soft_qp_link_output(&link->base);
@@ -80,16 +81,15 @@ static inline void soft_link_output(struct soft_link *link)
 /* State shared by all links. */
 struct soft_links_state {
 	struct soft_node links; /* all links (link.c) */
-	bool may_use_shm; /* whether shared memory may be used if possible */
-	bool roce; /* use RoCE v2 only, except with the CM and from a queue pair to itself */
-	struct soft_node
-		delayed; /* links with delayed acknowledgements, longest delayed first (acks.c) */
+	bool may_use_shm; /* whether shared memory may be used */
+	bool roce; /* use RoCE v2, except with the CM or if a queue pair is its own peer */
+	struct soft_node delayed; /* links with delayed acknowledgements, oldest first (acks.c) */
 	bool (*cm_offer)(struct soft_qp *qp); /* see soft_links_use_cm */
 	struct soft_places held; /* pending links (handshake.c) */
-	uint64_t descriptors_sent; /* sent by all links so far (cma_descriptor.c) */
+	uint64_t descriptors_sent; /* descriptors sent by all links (cma_descriptor.c) */
 
 	/* listener.c */
-	int reserved; /* -1 if none */
+	int reserved; /* socket that reserves the port; -1 if none */
 	uint16_t port; /* 0 if none */
 	struct soft_listening {
 		struct soft_acceptor acceptor;
@@ -98,8 +98,8 @@ struct soft_links_state {
 	int listening_count;
 
 	/* delay_queue.c */
-	uint64_t connections; /* counted since the spec was set */
-	uint64_t device_free_at; /* with a rate limit: when it has handled all input so far */
+	uint64_t connections; /* connections since the spec was set */
+	uint64_t device_free_at; /* soft_now() time at which the rate limit allows more input */
 	struct soft_delay_queue *datagrams;
 };
 
@@ -108,51 +108,51 @@ struct soft_link *soft_link_create(enum soft_link_state state);
 int soft_link_up(struct soft_link *link, struct soft_qp *qp);
 /* Apply a new fault spec to all links. */
 void soft_links_fault_spec_changed(void);
-/* Handle the end of a path without DISCONNECT. The link is finished when all input has been
+/* Handle a channel that ended without DISCONNECT. The link is finished after its input has been
  * handled. */
 void soft_link_lost(struct soft_link *link, int error);
-/* Close the channel, notify the queue pair, and free the link. A busy link is freed by
- * soft_link_release(). */
+/* Close the channel, notify the queue pair, and free the link. If the link is busy,
+ * soft_link_release() frees it. */
 void soft_link_finish(struct soft_link *link, int error);
 void soft_link_detach(struct soft_link *link);
-/* Detach the queue pair from its link, which then closes in order. */
+/* Detach the queue pair from its link, and close the link in order. */
 void soft_link_leave(struct soft_qp *qp);
-/* Mark the link as one whose input may be lost. LOSES notifies the other side
- * (req_retransmit.c). */
+/* Record that the link may lose frames, and notify the peer with LOSES (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
 /* Send pending output immediately. */
 void soft_link_flush(struct soft_link *link);
-/* Returns whether output is deferred to the end of the step. soft_link_output_now() sends it. */
+/* Returns whether output is deferred to the end of the step. */
 bool soft_link_is_due(const struct soft_link *link);
+/* Send deferred output now. */
 void soft_link_output_now(struct soft_link *link);
 
 /* acks.c */
 void soft_ack_later(struct soft_qp_link *link); /* called when a receive has completed */
-void soft_ack_settled(struct soft_link *link); /* called when nothing is delayed any more */
+void soft_ack_settled(struct soft_link *link); /* called when no acknowledgement is delayed */
 void soft_ack_replied(struct soft_link *link); /* called when a request is sent */
 void soft_acks_send(uint64_t age_ns); /* implements soft_subsystem.send_delayed */
 
-/* delay_queue.c: holds incoming frames and datagrams before they are handled */
+/* delay_queue.c */
 void soft_delay_create(void);
 void soft_delay_attach(
-	struct soft_link *link); /* when the link comes up or the fault spec changes */
-/* Detach the queue of a link that is no longer up. Returns true if the peer's end has been
- * received. */
+	struct soft_link *link); /* called when the link comes up or the fault spec changes */
+/* Detach the delay queue from the link. Returns whether the end of the stream has been received. */
 bool soft_delay_detach(struct soft_link *link);
 void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length);
-/* Handle the end of the stream. Returns true if frames are still queued; the link is finished after
- * them. */
+/* Postpone the end of the stream until the queued frames have been handled. Returns false if none
+ * are queued. */
 bool soft_delay_outlives(struct soft_link *link, int error);
 void soft_delay_stop(void); /* drops the queued datagrams */
 
 /* link_input.c */
-/* Return iovecs for up to `length` bytes of the payload that is being received, or 0 if there are
- * none. soft_link_placed() reports how many bytes have been stored. The link is `busy`. */
+/* Store iovecs for up to `length` bytes of the payload being received in `iov`, which has `room`
+ * entries. Returns the number of iovecs, or 0 if the payload cannot be placed. The caller has set
+ * `busy` and reports the bytes it stores with soft_link_placed(). */
 int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room);
 void soft_link_placed(struct soft_link *link, uint32_t length);
-/* Handle bytes of the stream, which may end within a frame. */
+/* Handle stream input, which may end in the middle of a frame. */
 void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length);
-/* Handle bytes of the stream without injecting faults. */
+/* Handle stream input without injecting faults. */
 void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length);
 void soft_link_release(struct soft_link *link);
 
@@ -162,24 +162,24 @@ void soft_link_write_end(struct soft_link *link);
 
 /* link_chan.c */
 extern const struct soft_chan_ops soft_link_chan_calls;
-/* Set how long the link tolerates silence of the peer's machine. Called when the link comes up or
- * is being introduced, and when its queue pair gets another timeout. */
+/* Set how long the link tolerates silence from the peer's machine. Called when the handshake
+ * starts, when the link comes up, and when the queue pair's timeout is set. */
 void soft_link_watch(struct soft_link *link);
-/* Request a channel of the path. Returns false if none is available. */
+/* Request a channel on `path`, which may be NULL. Returns false if no channel is available. */
 bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, struct soft_path *path);
-/* Give the link the channel that a pending link requested. Returns false if the request was
- * refused. */
+/* Accept the channel that a pending link requested, and give it to `link`. Returns false if the
+ * request was refused. */
 bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_link,
 			   const struct soft_qp *qp);
-/* Use a stream whose ends have been introduced as the link's only channel. Returns 0 or an errno
- * value. */
+/* Turn the CM's socket into a TCP path, and enter its only channel for the link. Returns 0 or an
+ * errno value. */
 int soft_link_over_stream(struct soft_link *link, int fd);
-/* Returns the path between the devices of the queue pair and its peer, in the process at `ip_port`,
- * or NULL. */
+/* Returns the shared-memory path between the devices of the queue pair and its peer, whose process
+ * listens at `ip_port`, or NULL. */
 struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port);
 
 /* selection.c: with the CM */
-/* Returns 0 or an errno value. The queue pair owns the link. */
+/* Start selecting a path. On success, the queue pair owns the link. Returns 0 or an errno value. */
 int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uint16_t shm_port);
 bool soft_selection_is_open(const struct soft_link *link); /* whether a channel may be requested */
 void soft_selection_answered(
@@ -187,28 +187,30 @@ void soft_selection_answered(
 void soft_selection_use_tcp(struct soft_link *link, bool tell);
 void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link);
 
-/* peer_exit.c: complete what a process had read before it ended, given what it had not read. The
- * link is `busy` and may be finished. */
+/* peer_exit.c: complete the requests that the peer's process read before it ended. The link may be
+ * finished, so the caller sets `busy`. */
 void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t length);
 void soft_peer_exit_shm(struct soft_link *link);
 void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing);
 
 /* handshake.c: without the CM */
-/* Returns whether the peer has the same path MTU, if known. If not, the error is reported and the
- * queue pair gets no stream. */
+/* Returns whether the path MTU of the peer is the same or unknown. Otherwise, reports the error and
+ * denies the queue pair a stream. */
 bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp);
-/* Check both PSNs, which are known in RTS. */
+/* Check the queue pair's first PSN, which is known in RTS. Closes the link if the peer expects
+ * another one. */
 void soft_handshake_check(struct soft_qp *qp);
-/* Look for a pending link from the peer of a queue pair that has become ready. Returns whether
- * there was one. */
+/* Accept a pending link from the peer of a queue pair that has become ready. Returns whether one
+ * was accepted. */
 bool soft_handshake_find_pending(struct soft_qp *qp);
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind);
-/* Returns false if the type, queue pair number or PSN differs. Unknown PSNs are checked at RTS. */
+/* Returns whether the HELLO has the expected type, queue pair numbers and PSNs. A PSN that is still
+ * unknown is checked in RTS. */
 bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp);
-/* Returns the trace's reason why the handshake does not come from the queue pair's peer, or
- * NULL. */
+/* Returns the trace reason why the HELLO does not come from the queue pair's peer, or NULL if it
+ * does. */
 const char *soft_hello_objection(const struct soft_hello *hello, const struct soft_qp *qp);
-/* Record in the trace, once per link, that its handshake was dropped and why. `qp` may be NULL. */
+/* Trace once per link that its handshake was dropped, with the reason. `qp` may be NULL. */
 void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, const char *reason);
 
 /* active_connect.c */
@@ -220,9 +222,9 @@ void soft_connect_answered(
 void soft_connect_later(struct soft_link *link);
 
 /* listener.c */
-/* Returns the port at which peers reach this process's queue pairs, bound by the first call.
- * Returns 0 and sets errno if there is none. */
+/* Returns the port at which peers reach this process's queue pairs. The first call binds the port.
+ * Returns 0 and sets errno if no port can be bound. */
 uint16_t soft_listener_port(void);
-/* Accept connections at another address of this host. */
+/* Listen at another address of this host. */
 void soft_listener_open(const union ibv_gid *gid);
 void soft_listener_stop(void);

@@ -1,16 +1,17 @@
-/* Output of a stream: collects frames and passes them to the path in batches.
+/* Stream output: collects frames and passes them to the path in batches.
  *
- * A batch alternates between responses and requests. A pending NAK follows, and an acknowledgement
- * if no other frame carries it. Headers and small payloads are copied to scratch memory, and long
- * payloads are sent from the application's memory. The batch is built with a cursor, a copy of the
- * positions, which becomes the queue pair's when the path has accepted the whole batch.
+ * A batch alternates between responses and requests. It ends with a pending NAK, or with an
+ * acknowledgement if no other frame carries it. Headers and small payloads are copied to scratch
+ * memory, and long payloads are sent directly from the application's memory. The batch is built
+ * with a cursor, which is a copy of the queue pair's positions. The queue pair's own positions
+ * advance for each frame that the path accepts.
  */
 #include <sys/uio.h>
 
 #include "cma_descriptor.h"
 
 enum {
-	COPY_MAX = 1024, /* maximum payload that is copied behind its header */
+	COPY_MAX = 1024, /* maximum payload copied to scratch memory */
 };
 
 struct batch {
@@ -19,10 +20,10 @@ struct batch {
 	int frame_count;
 	int iov_count;
 	size_t used; /* bytes of scratch memory in use */
-	size_t bytes; /* bytes in total */
-	size_t room; /* room on the path */
+	size_t bytes; /* total length of the batch */
+	size_t room; /* bytes that the path accepts */
 	size_t cma_bytes; /* bytes covered by descriptors, not included in `bytes` */
-	bool closed; /* no more requests: the next one cannot be sent */
+	bool closed; /* whether to add no more requests, because the next one cannot be sent */
 	int record_count;
 	struct soft_record_end ends[SOFT_PATH_RECORDS];
 	struct soft_tx_packet frames[SOFT_PATH_FRAMES];
@@ -38,7 +39,7 @@ static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct i
 	return soft_requester_gather(qp, out, iov, room);
 }
 
-/* Returns the room that is required to begin a frame. */
+/* Returns the room required for the longest possible frame. */
 static size_t frame_room(const struct soft_link *link)
 {
 	return SOFT_FRAME_HEADER + (size_t)link->chan.path->calls->frame_most;
@@ -70,7 +71,7 @@ static void end_record(struct batch *batch)
 		};
 }
 
-/* Add bytes that are already in scratch memory. Adjacent ones share an iovec. */
+/* Add bytes that are already in scratch memory. Contiguous bytes share an iovec. */
 static void add_scratch(struct batch *batch, size_t length)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
@@ -86,7 +87,7 @@ static void add_scratch(struct batch *batch, size_t length)
 	batch->bytes += length;
 }
 
-/* Add a frame with a descriptor of its payload. Returns false if the payload cannot have one. */
+/* Add a frame that describes its payload. Returns false if the payload cannot be described. */
 static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
@@ -103,7 +104,7 @@ static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 	return true;
 }
 
-/* Add a frame with its payload. Returns false if the memory is not readable. */
+/* Add a frame that carries its payload. Returns false if the memory is not readable. */
 static bool add(struct batch *batch, const struct soft_tx_packet *out)
 {
 	struct iovec payload[SOFT_MAX_SGE];
@@ -130,7 +131,8 @@ static bool add(struct batch *batch, const struct soft_tx_packet *out)
 	return true;
 }
 
-/* Add a frame, with an acknowledgement if one is due. */
+/* Add a frame with any acknowledgement that is due, in a new record if necessary. Returns false if
+ * adding the payload or its descriptor fails. */
 static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t done,
 		      uint32_t acked)
 {
@@ -144,9 +146,9 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out);
 }
 
-/* Add the next request or response with the acknowledgement that is due, as a descriptor or with
- * its payload. Returns false if there is none, or with `*there` set if its memory is not
- * readable. */
+/* Add the next request or response, with any acknowledgement that is due. The frame describes its
+ * payload if possible. Returns false with `*there` cleared if there is no frame to send, or with
+ * `*there` set if the memory is not readable. */
 static bool add_next(struct batch *batch,
 		     bool (*next)(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				  struct soft_tx_packet *out),
@@ -209,7 +211,7 @@ static bool add_request(struct batch *batch)
 	return false;
 }
 
-/* Add LOSES, after which the other side uses a timer for responses. */
+/* Add LOSES, which makes the peer use a timer for responses. */
 static void add_warning(struct batch *batch)
 {
 	const struct soft_tx_packet out = {.frame.opcode = SOFT_LOSES};
@@ -218,7 +220,8 @@ static void add_warning(struct batch *batch)
 		add(batch, &out);
 }
 
-/* Add a NAK or an acknowledgement, after the responses to all earlier requests. */
+/* Add a NAK or an acknowledgement. A NAK is sent only after the responses to all earlier
+ * requests. */
 static void add_control(struct batch *batch)
 {
 	struct soft_link *link = batch->link;
@@ -274,14 +277,14 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 	end_record(batch);
 }
 
-/* Returns whether the NAK ends the queue pair. A gap will be filled, and missing memory of the
- * requester is not an error of this side. */
+/* Returns whether the NAK ends the queue pair. Retransmission corrects a sequence error, and
+ * unreadable memory at the requester is not an error of this side. */
 static bool is_fatal(enum soft_nak syndrome)
 {
 	return syndrome != SOFT_NAK_SEQUENCE && syndrome != SOFT_NAK_REQUESTERS_MEMORY;
 }
 
-/* Record that everything up to this PSN has been acknowledged. */
+/* Record that all requests up to this PSN have been acknowledged. */
 static void acknowledged(struct soft_link *link, uint32_t psn)
 {
 	link->qp->responder.acked = psn;
@@ -290,7 +293,7 @@ static void acknowledged(struct soft_link *link, uint32_t psn)
 		soft_ack_settled(link);
 }
 
-/* Advance the positions after the path has accepted a frame. */
+/* Advance the queue pair's positions after the path has accepted a frame. */
 static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 {
 	struct soft_qp *qp = link->qp;
@@ -306,7 +309,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 	switch (out->frame.opcode) {
 	case SOFT_RNR_NAK:
 	case SOFT_NAK:
-		/* Another NAK may have replaced it while it was being sent. */
+		/* Keep the pending NAK if another one has replaced the NAK just sent. */
 		if (link->base.nak_opcode == out->frame.opcode &&
 		    link->base.nak_syndrome == out->frame.syndrome)
 			link->base.nak_opcode = 0;
@@ -327,7 +330,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 
 /* ---- the path ------------------------------------------------------------------------------ */
 
-/* Wait until the path has room, or other links have had their turn. */
+/* Wait until the path has room or other links have had their turn. */
 static void block(struct soft_link *link)
 {
 	soft_chan_wait(&link->chan);
@@ -391,8 +394,8 @@ void soft_link_write(struct soft_link *link)
 	}
 }
 
-/* Send the last frame, which stays in link->header if it has to wait, and then the end of the
- * channel. */
+/* Send DISCONNECT, end the channel and finish the link. While the path has no room, the frame stays
+ * in link->header. */
 void soft_link_write_end(struct soft_link *link)
 {
 	soft_assert_locked();

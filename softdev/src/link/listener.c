@@ -1,11 +1,11 @@
-/* The data listener, at which peers without a connection manager reach this process's queue pairs.
+/* The data listener, where peers without a connection manager reach this process's queue pairs.
  *
  * The GID identifies the host, and the upper bits of a queue pair number select one of 1,000 ports
- * there (objects/qp_numbers.c). Each process uses one of these ports that is free on every address.
- * The port is reserved by a socket that is bound to the unspecified address but does not listen.
- * The process listens only at addresses of its queue pairs: at loopback from the start, and
- * elsewhere when a queue pair selects another GID. The UDP port of the same number, for datagrams
- * (datagram.c), and the name at which local peers attach (attach.c) are reserved as well.
+ * on that host (objects/qp_numbers.c). Each process reserves one of these ports that is free at
+ * every address. The reservation is a socket that is bound to the unspecified address but does not
+ * listen. The process listens only at addresses of its queue pairs: at loopback from the start, and
+ * at other addresses when a queue pair selects another GID. It also reserves the UDP port of the
+ * same number for datagrams (datagram.c), and the name at which local peers attach (attach.c).
  */
 #define _GNU_SOURCE /* accept4 */
 #include <stdio.h>
@@ -23,7 +23,8 @@ static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockad
 	soft_tcp_path_accepted(fd, peer);
 }
 
-/* Bind a socket. `again` allows an address that the reservation has bound. */
+/* Bind a TCP socket. `again` allows a port that is already reserved. Returns the fd, or -1 and sets
+ * errno. */
 static int bound(const struct sockaddr *address, socklen_t length, bool again)
 {
 	int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -32,7 +33,8 @@ static int bound(const struct sockaddr *address, socklen_t length, bool again)
 		return -1;
 	if (address->sa_family == AF_INET6)
 		soft_set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, again);
-	/* Only one socket can listen at an address, even with this option. */
+	/* This does not let another process steal the port: only one socket can listen at an
+	 * address, even with SO_REUSEADDR. */
 	if (again)
 		soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
 	if (bind(fd, address, length)) {
@@ -94,15 +96,15 @@ void soft_listener_stop(void)
 	soft_device.links->port = 0;
 }
 
-/* Reserve a port. Returns 0, or an errno value if the port is in use. */
+/* Reserve a port and start listening. Returns 0, or an errno value such as EADDRINUSE. */
 static int take(uint16_t number)
 {
 	soft_device.links->port = number;
 	if (soft_device.platform->network)
 		return 0; /* a simulated host has no other process */
 	errno = 0;
-	/* A new network namespace has no loopback address. Nothing can connect there until it has
-	 * one. */
+	/* Tolerate a missing loopback address, as in a new network namespace. Until the address is
+	 * added, peers cannot connect to it anyway. */
 	if (reserve() && soft_datagram_reserve(number) &&
 	    (listen_at(&soft_gid_loopback) || errno == EADDRNOTAVAIL) &&
 	    (!soft_links_may_use_shm() || soft_attach_listen(number)))

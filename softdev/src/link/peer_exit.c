@@ -1,21 +1,23 @@
-/* The end of the peer's process: what it had received counts as acknowledged.
+/* The end of the peer's process: requests that the process had read count as acknowledged.
  *
- * A card acknowledges what has reached its host's memory, whatever happens to the process there.
- * Here the process acknowledges a little later (acks.c), and may be killed before it does. The path
- * knows what the process has read, however. In a ring, this is everything before the reader's
- * position. On a socket, it is what the kernel has confirmed, if the socket ends without a reset
- * (unread data would cause one) or if a living process gives up the link. Everything that the
- * process has read is in its memory or was refused. The process refuses a record before it advances
- * the position; on a socket it does so a few microseconds after reading, in the same step. Its
- * refusals arrive here before its end. So what it has read and not refused is done, up to the first
- * request that is answered with data.
+ * A hardware adapter acknowledges data that has reached its host's memory, regardless of what
+ * happens to the process there. Here, the process acknowledges a little later (acks.c), and may be
+ * killed before it does. The path, however, knows how much the process has read. In a ring, this is
+ * everything before the reader's position. On a socket, it is everything that the kernel has
+ * confirmed, if the socket ends without a reset (which unread data would cause) or if a living
+ * process gives up the link.
+ *
+ * Everything that the process has read is in its memory or was refused. On a ring, the process
+ * refuses a record before it advances its position. On a socket, it does so a few microseconds
+ * after reading, in the same step. Its refusals arrive here before its end. All requests that were
+ * read and not refused are therefore done, up to the first one that is answered with data.
  *
  * This does not apply to a link that loses frames, where a frame may have been read but not
- * handled. Frames in the delay queue of the other side's fault spec count as handled.
+ * handled. Frames in the delay queue of the peer's fault spec count as handled.
  */
 #include "link_internal.h"
 
-/* Complete everything before `psn`. This does not complete a READ. */
+/* Complete all requests before `psn`, up to the first one that is answered with data. */
 static void taken_in(struct soft_link *link, uint32_t psn)
 {
 	struct soft_qp *qp = link->qp;
@@ -44,7 +46,7 @@ void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t 
 	while (length >= SOFT_FRAME_HEADER && soft_frame_decode(bytes, &frame)) {
 		size_t size = SOFT_FRAME_HEADER + soft_frame_rest(&frame);
 
-		/* Search for the earliest request: after an RNR NAK, requests sent behind the
+		/* Search for the earliest request. After an RNR NAK, requests sent behind the
 		 * refused one precede its retransmission. */
 		if (frame.opcode < SOFT_ACK &&
 		    (!link->unread || soft_psn_before(frame.psn, link->unread_psn))) {
@@ -65,12 +67,12 @@ void soft_peer_exit_shm(struct soft_link *link)
 					    : soft_send_psn(link->qp, link->qp->sq.next));
 }
 
-/* Complete what the peer had received over TCP.
+/* Complete the requests that the peer received over TCP. `missing` is the number of bytes that its
+ * kernel has not confirmed. A request has been confirmed if the frames sent after it are at least
+ * `missing` bytes long.
  *
- * The peer may have ended between reading a retransmitted request and refusing it again.
- *
- * If the number of unconfirmed bytes is not larger than the frames sent after a message, the
- * message itself has been confirmed.
+ * Nothing is completed after an RNR NAK, because the peer may have read the retransmission but
+ * ended before refusing it again.
  */
 void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing)
 {

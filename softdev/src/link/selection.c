@@ -1,13 +1,14 @@
-/* Selects a path with the CM: an existing path, or the stream of the CM's handshake, which becomes
- * one.
+/* Path selection with the CM, which uses an existing path or turns the stream of the CM's handshake
+ * into one.
  *
  * The side that requested the connection tries to open a channel. It uses shared memory if both
- * sides have named their ports in the handshake, and otherwise a path that an earlier stream to the
- * same port of the same process has become. It sends nothing else until it knows the result. The
- * other side waits for what arrives first: a HELLO through a channel, to which it responds with
- * HELLO_ACK, or bytes on the stream. There is thus one path at any time, and both sides know which.
- * If there is no channel, the first side sends the end of no channel on the stream. A side that
- * ends the link before that does so on the stream.
+ * sides have named their ports in the handshake. Otherwise, it uses a path that was created from an
+ * earlier stream to the same port of the same process. It sends nothing else until it knows the
+ * result. The other side waits for a HELLO through a channel, to which it responds with HELLO_ACK,
+ * or for bytes on the stream, whichever comes first. Only one path is thus in use at any time, and
+ * both sides agree on it. If no channel is available, the first side announces this by sending
+ * SOFT_RECORD_END for channel 0 on the stream. A side that ends the link before the selection is
+ * complete does so on the stream.
  */
 #include <sys/epoll.h>
 
@@ -31,7 +32,7 @@ static void received(struct soft_fd_watch *watch)
 		soft_selection_use_tcp(link, false);
 	else if (link->chan.path)
 		soft_unwatch(
-			watch); /* HELLO_ACK may be in flight; if not, the channel ends as well */
+			watch); /* HELLO_ACK may still arrive; otherwise, the channel ends too */
 	else
 		soft_link_finish(link, n ? errno : ECONNRESET);
 }

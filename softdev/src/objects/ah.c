@@ -1,12 +1,12 @@
-/* Address handles: the destination of a UD message (IBTA vol 1, 10.2.2.2), and how to reply to a
- * message. */
+/* Address handles, which contain the destination of a UD message (IBTA vol 1, 10.2.2.2). An address
+ * handle can also be created from a received message to send a reply. */
 
 #include "objects.h"
 #include "trace/trace.h"
 
 enum { DEFAULT_HOP_LIMIT = 64 };
 
-/* Layout of a GRH that contains an IPv4 header in the last 20 of its 40 bytes. */
+/* Layout of a 40-byte GRH whose last 20 bytes are an IPv4 header. */
 enum {
 	IPV4 = 20,
 	IPV4_HEADER = 20,
@@ -34,9 +34,9 @@ int soft_ah_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct 
 		return soft_refuse_value("PORT", "port_num", attr->port_num);
 	if (attr->is_global)
 		return global_source(hca, &attr->grh, own);
-	/* RoCE packets always have a GRH (Annex A16), and the kernel refuses an address without one
-	 * (drivers/infiniband/core/verbs.c, rdma_check_ah_attr). If the device has a LID, the
-	 * port's LID refers to this device, so that software for InfiniBand works. */
+	/* RoCE packets always have a GRH (Annex A16), and the kernel rejects an address without one
+	 * (drivers/infiniband/core/verbs.c, rdma_check_ah_attr). As an exception, a device with a
+	 * LID accepts its own LID as a destination, so that software for InfiniBand works. */
 	return attr->dlid && attr->dlid == soft_links->lid(hca)
 		       ? soft_gid_at(hca, soft_gid_loopback_index(hca), own)
 		       : soft_refuse(EINVAL, "GRH");
@@ -87,7 +87,7 @@ struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 	return soft_call_made("ibv_create_ah", "pd", soft_pd_root(pd)->handle, soft_made(rc, ah));
 }
 
-/* Requests posted with the handle have a copy of its path. */
+/* Destroy an address handle. Posted requests have their own copy of its path. */
 int soft_ibv_destroy_ah(struct ibv_ah *ibv)
 {
 	soft_lock();
@@ -111,8 +111,8 @@ uint16_t soft_ipv4_sum(const uint8_t *header)
 	return (uint16_t)sum;
 }
 
-/* Returns whether the 40 bytes contain an IPv4 header. RoCE leaves the 20 bytes before it
- * undefined, so only its checksum distinguishes the two cases (Annex A17.4.5). */
+/* Returns whether the last 20 of the 40 bytes are an IPv4 header. RoCE leaves the bytes before an
+ * IPv4 header undefined, so only a valid checksum distinguishes it from a GRH (Annex A17.4.5). */
 static bool is_ipv4(const uint8_t *grh)
 {
 	return grh[IPV4] == 0x45 && soft_ipv4_sum(grh + IPV4) == 0xffff;
@@ -144,12 +144,13 @@ static int read_grh(const struct soft_hca *hca, const struct ibv_grh *grh,
 	int index = soft_gid_index(hca, &own);
 
 	if (index < 0)
-		return EINVAL; /* a multicast GID: the application chooses the source of its reply */
+		return EINVAL; /* multicast GID: the application must choose the source */
 	route->sgid_index = (uint8_t)index;
 	return 0;
 }
 
-/* Implements part of ibv_create_ah_from_wc(3). Returns 0, or -1 and sets errno. */
+/* Fill in the address of the sender of a message, like ibv_create_ah_from_wc(3). Returns 0, or -1
+ * and sets errno. */
 int soft_ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
 			     struct ibv_grh *grh, struct ibv_ah_attr *ah_attr)
 {

@@ -1,8 +1,8 @@
-/* Asynchronous events of a context: ibv_get_async_event(3).
+/* Asynchronous events of a context (ibv_get_async_event(3)).
  *
- * An event waits in the context's queue until the application takes it. Destroying the object
- * concerned drops the event if it has not been taken, and otherwise waits until it has been
- * acknowledged.
+ * An event waits in the context's queue until the application retrieves it. Destroying an object
+ * drops its events that have not been retrieved, and waits until the application has acknowledged
+ * the others.
  */
 
 #include "objects.h"
@@ -16,7 +16,7 @@ struct entry {
 void soft_async_event(struct soft_context *context, const struct ibv_async_event *event)
 {
 	soft_assert_locked();
-	/* Events are rare. If there is no memory for one, the completions still report the
+	/* Events are rare. If an event cannot be allocated, the completions still report the
 	 * error. */
 	struct entry *entry = context->closed ? NULL : malloc(sizeof(*entry));
 
@@ -40,10 +40,10 @@ void soft_async_forget(struct soft_context *context, const void *element)
 		soft_channel_consume(&context->async);
 }
 
-/* The numbers of an object's events that were taken and acknowledged, and their mutex and
- * condition. */
+/* Counters of an object's retrieved and acknowledged events, with the mutex and condition variable
+ * that protect them. */
 struct counted {
-	pthread_mutex_t *mutex; /* NULL if the event concerns the port */
+	pthread_mutex_t *mutex; /* NULL for port events, which are not counted */
 	pthread_cond_t *cond;
 	uint32_t *taken, *acknowledged;
 };
@@ -74,7 +74,7 @@ static struct counted counted_of(const struct ibv_async_event *event)
 	}
 }
 
-/* Count an event before it is returned, so that destroying its object waits for the
+/* Count an event before returning it, so that destroying the object waits for the
  * acknowledgement. */
 static void note_taken(const struct ibv_async_event *event)
 {

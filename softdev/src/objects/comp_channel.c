@@ -1,4 +1,4 @@
-/* Completion channels, which hold the events of armed completion queues. */
+/* Completion channels, which queue the events of armed CQs. */
 
 #include "objects.h"
 #include "trace/trace.h"
@@ -36,7 +36,7 @@ int soft_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 	bool busy = ibv->refcnt > 0;
 
 	soft_unlock();
-	if (busy) /* a CQ is still associated with it (ibv_create_comp_channel(3)) */
+	if (busy) /* the channel still has CQs (ibv_create_comp_channel(3)) */
 		return soft_call_result("ibv_destroy_comp_channel", NULL, 0,
 					soft_refuse(EBUSY, "IN_USE"));
 	soft_channel_destroy(&channel->channel);
@@ -56,7 +56,7 @@ void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *
 	pthread_mutex_unlock(&channel->mutex);
 }
 
-/* Record that all events have been taken. The caller holds the channel's mutex. */
+/* Record that all events have been retrieved. The caller holds the channel's mutex. */
 static void all_taken(struct soft_comp_channel *channel)
 {
 	soft_hint_set(&channel->any, false);
@@ -77,8 +77,8 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 {
 	struct soft_cq *cq = NULL;
 
-	/* This thread sees the events of its own step. A concurrent event of another thread makes
-	 * the fd readable. */
+	/* The hint always covers events of this thread's own step. It may miss an event that
+	 * another thread adds concurrently, but that event makes the fd readable. */
 	if (!soft_hint_get(&channel->any))
 		return NULL;
 	pthread_mutex_lock(&channel->mutex);
@@ -97,7 +97,8 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 	return cq;
 }
 
-/* Send delayed acknowledgements before the thread sleeps. */
+/* Send delayed acknowledgements, then sleep until the channel is ready. Returns 0 or an errno
+ * value. */
 static int sleep_until_work(struct soft_comp_channel *channel)
 {
 	soft_engine_before_sleep();
@@ -111,8 +112,8 @@ int soft_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void
 	struct soft_cq *found;
 	int rc = 0;
 
-	/* A non-blocking caller performs a step, because it has been woken or polls. A blocking
-	 * caller waits first, which takes no longer than an idle step if work is ready. */
+	/* A non-blocking caller runs a step first, because it polls or has just been woken. A
+	 * blocking caller waits first, which takes no longer than an idle step if work is ready. */
 	while (!(found = take(channel))) {
 		if (!nonblocking)
 			rc = sleep_until_work(channel);

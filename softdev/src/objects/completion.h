@@ -8,27 +8,27 @@
 struct soft_comp_channel {
 	struct ibv_comp_channel ibv;
 	struct soft_channel channel;
-	pthread_mutex_t mutex; /* protects the following members; taken inside a CQ's lock */
+	pthread_mutex_t mutex; /* protects the following members; nested inside a CQ's lock */
 	struct soft_node ready; /* CQs with pending events */
-	bool any; /* atomic hint, read without the mutex: whether `ready` is not empty */
+	bool any; /* atomic hint whether `ready` has entries, read without the mutex */
 };
 
 enum soft_armed { SOFT_UNARMED, SOFT_ARMED_SOLICITED, SOFT_ARMED };
 
-/* The time of a completion: CLOCK_MONOTONIC, which is the device's clock, and CLOCK_REALTIME. */
+/* Timestamps of a completion: CLOCK_MONOTONIC (the device's clock) and CLOCK_REALTIME. */
 struct soft_stamp {
 	uint64_t clock_ns;
 	uint64_t wallclock_ns;
 };
 
 struct soft_cq {
-	union { /* both begin alike; `ex` is complete if created by create_cq_ex */
+	union { /* both start with the same members; create_cq_ex sets all of `ex` */
 		struct ibv_cq ibv;
 		struct ibv_cq_ex ex;
 	};
-	pthread_mutex_t lock; /* protects the ring, `armed` and the moderation */
+	pthread_mutex_t lock; /* protects the ring, `armed` and the moderation state */
 	struct ibv_wc *ring;
-	struct soft_stamp *stamps; /* times of the entries in the ring, if the CQ has timestamps */
+	struct soft_stamp *stamps; /* timestamps of the ring's entries; NULL if not requested */
 	uint32_t capacity;
 	uint32_t first;
 	uint32_t count; /* also read without the lock to find an empty ring */
@@ -36,19 +36,19 @@ struct soft_cq {
 	bool just_armed; /* atomic */
 	unsigned empty_polls; /* atomic */
 	bool overrun;
-	bool ignore_overrun; /* the oldest completions are dropped without an event */
-	unsigned users; /* send and receive queues that complete here */
+	bool ignore_overrun; /* whether to drop the oldest completions without an event */
+	unsigned users; /* number of send and receive queues that use this CQ */
 	struct soft_deferred overrun_work;
 	struct ibv_moderate_cq moderation;
-	uint32_t held_back; /* completions whose event the moderation has held back */
+	uint32_t held_back; /* completions held back by moderation */
 	struct soft_timer moderation_timer;
 	struct soft_cq_reader *reader; /* see cq_ex.c; NULL if created by create_cq */
 	struct ibv_pd *parent_domain; /* or NULL */
-	/* protected by the completion channel's mutex */
+	/* members protected by the completion channel's mutex */
 	struct soft_node ready_node;
 	uint32_t events_waiting;
 	uint32_t events_taken;
-	/* protected by ibv.mutex */
+	/* member protected by ibv.mutex */
 	uint32_t async_events_taken;
 };
 
@@ -57,19 +57,21 @@ static inline struct soft_cq *soft_cq_of(struct ibv_cq *cq)
 	return soft_container(cq, struct soft_cq, ibv);
 }
 
-/* Create a completion queue, or return NULL and set errno. `stamped` adds timestamps, and `pd` is a
- * parent domain or NULL. The application learns of it in soft_cq_publish. */
+/* Create a completion queue, which stays hidden from the application until soft_cq_publish().
+ * `stamped` adds timestamps, and `pd` is a parent domain or NULL. Returns NULL and sets errno on
+ * failure. */
 struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
 			     int comp_vector, bool stamped, struct ibv_pd *pd);
 void soft_cq_publish(struct soft_cq *cq, void *cq_context);
-/* Take up to `room` completions, and their times unless `stamps` is NULL. Returns their number, or
- * -1 for a CQ that has overflowed. Performs a step of the device's work if there are none. */
+/* Take up to `room` completions, with their timestamps unless `stamps` is NULL. Runs a step if the
+ * CQ is empty. Returns the number of completions, or -1 if there are none because the CQ has
+ * overflowed. */
 int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps);
 int soft_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
-/* Add a completion. Returns false if it is lost because the queue has overflowed. `solicited` is
- * explained in ibv_req_notify_cq(3). */
+/* Add a completion. Returns false if the completion is lost because the CQ has overflowed. For
+ * `solicited`, see ibv_req_notify_cq(3). */
 bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited);
-/* Remove a queue pair's completions that the application has not polled. */
+/* Discard a queue pair's completions that the application has not polled yet. */
 void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num);
 int soft_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);

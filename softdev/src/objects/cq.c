@@ -1,8 +1,9 @@
-/* Completion queues: a ring of work completions with a lock, and arming for events.
+/* Completion queues, which are rings of work completions that can be armed to raise events.
  *
- * A CQ has its own lock so that polling does not wait for the engine. Completions are added under
- * the engine's lock and the CQ's, and taken under the CQ's alone. An empty CQ is recognized without
- * a lock; the polling thread then performs a step of the device's work.
+ * Each CQ has its own lock, so that polling does not wait for the engine. Adding a completion takes
+ * the engine's lock and the CQ's lock, while polling takes only the CQ's lock. Checking for an
+ * empty CQ takes no lock. A thread that polls an empty CQ then performs a step of the device's
+ * work.
  */
 
 #include "extended.h"
@@ -15,9 +16,9 @@ static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
 			       : NULL;
 }
 
-/* Fail the queue pairs of a CQ that has overflowed. It has lost completions, so they cannot
- * continue (IBTA 11.6.3.2, ibv_poll_cq(3)). This runs at the end of a step, because completions are
- * added in the middle of other work. */
+/* Fail the queue pairs that use an overflowed CQ, because their completions have been lost (IBTA
+ * 11.6.3.2, ibv_poll_cq(3)). The call is deferred to the end of the step, because adding a
+ * completion must not change queue pairs that are being processed. */
 static void fail_users(struct soft_deferred *deferred)
 {
 	struct soft_cq *cq = soft_container(deferred, struct soft_cq, overrun_work);
@@ -31,8 +32,9 @@ static void fail_users(struct soft_deferred *deferred)
 	}
 }
 
-/* Change the arming and count armed CQs in their channel, because the engine's thread must wake
- * sleepers. CQs that a forked child has inherited do not count. */
+/* Arm or disarm a CQ. The channel and the engine count armed CQs to decide whether the engine's
+ * thread must wake sleeping threads. CQs inherited by a forked child are not counted. The caller
+ * holds the CQ's lock. */
 static void set_armed(struct soft_cq *cq, enum soft_armed armed)
 {
 	struct soft_comp_channel *channel = channel_of(cq);
@@ -51,7 +53,8 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 
 	pthread_mutex_lock(&cq->lock);
 	soft_hint_set(&cq->just_armed, true);
-	/* A request for fewer events does not cancel an earlier one for more (IBTA 11.4.2.2). */
+	/* Arming for solicited completions does not cancel an earlier request for all completions
+	 * (IBTA 11.4.2.2). */
 	if (!solicited_only)
 		set_armed(cq, SOFT_ARMED);
 	else if (cq->armed == SOFT_UNARMED)
@@ -61,8 +64,8 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	return 0;
 }
 
-/* Drop the `run` oldest completions, which must not wrap around the ring's end. The caller holds
- * the CQ's lock. */
+/* Remove the `run` oldest completions, which must be contiguous in the ring. The caller holds the
+ * CQ's lock. */
 static void drop(struct soft_cq *cq, uint32_t run)
 {
 	cq->first += run;
@@ -73,7 +76,8 @@ static void drop(struct soft_cq *cq, uint32_t run)
 
 /* ---- events -------------------------------------------------------------------------------- */
 
-/* Queue an event. The caller holds the locks of the CQ and the engine. */
+/* Disarm the CQ and queue its event on the channel. The caller holds the CQ's lock and the engine's
+ * lock. */
 static void announce(struct soft_cq *cq)
 {
 	struct soft_comp_channel *channel = channel_of(cq);
@@ -85,15 +89,16 @@ static void announce(struct soft_cq *cq)
 		soft_comp_channel_event(channel, cq);
 }
 
-/* A count or time of 0 disables moderation, because a count without a time could delay an event
- * forever. */
+/* Returns whether the CQ moderates its events. Moderation requires both a count and a period,
+ * because a count alone could delay an event forever. */
 static bool moderated(const struct soft_cq *cq)
 {
 	return cq->moderation.cq_count > 1 && cq->moderation.cq_period;
 }
 
-/* Handle a completion that requests an event. With moderation, the event is raised after cq_count
- * completions, or cq_period microseconds after the first (ibv_modify_cq(3)). */
+/* Raise an event for a new completion, or delay it if the CQ moderates its events. A delayed event
+ * is raised after cq_count completions, or cq_period microseconds after the first
+ * (ibv_modify_cq(3)). */
 static void deserves_event(struct soft_cq *cq)
 {
 	cq->held_back++;
@@ -126,7 +131,7 @@ int soft_modify_cq(struct ibv_cq *ibv, struct ibv_modify_cq_attr *attr)
 	soft_lock();
 	pthread_mutex_lock(&cq->lock);
 	cq->moderation = attr->moderate;
-	/* Events held back by the old setting are raised now. */
+	/* Raise the event that the previous setting has delayed. */
 	if (cq->held_back)
 		announce(cq);
 	pthread_mutex_unlock(&cq->lock);
@@ -170,7 +175,7 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		return false;
 	}
 	if (cq->count == cq->capacity)
-		drop(cq, 1); /* always written to the next entry (ibv_create_cq_ex(3)) */
+		drop(cq, 1); /* the new completion replaces the oldest (ibv_create_cq_ex(3)) */
 	uint32_t at = cq->first + cq->count;
 
 	if (at >= cq->capacity)
@@ -186,8 +191,8 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 	return true;
 }
 
-/* Keep their events: an application has to expect an event without a completion
- * (ibv_get_cq_event(3)). */
+/* Remove a queue pair's completions but keep the CQ's events. Applications must expect events
+ * without completions (ibv_get_cq_event(3)). */
 void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
 {
 	uint32_t kept = 0;
@@ -228,19 +233,19 @@ static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_sta
 		drop(cq, run);
 		taken += (int)run;
 	}
-	/* "the CQ cannot be used" (ibv_poll_cq(3)). The remaining completions have been returned
-	 * before. */
+	/* An overflowed CQ cannot be used (ibv_poll_cq(3)). Report the overflow only after all
+	 * completions have been returned. */
 	if (!taken && cq->overrun && room > 0)
 		taken = -1;
 	pthread_mutex_unlock(&cq->lock);
 	return taken;
 }
 
-/* Perform a step of the device's work for an empty CQ. */
+/* Perform a step of the device's work because a thread has polled an empty CQ. */
 static void look_for_work(struct soft_cq *cq)
 {
-	/* The poll after arming only looks for earlier completions. The program waits afterwards,
-	 * and the work is done there. */
+	/* After arming, programs poll once for completions that arrived before, and then wait.
+	 * Waiting performs the step, so skip it here. */
 	if (soft_hint_get(&cq->just_armed)) {
 		soft_hint_set(&cq->just_armed, false);
 		return;
@@ -277,7 +282,7 @@ static int make_rings(struct ibv_pd *pd, uint32_t capacity, bool stamped, struct
 	return ENOMEM;
 }
 
-/* Returns 0 or EINVAL. */
+/* Check the requested number of entries. Returns 0 or EINVAL. */
 static int check_size(int cqe)
 {
 	const struct soft_limit limit = {"cqe", (uint64_t)cqe, SOFT_MAX_CQE};
@@ -361,7 +366,7 @@ static int resize(struct ibv_cq *ibv, int cqe)
 		return rc;
 	pthread_mutex_lock(&cq->lock);
 	if (cq->count > (uint32_t)cqe) {
-		/* not below the number of waiting completions (ibv_resize_cq(3)) */
+		/* The new ring must hold all outstanding completions (ibv_resize_cq(3)). */
 		rc = soft_refuse_value("OUTSTANDING", "cqe", (unsigned)cqe);
 	} else {
 		struct soft_stamp *old_stamps = cq->stamps;
@@ -403,7 +408,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 	soft_lock();
 	if (cq->users) {
 		soft_unlock();
-		/* a queue pair is still associated with it (ibv_destroy_cq(3)) */
+		/* A queue pair still uses the CQ (ibv_destroy_cq(3)). */
 		return soft_call_result("ibv_destroy_cq", "cq", ibv->handle,
 					soft_refuse(EBUSY, "IN_USE"));
 	}

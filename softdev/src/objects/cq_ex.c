@@ -1,8 +1,9 @@
 /* Extended completion queues: ibv_create_cq_ex(3).
  *
- * With cards, an application reads completions in place, one after another. Here it reads a copy of
- * the current completion, because it may post while it reads and take the engine's lock, and the
- * device may add a completion to the same CQ.
+ * Hardware drivers let the application read each completion in place. This device copies the
+ * completion, because holding the CQ's lock from start_poll to end_poll could deadlock. Between
+ * these calls, the application may post requests, and the device may add completions to the same
+ * CQ.
  */
 #include <limits.h>
 
@@ -65,11 +66,11 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
 	if (!reader->single_threaded) {
 		rc = pthread_mutex_lock(&reader->mutex);
 		if (rc)
-			return rc; /* EDEADLK: this thread has not called end_poll */
+			return rc; /* EDEADLK if this thread already holds the mutex */
 	}
 	rc = next_poll(ex);
 	if (rc)
-		end_poll(ex); /* the application must not call it after an error */
+		end_poll(ex); /* the application does not call it after an error */
 	return rc;
 }
 
@@ -84,7 +85,7 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
 READ(enum ibv_wc_opcode, opcode, wc.opcode)
 READ(uint32_t, vendor_err, wc.vendor_err)
 READ(uint32_t, byte_len, wc.byte_len)
-/* Also the key that a send has invalidated, through the union in struct ibv_wc. */
+/* Also returns the invalidated key, which shares a union with imm_data in struct ibv_wc. */
 READ(uint32_t, imm_data, wc.imm_data)
 READ(uint32_t, qp_num, wc.qp_num)
 READ(uint32_t, src_qp, wc.src_qp)
@@ -102,7 +103,8 @@ READ(uint64_t, completion_wallclock_ns, stamp.wallclock_ns)
 			cq->read_##name = read_##name;                                             \
 	} while (0)
 
-/* "Only fields that the user requested could be queried": the other calls stay NULL. */
+/* Set the calls that read the requested fields. The others stay NULL, because the application must
+ * not use them (ibv_create_cq_ex(3)). */
 static void set_calls(struct ibv_cq_ex *cq, uint64_t wanted)
 {
 	cq->start_poll = start_poll;

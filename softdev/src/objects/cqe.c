@@ -1,4 +1,4 @@
-/* Work completions: the result of a request that leaves its queue. */
+/* Work completions, which report the result of a request when it leaves its queue. */
 #include "objects.h"
 #include "trace/trace.h"
 
@@ -45,7 +45,8 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 		complete(qp->ibv.send_cq, &wc, send->request, false);
 }
 
-/* Note for the trace why a request with these SGEs fails in the next completion. */
+/* Record why a request with these SGEs fails. The next completion in the trace includes the
+ * reason. */
 static void explain(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
 		    unsigned rights)
 {
@@ -74,8 +75,8 @@ void soft_fail_receive(struct soft_qp *qp, enum ibv_wc_status status)
 	soft_complete_receive(qp, status, 0);
 }
 
-/* Returns the CQ of a receive, or NULL if its shared receive queue has been destroyed, because the
- * CQ may be gone as well. */
+/* Returns the CQ that reports a receive. Returns NULL if an XRC shared receive queue has been
+ * destroyed, because its CQ may have been destroyed too. */
 static struct ibv_cq *receive_cq(const struct soft_qp *qp)
 {
 	const struct soft_srq *srq;
@@ -120,9 +121,10 @@ void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32
 	push_receive(qp, &wc, responder->flags & SOFT_FRAME_SOLICITED);
 }
 
-/* Returns the packet type that a receiver is told (annex A17.4.5.1). ConnectX cards store it in the
- * service level, which RoCE v2 packets do not contain. Bit 3 means a UDP header; 1 is IPv6 and 2 is
- * IPv4. UCX before 1.19 drops IPv4 packets without it. */
+/* Returns the packet type to report to the receiver (IBTA annex A17.4.5.1). ConnectX cards store it
+ * in the service level, a field that RoCE v2 packets do not have. Bit 3 indicates a UDP header, and
+ * the lower bits are 1 for IPv6 or 2 for IPv4. UCX before 1.19 drops IPv4 packets if the type is
+ * missing. */
 static uint8_t packet_kind(const struct soft_datagram *datagram)
 {
 	return 8 | (soft_datagram_is_ipv4(datagram) ? 2 : 1);
@@ -148,7 +150,7 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 	push_receive(qp, &wc, datagram->flags & SOFT_DATAGRAM_SOLICITED);
 }
 
-/* Flush the send queue in the order of posting. */
+/* Flush all pending sends in posting order. */
 void soft_flush_sends(struct soft_qp *qp)
 {
 	soft_assert_locked();

@@ -1,4 +1,4 @@
-/* The devices with their ports, and the contexts that applications open. */
+/* Devices, their attributes, and the contexts that applications open. */
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,9 +38,9 @@ static uint64_t hashed(uint64_t hash, const void *bytes, size_t length)
 }
 
 /* Derive a locally administered GUID from the device number, the host name and the network
- * namespace. It is the same for all processes of a namespace, and differs between hosts and between
- * containers of the same name. The kernel's connection manager treats queue pairs with the same
- * GUID and number as identical. */
+ * namespace. All processes in a namespace get the same GUID. Other hosts, and other containers with
+ * the same host name, get different ones. GUIDs must differ because the kernel's connection manager
+ * treats queue pairs with the same GUID and number as identical. */
 uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
 {
 	char name[256] = "";
@@ -61,8 +61,9 @@ uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
 
 /* ---- contexts ------------------------------------------------------------------------------ */
 
-/* Returns a vector per processor, at least two, because programs with two queues expect two. The
- * number has no effect: the thread that performs the step writes the completion. */
+/* Returns the number of completion vectors. It is one per processor, but at least two for programs
+ * that use two queues. The number has no effect, because the thread that runs a step writes the
+ * completions. */
 static int comp_vectors(void)
 {
 	long processors = sysconf(_SC_NPROCESSORS_ONLN);
@@ -166,9 +167,9 @@ void soft_context_release(struct soft_context *context)
 		context->only_pd_left();
 }
 
-/* Implements ibv_close_device(3), which does not release the objects created with the context but
- * ends their work. Queue pairs stop, so that peers cannot access memory whose owner considers it
- * closed. The objects remain valid until they are destroyed, and the last one frees the context. */
+/* Close a context, but keep its objects until the application destroys them (ibv_close_device(3)).
+ * Queue pairs stop immediately, so that peers can no longer access the application's memory.
+ * Destroying the last object frees the context. */
 int soft_ibv_close_device(struct ibv_context *ibv)
 {
 	struct soft_context *context = soft_context_of(ibv);
@@ -197,9 +198,8 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.sys_image_guid = soft_ibv_get_device_guid(context->device),
 		.max_mr_size = UINT64_MAX,
 		.page_size_cap = ~(uint64_t)4095, /* all page sizes from 4 KiB */
-		.vendor_id = 0xffffff, /* not an IEEE OUI, like the kernel's software device */
-		.vendor_part_id =
-			1,   /* distinguishes the device from the kernel's, which has none */
+		.vendor_id = 0xffffff, /* same as the kernel's software device; not an IEEE OUI */
+		.vendor_part_id = 1,   /* 0 in the kernel's software device */
 		.max_qp = SOFT_MAX_QP,
 		.max_qp_wr = SOFT_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
@@ -216,8 +216,8 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.max_qp_rd_atom = SOFT_MAX_RD_ATOMIC,
 		.max_res_rd_atom = SOFT_MAX_RD_ATOMIC * SOFT_MAX_QP,
 		.max_qp_init_rd_atom = SOFT_MAX_RD_ATOMIC,
-		/* The device uses the CPU's atomic instructions, so its atomics are also atomic
-		 * relative to the CPU's own. */
+		/* Remote atomics use the CPU's atomic instructions, so they are also atomic with
+		 * respect to local ones. */
 		.atomic_cap = IBV_ATOMIC_GLOB,
 		.max_mw = SOFT_MAX_OBJECTS,
 		.max_srq = SOFT_MAX_OBJECTS,
@@ -255,8 +255,8 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 		.qkey_viol_cntr = hca->bad_qkeys,
 		.pkey_tbl_len = 1,
 		.max_vl_num = 1,
-		/* 4X HDR, 200 Gb/s: faster than a processor copies. Otherwise UCX copies long
-		 * messages in pieces of 8 KiB instead of posting them. */
+		/* 4X HDR (200 Gb/s), which is faster than a CPU core copies. At lower rates, UCX
+		 * copies long messages in 8 KiB pieces instead of posting them. */
 		.active_width = 2,
 		.active_speed = 64,
 		.phys_state = down ? 3 : 5, /* Disabled, LinkUp */
@@ -268,7 +268,8 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 	return 0;
 }
 
-/* The older struct ends with `flags`; the callee must not write beyond it. */
+/* Query a port for a caller that uses the older struct. It ends with `flags`, and writing more
+ * would overwrite the caller's memory. */
 int soft_ibv_query_port(struct ibv_context *context, uint8_t port_num,
 			struct _compat_ibv_port_attr *port_attr)
 {

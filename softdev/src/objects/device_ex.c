@@ -1,15 +1,17 @@
-/* Device attributes in the extended calls, and the table of these calls. */
+/* Extended device queries, and the table of extended calls. */
 
 #include "extended.h"
 
-/* Bits of newer libraries' device_cap_flags_ex (enum ib_uverbs_device_cap_flags of the kernel). */
+/* Bits of device_cap_flags_ex that older headers lack (the kernel's enum
+ * ib_uverbs_device_cap_flags). */
 #define FLUSH_GLOBAL (UINT64_C(1) << 38)
 #define ATOMIC_WRITE (UINT64_C(1) << 40)
 
-/* frequency of the clock of completion timestamps, which is CLOCK_MONOTONIC in nanoseconds */
+/* frequency of the completion timestamp clock (CLOCK_MONOTONIC in nanoseconds) */
 enum { CLOCK_KHZ = 1000 * 1000 };
 
-/* The device requests pages in the same way for every kind of access and queue pair. */
+/* All operations and queue pair types support on-demand paging, because the device faults in pages
+ * in the same way for all of them. */
 static const struct ibv_odp_caps on_demand = {
 	.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
 	.per_transport_caps =
@@ -55,7 +57,7 @@ static int query_device_ex(struct ibv_context *context,
 	return 0;
 }
 
-/* On input, comp_mask contains the requested values; on output, the returned values. */
+/* Read the values that comp_mask requests, and set comp_mask to those that are returned. */
 static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
 {
 	(void)context;
@@ -65,10 +67,11 @@ static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *va
 	return 0;
 }
 
-/* ---- plain questions ----------------------------------------------------------------------- */
+/* ---- simple queries ------------------------------------------------------------------------ */
 
-/* Like all code of the process, the device accesses memory through the page tables, so
- * copy-on-write after a fork does not affect it. The child has no device (lifecycle.c). */
+/* Returns 0, because a fork needs no preparation. The device accesses memory through the process's
+ * page tables, so copy-on-write after a fork does no harm. The child has no device
+ * (lifecycle.c). */
 int soft_ibv_fork_init(void)
 {
 	return 0;
@@ -79,7 +82,7 @@ enum ibv_fork_status soft_ibv_is_fork_initialized(void)
 	return IBV_FORK_UNNEEDED;
 }
 
-/* The kernel does not know the device (ibv_get_device_index(3)). */
+/* Returns -1, because the kernel has no index for this device (ibv_get_device_index(3)). */
 int soft_ibv_get_device_index(struct ibv_device *device)
 {
 	(void)device;
@@ -96,8 +99,8 @@ int soft_ibv_get_pkey_index(struct ibv_context *context, uint8_t port_num, uint1
 	return -1;
 }
 
-/* Bytes arrive in order, but the kernel does not specify the order in which its copies become
- * visible, so nothing is guaranteed (ibv_query_qp_data_in_order(3)). */
+/* Returns 0, because no order is guaranteed (ibv_query_qp_data_in_order(3)). Bytes arrive in order,
+ * but the kernel does not specify the order in which its copies become visible. */
 int soft_ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
 {
 	(void)qp;

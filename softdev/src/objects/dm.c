@@ -1,5 +1,5 @@
-/* Device memory: ibv_alloc_dm(3). A software device has none, so it is memory to which the
- * application has no pointer. */
+/* Device memory: ibv_alloc_dm(3). A software device has no memory of its own, so it uses host
+ * memory without giving the application a pointer to it. */
 
 #include "extended.h"
 #include "trace/trace.h"
@@ -9,7 +9,7 @@ enum { MOST_ALIGNMENT_LOG = 20 };
 struct soft_dm {
 	struct ibv_dm ibv;
 	struct soft_node node; /* in the list of all device memory */
-	struct soft_dm *of; /* the memory that an import refers to, or NULL */
+	struct soft_dm *of; /* original of an import, or NULL */
 	uint8_t *memory;
 	size_t length;
 	unsigned users; /* number of regions and imports */
@@ -25,9 +25,10 @@ static bool holds(const struct soft_dm *dm, uint64_t offset, size_t length)
 	return offset <= dm->length && length <= dm->length - offset;
 }
 
-/* Copy to or from device memory. Like cards with such memory, this copies words of four bytes and
- * refuses anything else. Copies are not torn relative to the device's own accesses, which also hold
- * the lock. */
+/* Copy `length` bytes between host memory and device memory. The direction depends on which of
+ * `from` and `to` is not NULL. Offset and length must be multiples of four bytes, as on cards with
+ * device memory. The lock prevents torn data, because the device's own accesses also hold it.
+ * Returns 0 or an errno value. */
 static int copy(struct soft_dm *dm, uint64_t offset, size_t length, const void *from, void *to)
 {
 	if ((offset | length) % sizeof(uint32_t))
@@ -67,7 +68,7 @@ static int allocate(struct soft_dm *dm, const struct ibv_alloc_dm_attr *attr)
 	return 0;
 }
 
-/* Make an object known to the application. The caller holds the lock. */
+/* Fill in the public struct and add the memory to the list. The caller holds the lock. */
 static void publish(struct soft_dm *dm, struct ibv_context *context)
 {
 	dm->ibv = (struct ibv_dm){
@@ -82,7 +83,8 @@ static void publish(struct soft_dm *dm, struct ibv_context *context)
 
 struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
 {
-	/* Allowed in the child of a fork as well, because rdma-core's tests require it. */
+	/* soft_object() would fail in a forked child, but rdma-core's tests allocate device memory
+	 * there. */
 	struct soft_dm *dm = calloc(1, sizeof(*dm));
 	int rc = dm ? 0 : ENOMEM;
 
@@ -164,7 +166,7 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 	return soft_made(rc, dm);
 }
 
-/* Memory in use remains. */
+/* Release an import, unless a region still uses it. */
 void soft_ibv_unimport_dm(struct ibv_dm *dm)
 {
 	soft_free_dm(dm);
@@ -184,7 +186,7 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 	struct soft_dm *dm = dm_of(ibv);
 	int rc = soft_mr_access(&access, SOFT_RIGHTS | IBV_ACCESS_ZERO_BASED);
 
-	/* "the user must set the IBV_ACCESS_ZERO_BASED flag" */
+	/* Regions of device memory must be zero-based (ibv_alloc_dm(3)). */
 	if (!rc && !(access & IBV_ACCESS_ZERO_BASED))
 		rc = soft_refuse_value("ZERO_BASED", "access", access);
 	if (!rc && !holds(dm, dm_offset, length))

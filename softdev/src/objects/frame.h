@@ -80,13 +80,12 @@ enum {
 	SOFT_CMA_DESC_HEAD = 8,           /* slot and generation */
 	SOFT_CMA_DESC_PIECE = 16,
 	SOFT_HANDSHAKE_SIZE = 48,
-	SOFT_WIRE_VERSION =
-		3, /* of the handshake and what follows it; the CM uses SOFT_CM_VERSION */
+	SOFT_WIRE_VERSION = 3, /* handshake and later frames; the CM has SOFT_CM_VERSION */
 	SOFT_PSN_MASK = 0xffffff,
 	SOFT_PSN_HALF = 1 << 23, /* half of the PSN circle (IBTA 9.7.4.1.2) */
-	SOFT_MAX_MESSAGE = 1 << 30, /* half of what may be in flight with the smallest MTU */
+	SOFT_MAX_MESSAGE = 1 << 30, /* half the maximum in flight at the smallest MTU */
 	SOFT_ATOMIC_ARGUMENTS = 16, /* payload of an atomic request: compare or add, swap */
-	SOFT_ATOMIC_RESULT = 8,     /* payload of its response: the old value */
+	SOFT_ATOMIC_RESULT = 8,     /* payload of an atomic response: old value */
 	SOFT_ATOMIC_WORD = 8,       /* payload of an atomic write */
 };
 
@@ -116,8 +115,8 @@ enum soft_frame_flag {
 	SOFT_FRAME_ACK = 1 << 2,
 	SOFT_FRAME_INVALIDATE = 1 << 3, /* SEND: invalidates the window with the key in `rkey` */
 	SOFT_FRAME_SRQ = 1 << 4, /* XRC requests: `ack` is the number of a shared receive queue */
-	/* A frame with neither flag is an ONLY packet. IMMEDIATE and INVALIDATE are set on the last
-	 * frame of a message. */
+	/* A frame without CONTINUES and MORE is an ONLY packet. IMMEDIATE and INVALIDATE are set on
+	 * the last frame of a message. */
 	SOFT_FRAME_CONTINUES = 1 << 5, /* not the first frame of its message: MIDDLE or LAST */
 	SOFT_FRAME_MORE = 1 << 6, /* not the last frame: FIRST or MIDDLE */
 };
@@ -128,13 +127,13 @@ enum soft_nak {
 	SOFT_NAK_INVALID_REQUEST = 1,
 	SOFT_NAK_REMOTE_ACCESS = 2,
 	SOFT_NAK_REMOTE_OPERATION = 3,
-	/* not in the specification: memory that the requester referred to is gone, which a card
-	 * would have detected itself */
+	/* not in the specification: the requester's own memory cannot be accessed, an error that a
+	 * card detects in the requester */
 	SOFT_NAK_REQUESTERS_MEMORY = 31,
 };
 
-/* `syndrome` of a DISCONNECT: the sender's first PSN, in `psn`, differs from the one that the
- * receiver expects. Used by the trace only. */
+/* `syndrome` of a DISCONNECT: the first PSN of the sender differs from the PSN that the receiver
+ * expects. `psn` contains the sender's PSN. Only the trace uses this. */
 enum { SOFT_LEFT_PSN = 1 };
 
 /* Layout of the `syndrome` of a FLUSH. */
@@ -153,23 +152,23 @@ struct soft_frame {
 	uint32_t immediate; /* network byte order */
 	uint32_t dma_length;
 	uint32_t msn;
-	uint32_t skip; /* not on the wire: bytes at the beginning that have arrived before */
+	uint32_t skip; /* not on the wire: leading bytes that were received before */
 };
 
 enum soft_hello_kind {
 	SOFT_HELLO = 1,
 	SOFT_HELLO_ACK,
-	SOFT_HELLO_STREAM, /* of a path (path/tcp/path.c); the other fields are zero */
+	SOFT_HELLO_STREAM, /* handshake of a path (path/tcp/path.c); all other fields are 0 */
 };
 enum soft_hello_flag {
 	SOFT_HELLO_SENDS = 1 << 0,
 	SOFT_HELLO_UNRELIABLE = 1 << 1, /* the sender is a UC queue pair */
-	SOFT_HELLO_XRC_SEND = 1 << 2, /* the sender is an XRC queue pair that sends */
+	SOFT_HELLO_XRC_SEND = 1 << 2, /* the sender is an XRC_SEND queue pair */
 	SOFT_HELLO_XRC_RECV = 1 << 3,
 	SOFT_HELLO_TYPES = SOFT_HELLO_UNRELIABLE | SOFT_HELLO_XRC_SEND | SOFT_HELLO_XRC_RECV,
 };
 
-/* A message of a link's handshake. */
+/* A handshake message of a link. */
 struct soft_hello {
 	uint16_t kind;
 	uint32_t from;
@@ -180,19 +179,19 @@ struct soft_hello {
 	uint32_t mtu;
 };
 
-/* Returns whether the request is answered with data rather than only acknowledged. */
+/* Returns whether the response contains data, instead of only acknowledging the request. */
 static inline bool soft_is_read(uint8_t opcode)
 {
 	return opcode == SOFT_READ || opcode == SOFT_COMPARE_SWAP || opcode == SOFT_FETCH_ADD;
 }
 
-/* Returns whether the request is answered like a READ of 0 bytes (IBTA annex A19). */
+/* Returns whether the response is like that to a zero-length READ (IBTA annex A19). */
 static inline bool soft_is_empty_read(uint8_t opcode)
 {
 	return opcode == SOFT_FLUSH || opcode == SOFT_ATOMIC_WRITE;
 }
 
-/* Returns whether the request occupies a response slot, as counted by max_rd_atomic. */
+/* Returns whether the request counts toward max_rd_atomic. */
 static inline bool soft_is_counted(uint8_t opcode)
 {
 	return soft_is_read(opcode) || soft_is_empty_read(opcode);
@@ -257,7 +256,7 @@ static inline void soft_frame_encode(uint8_t *at, const struct soft_frame *frame
 	soft_put32(at + 36, frame->msn);
 }
 
-/* Decode a header. Returns false if it violates a rule that applies to all opcodes. */
+/* Decode a frame header. Returns false if a field has a value that is invalid for every opcode. */
 static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame)
 {
 	frame->opcode = at[0];
@@ -286,7 +285,7 @@ static inline uint32_t soft_frame_rest(const struct soft_frame *frame)
 			     : frame->length;
 }
 
-/* Returns the version of a handshake, which may be any version, or 0 if the bytes are not a
+/* Returns the version of a handshake, even if it is not supported. Returns 0 if the bytes are not a
  * handshake. */
 uint32_t soft_hello_version(const uint8_t *at);
 void soft_hello_encode(uint8_t *at, const struct soft_hello *hello);

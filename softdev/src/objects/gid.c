@@ -1,16 +1,16 @@
-/* The GID table: the addresses of this host that a queue pair can have.
+/* GID tables, which contain the addresses that queue pairs on this host can use.
  *
  * As on RoCE v2, a GID is an IP address (IPv4 as ::ffff:a.b.c.d). A table begins with the addresses
  * of the widest scope, in the kernel's order, because many programs use the first GID. Link-local
- * addresses follow. They need an interface, which a GID does not contain, so packets to a
- * link-local address are sent on the interface of the source GID. Loopback addresses are last.
- * Cards have none; here they serve hosts without a network. Entries never move while the device is
- * in use, so an address that the host gets later follows the loopback addresses.
+ * addresses follow. They require an interface, which a GID does not contain, so packets to a
+ * link-local address are sent on the interface of the source GID. Loopback addresses come last.
+ * Cards do not have them, but this device needs them on hosts without a network. Entries never move
+ * while the device is in use. An address added later takes an empty entry or is appended.
  *
- * The first of several devices has the host's addresses. Each other device only has a loopback
- * address (127.0.0.2, 127.0.0.3 and so on), which Linux has without configuration. A device for a
- * network interface has the addresses of that interface, even while it is down, and the first
- * device also has the loopback addresses.
+ * If this process has several devices, the first one has the host's addresses. Each other device
+ * has only a loopback address (127.0.0.2, 127.0.0.3 and so on), which Linux provides without
+ * configuration. A device that is assigned to a network interface has the addresses of that
+ * interface, even while it is down. In that case, the first device also has the loopback addresses.
  */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -79,7 +79,7 @@ static int index_of(const struct soft_hca *hca, const union ibv_gid *gid)
 	return find(hca->gids, hca->gid_count, gid);
 }
 
-/* Returns the number of the device that has this address without an interface, or -1. */
+/* Returns the number of the device whose loopback address this is, or -1. */
 static int loopback_number(const union ibv_gid *gid)
 {
 	int last = gid->raw[15];
@@ -88,7 +88,8 @@ static int loopback_number(const union ibv_gid *gid)
 										      : -1;
 }
 
-/* Returns the first of the first `count` devices that has the GID, or `count` if none has. */
+/* Returns the lowest device number below `count` whose table contains the GID, or `count` if no
+ * table does. */
 static int first_with(const union ibv_gid *gid, int count)
 {
 	int number = 0;
@@ -128,7 +129,7 @@ bool soft_datagram_is_ipv4(const struct soft_datagram *datagram)
 	return soft_gid_is_ipv4(&datagram->source) && soft_gid_is_ipv4(&datagram->destination);
 }
 
-/* Scopes of addresses, in the order of a table. */
+/* Address scopes, in the order in which a table lists their addresses. */
 enum reach { BEYOND_THE_LINK, THE_LINK, THE_HOST };
 
 static enum reach reach_of(const union ibv_gid *gid)
@@ -139,7 +140,7 @@ static enum reach reach_of(const union ibv_gid *gid)
 	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80 ? THE_LINK : BEYOND_THE_LINK;
 }
 
-/* Returns whether the device has the addresses of the interface. */
+/* Returns whether the device uses the interface's addresses. */
 static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *at)
 {
 	const bool first = hca == soft_hca_at(0);
@@ -151,8 +152,8 @@ static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *at)
 	       (length == strlen(hca->interface) && !memcmp(at->ifa_name, hca->interface, length));
 }
 
-/* Store the index and MTU of the interface, or zeros if it no longer exists or there is no
- * descriptor. */
+/* Store the interface's index and MTU. They stay 0 if the interface no longer exists or no
+ * descriptor is available. */
 static void take_interface(struct soft_gid *gid, const struct ifaddrs *at)
 {
 	struct ifreq request = {0};
@@ -166,8 +167,8 @@ static void take_interface(struct soft_gid *gid, const struct ifaddrs *at)
 	soft_close_fd(&fd);
 }
 
-/* Append the addresses with this scope, leaving room for `reserved` entries. Returns the new
- * count. */
+/* Append the interface addresses that have this scope, but leave room for `reserved` entries.
+ * Returns the new count. */
 static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, enum reach reach,
 			 struct soft_gid *fresh, int count, int reserved)
 {
@@ -201,7 +202,8 @@ int soft_gid_loopback_index(const struct soft_hca *hca)
 	return index_of(hca, &gid);
 }
 
-/* Returns the loopback entry, with the loopback interface if it is up. */
+/* Returns the entry for the device's loopback address. It has the index and MTU of the loopback
+ * interface if that interface is up. */
 static struct soft_gid loopback_entry(const struct soft_hca *hca, const struct ifaddrs *at)
 {
 	struct soft_gid entry = {.gid = soft_gid_loopback_of(hca)};
@@ -226,7 +228,7 @@ static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 		fresh[1] = loopback_entry(hca, NULL);
 		return 2;
 	}
-	/* Without the list, the loopback address still works. */
+	/* If the addresses cannot be read, the loopback address still works. */
 	if (getifaddrs(&addresses))
 		addresses = NULL;
 	for (enum reach reach = 0; reach < THE_HOST; reach++)
@@ -237,8 +239,8 @@ static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 	return count;
 }
 
-/* An index refers to the same address as long as the address exists. A removed address leaves an
- * empty entry, and a new address uses one, as in the kernel's GID tables. */
+/* Update the table in place, as the kernel updates its GID tables. An address keeps its index as
+ * long as it exists. A removed address leaves an empty entry, which a new address can reuse. */
 bool soft_gid_refresh(struct soft_hca *hca)
 {
 	struct soft_gid fresh[SOFT_GIDS];
@@ -286,13 +288,13 @@ int soft_gid_bind(int fd, const union ibv_gid *own)
 	struct sockaddr_storage address;
 	const socklen_t size = soft_gid_address(own, own, 0, &address);
 
-	/* Let connect() choose the port, so that one port serves connections to several
-	 * destinations (ip(7)). */
+	/* Let connect() choose the port, so that connections to different destinations can share it
+	 * (ip(7)). */
 	soft_set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
 	return bind(fd, (struct sockaddr *)&address, size) ? errno : 0;
 }
 
-/* Returns whether a connected socket sends to its own host. In that case, the kernel has chosen the
+/* Returns whether a connected socket sends to its own host. For such a socket, the kernel uses the
  * destination or a loopback address as the source. */
 static bool stays_on_host(int fd, const union ibv_gid *to)
 {
@@ -312,9 +314,10 @@ static int find_simulated_route(const union ibv_gid *own, const union ibv_gid *t
 	return !soft_gid_is_loopback(own) && number == soft_gid_hca_number(own) ? 0 : ENETUNREACH;
 }
 
-/* Query the host's routing table. Connecting a UDP socket sends nothing. Linux refuses a route from
- * 127.0.0.0/8 to another host with EINVAL. It has a route from ::1 but drops the packets, so the
- * socket is not bound to ::1, and must not leave the host. */
+/* Query the host's routing table by connecting a UDP socket, which sends nothing. Linux rejects a
+ * route from 127.0.0.0/8 to another host with EINVAL. From ::1, it accepts the route but drops the
+ * packets. Therefore, the socket is not bound to ::1, and the chosen route must stay on this host.
+ * Returns 0 or an errno value. */
 static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 {
 	const bool confined = !soft_gid_is_ipv4(own) && soft_gid_is_loopback(own);
@@ -399,7 +402,7 @@ socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, u
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-/* Returns a GID of zeros for an empty entry. */
+/* Query a GID, which is all zeros for an empty entry. Returns 0, or -1 with errno set. */
 int soft_ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid)
 {
 	const struct soft_hca *hca = soft_hca_of(context);
@@ -431,7 +434,8 @@ static void fill_entry(struct ibv_gid_entry *entry, size_t entry_size, const str
 	memcpy(entry, &full, entry_size < sizeof(full) ? entry_size : sizeof(full));
 }
 
-/* Implements ibv_query_gid_ex(3), where `flags` is reserved and must be zero. */
+/* Query a GID table entry (ibv_query_gid_ex(3)). `flags` is reserved and must be 0. Returns 0,
+ * EINVAL, or ENODATA for an empty entry. */
 int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint32_t gid_index,
 			   struct ibv_gid_entry *entry, uint32_t flags, size_t entry_size)
 {
@@ -442,7 +446,7 @@ int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint3
 	if (port_num != 1 || flags || gid_index >= (uint32_t)hca->gid_count)
 		rc = EINVAL;
 	else if (is_empty(hca, (int)gid_index))
-		rc = ENODATA; /* ibv_query_gid_ex(3) */
+		rc = ENODATA;
 	else
 		fill_entry(entry, entry_size, hca, (int)gid_index);
 	soft_unlock();

@@ -1,9 +1,10 @@
-/* Importing objects of one context into another: ibv_import_device(3), ibv_import_mr(3) and
- * similar. Domains are in pd.c, and device memory in dm.c.
+/* Imports of devices and regions into another context: ibv_import_device(3), ibv_import_mr(3).
+ * Imports of protection domains are in pd.c, and imports of device memory in dm.c.
  *
- * A card's driver keeps the objects behind a context's cmd_fd, which can be passed to other
- * processes. Here cmd_fd is an empty file whose inode tells which contexts belong together. Objects
- * belong to this process, so a descriptor of another process's context is refused.
+ * With hardware devices, the kernel keeps a context's objects behind its cmd_fd, which can be
+ * passed to other processes. Here, cmd_fd is an empty file, and contexts whose files have the same
+ * inode share their objects. The objects exist only in this process, so a cmd_fd from another
+ * process is rejected.
  */
 #include <sys/stat.h>
 
@@ -59,7 +60,7 @@ static int find_device(int cmd_fd, struct ibv_device **device)
 	return *device ? 0 : EOPNOTSUPP;
 }
 
-/* On success, the context owns the descriptor. */
+/* Import a device. On success, the new context owns `cmd_fd`. */
 struct ibv_context *soft_ibv_import_device(int cmd_fd)
 {
 	struct soft_context *context = NULL;
@@ -93,7 +94,8 @@ struct soft_mr *soft_mr_original(const struct soft_mr *mr)
 	return find_region(mr->ibv.handle, mr->ibv.pd);
 }
 
-/* An import has the keys of the original, and gives no access by itself. */
+/* Import a region. An import has the original's keys, but they give access only until the original
+ * is deregistered. */
 struct ibv_mr *soft_ibv_import_mr(struct ibv_pd *pd, uint32_t mr_handle)
 {
 	struct soft_mr *mr = calloc(1, sizeof(*mr));

@@ -1,11 +1,11 @@
-/* Keys, which give the device and peers access to the application's memory.
+/* Memory keys, which give the device and peers access to the application's memory.
  *
- * Every access of the device to the application's memory goes through soft_sge_memory() or
- * soft_remote_memory() under the engine's lock, for every chunk that it moves. Deregistering a
- * region or invalidating a window removes the key under the same lock. Afterwards no access is in
+ * For each chunk that it moves, the device calls soft_sge_memory() or soft_remote_memory(), which
+ * check the key. It finishes the access before it releases the engine's lock. Deregistering a
+ * region or invalidating a window removes the key under the same lock. Afterwards, no access is in
  * progress and none can begin.
  *
- * All 32 bits of a key are random, so that a peer cannot guess it.
+ * All 32 bits of a key are random, so that peers cannot guess it.
  */
 
 #include "objects.h"
@@ -53,8 +53,8 @@ bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t
 	return offset <= range->length && length <= range->length - offset;
 }
 
-/* Check the key's domain, rights and bounds (IBTA 10.6.3.1, 10.6.7.2.2). Returns a reason, or
- * NULL. */
+/* Check the domain, rights and bounds of an access (IBTA 10.6.3.1, 10.6.7.2.2). Returns NULL, or
+ * the reason why it is not allowed. */
 static const char *objection(const struct soft_range *range, const struct ibv_pd *pd,
 			     uint64_t address, uint64_t length, unsigned rights)
 {
@@ -67,8 +67,8 @@ static const char *objection(const struct soft_range *range, const struct ibv_pd
 	return soft_range_holds(range, address, length) ? NULL : "RANGE";
 }
 
-/* Check that a type 2B window belongs to this queue pair (IBTA 10.6.7.2.4). Returns a reason, or
- * NULL. */
+/* Check that a window is bound and, if it is of type 2B, belongs to this queue pair (IBTA
+ * 10.6.7.2.4). Returns NULL, or the reason why access is not allowed. */
 static const char *window_objection(const struct soft_range *range, const struct soft_qp *qp)
 {
 	if (!range || !range->window)
@@ -107,7 +107,7 @@ const char *soft_local_objection(const struct ibv_pd *pd, const struct ibv_sge *
 		if (wrong)
 			return wrong;
 	}
-	return "PAGES"; /* the pages of one of them are missing */
+	return "PAGES"; /* all keys are valid, so pages must be missing */
 }
 
 const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struct ibv_pd *pd,

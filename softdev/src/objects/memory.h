@@ -1,80 +1,86 @@
-/* Memory with keys: regions and windows. */
+/* Memory regions and windows, and their keys. */
 #pragma once
 
 #include "device.h"
 
-/* ---- keys.c: what opens memory ------------------------------------------------------------- */
+/* ---- keys.c: memory keys ------------------------------------------------------------------- */
 
-/* Memory that a key gives access to: a registered region, or the part of a region to which a window
- * is bound. The upper 24 bits of a key identify the range. The lower 8 bits are part of the secret
- * and change with every bind of a window. */
+/* Memory accessible with a key. This is a registered region, or the part of a region that a window
+ * is bound to. The upper 24 bits of the key identify the range. The lower 8 bits are also secret,
+ * and change whenever a window is bound. */
 struct soft_range {
 	uint32_t key;
-	bool window; /* the key is valid for remote access only */
-	bool bound; /* for a window: whether it is bound */
-	bool on_demand; /* pages are requested when they are needed */
+	bool window; /* whether this is a window, whose key only peers can use */
+	bool bound; /* whether the window is bound */
+	bool on_demand; /* pages are faulted in on access */
 	bool not_served; /* see aiordma_device_calls.exclude_from_served */
 	bool null; /* a null region, which reads as zeros and discards writes */
 	unsigned access; /* enum ibv_access_flags, SOFT_ACCESS_CMA */
 	uint32_t qp_num; /* the only queue pair that may use a type 2B window; otherwise 0 */
 	const struct ibv_pd *pd;
 	uint8_t *memory;
-	uint64_t start; /* the address of `memory` in work requests */
+	uint64_t start; /* address of `memory` as used in work requests */
 	uint64_t length;
 };
 
-/* The rights that every region can have. */
+/* Access rights that all kinds of regions support. */
 #define SOFT_RIGHTS                                                                                \
 	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |               \
 	 IBV_ACCESS_REMOTE_ATOMIC)
 
-/* An additional right: the memory is ordinary memory that another process can copy from. */
+/* Additional access flag for memory that another process can copy with process_vm_readv(2). */
 #define SOFT_ACCESS_CMA (1u << 31)
 
 /* Add a range with a random key. Returns 0 or an errno value. */
 int soft_range_add(struct soft_range *range);
 void soft_range_remove(struct soft_range *range);
-/* Find a range by the upper 24 bits of the key, which may be the next key of a window. Returns NULL
- * if there is none. */
+/* Find a range by the upper 24 bits of its key, which stay the same when a window is bound. Returns
+ * NULL if no range matches. */
 struct soft_range *soft_range_at(uint32_t key);
-/* Find a range by its whole key. Returns NULL if there is none. */
+/* Find a range by its full key. Returns NULL if no range has the key. */
 struct soft_range *soft_range_find(uint32_t key);
-/* Returns whether `length` bytes at `address` are inside the range. Safe for all values. */
+/* Returns whether the range contains `length` bytes at `address`. Handles arithmetic overflow. */
 bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t length);
 
-/* Find the range that allows access to `length` bytes at `address`. Returns NULL if the key does
- * not exist, belongs to another PD, lacks one of the rights, or does not cover the bytes. */
+/* Find the range that allows local access to `length` bytes at `address`. Returns NULL if the key
+ * does not exist, belongs to another PD, lacks one of the rights, or does not cover all bytes. */
 const struct soft_range *soft_local_range(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
 					  uint64_t length, unsigned rights);
-/* Returns the trace's reason why the device may not access the memory of the SGEs, and stores the
- * first key for which this is so. Returns NULL if it may. */
+/* Returns the trace's reason for a failed access to the SGEs (docs/trace.md). Stores the first key
+ * that does not allow the access. If all keys allow it, returns "PAGES" and stores the key of the
+ * last nonempty SGE. */
 const char *soft_local_objection(const struct ibv_pd *pd, const struct ibv_sge *sges,
 				 uint32_t num_sge, unsigned rights, uint32_t *lkey);
-/* Find the range for a request of the queue pair's peer. `pd` comes from soft_remote_pd(). */
+/* Find the range that the queue pair's peer may access with `rkey`. `pd` comes from
+ * soft_remote_pd(). Returns NULL if the access is not allowed. */
 const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struct ibv_pd *pd,
 					   uint32_t rkey, uint64_t address, uint64_t length,
 					   unsigned right);
-/* Returns the trace's reason why the peer may not access the memory (docs/trace.md), or NULL if it
- * may. */
+/* Returns the trace's reason for a failed access by the peer (docs/trace.md). Returns NULL if the
+ * key allows the access and the range is not on demand. */
 const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 				  uint64_t address, uint64_t length, unsigned right);
-/* Returns whether the key is valid for all of its range. */
+/* Returns whether the peer may use the key with this right, regardless of addresses. */
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 		     unsigned right);
 enum { SOFT_PLACE_MAX = 256 * 1024 };
 
-/* Return a pointer to `length` bytes, at most SOFT_PLACE_MAX, or NULL if access is not allowed or
- * on-demand pages are missing. The pointer is valid until the lock is released. For an SGE, only
- * the part from `offset` is checked. */
+/* Returns a pointer to `length` bytes of an SGE, starting at `offset`. Only these bytes are
+ * checked. `length` is at most SOFT_PLACE_MAX. Returns NULL if access is not allowed or on-demand
+ * pages are missing. The pointer is valid until the lock is released. */
 void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
 		      uint32_t length, unsigned rights);
+/* Returns a pointer to `length` bytes at the peer's `address`. `length` is at most SOFT_PLACE_MAX.
+ * Returns NULL if access is not allowed or on-demand pages are missing. The pointer is valid until
+ * the lock is released. */
 void *soft_remote_memory(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 			 uint64_t address, uint64_t length, unsigned right);
 
 /* ---- pages.c ------------------------------------------------------------------------------- */
 
-/* Bring pages into memory with the given right. Returns 0, EFAULT if they do not exist, or another
- * errno value. Always returns 0 if the kernel does not offer this. */
+/* Fault in pages for reading, or for writing if `writable`. Returns 0, EFAULT if pages do not exist
+ * or do not allow the access, or another errno value. If the kernel cannot fault in pages, returns
+ * 0 without checking them. */
 int soft_pages_fault(const void *memory, size_t length, bool writable);
 bool soft_pages_can_fault(void);
 
@@ -83,23 +89,22 @@ bool soft_pages_can_fault(void);
 struct soft_mr {
 	struct ibv_mr ibv;
 	struct soft_range range;
-	unsigned windows; /* number of windows bound to it */
-	bool fixed; /* not based on an address of the application, so rereg_mr is not possible */
-	bool closed; /* rereg_mr has failed, or the region is imported; the keys give no access */
+	unsigned windows; /* number of bound windows */
+	bool fixed; /* whether rereg_mr is refused, because the application gave no address */
+	bool closed; /* true for imports, and after the key has been removed */
 	bool imported;
 	struct soft_dm *dm;
-	void *mapping; /* our mapping of a dma-buf */
+	void *mapping; /* mapping of a dma-buf or file, or NULL */
 	size_t mapped;
 };
 
-/* Returns the region that an imported region refers to, or NULL if it has been deregistered
+/* Returns the original of an imported region, or NULL if the original has been deregistered
  * (import.c). */
 struct soft_mr *soft_mr_original(const struct soft_mr *mr);
-/* Register a copy of `mr` with new keys. Returns the region that the application sees, or NULL and
- * sets errno. */
+/* Register a copy of `mr` with new keys. Returns the new region, or NULL with errno set. */
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
-/* Implements `reg_own_mr` of the device's table, and `reg_local_dma` with NULL, SIZE_MAX and no
- * rights for peers. */
+/* Register memory that the caller knows to have no holes (`reg_own_mr` in the device's table). With
+ * NULL and SIZE_MAX, registers all memory without rights for peers (`reg_local_dma`). */
 struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
 /* Check a combination of access flags and remove the optional ones. Returns 0 or an errno value. */
 int soft_mr_access(unsigned *access, unsigned allowed);
@@ -108,8 +113,8 @@ int soft_mr_access(unsigned *access, unsigned allowed);
 
 struct soft_send_wqe;
 
-/* A bind in the send queue. It contains keys instead of pointers, because region and window may be
- * gone when it is executed. */
+/* A bind request in the send queue. It stores keys instead of pointers, because the region and the
+ * window may be destroyed before it is executed. */
 struct soft_bind {
 	uint32_t window;
 	uint32_t region;
@@ -121,10 +126,10 @@ struct soft_bind {
 struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int soft_dealloc_mw(struct ibv_mw *mw);
 int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
-/* Convert an IBV_WR_BIND_MW to a slot of the send queue. Returns false if it is invalid. */
+/* Fill in a send queue slot for an IBV_WR_BIND_MW. Returns false if the request is invalid. */
 bool soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr);
-/* Execute a bind. Returns false if it is not allowed. */
+/* Execute a bind request. Returns false if the bind is not allowed. */
 bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send);
-/* Unbind the type 2 window with this key. Returns NULL, or the reason if the queue pair has no such
- * window, as in soft_remote_objection(). */
+/* Unbind the queue pair's type 2 window with this key. Returns NULL on success, or the trace's
+ * reason for refusing (docs/trace.md). */
 const char *soft_invalidate(const struct soft_qp *qp, uint32_t rkey);

@@ -1,10 +1,9 @@
-/* Memory regions: the memory that the device may access, and the rights.
+/* Memory regions, which give the device access to memory with certain rights.
  *
- * Like pinning, registration makes sure that the pages exist with the requested rights. Otherwise a
- * peer's access would find a hole, too late for an error code. An on-demand region
- * (IBV_ACCESS_ON_DEMAND) is checked when it is accessed. A caller that has mapped or allocated the
- * memory itself knows that it has no holes (soft_reg_own_mr); its pages are created by the first
- * access.
+ * Registration faults in all pages with the requested rights, as pinning would. Otherwise, a peer's
+ * access could find a hole, too late to return an error. An on-demand region (IBV_ACCESS_ON_DEMAND)
+ * is checked on access instead. soft_reg_own_mr() skips the check, because its caller has mapped or
+ * allocated the memory and knows that it has no holes. The first access then creates the pages.
  */
 #include <sys/mman.h>
 
@@ -24,7 +23,7 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 	const unsigned needs_local_write = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
 	*access &= ~(unsigned)OPTIONAL_RIGHTS;
-	/* A guarantee about storage behind the memory, of which the device knows nothing. */
+	/* The device cannot guarantee that data has reached persistent storage. */
 	if (*access & IBV_ACCESS_FLUSH_PERSISTENT)
 		return soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	if (*access & ~allowed)
@@ -35,7 +34,8 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 		       : 0;
 }
 
-/* Fill in the range. Returns 0 or an errno value. */
+/* Check the arguments of a registration and fill in its range. `promised` skips the check for holes
+ * (soft_reg_own_mr). Returns 0 or an errno value. */
 static int describe(struct soft_range *range, void *addr, size_t length, uint64_t iova,
 		    unsigned access, bool promised)
 {
@@ -43,14 +43,14 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 
 	if (rc)
 		return rc;
-	/* "Implicit ODP" covers the whole address space (ibv_reg_mr(3)). It excludes huge pages,
-	 * which are for "explicit mode only", and other addresses. */
+	/* Implicit on-demand paging covers the whole address space (ibv_reg_mr(3)). Huge pages are
+	 * available "in explicit mode only", and the iova must be 0. */
 	bool implicit = access & IBV_ACCESS_ON_DEMAND && !addr && length == SIZE_MAX;
 
 	if (implicit && (access & IBV_ACCESS_HUGETLB || iova))
 		return soft_refuse_value("ACCESS", "access", access);
-	/* All memory of the process, at its own risk: without rights for peers, except through
-	 * windows that it binds. */
+	/* A region of all process memory must not give peers access, except through windows bound
+	 * to it. */
 	if (promised && length == SIZE_MAX &&
 	    (addr || access & ~(unsigned)(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)))
 		return soft_refuse_value("ACCESS", "access", access);
@@ -136,12 +136,13 @@ int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 	struct soft_mr *mr = soft_container(ibv, struct soft_mr, ibv);
 
 	soft_lock();
-	/* Deregistering either the original or the import ends both (ibv_import_mr(3)). */
+	/* Deregistering either the original or an import removes the key that they share
+	 * (ibv_import_mr(3)). */
 	struct soft_mr *open = mr->imported ? soft_mr_original(mr) : mr->closed ? NULL : mr;
 
 	if (open && open->windows) {
 		soft_unlock();
-		/* a window is still bound to it (ibv_alloc_mw(3)) */
+		/* A window is still bound to the region (ibv_alloc_mw(3)). */
 		return soft_call_result("ibv_dereg_mr", "key", ibv->lkey,
 					soft_refuse(EBUSY, "IN_USE"));
 	}
@@ -183,8 +184,9 @@ static int check_rereg(const struct soft_mr *mr, int flags, const struct ibv_pd 
 		       : 0;
 }
 
-/* Implements ibv_rereg_mr(3) and keeps the keys. After IBV_REREG_MR_ERR_INPUT the region is
- * unchanged, and after IBV_REREG_MR_ERR_CMD it gives no access. errno contains the reason. */
+/* Change a region but keep its keys (ibv_rereg_mr(3)). Returns 0, IBV_REREG_MR_ERR_INPUT if the
+ * region is unchanged, or IBV_REREG_MR_ERR_CMD if it no longer gives access. Sets errno on
+ * failure. */
 int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length,
 		      int access)
 {
@@ -198,7 +200,7 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 	soft_unlock();
 	bool input = rc;
 
-	if (!rc) /* without the lock, because this may take long */
+	if (!rc) /* without the lock, because faulting in pages may take long */
 		rc = describe(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
 			      moved ? (uintptr_t)addr : mr->range.start,
 			      flags & IBV_REREG_MR_CHANGE_ACCESS

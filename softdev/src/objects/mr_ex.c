@@ -1,4 +1,4 @@
-/* Regions that are not part of the application's memory, and advice about on-demand regions. */
+/* Null regions, dma-buf regions, and prefetching for on-demand regions. */
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,7 +8,8 @@
 
 /* ---- ibv_alloc_null_mr(3) ------------------------------------------------------------------ */
 
-/* Peers get no rights: "the MR is not exposed as an rkey". */
+/* Register a null region. Peers get no rights, because only its lkey is valid
+ * (ibv_alloc_null_mr(3)). */
 struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
 {
 	const struct soft_mr mr = {
@@ -29,12 +30,13 @@ struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
 
 /* ---- ibv_reg_dmabuf_mr(3) ------------------------------------------------------------------ */
 
-/* Returns the size that the file reports, or SIZE_MAX. */
+/* Returns the size of a file, or SIZE_MAX if it has none. */
 static uint64_t size_of(int fd, const struct stat *status)
 {
 	if (S_ISREG(status->st_mode))
 		return (uint64_t)status->st_size;
-	/* For a dma-buf, this is its size; a dma-buf has no position that could change. */
+	/* Seeking to the end returns the size of a dma-buf, which has no file position to
+	 * disturb. */
 	off_t end = lseek(fd, 0, SEEK_END);
 
 	return end < 0 ? SIZE_MAX : (uint64_t)end;
@@ -61,8 +63,8 @@ static int check_dmabuf(uint64_t offset, size_t length, uint64_t iova, int fd, u
 	return offset > size || length > size - offset ? soft_refuse(EINVAL, "PAGES") : 0;
 }
 
-/* Register any file that can be mapped, such as a dma-buf or a memfd. The application may close the
- * fd. */
+/* Register a dma-buf, or another file that can be mapped, such as a memfd. The application may
+ * close `fd` after the call. */
 struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
 				      uint64_t iova, int fd, int access)
 {
@@ -82,13 +84,13 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 	if (!rc) {
 		mr.ibv.addr = (void *)(uintptr_t)offset; /* like libibverbs */
 		mr.range = (struct soft_range){
-			/* The kernel does not copy from device memory. */
+			/* process_vm_readv(2) cannot copy from device memory. */
 			.access = rights | (is_file ? SOFT_ACCESS_CMA : 0),
 			.memory = (uint8_t *)mr.mapping + skip,
 			.start = iova,
 			.length = length,
-			/* A file may be truncated. A device's buffer does not change and has no
-			 * pages to request. */
+			/* Truncating a file removes pages. A dma-buf keeps its size and has no
+			 * pages to fault in. */
 			.on_demand = is_file,
 		};
 		ibv = soft_mr_register(pd, &mr);
@@ -103,8 +105,8 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 
 /* ---- ibv_advise_mr(3) ---------------------------------------------------------------------- */
 
-/* Find the memory of an SGE, or store NULL if its pages exist because the region is not on demand.
- * Returns 0 or an errno value. */
+/* Look up the memory of an SGE. Stores NULL if the region is not on demand, because its pages
+ * already exist. Returns 0 or an errno value. */
 static int find(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing, uint8_t **memory)
 {
 	const struct soft_range *range = soft_range_find(sge->lkey);
@@ -122,8 +124,9 @@ static int find(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing
 	return 0;
 }
 
-/* Missing pages are an error only with IB_UVERBS_ADVISE_MR_FLAG_FLUSH, for which the caller waits.
- * Otherwise the advice is "best-effort". */
+/* Prefetch the pages of SGEs in on-demand regions. Missing pages are an error only with
+ * IB_UVERBS_ADVISE_MR_FLAG_FLUSH, which makes the caller wait for the pages. Otherwise, the advice
+ * is best-effort (ibv_advise_mr(3)). */
 int soft_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
 		   struct ibv_sge *sg_list, uint32_t num_sges)
 {

@@ -1,10 +1,10 @@
-/* Memory windows: keys for a part of a region, bound and unbound by work requests (IBTA 10.6.6,
- * 10.6.7).
+/* Memory windows, which are keys for parts of regions. Work requests bind and unbind them (IBTA
+ * 10.6.6, 10.6.7).
  *
- * A type 1 window belongs to a domain, gets a new key with every bind, and is unbound by a bind of
- * length 0. A type 2B window is also bound to a queue pair. It may only be bound while it is
- * unbound, with a key whose last eight bits the application chooses, and is unbound by a local or
- * remote invalidation. Rules are cited by their names in the kernel's rdma_rxe.
+ * A type 1 window belongs to a protection domain. Each bind changes its key, and a bind of length 0
+ * unbinds it. A type 2B window is bound to a queue pair as well, and the application chooses the
+ * last eight bits of its key. It must be unbound by a local or remote invalidation before it can be
+ * bound again. Comments cite rules by the names that the kernel's rdma_rxe driver uses.
  */
 
 #include "objects.h"
@@ -14,14 +14,14 @@ enum {
 	WINDOW_RIGHTS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED,
 	ACCEPTED = WINDOW_RIGHTS |
-		IBV_ACCESS_LOCAL_WRITE, /* programs pass the rights with which they register */
+		IBV_ACCESS_LOCAL_WRITE, /* ignored; programs pass the region's rights */
 	TAG_MASK = 0xff, /* bits of a key that a bind may change */
 };
 
 struct soft_mw {
 	struct ibv_mw ibv;
 	struct soft_range range;
-	struct soft_mr *region; /* the region to which it is bound */
+	struct soft_mr *region; /* region that the window is bound to, or NULL */
 };
 
 static struct soft_mw *mw_of(struct soft_range *range)
@@ -66,7 +66,7 @@ static void unbind(struct soft_mw *mw)
 	soft_links->revoke_key(mw->range.key);
 }
 
-/* A bound window is unbound first (ibv_alloc_mw(3)). */
+/* Deallocate a window, after unbinding it if necessary (ibv_alloc_mw(3)). */
 int soft_dealloc_mw(struct ibv_mw *ibv)
 {
 	struct soft_mw *mw = soft_container(ibv, struct soft_mw, ibv);
@@ -102,7 +102,7 @@ bool soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr)
 
 int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 {
-	/* Same as ibv_inc_rkey. */
+	/* The next key, as in ibv_inc_rkey(). */
 	uint32_t rkey = (mw->rkey & ~(uint32_t)TAG_MASK) | ((mw->rkey + 1) & TAG_MASK);
 	struct ibv_send_wr wr = {
 		.wr_id = bind->wr_id,
@@ -147,8 +147,8 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send)
 	if (!mw || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
 	    (mw->range.key ^ send->rkey) & ~(uint32_t)TAG_MASK)
 		return false; /* C10-72 */
-	/* o10-37.2.30 and o10-37.2.40: a bound window cannot be bound again, and the length must
-	 * not be 0. */
+	/* A bound type 2 window cannot be bound again (o10-37.2.30), and its length must not be 0
+	 * (o10-37.2.40). */
 	if (mw->ibv.type == IBV_MW_TYPE_2 && (mw->range.bound || !bind->length))
 		return false;
 	struct soft_range *range = bind->length ? soft_range_find(bind->region) : NULL;
@@ -177,15 +177,17 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send)
 	return true;
 }
 
-/* A work request must not invalidate a registered region, only one created by a work request (IBTA
- * 10.6.5), which applications in user space cannot do. */
+/* Unbind a window, but never invalidate a registered region. A work request may only invalidate
+ * regions that were created by a work request (IBTA 10.6.5). Applications in user space cannot
+ * create them. */
 const char *soft_invalidate(const struct soft_qp *qp, uint32_t rkey)
 {
 	struct soft_range *range = soft_range_find(rkey);
 	struct soft_mw *mw = mw_of(range);
 
-	/* Rule o10-37.2.26. The window must belong to this queue pair (IBTA 10.6.7.2.4). This
-	 * excludes type 1 windows, and XRC_RECV queue pairs, which cannot bind. */
+	/* Type 1 windows cannot be invalidated (o10-37.2.26), and type 2B windows must belong to
+	 * this queue pair (IBTA 10.6.7.2.4). No window belongs to an XRC_RECV queue pair, because
+	 * it cannot bind. */
 	if (!mw)
 		return range ? "REGION" : "KEY";
 	if (!mw->range.bound)

@@ -1,6 +1,7 @@
-/* The objects of the verbs. The first member of each struct is what the application sees.
+/* Verbs objects. The first member of each struct is the part that the application sees.
  *
- * All functions require the engine's lock, which protects all members, unless stated otherwise.
+ * Unless stated otherwise, the engine's lock protects all members, and callers of all functions
+ * must hold it.
  */
 #pragma once
 

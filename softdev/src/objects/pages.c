@@ -1,4 +1,5 @@
-/* Checks that pages of the application's memory exist with the required right. */
+/* Faults in pages of the application's memory, and checks that they exist with the required
+ * rights. */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -30,11 +31,11 @@ int soft_pages_fault(const void *memory, size_t length, bool writable)
 		    writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0)
 		return 0;
 	switch (errno) {
-	case EINVAL: /* a mapping without the right, or a kernel that does not support the advice */
+	case EINVAL: /* mapping without the required right, or unsupported advice */
 		return soft_pages_can_fault() ? EFAULT : 0;
 	case ENOMEM: /* a hole */
 	case EFAULT: /* beyond the end of a mapped file */
-		return EFAULT; /* what the kernel returns if it cannot pin */
+		return EFAULT; /* as the kernel returns if pinning fails */
 	default:
 		return errno;
 	}

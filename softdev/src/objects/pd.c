@@ -1,8 +1,8 @@
-/* Protection domains. A queue pair only has access to memory of its own domain.
+/* Protection domains. A queue pair can only access memory in its own domain.
  *
- * A parent domain (ibv_alloc_parent_domain(3)) is another name for a domain, optionally with an
- * allocator for queues created in it (queue_memory.c). A thread domain allows a device to omit
- * locks. This device has a single lock, so thread domains have no effect.
+ * A parent domain (ibv_alloc_parent_domain(3)) is an alias for another domain, optionally with an
+ * allocator for its queues (queue_memory.c). A thread domain allows a device to omit locks. This
+ * device has a single lock, so thread domains have no effect.
  */
 
 #include "extended.h"
@@ -18,7 +18,7 @@ static struct soft_pd *root_of(struct ibv_pd *pd)
 	return soft_pd_of(pd)->of ? soft_pd_of(pd)->of : soft_pd_of(pd);
 }
 
-/* Make a domain known to the application. The caller holds the lock. */
+/* Fill in the public struct and add the domain to the list. The caller holds the lock. */
 static void publish(struct soft_pd *pd, struct ibv_context *context)
 {
 	pd->ibv = (struct ibv_pd){.context = context, .handle = ++soft_device.objects->handles.pd};
@@ -48,7 +48,8 @@ struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
 	return create(context, &(struct soft_pd){0}, 0);
 }
 
-/* Move imports that are no longer used to another list. The caller holds the lock. */
+/* Collect the imports of a domain that were unimported while in use and are now unused. The caller
+ * holds the lock, and frees them after releasing it. */
 static void collect_unimported(struct soft_pd *of, struct soft_node *list)
 {
 	soft_list_each_safe (struct soft_pd, pd, &soft_device.objects->pds, node) {
@@ -92,8 +93,9 @@ int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 
 /* ---- parent domains ------------------------------------------------------------------------ */
 
-/* A flag of newer libraries: memory that a confidential guest shares with a device that needs it.
- * This device does not (IBV_DEVICE_CC_DMA_BOUNCE), so the flag has no effect. */
+/* Flag of newer libraries that requests memory shared between a confidential guest and its devices.
+ * It has no effect, because this device does not need shared memory (IBV_DEVICE_CC_DMA_BOUNCE is
+ * not set). */
 #define ALLOW_CC_UNPROTECTED_ALLOC (1u << 2)
 
 static int check_parent_domain(const struct ibv_context *context,
@@ -103,8 +105,9 @@ static int check_parent_domain(const struct ibv_context *context,
 			       IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT | ALLOW_CC_UNPROTECTED_ALLOC;
 
 	if (attr->comp_mask & ~known)
-		return EOPNOTSUPP; /* programs that try one continue without it */
-	/* The domain must belong to this device and must not be a parent domain. */
+		return EOPNOTSUPP; /* programs fall back if a flag is unknown */
+	/* Both domains must belong to this context, and the protection domain must not be a parent
+	 * domain. */
 	if (!attr->pd || attr->pd->context != context || soft_pd_is_parent(attr->pd) ||
 	    (attr->td && attr->td->context != context))
 		return EINVAL;
@@ -161,7 +164,7 @@ struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handl
 	return soft_made(rc, pd);
 }
 
-/* An import in use remains until its original is deallocated. */
+/* Release an import. If objects still use it, deallocating the original frees it. */
 void soft_ibv_unimport_pd(struct ibv_pd *ibv)
 {
 	soft_lock();

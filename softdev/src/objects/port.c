@@ -1,8 +1,8 @@
-/* Devices and ports: their changes, and the events that report these to contexts
- * (ibv_get_async_event(3)).
+/* Devices and ports, and the events that report their changes to contexts (ibv_get_async_event(3)).
  *
- * The host's addresses may change, and a port goes down with its network interface. Tests cause all
- * other changes (aiordma_embedded_raise), which have their full effect in addition to the event.
+ * The host's addresses may change, and a port goes down with its network interface. Only tests
+ * cause other changes (aiordma_embedded_raise). These changes take full effect, in addition to
+ * raising the event.
  */
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
@@ -28,8 +28,8 @@ static bool take_interface(struct soft_hca *hca, const char *name, size_t length
 	return if_nametoindex(hca->interface) != 0;
 }
 
-/* Returns the number of devices that the environment requests, and stores their interfaces. Returns
- * 0 if it is invalid. */
+/* Parse AIORDMA_EMBEDDED_DEVICES, and store the interfaces that it names. Returns the number of
+ * devices, or 0 if the value is invalid. */
 static int wanted(const char *text)
 {
 	struct soft_hca *hcas = soft_device.objects->hcas;
@@ -58,7 +58,7 @@ static void make_hca(int number)
 
 	hca->device.node_type = IBV_NODE_CA;
 	hca->device.transport_type = IBV_TRANSPORT_IB;
-	/* The device has no node and no sysfs path (see preload/public.c). */
+	/* The device has no device node or sysfs path (see preload/public.c). */
 	snprintf(hca->device.name, sizeof(hca->device.name), "embedded%d", number);
 	memcpy(hca->device.dev_name, hca->device.name, sizeof(hca->device.name));
 	hca->port = 1u << number;
@@ -112,7 +112,7 @@ static void tell(struct soft_hca *hca, enum ibv_event_type type)
 		soft_async_event(context, &event);
 }
 
-/* Call a function for every queue pair of every context. */
+/* Call a function for each queue pair of a device. */
 static void for_queue_pairs(struct soft_hca *hca, void (*what)(struct soft_qp *qp))
 {
 	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
@@ -138,7 +138,8 @@ static void stall(struct soft_qp *qp)
 		soft_qp_stall(qp);
 }
 
-/* Traffic that is not bound to a port stops only when all ports are down. */
+/* Set the ports that are down, and stop their traffic. Traffic that is not bound to a port stops
+ * only when all ports are down. */
 static void set_down(uint32_t ports)
 {
 	const uint32_t all = (1u << soft_hca_count()) - 1;
@@ -147,8 +148,8 @@ static void set_down(uint32_t ports)
 	soft_watches_silence(ports == all ? SOFT_ANY_PORT : ports);
 }
 
-/* Take a port down: it neither sends nor receives. Reliable queue pairs and their peers retry for
- * as long as their attributes allow. */
+/* Take a port down, which stops sending and receiving. Reliable queue pairs and their peers fail
+ * when their retries are exhausted. */
 static void go_down(struct soft_hca *hca)
 {
 	if (soft_ports_down & hca->port)
@@ -170,8 +171,8 @@ static void go_up(struct soft_hca *hca)
 
 /* ---- the host's addresses, which are the ports' GIDs ----------------------------------------- */
 
-/* Returns whether the interface does not exist or has no carrier. Returns false if this cannot be
- * determined for lack of descriptors. */
+/* Returns whether the interface does not exist or has no carrier. Returns the previous state if no
+ * descriptor is available. */
 static bool is_cut(const struct soft_hca *hca)
 {
 	struct ifreq request = {0};
@@ -185,7 +186,8 @@ static bool is_cut(const struct soft_hca *hca)
 	return cut;
 }
 
-/* Only act on changes, because tests set the port state as well. */
+/* Set the port state when the state of its interface changes. Unless the interface changes, keep
+ * the port state that a test has set. */
 static void follow_interface(struct soft_hca *hca)
 {
 	const bool cut = hca->interface[0] && is_cut(hca);
@@ -199,7 +201,7 @@ static void follow_interface(struct soft_hca *hca)
 		go_up(hca);
 }
 
-/* Read addresses and interfaces, which may have changed. */
+/* Update GID tables and port states from the host's addresses and interfaces. */
 static void read_addresses(void)
 {
 	EACH_HCA (hca) {
@@ -213,14 +215,14 @@ static void read_addresses(void)
 
 static void addresses_changed(struct soft_fd_watch *watch)
 {
-	/* The contents of the messages do not matter, because all addresses are read again. Lost
-	 * messages (ENOBUFS) are reported in the same way. */
+	/* Discard the messages, because all addresses are read again anyway. This also handles lost
+	 * messages, which recv() reports with ENOBUFS. */
 	while (recv(watch->fd, soft_scratch()->input, SOFT_STAGING_SIZE, MSG_DONTWAIT) > 0)
 		;
 	read_addresses();
 }
 
-/* Watch for changes of the addresses with rtnetlink(7). */
+/* Watch for changes of addresses and interfaces with rtnetlink(7). */
 static void watch_addresses(void)
 {
 	struct sockaddr_nl address = {
@@ -231,7 +233,7 @@ static void watch_addresses(void)
 
 	if (watch->watched || soft_device.platform->network)
 		return;
-	/* If this is not allowed, the table is read again whenever a device is opened. */
+	/* If rtnetlink is not available, the GID tables are updated whenever a device is opened. */
 	watch->fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
 	watch->ready = addresses_changed;
 	if (watch->fd >= 0 && (bind(watch->fd, (struct sockaddr *)&address, sizeof(address)) ||
@@ -295,12 +297,11 @@ const struct soft_subsystem soft_port_subsystem = {
 	.forked = reset,
 };
 
-/* ---- what can happen ----------------------------------------------------------------------- */
+/* ---- raising events ------------------------------------------------------------------------ */
 
 static void fail(struct soft_hca *hca)
 {
-	/* connection manager ids are notified before their queue pairs fail
-	 * (rdma_get_cm_event(3)) */
+	/* Notify connection manager ids before their queue pairs fail (rdma_get_cm_event(3)). */
 	soft_engine_port_changed(SOFT_PORT_FATAL, hca->port);
 	for_queue_pairs(hca, soft_qp_error);
 	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)

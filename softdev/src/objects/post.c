@@ -1,11 +1,11 @@
-/* Posting: adds work requests to the rings in the caller's thread.
+/* Posting, which adds work requests to the rings in the caller's thread.
  *
- * Mistakes in the call itself (state, room, counts, an unknown operation) are refused with an errno
- * value and *bad_wr. Errors that occur during execution (keys, bounds, the peer's response) are
- * reported in the completion.
+ * Invalid calls (state, full queue, counts, unknown opcode) are refused with an errno value and
+ * *bad_wr. Errors during execution (keys, bounds, the peer's response) are reported in the
+ * completion.
  *
- * Sending starts before the call returns: the chain is added to the ring, and releasing the lock
- * (soft_unlock) passes all requests to the path together.
+ * Sending starts before the call returns. The whole chain is added to the ring first. Releasing the
+ * lock (soft_unlock) then passes all requests to the path together.
  */
 
 #include "objects.h"
@@ -27,14 +27,14 @@ static enum soft_refusal check_opcode(const struct soft_qp *qp, const struct ibv
 	case IBV_WR_RDMA_READ:
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		/* Requests with a response need a reliable connection. Their SGEs are written to,
-		 * so they cannot be inline (ibv_post_send(3)). */
+		/* READs and atomics need a reliable connection. The response is written to their
+		 * SGEs, so they cannot be inline (ibv_post_send(3)). */
 		if (wr->send_flags & IBV_SEND_INLINE)
 			return SOFT_REFUSED_FLAGS;
 		__attribute__((fallthrough));
 	case IBV_WR_ATOMIC_WRITE:
 		return soft_qp_is_requester(qp) ? SOFT_TAKEN : SOFT_REFUSED_OPCODE;
-	case IBV_WR_FLUSH: /* struct ibv_send_wr has no fields for it; ibv_wr_flush builds it */
+	case IBV_WR_FLUSH: /* only ibv_wr_flush() can build it */
 		return built ? SOFT_TAKEN : SOFT_REFUSED_UNSUPPORTED;
 	case IBV_WR_TSO:
 	case IBV_WR_DRIVER1:
@@ -52,24 +52,27 @@ static uint64_t length_of(const struct ibv_sge *sges, int count)
 	return length;
 }
 
-/* The address handle must belong to the queue pair's protection domain (IBTA 10.2.2.2). */
+/* Returns whether the destination is valid. Its address handle must belong to the queue pair's
+ * protection domain (IBTA 10.2.2.2). */
 static bool has_destination(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
 	return wr->wr.ud.ah && soft_pd_root(wr->wr.ud.ah->pd) == soft_pd_root(qp->ibv.pd) &&
 	       wr->wr.ud.remote_qpn <= SOFT_PSN_MASK;
 }
 
-/* Returns the maximum size of inline data. The word of an atomic write always fits. */
+/* Returns the maximum size of inline data. An atomic write can always store its word inline. */
 static uint32_t inline_room(const struct soft_qp *qp, enum ibv_wr_opcode opcode)
 {
 	return opcode == IBV_WR_ATOMIC_WRITE ? SOFT_ATOMIC_WORD : qp->cap.max_inline_data;
 }
 
-/* Check a request. `built` means that the wr_* calls have built it. */
+/* Check a send request. `built` is set for requests from the ibv_wr_*() calls, and `local` for
+ * requests that send nothing. */
 static enum soft_refusal check_send(const struct soft_qp *qp, const struct ibv_send_wr *wr,
 				    bool built, bool local, int num_sge)
 {
-	/* The SGE belongs to the batch, which contains the data by value. */
+	/* A built inline request has its data in the batch, so max_send_sge does not limit its
+	 * SGEs. */
 	bool by_value = built && wr->send_flags & IBV_SEND_INLINE;
 	enum soft_refusal refusal = check_opcode(qp, wr, built);
 
@@ -88,7 +91,8 @@ static enum soft_refusal check_send(const struct soft_qp *qp, const struct ibv_s
 	return qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr ? SOFT_REFUSED_FULL : SOFT_TAKEN;
 }
 
-/* Fill in the members that depend on the opcode. A FLUSH replaces the length. */
+/* Fill in the members that depend on the opcode. For a FLUSH, `*length` becomes the length of the
+ * flushed range. */
 static enum soft_refusal fill_operation(struct soft_send_wqe *send, const struct ibv_send_wr *wr,
 					uint64_t *length)
 {
@@ -147,7 +151,7 @@ static void fill_destination(struct soft_qp *qp, struct soft_send_wqe *send,
 		};
 }
 
-/* Copy inline data now, because the program may reuse its memory immediately. Of other data, copy
+/* Copy inline data, because the program may reuse its memory after the call. Otherwise, copy only
  * the SGEs. */
 static void copy_data(struct soft_qp *qp, struct soft_send_wqe *send, const struct ibv_send_wr *wr,
 		      int num_sge)
@@ -204,14 +208,14 @@ static enum soft_refusal post_one_send(struct soft_qp *qp, const struct ibv_send
 	return SOFT_TAKEN;
 }
 
-/* Post requests up to the first one that is refused, to which *bad_wr points then. */
+/* Post requests until one is refused, and set *bad_wr to that request. */
 static enum soft_refusal post_chain(struct soft_qp *qp, struct ibv_send_wr *wr,
 				    struct ibv_send_wr **bad_wr, bool built)
 {
 	enum soft_refusal refusal = SOFT_TAKEN;
 
-	/* RESET, INIT and RTR refuse requests. SQD keeps them for later, and SQE and ERR flush them
-	 * (IBTA 10.3.1). The receiving side of XRC has no send queue. */
+	/* Requests are refused in RESET, INIT and RTR, kept in SQD until the queue resumes, and
+	 * flushed in SQE and ERR (IBTA 10.3.1). An XRC_RECV queue pair has no send queue. */
 	if (qp->xrcd)
 		refusal = SOFT_REFUSED_NO_QUEUE;
 	else if (qp->ibv.state < IBV_QPS_RTS)
@@ -250,7 +254,7 @@ enum soft_refusal soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr,
 	uint32_t tail = qp->sq.tail, psn = qp->sq.psn;
 	enum soft_refusal refusal = post_chain(qp, wr, bad_wr, true);
 
-	if (refusal) { /* no request has been checked yet */
+	if (refusal) { /* a batch is posted completely or not at all */
 		qp->sq.tail = tail;
 		qp->sq.psn = psn;
 	} else {
@@ -266,8 +270,8 @@ int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_w
 
 	soft_lock();
 	uint32_t tail = qp->rq.tail;
-	/* Receives are refused in RESET (IBTA 10.3.1.1). A queue pair with a shared receive queue,
-	 * and both sides of XRC, have no receive queue of their own (10.2.9). */
+	/* Receives are refused in RESET (IBTA 10.3.1.1). XRC queue pairs, and queue pairs with a
+	 * shared receive queue, have no receive queue of their own (IBTA 10.2.9). */
 	enum soft_refusal refusal = ibv->srq || soft_is_xrc(ibv->qp_type) ? SOFT_REFUSED_NO_QUEUE
 				    : ibv->state == IBV_QPS_RESET
 					    ? SOFT_REFUSED_STATE

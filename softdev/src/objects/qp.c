@@ -21,8 +21,9 @@ void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
 
 /* ---- create and destroy -------------------------------------------------------------------- */
 
-/* Returns the attributes without those that are ignored: the limits of receives if there is a
- * shared receive queue (ibv_create_qp(3)), and those of queues that a side of XRC does not have. */
+/* Returns a copy of `attr` with ignored members cleared. A queue pair with a shared receive queue
+ * ignores the receive limits (ibv_create_qp(3)), and an XRC queue pair ignores the attributes of
+ * queues that it does not have. */
 static struct ibv_qp_init_attr relevant(const struct ibv_qp_init_attr *attr)
 {
 	struct ibv_qp_init_attr own = *attr;
@@ -83,7 +84,7 @@ static int check_create(const struct ibv_context *context, const struct ibv_pd *
 	return soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
 }
 
-/* Add `change` (1 or -1) to the user counts of the objects that the queue pair needs. */
+/* Add `change` (1 or -1) to the user count of each object that the queue pair uses. */
 static void count_in(const struct soft_qp *qp, int change)
 {
 	const struct ibv_qp *ibv = &qp->ibv;
@@ -108,8 +109,9 @@ static void rnr_expired(struct soft_timer *timer)
 	soft_qp_kick(qp);
 }
 
-/* The peer could not be reached in time. Fail as if all retries had been unanswered (IBTA
- * 9.7.6.1.3); without acknowledgements, complete as if everything sent had been lost. */
+/* Give up on a peer that could not be reached in time. RC and XRC requests fail as if no retry had
+ * been answered (IBTA 9.7.6.1.3). UC has no acknowledgements, so its requests complete as if the
+ * network had lost them. */
 static void reach_expired(struct soft_timer *timer)
 {
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, reach_timer);
@@ -122,14 +124,15 @@ static void reach_expired(struct soft_timer *timer)
 	} else if (qp->sq.oldest != qp->sq.tail) {
 		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down(qp)) {
-		/* The peer has already given up on its requests but cannot know about the failure
-		 * here, so notify it. */
+		/* The peer has given up on its own requests, but it cannot detect a failure on this
+		 * side. Close the link to notify it. */
 		soft_links->close(qp);
 	}
 }
 
-/* Returns at least the requested size (ibv_create_qp(3)). As on cards, inline data replaces the
- * SGEs in work requests; rdma_xclient(1) relies on this. */
+/* Returns the inline data limit to grant, which may exceed the requested one (ibv_create_qp(3)). As
+ * on cards, inline data occupies the space of the SGEs in a work request, and rdma_xclient(1)
+ * relies on this. */
 static uint32_t inline_room(const struct ibv_qp_cap *cap)
 {
 	uint32_t list = cap->max_send_sge * (uint32_t)sizeof(struct ibv_sge);
@@ -208,7 +211,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	soft_lock();
 	if (!soft_list_empty(&qp->attachments)) {
 		soft_unlock();
-		/* attached to a multicast group (ibv_destroy_qp(3)) */
+		/* The queue pair is still attached to a multicast group (ibv_destroy_qp(3)). */
 		return soft_call_result("ibv_destroy_qp", "qp_num", ibv->qp_num,
 					soft_refuse(EBUSY, "IN_USE"));
 	}
@@ -255,12 +258,13 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	soft_assert_locked();
 	qp->link_down = NULL;
 	stop_timers(qp);
-	set_state(qp, IBV_QPS_RESET); /* first, so that nothing below generates a completion */
+	set_state(qp, IBV_QPS_RESET); /* first, because RESET suppresses completions */
 	soft_links->revoke_requests(qp);
 	soft_links->leave(qp);
 	soft_queues_reset(qp);
-	/* Remove its completions, as cards do, because the number may soon be reused. Completions
-	 * in the shared queues of XRC remain, because their receives would be lost. */
+	/* Remove the queue pair's completions, as cards do, because its number may soon be used
+	 * again. Completions of XRC shared receive queues stay, because the application would lose
+	 * their receives. */
 	if (qp->ibv.send_cq)
 		soft_cq_forget(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
 	if (qp->ibv.recv_cq)
@@ -270,7 +274,7 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	qp->communicated = qp->draining = false;
 }
 
-/* The send queue has drained, or has failed, which the event reports as well. */
+/* Stop draining and report SQ_DRAINED if requested. A failed send queue also raises this event. */
 static void end_draining(struct soft_qp *qp)
 {
 	if (qp->draining && qp->attr.en_sqd_async_notify)
@@ -287,15 +291,15 @@ void soft_qp_error(struct soft_qp *qp)
 	stop_timers(qp);
 	soft_flush(qp);
 	end_draining(qp);
-	/* The queue pair takes no more receives from its shared receive queue, so that the
-	 * application may destroy it without losing one (IBTA 11.6.3.1). */
+	/* The queue pair takes no more receives from its shared receive queue. The application can
+	 * now destroy the queue pair without losing a receive (IBTA 11.6.3.1). */
 	if (qp->ibv.srq)
 		soft_qp_event(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 	soft_links->close(qp);
 }
 
-/* A request of a UC or UD queue pair has failed. Only its send queue is in error; messages are
- * still received (IBTA 10.3.1.6). */
+/* Move to SQE after a UC or UD request has failed. Only the send queue is in error, and messages
+ * are still received (IBTA 10.3.1.6). */
 void soft_qp_send_error(struct soft_qp *qp)
 {
 	set_state(qp, IBV_QPS_SQE);
@@ -306,15 +310,16 @@ void soft_qp_send_error(struct soft_qp *qp)
 
 void soft_qp_check_drained(struct soft_qp *qp)
 {
-	/* SQD has drained when all requests that had begun are complete (IBTA 10.3.1.5). */
+	/* The send queue is drained when all requests that had begun are complete (IBTA
+	 * 10.3.1.5). */
 	if (!qp->draining || qp->ibv.state != IBV_QPS_SQD || qp->sq.oldest != qp->sq.next ||
 	    soft_oldest_has_begun(qp))
 		return;
 	end_draining(qp);
 }
 
-/* Time limits for connecting on this host, and to another host, where the first packets may be lost
- * and TCP retransmits them after 1, 3 and 7 s. */
+/* Connection timeouts for peers on this host and on other hosts. Between hosts, the first packets
+ * may be lost, and TCP retransmits them after 1, 3 and 7 s. */
 #define CONNECTING_NS 500000000u
 #define CONNECTING_ELSEWHERE_NS 5000000000u
 
@@ -333,8 +338,9 @@ static uint64_t connecting_time(const struct soft_qp *qp)
 								     : CONNECTING_ELSEWHERE_NS;
 }
 
-/* Start the timer for giving up: 4.096 us * 2^timeout for each attempt (IBTA 9.7.6.1.3), at least
- * `least_ns` and at most a minute. A timeout of 0 means forever. UC has no timeout. */
+/* Start the timer that gives up on the peer, unless it is running. It allows 4.096 us * 2^timeout
+ * for each attempt (IBTA 9.7.6.1.3), but at least `least_ns` and at most a minute. A timeout of 0
+ * means forever. UC has no timeout attribute and waits for `least_ns`. */
 static void give_up_later(struct soft_qp *qp, uint64_t least_ns)
 {
 	const uint64_t most_ns = 60000000000u;
@@ -358,7 +364,7 @@ void soft_qp_kick(struct soft_qp *qp)
 		return;
 	}
 	if (qp->ibv.state == IBV_QPS_SQD && qp->link && soft_oldest_has_begun(qp))
-		soft_qp_link_output(qp->link); /* complete what has begun */
+		soft_qp_link_output(qp->link); /* complete the requests that have begun */
 	if (qp->ibv.state != IBV_QPS_RTS)
 		return;
 	soft_send_settle(qp); /* local requests need no stream */
@@ -372,7 +378,7 @@ void soft_qp_kick(struct soft_qp *qp)
 		qp->transport->lose(qp);
 	else if (!qp->link ||
 		 qp->link->state !=
-			 SOFT_LINK_SELECTING) /* while selecting, the link already has a peer */
+			 SOFT_LINK_SELECTING) /* a link in SELECTING already has a peer */
 		give_up_later(qp, qp->stream_lost ? 0 : connecting_time(qp));
 }
 
@@ -389,8 +395,8 @@ void soft_qp_end_with_peer(struct ibv_qp *ibv)
 	soft_unlock();
 }
 
-/* Returns whether the error means that the peer or the path is gone, rather than that one side
- * broke the connection. */
+/* Returns whether `error` means that the peer or the path disappeared, and not that either side
+ * aborted the connection. */
 static bool is_silence(int error)
 {
 	switch (error) {
@@ -415,8 +421,8 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 
 	qp->link_down = NULL;
 	if (soft_qp_is_uc(qp) && !qp->stream_from_cm) {
-		/* There is no event (IBTA 9.8.2). Messages sent in the meantime are lost, and the
-		 * link may be established again later. */
+		/* UC raises no event when it loses its link (IBTA 9.8.2). Messages are lost until a
+		 * new link is established. */
 		qp->no_peer = true;
 		if (alive) {
 			soft_links->again(qp);
@@ -435,13 +441,13 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 			soft_qp_event(qp, IBV_EVENT_QP_FATAL);
 		if (ends && !outstanding)
 			soft_qp_error(qp);
-		else if (ends || (outstanding && error == ETIMEDOUT)) /* the retry time is over */
+		else if (ends || (outstanding && error == ETIMEDOUT)) /* retries exhausted */
 			soft_send_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR
 							   : IBV_WC_RETRY_EXC_ERR);
-		/* A peer that has destroyed its queue pair, or whose process has ended, is silent.
-		 * This queue pair stays in its state, and its requests fail when their retry time
-		 * is over (IBTA 9.7.6.1.3). Frames that the peer sent earlier on other streams are
-		 * handled in the meantime. */
+		/* A peer that has destroyed its queue pair, or whose process has ended, sends no
+		 * response. This queue pair stays in its state, and its requests fail when their
+		 * retries are exhausted (IBTA 9.7.6.1.3). Until then, frames that the peer sent
+		 * earlier on other streams are still handled. */
 		else if (outstanding)
 			give_up_later(qp, 0);
 	}
@@ -451,8 +457,8 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 
 /* ---- modify -------------------------------------------------------------------------------- */
 
-/* Check that the mask contains all attributes that abi/qp_states.h requires for this transition,
- * and only allowed ones. Returns 0 or EINVAL. */
+/* Check that the mask contains every attribute that abi/qp_states.h requires for the transition,
+ * and no attribute that it does not allow. Returns 0 or EINVAL. */
 static int check_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t mask)
 {
 	static const struct step {
@@ -482,13 +488,14 @@ static int check_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t m
 	return mask ? soft_refuse_attributes("MASK_UNEXPECTED", mask) : 0;
 }
 
-/* Check the values of the attributes (ibv_modify_qp(3)). */
+/* Validate the attribute values (ibv_modify_qp(3)). If `has_route` is set, the kernel is not asked
+ * for a route to the peer. Returns 0 or an errno value. */
 static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, int mask,
 			bool has_route)
 {
 	struct soft_gid own;
-	/* Includes rights that only apply to regions, because programs pass the rights with which
-	 * they register. */
+	/* Accept rights that only apply to regions, because programs pass the same rights here as
+	 * at registration. */
 	const unsigned rights = SOFT_RIGHTS | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
 				IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB |
 				IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT |
@@ -558,15 +565,15 @@ static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int m
 }
 #undef TAKE
 
-/* Returns whether the queue pair connects in RTS. The requesting side of XRC receives nothing, and
- * it has to tell its peer the PSN of its first request, which is unknown before RTS. */
+/* Returns whether the queue pair connects in RTS instead of RTR. An XRC_SEND queue pair receives no
+ * requests, and must tell its peer the PSN of its first request, which is unknown before RTS. */
 static bool begins_late(const struct soft_qp *qp)
 {
 	return qp->ibv.qp_type == IBV_QPT_XRC_SEND;
 }
 
-/* Returns the mask without attributes of the other side of XRC. The kernel ignores them, and
- * programs set them. */
+/* Returns the mask without the attributes that only apply to the other end of an XRC connection.
+ * Programs set these attributes, and the kernel ignores them. */
 static int relevant_mask(enum ibv_qp_type type, int mask)
 {
 	switch (type) {
@@ -579,7 +586,8 @@ static int relevant_mask(enum ibv_qp_type type, int mask)
 	}
 }
 
-/* Create the link after a transition, and return to the state `from` if that fails. */
+/* Connect the queue pair after a transition, or restore the state `from` on failure. Returns 0 or
+ * an errno value. */
 static int begin_link(struct soft_qp *qp, enum ibv_qp_state from)
 {
 	int rc = soft_links->begin(qp);
@@ -685,7 +693,7 @@ int soft_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mas
 	return rc;
 }
 
-/* Returns all attributes regardless of the mask, as ibv_query_qp(3) allows. */
+/* Store all attributes regardless of the mask, as ibv_query_qp(3) allows. */
 int soft_ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mask,
 		      struct ibv_qp_init_attr *init_attr)
 {

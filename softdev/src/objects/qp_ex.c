@@ -3,7 +3,7 @@
 #include "extended.h"
 #include "trace/trace.h"
 
-/* Returns the supported operations of a queue pair type (ibv_wr_post(3), "QP Type Supported"). */
+/* Returns the operations that a queue pair type supports (ibv_wr_post(3), "QP Type Supported"). */
 static uint64_t operations_of(enum ibv_qp_type type)
 {
 	const uint64_t send = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
@@ -33,7 +33,8 @@ static uint32_t flags_of(const struct ibv_qp_init_attr_ex *attr)
 	return attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS ? attr->create_flags : 0;
 }
 
-/* XRC_RECV queue pairs belong to an XRC domain, and all others to a protection domain. */
+/* Check that an XRC_RECV queue pair gets an XRC domain, and any other a protection domain, of this
+ * context. Returns 0 or EINVAL. */
 static int check_domain(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
 {
 	const uint32_t domains = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
@@ -108,7 +109,8 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 	return ibv;
 }
 
-/* Returns NULL for a queue pair created without IBV_QP_INIT_ATTR_SEND_OPS_FLAGS. */
+/* Returns the extended queue pair, or NULL if it was created without
+ * IBV_QP_INIT_ATTR_SEND_OPS_FLAGS. */
 struct ibv_qp_ex *soft_ibv_qp_to_qp_ex(struct ibv_qp *ibv)
 {
 	struct soft_qp *qp = soft_qp_of(ibv);

@@ -1,18 +1,19 @@
 /* Queue pair numbers: the upper bits identify the process, and the lower bits the queue pair.
  *
  * RoCE identifies a queue pair by its GID and number. The GID identifies the host. The upper 10
- * bits of the number select one of 1,000 ports, of which each process has one (listener.c). The
- * lower 14 bits are random within the process.
+ * bits of the number select the port of the process, which is one of 1,000 (listener.c). The lower
+ * 14 bits are random.
  *
- * The number of a destroyed queue pair is not reused until many others have been released, so that
- * packets to it, or an application that still has its address, do not reach another queue pair.
+ * A number is not reused until many others have been released. Late packets, and applications that
+ * still have an old address, therefore do not reach another queue pair.
  */
 
 #include "objects.h"
 
 enum { LOCAL_NUMBERS = 1 << SOFT_QPN_LOCAL_BITS };
 
-/* At least as many numbers are free as are waiting to be reused. */
+/* Keep at least as many numbers free as are waiting for reuse, so that random selection soon finds
+ * one. */
 _Static_assert(SOFT_MAX_QP + 2 * SOFT_QPN_RESTING <= LOCAL_NUMBERS, "numbers run out");
 
 struct soft_qp *soft_qp_find(uint32_t qp_num)
@@ -21,7 +22,8 @@ struct soft_qp *soft_qp_find(uint32_t qp_num)
 	return soft_table_find(&soft_device.objects->qps, qp_num);
 }
 
-/* 0 and 1 are special queue pairs (IBTA 3.5.10). */
+/* Returns whether `number` may be assigned. Numbers 0 and 1 are special queue pairs (IBTA 3.5.10),
+ * and recently released numbers must not be reused yet. */
 static bool may_be_given(uint32_t number)
 {
 	if (number < 2 || soft_table_find(&soft_device.objects->qps, number))

@@ -1,13 +1,13 @@
-/* Memory of the device's queues, from a parent domain's allocator (ibv_alloc_parent_domain(3)) or
- * the C library.
+/* Allocates memory for the device's queues from a parent domain's allocator
+ * (ibv_alloc_parent_domain(3)) or from the C library.
  *
- * The allocator may decline a block (IBV_ALLOCATOR_USE_DEFAULT), so each block begins with the
- * information needed to free it.
+ * The allocator may decline a block (IBV_ALLOCATOR_USE_DEFAULT), so each block begins with a header
+ * that records how to free it.
  */
 
 #include "objects.h"
 
-/* a cache line, so that the ring in an allocator's block begins one */
+/* Align allocator blocks to a cache line. */
 enum { ALIGNMENT = 64 };
 
 struct block {
@@ -31,18 +31,19 @@ void *soft_queue_alloc(struct ibv_pd *ibv, size_t count, size_t size, enum soft_
 	size_t length = sizeof(struct block) + count * size;
 	struct block *block = declined;
 
-	/* The upper half, the driver's number, is RDMA_DRIVER_UNKNOWN. */
+	/* The upper 32 bits of a resource type are the driver ID, here RDMA_DRIVER_UNKNOWN (0). */
 	if (pd && pd->alloc)
 		block = pd->alloc(ibv, pd->pd_context, length, ALIGNMENT, resource);
 	if (block == declined) {
-		/* A queue without slots also points into its block, because leak sanitizers look
-		 * for such pointers. */
+		/* Allocate one more byte, so that an empty queue also points into its block. Leak
+		 * sanitizers look for such pointers. */
 		block = calloc(1, length + 1);
 		return block ? block + 1 : NULL;
 	}
 	if (!block)
 		return NULL;
-	/* The allocator should have done this, but the device would trust the contents. */
+	/* The allocator should have zeroed the block, but the device must not trust its
+	 * contents. */
 	memset(block, 0, length);
 	*block = (struct block){.from = pd, .resource_type = resource};
 	count_block(pd, 1);

@@ -1,5 +1,5 @@
-/* The rings of queue pairs and shared receive queues. All memory for their work requests is
- * allocated at creation. */
+/* Rings of queue pairs and shared receive queues. All memory for their work requests is allocated
+ * at creation. */
 
 #include "objects.h"
 
@@ -100,7 +100,7 @@ int soft_queues_create(struct soft_qp *qp)
 	if (qp->ibv.srq)
 		rc = soft_receive_queue_create(&qp->rq, pd, 1,
 					       soft_srq_of(qp->ibv.srq)->rq.max_sge);
-	else if (qp->xrcd) /* a receive of any shared receive queue of its domain */
+	else if (qp->xrcd) /* one receive from any shared receive queue of the XRC domain */
 		rc = soft_receive_queue_create(&qp->rq, pd, 1, SOFT_MAX_SGE);
 	else
 		rc = soft_receive_queue_create(&qp->rq, pd, qp->cap.max_recv_wr,
@@ -130,7 +130,7 @@ void soft_queues_destroy(struct soft_qp *qp)
 		qp->transport->forget(qp);
 }
 
-/* RESET drops posted requests without completions (IBTA 10.3.1.1). */
+/* Drop all posted requests without completions, as RESET requires (IBTA 10.3.1.1). */
 void soft_queues_reset(struct soft_qp *qp)
 {
 	qp->sq.oldest = qp->sq.next = qp->sq.tail = qp->sq.reads = 0;

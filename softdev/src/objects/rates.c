@@ -1,9 +1,9 @@
-/* Values of enum ibv_rate: ibv_rate_to_mult(3), ibv_rate_to_mbps(3). */
+/* Converts values of enum ibv_rate for ibv_rate_to_mult(3) and ibv_rate_to_mbps(3). */
 #include "softdev.h"
 
-/* Static rates (IBTA table 75). Up to QDR, the signalling rate of a lane is a multiple of 2.5 Gb/s.
- * From FDR on it is not, and faster links (with 64b/66b coding) are named by their data rate. A
- * mult of 0 means that there is no multiple. */
+/* Static rates (IBTA table 75). Up to QDR, a lane's signalling rate is a multiple of 2.5 Gb/s. FDR
+ * and faster links use 64b/66b coding and are named by their data rate. A `mult` of 0 means that
+ * the rate has no multiplier. */
 static const struct rate {
 	enum ibv_rate rate;
 	int mult;
@@ -23,7 +23,8 @@ static const struct rate {
 	{IBV_RATE_1200_GBPS, 480, 1275000},
 };
 
-/* Return a member of the first rate that meets a condition. */
+/* Return `found` for the first rate `it` that meets `condition`, or `otherwise` if there is
+ * none. */
 #define FIND(condition, found, otherwise)                                                          \
 	for (const struct rate *it = rates; it < rates + sizeof(rates) / sizeof(*rates); it++)     \
 		if (condition)                                                                     \

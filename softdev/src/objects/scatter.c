@@ -1,4 +1,4 @@
-/* Converts a list of SGEs and an offset to memory, checking every key again for every chunk. */
+/* Converts part of an SGE list to iovecs. Every key is checked again for each chunk. */
 #include <sys/uio.h>
 
 #include "objects.h"

@@ -1,8 +1,8 @@
-/* The part of the send queue that is common to all transports.
+/* Send queue operations that all transports share.
  *
- * Local requests (binding and invalidating windows) are executed in their order when all requests
- * before them have begun, so that a key is valid when a peer learns it (IBTA 10.8.3.3). They have
- * no PSN, and complete in order as well.
+ * Local requests (memory window binds and invalidations) are executed in order, once all requests
+ * before them have begun. A key is therefore valid before a peer learns it (IBTA 10.8.3.3). Local
+ * requests have no PSN, and they complete in order too.
  */
 #include "objects.h"
 
@@ -30,7 +30,8 @@ void soft_send_pass(struct soft_qp *qp)
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 }
 
-/* SQD starts no request; one that has not begun fails after SQD. */
+/* Returns whether the oldest request may fail now. No request begins in SQD, so one that has not
+ * begun can only fail after SQD. */
 static bool has_its_turn(const struct soft_qp *qp)
 {
 	return qp->ibv.state == IBV_QPS_RTS ||

@@ -1,7 +1,7 @@
 /* Counters of the bytes that peers have read and written, for aiordma_device_calls.count_served.
  *
- * The queue pair and the caller of `count_served` each hold a reference.  The caller can therefore read
- * the counters from any thread, also while another one destroys the queue pair.
+ * The queue pair and the caller of `count_served` each hold a reference. The caller can therefore
+ * read the counters from any thread, even while another thread destroys the queue pair.
  */
 #include "objects.h"
 
@@ -55,7 +55,7 @@ bool soft_counts_reads_of(const struct soft_qp *qp, uint32_t rkey)
 	return range && !range->not_served;
 }
 
-/* Readers do not take the lock, which every writer holds. */
+/* Add to a counter. Writers hold the lock but readers do not, so the store is atomic. */
 static void add(uint64_t *count, uint64_t bytes)
 {
 	__atomic_store_n(count, *count + bytes, __ATOMIC_RELAXED);

@@ -1,8 +1,8 @@
 /* Shared receive queues: receives that any of several queue pairs may use (IBTA 10.2.9).
  *
- * A receive is moved from the shared queue to a queue pair when a message begins that needs it, and
- * completes or is flushed there. Receives that remain in the shared queue are never flushed,
- * whatever happens to the queue pairs.
+ * When a message needs a receive, the receive moves from the shared queue to the queue pair, where
+ * it completes or is flushed. Receives that remain in the shared queue are never flushed, not even
+ * when a queue pair fails.
  */
 
 #include "objects.h"
@@ -18,7 +18,7 @@ static struct soft_srq *source(const struct soft_qp *qp)
 
 bool soft_receive_ready(struct soft_qp *qp)
 {
-	/* XRC: a receive taken for a message to another shared receive queue cannot be used. */
+	/* An XRC message cannot use a receive that came from another shared receive queue. */
 	if (qp->rq.head != qp->rq.tail)
 		return !qp->xrcd || qp->taken_from == qp->responder.srq_num;
 	struct soft_srq *srq = source(qp);
@@ -41,7 +41,7 @@ bool soft_receive_ready(struct soft_qp *qp)
 	return true;
 }
 
-/* Release everything except the memory of the struct. */
+/* Release everything except the structure itself. */
 static void finish(struct soft_srq *srq)
 {
 	pthread_cond_destroy(&srq->ibv.cond);
@@ -49,7 +49,8 @@ static void finish(struct soft_srq *srq)
 	soft_receive_queue_destroy(&srq->rq);
 }
 
-/* Create a shared receive queue. `xrcd` and `cq` are NULL unless it is one of XRC. */
+/* Create a shared receive queue. `xrcd` and `cq` are NULL unless it is an XRC queue. Returns NULL
+ * with errno set on failure. */
 static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr *init,
 			      struct soft_xrcd *xrcd, struct ibv_cq *cq)
 {
@@ -132,7 +133,8 @@ int soft_get_srq_num(struct ibv_srq *ibv, uint32_t *srq_num)
 	return 0;
 }
 
-/* Exchange the queue. The caller must destroy the contents of `fresh` afterwards. */
+/* Move all receives to the queue `fresh` and install it. The caller must destroy the old queue,
+ * which is stored in `fresh`. */
 static void resize(struct soft_srq *srq, struct soft_receive_queue *fresh)
 {
 	struct soft_receive_queue old = srq->rq;
@@ -149,8 +151,8 @@ static int modify(struct soft_srq *srq, const struct ibv_srq_attr *attr, int mas
 	uint32_t max_wr = mask & IBV_SRQ_MAX_WR ? attr->max_wr : srq->rq.max_wr;
 	uint32_t limit = mask & IBV_SRQ_LIMIT ? attr->srq_limit : srq->limit;
 
-	/* The size must not be smaller than what is outstanding, and the limit must be reachable
-	 * (IBTA 11.2.4.3). Everything is checked before anything is changed (ibv_modify_srq(3)). */
+	/* The queue must have room for the outstanding receives, and the limit must be reachable
+	 * (IBTA 11.2.4.3). Check everything before changing anything (ibv_modify_srq(3)). */
 	const struct soft_limit limits[] = {
 		{"max_wr", max_wr, SOFT_MAX_SRQ_WR},
 		{"srq_limit", limit, max_wr},
@@ -178,7 +180,7 @@ int soft_ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *srq_attr, int 
 	struct soft_receive_queue fresh = {0};
 	int rc = 0;
 
-	/* Allocate before taking the lock. An invalid size is refused below. */
+	/* Allocate before taking the lock. modify() refuses an invalid size. */
 	if (srq_attr_mask & IBV_SRQ_MAX_WR && srq_attr->max_wr <= SOFT_MAX_SRQ_WR)
 		rc = soft_receive_queue_create(&fresh, ibv->pd, srq_attr->max_wr, srq->rq.max_sge);
 	if (!rc) {
@@ -228,7 +230,7 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 	soft_lock();
 	if (srq->users) {
 		soft_unlock();
-		/* a queue pair is still associated with it (ibv_destroy_srq(3)) */
+		/* A queue pair still uses the shared receive queue (ibv_destroy_srq(3)). */
 		return soft_call_result("ibv_destroy_srq", "srq", ibv->handle,
 					soft_refuse(EBUSY, "IN_USE"));
 	}

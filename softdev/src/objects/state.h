@@ -1,4 +1,4 @@
-/* State of the objects folder in soft_device. */
+/* The state that objects/ keeps in soft_device. */
 #pragma once
 
 #include <net/if.h>
@@ -7,43 +7,43 @@
 #include "memory.h"
 
 enum {
-	SOFT_GIDS = 255, /* an index is a byte (ibv_global_route.sgid_index) */
-	SOFT_QPN_RESTING = 2048, /* number of released queue pair numbers that are not reused yet */
-	SOFT_HCAS_MOST = 4, /* each needs many files of preload/, whose tree.py reads this */
+	SOFT_GIDS = 255, /* limit of the 8-bit ibv_global_route.sgid_index */
+	SOFT_QPN_RESTING = 2048, /* number of released queue pair numbers kept from reuse */
+	SOFT_HCAS_MOST = 4, /* maximum number of devices; preload/tree.py reads it */
 };
 
-/* A device in the list of ibv_get_device_list(3), which IBTA calls a host channel adapter, with its
- * port. */
+/* A device in the list of ibv_get_device_list(3), with its only port. IBTA calls it a host channel
+ * adapter. */
 struct soft_hca {
-	/* Must be first (soft_hca_of). Provider libraries look for their own mark behind the
-	 * structure to recognize their devices (mlx5dv_is_supported(3)), and find zeros here. */
+	/* `behind` must follow immediately. Provider libraries recognize their own devices by a
+	 * marker behind struct ibv_device (mlx5dv_is_supported(3)), and find zeros here. */
 	struct ibv_device device;
 	char behind[1024];
-	uint32_t port; /* bit of the port */
+	uint32_t port; /* bit of the port in port masks */
 	struct soft_node contexts; /* open contexts (soft_context.of_hca) */
-	uint32_t bad_qkeys; /* messages received with a wrong Q_Key (ibv_query_port(3)) */
+	uint32_t bad_qkeys; /* number of messages received with a wrong Q_Key (ibv_query_port(3)) */
 	struct soft_gid gids[SOFT_GIDS];
 	int gid_count;
-	char interface[IFNAMSIZ]; /* host interface whose addresses and state it has, or "" */
-	bool cut; /* the interface was not running when last read */
+	char interface[IFNAMSIZ]; /* host interface that provides addresses and state, or "" */
+	bool cut; /* whether the interface was down when last read */
 };
 
 struct soft_objects {
 	struct soft_hca hcas[SOFT_HCAS_MOST];
 	int hca_count; /* 0 until the environment has been read */
-	bool hcas_wrong; /* the environment contained an invalid value */
+	bool hcas_wrong; /* whether the environment contained an invalid value */
 	uint32_t ports_down;
 
 	struct {
 		uint32_t ah, cq, dm, pd, srq;
 	} handles; /* last handles assigned */
 	unsigned ah_count;
-	size_t dm_allocated; /* out of SOFT_DM_SIZE */
-	struct soft_node pds, dms; /* lists of all of them */
+	size_t dm_allocated; /* bytes, at most SOFT_DM_SIZE */
+	struct soft_node pds, dms; /* all protection domains and all device memory */
 
-	struct soft_fd_watch addresses; /* changes of the host's addresses (rtnetlink) */
+	struct soft_fd_watch addresses; /* rtnetlink socket for changes of host addresses */
 
-	/* callbacks (upper.h), set by softdev.c */
+	/* The callbacks are declared in upper.h. softdev.c sets them. */
 	const struct soft_transport *connected; /* RC and UC */
 	const struct soft_transport *datagrams; /* UD */
 	const struct soft_link_calls *links;
@@ -54,9 +54,9 @@ struct soft_objects {
 	struct soft_node xrc_domains;
 	struct soft_table xrc_srqs;
 
-	struct soft_table ranges; /* ranges by the upper 24 bits of their keys */
-	/* Memory for reads and writes of null regions (ibv_alloc_null_mr(3)). No access is longer,
-	 * and other processes do not copy from it. */
+	struct soft_table ranges; /* memory ranges, indexed by the upper 24 bits of their keys */
+	/* Reads of null regions (ibv_alloc_null_mr(3)) return bytes of `nothing`, and writes go to
+	 * `sink`. No access is longer, and other processes do not copy from this memory. */
 	uint8_t nothing[SOFT_PLACE_MAX], sink[SOFT_PLACE_MAX];
 };
 

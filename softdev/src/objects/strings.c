@@ -1,4 +1,4 @@
-/* Texts for enum values: ibv_wc_status_str(3), ibv_event_type_str(3) and similar. */
+/* Strings for enum values (ibv_wc_status_str(3), ibv_event_type_str(3) and similar). */
 #include "softdev.h"
 
 #define TEXT_OF(texts, number, unknown)                                                            \

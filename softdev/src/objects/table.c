@@ -1,8 +1,8 @@
-/* A hash table with open addressing from random 32-bit numbers (memory keys, queue pair numbers) to
- * objects.
+/* A hash table with open addressing that maps random 32-bit numbers (memory keys and queue pair
+ * numbers) to objects.
  *
- * The numbers come from getrandom, so their low bits serve as the hash. They are random because an
- * rkey is a bearer token: a peer that guesses it may use it.
+ * The numbers come from getrandom(2), so their low bits serve as the hash. They must be random
+ * because an rkey is a bearer token, which any peer that guesses it can use.
  */
 
 #include "objects.h"
@@ -41,7 +41,8 @@ static int grow(struct soft_table *table)
 
 int soft_table_put(struct soft_table *table, uint32_t key, void *object)
 {
-	/* The table is at most half full, so searches are short and always end at an empty slot. */
+	/* Keep the table at most half full, so that searches are short and always end at an empty
+	 * slot. */
 	if (table->count * 2 >= table->capacity) {
 		int rc = grow(table);
 
@@ -70,8 +71,8 @@ void soft_table_remove(struct soft_table *table, uint32_t key)
 	uint32_t mask = table->capacity - 1;
 	uint32_t hole = (uint32_t)(slot_of(table, key) - table->slots);
 
-	/* Close the gap with the next entry whose home position is not between the gap and the
-	 * entry. */
+	/* A search ends at an empty slot. Each later entry whose search would cross the hole moves
+	 * into it and leaves a new hole. */
 	for (uint32_t at = (hole + 1) & mask; table->slots[at].key; at = (at + 1) & mask) {
 		uint32_t home = table->slots[at].key & mask;
 

@@ -1,4 +1,4 @@
-/* Calls of the ABI that the embedded device does not support. */
+/* ABI calls that the embedded device does not support. */
 #include <errno.h>
 
 #include "softdev.h"

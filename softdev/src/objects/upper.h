@@ -1,56 +1,59 @@
-/* Callbacks of higher folders for queue pairs: transports and links. */
+/* Queue pair callbacks that higher folders implement for transports and links. */
 #pragma once
 
 #include "queue_pair.h"
 #include "state.h"
 
-/* The transport of a queue pair type (rc/, ud/). Members may be NULL where noted. */
+/* The callbacks of a transport (rc/, ud/). Members may be NULL where noted. */
 struct soft_transport {
-	void (*created)(void); /* a queue pair was created; may be NULL */
-	void (*destroyed)(void); /* a queue pair was destroyed; may be NULL */
-	/* Prepare the transition from INIT to RTR for `depth` outstanding READs and atomics of the
-	 * peer and the first expected PSN. Returns 0 or an errno value. May be NULL. */
+	void (*created)(void); /* called after a queue pair is created; may be NULL */
+	void (*destroyed)(void); /* called when a queue pair is destroyed; may be NULL */
+	/* Prepare the transition from INIT to RTR. The peer may have `depth` READs and atomics
+	 * outstanding, and `psn` is the first expected PSN. Returns 0 or an errno value. May be
+	 * NULL. */
 	int (*prepare)(struct soft_qp *qp, uint32_t depth, uint32_t psn);
-	/* Change the number of outstanding READs and atomics of the peer. Returns 0 or an errno
-	 * value. May be NULL. */
+	/* Change the number of READs and atomics that the peer may have outstanding. Returns 0 or
+	 * an errno value. May be NULL. */
 	int (*resize)(struct soft_qp *qp, uint32_t depth);
 	void (*forget)(struct soft_qp *qp); /* reverses `prepare`; safe to repeat; may be NULL */
-	void (*output)(struct soft_qp *qp); /* sends what may be sent now */
-	/* Complete everything in the send queue of a UC queue pair that cannot send, as if it had
-	 * been sent. */
+	void (*output)(struct soft_qp *qp); /* sends the requests that can be sent now */
+	/* Complete all requests of a UC queue pair that cannot send, as if they had been sent. */
 	void (*lose)(struct soft_qp *qp);
 	void (*retry_expired)(struct soft_timer *timer); /* callback of soft_qp.retry_timer */
 };
 
-/* Callbacks to links between queue pairs (link/). */
+/* Callbacks that link/ implements for links between queue pairs. */
 struct soft_link_calls {
-	/* `begin` connects a queue pair that has entered RTR, or waits for its peer, and returns 0
-	 * or an errno value. `again` does the same for a UC queue pair whose link is gone. */
+	/* Connect a queue pair that is ready for its link, or wait for its peer. Returns 0 or an
+	 * errno value. */
 	int (*begin)(struct soft_qp *qp);
+	/* Connect a UC queue pair again after it has lost its link. */
 	void (*again)(struct soft_qp *qp);
-	/* The queue pair has entered RTS from RTR (`first`) or SQD. PSNs and the timeout are known
-	 * now. */
+	/* Called when the queue pair has entered RTS, from RTR if `first` is set. Its PSNs and
+	 * timeout are known now. */
 	void (*ready)(struct soft_qp *qp, bool first);
-	/* The queue pair is in error, with or without a link. Send what is still owed and end the
-	 * link. */
+	/* Close the link of a queue pair in ERR after sending its last frames. Does nothing without
+	 * a link. */
 	void (*close)(struct soft_qp *qp);
-	/* Detach the queue pair from its link, if it has one, which closes. */
+	/* Detach the queue pair from its link, if any, and close the link. */
 	void (*leave)(struct soft_qp *qp);
-	/* An acknowledgement is due, and may wait for a frame that can carry it. */
+	/* Schedule an acknowledgement, which may wait for a frame that can carry it. */
 	void (*acknowledge)(struct soft_qp_link *link);
-	/* Returns how long a path to another machine may be silent, in ns. */
+	/* Returns how long a path to another machine may stay silent, in ns. */
 	uint64_t (*silence_limit)(void);
-	/* Revoke the memory exported for a queue pair's requests, which complete without a
-	 * response, or for a key that is invalidated or rebound. On return, no peer copies from
-	 * it. */
+	/* Revoke the memory exported for the queue pair's requests, which complete without a
+	 * response. On return, no peer copies from it. */
 	void (*revoke_requests)(const struct soft_qp *qp);
+	/* Revoke the memory exported under a key that is invalidated or rebound. On return, no peer
+	 * copies from it. */
 	void (*revoke_key)(uint32_t key);
 	/* Returns the largest path MTU that all networks of the device support. */
 	enum ibv_mtu (*active_mtu)(const struct soft_hca *hca);
-	/* Returns the port's LID, which is unique to the device and is not sent in packets (ah.c).
-	 * 0 for RoCE. */
+	/* Returns the port's LID, or 0 for RoCE. The LID is unique to the device and is not sent in
+	 * packets (ah.c). */
 	uint16_t (*lid)(struct soft_hca *hca);
-	/* Returns the TCP and UDP port of this process, or 0 with errno set if there is none. */
+	/* Returns the port number of this process for TCP and UDP, or 0 with errno set if it has
+	 * none. */
 	uint16_t (*ip_port)(void);
 };
 
@@ -64,7 +67,7 @@ static inline bool soft_port_is_down(const struct soft_qp *qp)
 	return soft_ports_down && soft_qp_is_silent(qp);
 }
 
-/* Get the queue pair's own GID from its address vector. Returns 0 or EINVAL. */
+/* Store the local GID that the queue pair's address vector selects. Returns 0 or EINVAL. */
 static inline int soft_qp_gid(const struct soft_qp *qp, struct soft_gid *gid)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
@@ -74,7 +77,7 @@ static inline int soft_qp_gid(const struct soft_qp *qp, struct soft_gid *gid)
 			   gid);
 }
 
-/* Returns the GID of the peer. An address vector without a GID refers to the same device. */
+/* Returns the peer's GID. An address vector without a GRH refers to the same device. */
 static inline union ibv_gid soft_qp_peer_gid(const struct soft_qp *qp)
 {
 	return qp->attr.ah_attr.is_global ? qp->attr.ah_attr.grh.dgid

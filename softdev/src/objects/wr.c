@@ -1,7 +1,7 @@
-/* Posting with the builder calls: ibv_wr_post(3).
+/* Implements the work request builders of ibv_wr_post(3).
  *
- * Requests between wr_start and wr_complete are collected in separate memory, where the device and
- * other threads do not see them. wr_complete posts all of them, or nothing if one is invalid.
+ * Requests between wr_start and wr_complete are collected in a batch that the device and other
+ * threads do not see. wr_complete posts all of them, or none if one is invalid.
  */
 
 #include "extended.h"
@@ -13,13 +13,13 @@ struct soft_batch {
 	pthread_mutex_t mutex; /* held from wr_start to wr_complete or wr_abort */
 	bool open;
 	enum soft_refusal refusal; /* the first refusal since wr_start */
-	struct ibv_send_wr refused; /* only wr_id and opcode are known */
+	struct ibv_send_wr refused; /* request at fault; only wr_id and opcode are valid */
 	uint64_t allowed; /* enum ibv_qp_create_send_ops_flags */
-	bool takes_data;  /* whether setters apply to the last request */
-	bool takes_peer;
+	bool takes_data;  /* whether data setters apply to the last request */
+	bool takes_peer; /* whether peer setters apply to the last request */
 	uint32_t count;
 	uint32_t room;
-	/* arrays for `room` requests */
+	/* The arrays have space for `room` requests. */
 	struct ibv_send_wr *wrs;
 	struct ibv_sge *sges;
 	uint8_t *inline_data;
@@ -38,7 +38,7 @@ static void refuse(struct soft_batch *batch, struct ibv_send_wr wr, enum soft_re
 	batch->refused = wr;
 }
 
-/* Refuse the request built last, if there is one. */
+/* Record a refusal for the last request, or for the current wr_id if the batch is empty. */
 static void refuse_latest(struct ibv_qp_ex *ex, enum soft_refusal refusal)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
@@ -51,7 +51,7 @@ static void refuse_latest(struct ibv_qp_ex *ex, enum soft_refusal refusal)
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* An inline request has one SGE, for its copy of the data. */
+/* Returns the number of SGEs per request. An inline request needs one for its copy of the data. */
 static size_t sges_each(const struct soft_qp *qp)
 {
 	return qp->cap.max_send_sge ? qp->cap.max_send_sge : 1;
@@ -62,7 +62,8 @@ static struct ibv_sge *sges_at(const struct soft_qp *qp, uint32_t index)
 	return qp->batch->sges + index * sges_each(qp);
 }
 
-/* The word of an atomic write is always inline. */
+/* Returns the number of inline bytes per request. There is always room for the word of an atomic
+ * write. */
 static size_t inline_each(const struct soft_qp *qp)
 {
 	return qp->cap.max_inline_data < SOFT_ATOMIC_WORD ? SOFT_ATOMIC_WORD
@@ -104,8 +105,7 @@ static void wr_start(struct ibv_qp_ex *ex)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
 
-	if (pthread_mutex_lock(
-		    &batch->mutex)) { /* this thread is already between start and complete */
+	if (pthread_mutex_lock(&batch->mutex)) { /* this thread has already called wr_start */
 		refuse_latest(ex, SOFT_REFUSED_UNFINISHED);
 		return;
 	}
@@ -120,7 +120,8 @@ static void end(struct soft_batch *batch)
 	pthread_mutex_unlock(&batch->mutex);
 }
 
-/* Set the pointers between requests now, because the arrays have moved while they grew. */
+/* Link the requests and set their SGE lists. Pointers cannot be set earlier, because the arrays
+ * move when they grow. */
 static void chain(const struct soft_qp *qp)
 {
 	struct soft_batch *batch = qp->batch;
@@ -167,8 +168,8 @@ static void wr_abort(struct ibv_qp_ex *ex)
 
 /* ---- builders ------------------------------------------------------------------------------ */
 
-/* Returns the bit in enum ibv_qp_create_send_ops_flags, which are numbered like the opcodes except
- * for the last two. */
+/* Returns the bit of an opcode in enum ibv_qp_create_send_ops_flags. The bit number equals the
+ * opcode, except for FLUSH and ATOMIC WRITE. */
 static uint64_t operation_of(enum ibv_wr_opcode opcode)
 {
 	return opcode == IBV_WR_FLUSH          ? IBV_QP_EX_WITH_FLUSH
@@ -183,9 +184,9 @@ static void build(struct ibv_qp_ex *ex, struct ibv_send_wr wr)
 	struct soft_batch *batch = qp->batch;
 
 	if (!batch->open)
-		return; /* wr_complete reports it */
+		return; /* wr_complete reports the error */
 	wr.wr_id = ex->wr_id;
-	if (!(batch->allowed & operation)) /* not in the send_ops_flags of this queue pair */
+	if (!(batch->allowed & operation)) /* not in the send_ops_flags of the queue pair */
 		refuse(batch, wr, SOFT_REFUSED_UNSUPPORTED);
 	else if (batch->count == qp->cap.max_send_wr)
 		refuse(batch, wr, SOFT_REFUSED_FULL);
@@ -193,7 +194,7 @@ static void build(struct ibv_qp_ex *ex, struct ibv_send_wr wr)
 		refuse(batch, wr, SOFT_REFUSED_NO_MEMORY);
 	if (batch->refusal)
 		return;
-	/* A setter makes data inline, not a flag. */
+	/* Ignore IBV_SEND_INLINE, because only the setters make data inline. */
 	wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE;
 	batch->wrs[batch->count++] = wr;
 	batch->takes_peer =
@@ -264,7 +265,8 @@ static void wr_bind_mw(struct ibv_qp_ex *ex, struct ibv_mw *mw, uint32_t rkey,
 	      (struct ibv_send_wr){.opcode = IBV_WR_BIND_MW, .bind_mw = {mw, rkey, *bind_info}});
 }
 
-/* The device does not segment packets, so queue pairs with this operation cannot be created. */
+/* Refuse TSO. The device does not segment packets, so no queue pair can be created with this
+ * operation. */
 static void wr_send_tso(struct ibv_qp_ex *ex, void *hdr, uint16_t hdr_sz, uint16_t mss)
 {
 	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_TSO, .tso = {hdr, hdr_sz, mss}});
@@ -287,7 +289,8 @@ static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote
 	memcpy(inline_at(qp, index), atomic_wr, SOFT_ATOMIC_WORD);
 }
 
-/* A FLUSH has no data. Address and length have no meaning if it covers all memory of the key. */
+/* Build a FLUSH, which has no data. Level IBV_FLUSH_MR covers all memory of the key, so address and
+ * length are ignored. */
 static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, size_t len,
 		     uint8_t type, uint8_t level)
 {
@@ -308,7 +311,8 @@ static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, 
 
 /* ---- setters ------------------------------------------------------------------------------- */
 
-/* Returns the request to which a setter applies, or NULL if the batch has failed. */
+/* Returns the last request for a setter, or NULL if no batch is open or the batch has failed. The
+ * batch fails if it is empty or `takes` is false. */
 static struct ibv_send_wr *last(struct ibv_qp_ex *ex, bool takes)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
@@ -320,7 +324,8 @@ static struct ibv_send_wr *last(struct ibv_qp_ex *ex, bool takes)
 	return batch->refusal ? NULL : &batch->wrs[batch->count - 1];
 }
 
-/* Returns the request to which a setter for the peer of one type applies, or NULL. */
+/* Returns the last request for a peer setter of one queue pair type, or NULL if the setter does not
+ * apply or the batch has failed. */
 static struct ibv_send_wr *last_of(struct ibv_qp_ex *ex, enum ibv_qp_type type)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;

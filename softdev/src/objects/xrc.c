@@ -1,15 +1,15 @@
 /* XRC domains (IBTA volume 1, annex A14; ibv_open_xrcd(3)).
  *
  * The receiving queue pair of an extended reliable connection has neither queues nor a protection
- * domain. Each request names a shared receive queue by its number, which provides the receive, the
- * completion queue and the protection domain. It must belong to the queue pair's XRC domain.
+ * domain. Each request names a shared receive queue by number. This queue provides the receive, the
+ * completion queue and the protection domain, and must belong to the queue pair's XRC domain.
  *
  * A domain is shared by all contexts of a device in this process that open the same file. Another
- * process that opens the file gets its own domain: queue pairs and shared receive queues are memory
+ * process that opens the file gets its own domain. Queue pairs and shared receive queues are memory
  * of one process here, so a queue pair cannot fill another process's receives.
  *
  * A shared receive queue may be destroyed while a message for it arrives, so its number is looked
- * up whenever it is needed.
+ * up for each use.
  */
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -21,11 +21,11 @@
 struct soft_xrc_domain {
 	struct soft_node node;
 	const struct ibv_device *of;
-	int file; /* keeps the inode; -1 for a domain without a file, which cannot be opened again */
+	int file; /* open descriptor that keeps the inode; -1 for a private domain without a file */
 	dev_t device;
 	ino_t inode;
 	unsigned fork_generation; /* a forked child does not inherit domains */
-	unsigned users; /* number of struct soft_xrcd */
+	unsigned users; /* number of open handles (struct soft_xrcd) */
 };
 
 static struct soft_xrc_domain *find(const struct ibv_device *of, const struct stat *file)
@@ -38,7 +38,8 @@ static struct soft_xrc_domain *find(const struct ibv_device *of, const struct st
 	return NULL;
 }
 
-/* Create a domain in *made. `fd` may be -1. Returns 0 or an errno value. */
+/* Create a domain for the file `fd`, or a private domain if `fd` is -1, and store it in *made.
+ * Returns 0 or an errno value. */
 static int make(int fd, const struct stat *file, struct soft_xrc_domain **made)
 {
 	struct soft_xrc_domain *domain = calloc(1, sizeof(*domain));
@@ -60,7 +61,8 @@ static int make(int fd, const struct stat *file, struct soft_xrc_domain **made)
 	return 0;
 }
 
-/* Each combination of flags has the same result as with the kernel's verbs. */
+/* Attach `xrcd` to an existing or new domain. All combinations of flags have the same result as in
+ * the kernel. Returns 0 or an errno value. */
 static int join(struct soft_xrcd *xrcd, const struct ibv_xrcd_init_attr *attr)
 {
 	struct soft_xrc_domain *domain = NULL;
@@ -115,7 +117,7 @@ int soft_close_xrcd(struct ibv_xrcd *ibv)
 	soft_lock();
 	if (xrcd->users) {
 		soft_unlock();
-		/* objects still use it (ibv_open_xrcd(3)) */
+		/* Queue pairs or shared receive queues still use the domain (ibv_open_xrcd(3)). */
 		return soft_call_result("ibv_close_xrcd", NULL, 0, soft_refuse(EBUSY, "IN_USE"));
 	}
 	if (--domain->users == 0) {

@@ -5,7 +5,7 @@
 
 struct soft_xrc_domain;
 
-/* The result of ibv_open_xrcd(3). Several of them can refer to one domain. */
+/* A handle that ibv_open_xrcd(3) returns. Several handles can refer to one domain. */
 struct soft_xrcd {
 	struct ibv_xrcd ibv;
 	struct soft_xrc_domain *domain;
@@ -20,16 +20,16 @@ static inline struct soft_xrcd *soft_xrcd_of(struct ibv_xrcd *xrcd)
 struct ibv_xrcd *soft_open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr);
 int soft_close_xrcd(struct ibv_xrcd *xrcd);
 
-/* Assign the number by which requests name a shared receive queue, whose `xrcd` is set. Returns 0
- * or an errno value. */
+/* Assign an SRQ number, by which requests name the queue. `srq->xrcd` must be set. Returns 0 or an
+ * errno value. */
 int soft_xrc_add(struct soft_srq *srq);
 void soft_xrc_remove(struct soft_srq *srq);
-/* Find the shared receive queue with a number in the domain. Returns NULL if there is none. */
+/* Find a shared receive queue of the domain by its number. Returns NULL if there is none. */
 struct soft_srq *soft_xrc_find(const struct soft_xrcd *xrcd, uint32_t number);
 
-/* Returns the protection domain whose keys a peer's request may use: that of the queue pair, or
- * with XRC that of the shared receive queue named by the request (IBTA annex A14). Returns NULL if
- * there is none. */
+/* Returns the protection domain whose keys a peer's request may use, or NULL. XRC uses the domain
+ * of the shared receive queue that the request names (IBTA annex A14), and other types use the
+ * queue pair's domain. */
 static inline const struct ibv_pd *soft_remote_pd(const struct soft_qp *qp, uint32_t srq_num)
 {
 	const struct soft_srq *srq;
@@ -40,8 +40,8 @@ static inline const struct ibv_pd *soft_remote_pd(const struct soft_qp *qp, uint
 	return srq ? srq->ibv.pd : NULL;
 }
 
-/* Returns the domain whose keys the receives use. A shared receive queue has its own (IBTA
- * 10.2.9.1). */
+/* Returns the protection domain of the keys in receives, or NULL. A shared receive queue has its
+ * own domain (IBTA 10.2.9.1). */
 static inline const struct ibv_pd *soft_receive_pd(const struct soft_qp *qp)
 {
 	return qp->ibv.srq ? qp->ibv.srq->pd : soft_remote_pd(qp, qp->taken_from);

@@ -1,16 +1,16 @@
-/* Channels of a path; see path.h.
+/* Channels of a path (see path.h).
  *
- * If there is no room, data waits with its owner. Everything else is queued here and sent before
- * any data.
+ * Data stays with its owner until the path has room. Control records are queued here and sent
+ * before any data.
  */
 #include <sys/uio.h>
 
 #include "path.h"
 
 enum {
-	/* Number of queued control records. The maximum limits what a peer that reads nothing can
-	 * cause. */
-	CTRL_RECORDS = 96, /* initial size; doubles */
+	/* The queue of control records grows up to MAX_CTRL_RECORDS. This limits the memory that a
+	 * peer can make this side use by not reading. */
+	CTRL_RECORDS = 96, /* initial size, doubled when full */
 	MAX_CTRL_RECORDS = SOFT_MAX_QP,
 };
 _Static_assert(MAX_CTRL_RECORDS == CTRL_RECORDS << 7, "an OPEN of each queue pair may wait");
@@ -202,8 +202,8 @@ void soft_path_refuse(struct soft_path *path, uint32_t remote_id)
 	queue_ctrl(path, SOFT_RECORD_END, remote_id, 0, NULL);
 }
 
-/* End an idle path. What the peer has requested and waits for ends with the path; the peer will ask
- * again on another one. */
+/* End a path without channels. Requests of the peer that are still pending end with the path, and
+ * the peer repeats them on another one. */
 static void idle(struct soft_path *path, bool by_peer)
 {
 	if (!soft_list_empty(&path->chans) || path->dead || !path->calls->idle)
@@ -287,7 +287,7 @@ ssize_t soft_path_least(const struct soft_path *path)
 	return (ssize_t)soft_list_first(&path->waiting, struct soft_chan, waiting)->least;
 }
 
-/* Serve waiting channels in turns, or the first one would use up all room every time. */
+/* Serve the waiting channels in turn, or the first one would use up all room every time. */
 void soft_path_offer_room(struct soft_path *path)
 {
 	path->round++;
@@ -297,7 +297,7 @@ void soft_path_offer_room(struct soft_path *path)
 		struct soft_chan *chan = soft_list_first(&path->waiting, struct soft_chan, waiting);
 
 		if (chan->round == path->round)
-			break; /* it has had its turn and waits again */
+			break; /* already served in this round */
 		soft_list_remove(&chan->waiting);
 		chan->calls->writable(chan);
 	}
@@ -305,7 +305,8 @@ void soft_path_offer_room(struct soft_path *path)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-/* Search from the latest one, because a withdrawal follows its OPEN. */
+/* Find the channel that was accepted under the peer's number. Search from the newest channel,
+ * because a withdrawal follows soon after its OPEN. */
 static struct soft_chan *accepted_from(const struct soft_path *path, uint32_t remote_id)
 {
 	for (struct soft_node *at = path->chans.previous; at != &path->chans; at = at->previous) {

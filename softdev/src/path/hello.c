@@ -1,4 +1,4 @@
-/* Encodes and decodes the handshake of a channel or a stream (frame.h). */
+/* Encodes and decodes the handshake of a channel or stream (frame.h). */
 
 #include "path.h"
 

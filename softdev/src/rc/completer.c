@@ -1,7 +1,7 @@
-/* The completer: handles responses and completes requests.
+/* The completer handles responses and completes requests.
  *
- * Every response acknowledges all requests before it: an acknowledgement of PSN n, data for PSN n +
- * 1, and a NAK of PSN n + 1 all mean that everything up to n is done (IBTA 9.7.5.1.2). Responses
+ * A response acknowledges all earlier requests: an acknowledgement of PSN n, data for PSN n + 1,
+ * and a NAK of PSN n + 1 all mean that everything up to PSN n is done (IBTA 9.7.5.1.2). Responses
  * arrive in the order of their requests, so a response always belongs to the oldest request.
  */
 #include <sys/uio.h>
@@ -9,7 +9,8 @@
 #include "rc.h"
 #include "trace/trace.h"
 
-/* Resume work that waited for a completion: a fence, a free slot for a READ, or draining. */
+/* Continue after a completion, which may lift a fence, free a slot for a READ, or finish
+ * draining. */
 static void after_completion(struct soft_qp *qp)
 {
 	qp->rnr_left = qp->attr.rnr_retry;
@@ -23,7 +24,8 @@ static void after_completion(struct soft_qp *qp)
 		soft_qp_link_output(qp->link);
 }
 
-/* Remove the parts of READs that end before `psn`. Some may not have been requested again yet. */
+/* Remove the READ parts whose data has arrived up to `psn`. A part that has not yet been requested
+ * again after a loss is not counted in `reads`. */
 static void parts_answered(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_window *window = qp->window;
@@ -38,8 +40,8 @@ static void parts_answered(struct soft_qp *qp, uint32_t psn)
 	}
 }
 
-/* Record that everything before `psn` has been answered. Some of it may be due for
- * retransmission. */
+/* Record that all PSNs before `psn` have been answered, and skip any of them that would have been
+ * retransmitted. */
 static void answered(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_send_queue *sq = &qp->sq;
@@ -60,10 +62,10 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 	uint32_t until = before + count;
 
 	if (!soft_qp_is_requester(qp))
-		return false; /* no request could be acknowledged */
+		return false; /* no requests to acknowledge */
 	if (count > sq->unsent - before)
 		return count >=
-		       SOFT_PSN_HALF; /* a duplicate is valid; a PSN that was never sent is not */
+		       SOFT_PSN_HALF; /* true for a duplicate, false for a PSN never sent */
 	while (sq->unacked != until) {
 		soft_send_pass(qp);
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->oldest);
@@ -81,8 +83,8 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 	}
 	if (sq->unacked != before)
 		after_completion(qp);
-	/* A READ is answered with data, so an acknowledgement beyond it means that its response was
-	 * lost. */
+	/* Only data completes a READ or an atomic. An acknowledgement of a later PSN means that the
+	 * data was lost. */
 	if (sq->unacked != until && qp->ibv.state != IBV_QPS_ERR)
 		soft_requester_missed(qp);
 	return true;
@@ -90,8 +92,8 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 
 /* ---- NAKs ---------------------------------------------------------------------------------- */
 
-/* Convert an RNR timer code to nanoseconds (IBTA 9.7.5.2.8, table 45). The table is in units of 10
- * us. */
+/* Convert an RNR timer code to nanoseconds. The table is in units of 10 us (IBTA 9.7.5.2.8, table
+ * 45). */
 static uint64_t rnr_delay_ns(uint8_t code)
 {
 	static const uint32_t delays[32] = {
@@ -107,7 +109,8 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 {
 	if (qp->rnr_waiting)
 		return SOFT_SINK_NONE; /* a duplicate */
-	/* 7 means to retry forever (IBTA 9.7.5.2.8). A completion resets the count. */
+	/* A retry count of 7 means to retry forever (IBTA 9.7.5.2.8). Each completion resets the
+	 * count. */
 	if (qp->attr.rnr_retry != 7) {
 		if (qp->rnr_left == 0) {
 			soft_send_fail(qp, IBV_WC_RNR_RETRY_EXC_ERR);
@@ -116,18 +119,18 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 		qp->rnr_left--;
 	}
 	SOFT_TRACE(retry, qp, "RNR");
-	/* The responder has accepted nothing from this PSN on. */
+	/* The responder has not accepted this PSN or any later one. */
 	soft_requester_go_back(qp);
 	qp->rnr_refused = qp->rnr_waiting = true;
 	soft_timer_start(&qp->rnr_timer, soft_now() + rnr_delay_ns(frame->syndrome));
 	return SOFT_SINK_NONE;
 }
 
-/* Handle a sequence NAK: the responder lacks the first unacknowledged PSN (IBTA 9.7.5.2.3). */
+/* Handle a sequence NAK, which reports that the first unacknowledged PSN is missing (IBTA
+ * 9.7.5.2.3). */
 static enum soft_sink gap(struct soft_qp *qp)
 {
-	if (!qp->rnr_waiting &&
-	    qp->sq.next_psn != qp->sq.unacked) /* otherwise the NAK is a duplicate */
+	if (!qp->rnr_waiting && qp->sq.next_psn != qp->sq.unacked) /* false for a duplicate NAK */
 		soft_requester_retry(qp);
 	return SOFT_SINK_NONE;
 }
@@ -156,11 +159,10 @@ static enum soft_sink begin_read_data(struct soft_qp *qp, struct soft_frame *fra
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	uint64_t end = soft_place_of(qp, frame->psn, send->psn) + frame->length;
 
-	if (soft_send_is_empty_read(send)) /* an acknowledgement is accepted as well */
+	if (soft_send_is_empty_read(send)) /* may also be completed by an acknowledgement */
 		return frame->length || !soft_is_last(frame) ? SOFT_SINK_BROKEN : SOFT_SINK_NONE;
 	if (qp->window && end < send->length)
-		frame->flags |=
-			SOFT_FRAME_MORE; /* the last packet of a part does not end the READ */
+		frame->flags |= SOFT_FRAME_MORE; /* last packet of a part, but not of the READ */
 	if (send->opcode != IBV_WR_RDMA_READ || !soft_is_whole_or_last(qp, frame) ||
 	    (soft_is_last(frame) ? end != send->length : end >= send->length))
 		return SOFT_SINK_BROKEN;
@@ -187,8 +189,8 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
 
 	if (!soft_qp_is_requester(qp) || (!data && frame->length))
 		return SOFT_SINK_BROKEN;
-	/* The first PSN is unknown before RTS. The peer sends this acknowledgement, which covers
-	 * nothing, to select the stream (selection.c). */
+	/* In RTR, the first PSN to send is not known yet, and no request can be acknowledged. The
+	 * peer sends this acknowledgement only to select the stream (selection.c). */
 	if (frame->opcode == SOFT_ACK && qp->ibv.state == IBV_QPS_RTR)
 		return SOFT_SINK_NONE;
 	if (!soft_acknowledged(qp, done))
@@ -197,12 +199,12 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
 		return SOFT_SINK_NONE;
 	if (qp->ibv.state == IBV_QPS_ERR)
 		return SOFT_SINK_DISCARD;
-	/* Discard a duplicate response, or one that follows a missing response. */
+	/* Discard duplicate responses and responses that follow a missing one. */
 	if (((sq->unacked - frame->psn) & SOFT_PSN_MASK) &&
 	    (frame->opcode != SOFT_READ_DATA || !soft_trim(qp, frame, sq->unacked)))
 		return SOFT_SINK_DISCARD;
 	if (sq->unacked == sq->unsent)
-		return SOFT_SINK_BROKEN; /* no request is outstanding */
+		return SOFT_SINK_BROKEN; /* no outstanding request */
 	switch (frame->opcode) {
 	case SOFT_READ_DATA:
 		return begin_read_data(qp, frame);
@@ -239,8 +241,8 @@ static void complete_read(struct soft_qp *qp)
 	after_completion(qp);
 }
 
-/* Complete an atomic operation. The old value arrives in network byte order and is stored in host
- * order. */
+/* Complete an atomic operation. The old value arrives in little-endian byte order and is stored in
+ * host byte order. */
 static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 {
 	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
@@ -272,7 +274,7 @@ void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const u
 	} else if (frame->opcode == SOFT_READ_DATA) {
 		answered(qp, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
 		soft_requester_progress(qp);
-		if (qp->sq.next != qp->sq.tail) /* the next request may have waited for PSNs */
+		if (qp->sq.next != qp->sq.tail) /* requests may have waited for these PSNs */
 			soft_qp_link_output(qp->link);
 	}
 }

@@ -1,7 +1,7 @@
-/* Reliable connections (RC) and unreliable connections (UC), which work the same but without
- * responses.
+/* Reliable connections (RC), and unreliable connections (UC), which differ only in that they have
+ * no responses.
  *
- * Converts work requests to frames and back. link/ transports the frames.
+ * This folder converts between work requests and frames. link/ transports the frames.
  */
 #pragma once
 
@@ -11,19 +11,19 @@ extern const struct soft_transport soft_rc_transport;
 
 /* ---- frames being built and taken in ------------------------------------------------------- */
 
-/* The progress of transmission while a batch of frames is built but not yet sent. */
+/* Position of the next frame while a batch of frames is built. The queue pair itself changes only
+ * when the frames are sent. */
 struct soft_tx_cursor {
 	uint32_t next, next_psn, reads;
 	uint32_t response, response_psn;
 	uint32_t acked;
 	uint32_t most; /* maximum payload of the next frame in bytes; a multiple of every MTU */
-	uint32_t
-		cma_most; /* maximum payload of a frame with a descriptor; 0 if descriptors are not possible */
-	uint32_t cma_least; /* minimum payload for which a descriptor is worthwhile */
+	uint32_t cma_most; /* maximum payload of a frame with a descriptor; 0 if disabled */
+	uint32_t cma_least; /* minimum payload of a frame with a descriptor */
 };
 
-/* Returns how many of the `left` bytes of a message the next frame carries. Sets `by_cma` if the
- * frame contains a descriptor of them. */
+/* Returns the payload length of the next frame if `left` bytes of the message remain. Sets
+ * `*by_cma` to whether the frame contains a descriptor of the payload. */
 static inline uint32_t soft_frame_share(const struct soft_tx_cursor *cursor, uint32_t left,
 					bool *by_cma)
 {
@@ -33,77 +33,82 @@ static inline uint32_t soft_frame_share(const struct soft_tx_cursor *cursor, uin
 	return left < most ? left : most;
 }
 
-/* Build the next frame of the send queue. Returns false if nothing may be sent now
- * (requester.c). */
+/* Build the next frame of the send queue (requester.c). Returns false if nothing may be sent
+ * now. */
 bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
-/* Collect the frame's payload in iovecs. Returns their number, or -1 if the memory is no longer
- * readable. */
+/* Store iovecs for the frame's payload. Returns the number of iovecs, or -1 if the memory is no
+ * longer readable. */
 int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov,
 			  int room);
 
-/* req_retransmit.c (IBTA 9.7.6.1) */
-/* Resume transmission at the first unacknowledged PSN. */
+/* ---- req_retransmit.c (IBTA 9.7.6.1) --------------------------------------------------------- */
+
+/* Move the transmit position back to the first unacknowledged PSN. */
 void soft_requester_go_back(struct soft_qp *qp);
-/* Retransmit after a loss, or fail the oldest request if its retries are exhausted. */
+/* Retransmit after a loss, or fail the oldest request if no retries are left. */
 void soft_requester_retry(struct soft_qp *qp);
-/* Handle an implied NAK: a later request has been answered first. */
+/* Retransmit after an implied NAK, which is a response to a later request. Further implied NAKs of
+ * the same loss are ignored. */
 void soft_requester_missed(struct soft_qp *qp);
-/* Remove the oldest request, which may not have been retransmitted yet. */
+/* Update the transmit position before the oldest request completes. The request may still be due
+ * for retransmission. */
 void soft_requester_done(struct soft_qp *qp);
-/* Wait until the oldest request, whose response was withdrawn, gets a NAK or the link ends. Until
- * then, responses to later requests do not cause a retransmission. */
+/* Expect a NAK for the oldest request, because the peer has withdrawn its response. Until the NAK
+ * arrives or the link ends, responses to later requests do not cause a retransmission. */
 void soft_requester_await_nak(struct soft_qp *qp);
-/* Reset the retry counter after a response. */
+/* Reset the retry count and restart the retransmission timer after a response. */
 void soft_requester_progress(struct soft_qp *qp);
-/* Start the retransmission timer if a response is expected. */
+/* Start the retransmission timer if an expected response may be lost. */
 void soft_requester_await(struct soft_qp *qp);
 
-/* Returns whether all slots for responses are in use. */
 static inline bool soft_responder_is_full(const struct soft_responder *responder)
 {
 	return responder->response_tail - responder->response_head > responder->response_mask;
 }
 
-/* resp_retransmit.c (IBTA 9.7.4.1.2, 9.7.5.1) */
+/* ---- resp_retransmit.c (IBTA 9.7.4.1.2, 9.7.5.1) --------------------------------------------- */
+
+/* Handle a request whose PSN is not the expected one. */
 enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame);
-/* Returns the latest request with `opcode` that contains the packet `psn`, among those that may
- * still be unanswered (IBTA 9.4.5), or NULL. */
+/* Returns the latest executed request with `opcode` that includes `psn`, or NULL. Only requests
+ * that may still be unanswered are remembered (IBTA 9.4.5). */
 struct soft_known_read *soft_responder_find(const struct soft_responder *responder, uint8_t opcode,
 					    uint32_t psn);
-void soft_responder_missed(struct soft_qp *qp); /* reports a gap */
+void soft_responder_missed(struct soft_qp *qp); /* sends one NAK per gap */
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
 struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
 					    uint8_t opcode, uint32_t length);
 
 void soft_retry_expired(struct soft_timer *timer); /* callback of soft_qp.retry_timer */
 
-/* read_order.c: READs whose responses are still queued */
-/* Copy the bytes of queued READ responses that a request is about to overwrite. */
+/* ---- read_order.c ---------------------------------------------------------------------------- */
+
+/* Copy the data of queued READ responses before a request overwrites it. */
 void soft_responder_keep_reads(struct soft_qp *qp, const struct iovec *iov, int count);
 void soft_responder_unkeep(struct soft_responder *responder, struct soft_response *response);
 
-/* responder.c */
+/* ---- responder.c ----------------------------------------------------------------------------- */
+
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
 int soft_responder_resize(struct soft_qp *qp,
 			  uint32_t depth); /* implements soft_transport.resize */
-void soft_responder_forget(
-	struct soft_qp *qp); /* frees memory; the caller need not hold the lock */
+void soft_responder_forget(struct soft_qp *qp); /* frees memory; does not require the lock */
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
-/* Refuse the request `psn` and those after it, because the memory of its response with the given
- * index was deregistered after the request had been accepted. `withdrawn` is recorded in the trace. */
+/* Refuse the accepted request with PSN `psn`, whose memory has been deregistered, and all later
+ * requests. Drops the responses from `index` on. The trace records the response `withdrawn`. */
 void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn,
 			      const struct soft_response *withdrawn);
-/* Send a NAK instead of a repeated response whose memory was deregistered. Other requests are not
- * affected. Returns false if the response is not a repeated one. */
+/* Replace a repeated response with a NAK, because its memory has been deregistered. Other requests
+ * are not affected. Returns false if this is not a repeated response. */
 bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index);
 void soft_responder_refuse_again(struct soft_qp *qp, struct soft_response *response);
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov);
-/* Set the cursor to a response, if it exists. */
+/* Move the cursor to a response, or to the tail of the queue. */
 static inline void soft_responder_answer_at(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
 					    uint32_t response)
 {
@@ -113,36 +118,40 @@ static inline void soft_responder_answer_at(const struct soft_qp *qp, struct sof
 	if (response != responder->response_tail)
 		cursor->response_psn = soft_response_at(qp, response)->psn;
 }
-/* Return the last PSN, and the number of messages, that a frame sent after `cursor` may
- * acknowledge. */
+/* Returns the last PSN that a frame sent at `cursor` may acknowledge. */
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
+/* Returns the number of messages (MSN) that a frame sent at `cursor` may acknowledge. */
 uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
 
-/* Where the payload of a received frame goes. */
+/* Destination of a received frame's payload. */
 enum soft_sink {
-	SOFT_SINK_NONE, /* the frame has no payload */
-	SOFT_SINK_DISCARD, /* the frame and its payload are read and dropped */
+	SOFT_SINK_NONE, /* no payload */
+	SOFT_SINK_DISCARD, /* dropped together with the frame */
 	SOFT_SINK_SMALL, /* the link's small buffer */
-	SOFT_SINK_RECEIVE, /* the receive at the head of the queue */
-	SOFT_SINK_WRITE, /* the memory that the peer named */
-	SOFT_SINK_READ, /* the memory of the oldest request */
-	SOFT_SINK_BROKEN, /* the frame is invalid and the stream cannot continue */
+	SOFT_SINK_RECEIVE, /* receive at the head of the queue */
+	SOFT_SINK_WRITE, /* memory that the peer's request addresses */
+	SOFT_SINK_READ, /* memory of the oldest send request */
+	SOFT_SINK_BROKEN, /* invalid frame, after which the stream cannot continue */
 };
 
-/* Handle a request (responder.c) or a response (completer.c): `begin` when its header has been
- * read, and `end` when its payload is complete. */
+/* Handle the header of a request (responder.c). */
 enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame);
+/* Execute a request whose payload has arrived. */
 void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
+/* Handle the header of a response (completer.c). */
 enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame);
+/* Handle a response whose payload has arrived. */
 void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
-/* Complete everything up to `psn`. Returns false if the PSN is invalid. */
+/* Complete all requests up to `psn`. Returns false if the PSN is invalid. */
 bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
 
 void soft_request_unwritable(struct soft_qp *qp,
 			     const struct soft_frame *frame); /* refuses the request */
-/* Return iovecs for the payload bytes [from, from + length) of a frame. Returns their number, or -1
- * if the memory is not writable; soft_request_unwritable has been called then. */
+/* Store iovecs for the bytes [from, from + length) of a request's payload. Returns the number of
+ * iovecs, or -1 if the memory is not writable and the request has been refused. */
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			 uint32_t length, struct iovec *iov, int room);
+/* Store iovecs for part of a response's payload. Returns their number, or -1 if the memory is not
+ * writable and the request has failed. */
 int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			uint32_t length, struct iovec *iov, int room);

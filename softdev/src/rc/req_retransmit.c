@@ -1,22 +1,23 @@
-/* Retransmission of requests: the requester's part of the reliability protocol.
+/* Retransmission of requests, the requester's part of the reliability protocol.
  *
- * A loss is detected in one of three ways (IBTA 9.7.6.1): the responder reports a gap (sequence
- * NAK), the response to a later request arrives first (implied NAK), or no response arrives for
- * 4.096 us * 2^timeout. Each time, the requester retransmits everything from the first
- * unacknowledged PSN, at most retry_cnt times in a row. Every response resets this count.
+ * The requester detects a loss in one of three ways (IBTA 9.7.6.1). The responder reports a gap
+ * (sequence NAK), the response to a later request arrives first (implied NAK), or no response
+ * arrives within 4.096 us * 2^timeout. After each loss, the requester retransmits everything from
+ * the first unacknowledged PSN. It does so at most retry_cnt times in a row, and every response
+ * resets the count.
  *
- * Links that lose nothing have no timer: a peer that is silent there is slow, not gone.
+ * The timer is not used on links without loss, because a silent peer is only slow there.
  */
 #include "inject/inject.h"
 #include "rc.h"
 #include "trace/trace.h"
 
-/* The timer runs for one to four times the queue pair's timeout (IBTA 9.7.6.1.3), but at least this
- * long. A process is slower than a card: within a shorter time its thread may not have been
- * scheduled. */
+/* Minimum time of the retransmission timer. A card's timer expires after one to four times the
+ * queue pair's timeout (IBTA 9.7.6.1.3). This device waits longer if the timeout is very short,
+ * because the peer's thread may not be scheduled within that time. */
 #define LEAST_NS 1000000u
 
-/* Returns whether a response is expected on a link that may lose it. */
+/* Returns whether a response is outstanding on a link that may lose it. */
 static bool may_miss(const struct soft_qp *qp)
 {
 	return qp->sq.unacked != qp->sq.unsent && !qp->rnr_waiting && qp->link &&
@@ -51,7 +52,7 @@ void soft_requester_retry(struct soft_qp *qp)
 void soft_requester_missed(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	/* All responses that are still in flight would report the same loss. */
+	/* Retransmit only once, although every response in flight reports the same loss. */
 	if (qp->answer_missed)
 		return;
 	qp->answer_missed = true;
@@ -72,7 +73,7 @@ void soft_requester_done(struct soft_qp *qp)
 	if (sq->oldest != sq->next)
 		sq->reads -= soft_send_is_counted(soft_send_at(qp, sq->oldest));
 	else
-		sq->next++; /* it no longer needs to be retransmitted */
+		sq->next++; /* no longer due for retransmission */
 }
 
 void soft_requester_progress(struct soft_qp *qp)
@@ -102,7 +103,7 @@ void soft_retry_expired(struct soft_timer *timer)
 
 	if (!may_miss(qp))
 		return;
-	/* Packets that have not been sent cannot have been lost. */
+	/* Packets that are still waiting to be sent cannot be lost. */
 	if (soft_port_is_down(qp) || qp->link->blocked) {
 		soft_requester_await(qp);
 		return;

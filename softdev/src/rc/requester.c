@@ -1,12 +1,17 @@
-/* The requester: converts the send queue to request frames.
+/* The requester converts the send queue to request frames.
  *
- * Requests are sent in the order in which they were posted. The next request has to wait for an RNR
- * timer, for a fence behind unanswered READs, atomics and similar requests (soft_is_counted; IBTA
- * 10.8.3.3), while too many of these are outstanding (max_rd_atomic, ibv_modify_qp(3)), in SQD, and
- * for the path's congestion window.
+ * Requests are sent in the order in which they were posted. The next request waits:
  *
- * A request that turns out to be invalid is marked, and fails when all requests before it have
- * completed, so completions keep the order of posting.
+ *   - while the RNR timer runs
+ *   - while the queue pair is in SQD
+ *   - with a fence, until all READs, atomics and similar requests (soft_is_counted) have been
+ *     answered (IBTA 10.8.3.3)
+ *   - for a free slot, if it is such a request and max_rd_atomic of them are outstanding
+ *     (ibv_modify_qp(3))
+ *   - for room in the path's congestion window
+ *
+ * A request that turns out to be invalid is only marked. It fails after all requests before it have
+ * completed, so that completions keep the posting order.
  */
 #include <sys/uio.h>
 
@@ -27,8 +32,8 @@ static const uint8_t wire_opcodes[] = {
 	[IBV_WR_ATOMIC_WRITE] = SOFT_ATOMIC_WRITE,
 };
 
-/* Check all SGEs before anything is sent, so that an invalid one does not break off a message
- * (local protection error, IBTA 10.7.2.2). */
+/* Returns whether all SGEs of a request allow the access. All are checked before the first frame is
+ * sent, so that a local protection error (IBTA 10.7.2.2) does not cut off a message. */
 static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned rights)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, index);
@@ -43,24 +48,26 @@ static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 	return true;
 }
 
-/* Returns whether the message at cursor->next may begin. */
+/* Returns whether the message at cursor->next may be started. Sets its status if it is invalid. */
 static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 		      struct soft_send_wqe *send, uint8_t opcode)
 {
 	const bool read = soft_is_read(opcode);
 
-	/* SQD starts no new request but completes those that have begun (IBTA 10.3.1.5). */
+	/* In SQD, no new message is started, but partly sent messages are completed (IBTA
+	 * 10.3.1.5). */
 	if (qp->ibv.state != IBV_QPS_RTS &&
 	    (qp->ibv.state != IBV_QPS_SQD || !soft_send_has_begun(qp, send)))
 		return false;
-	/* With more PSNs in flight, the peer could not tell new packets from duplicates (IBTA
-	 * 9.7.4.1.2). */
+	/* If more PSNs were in flight, the peer could not distinguish new packets from duplicates
+	 * (IBTA 9.7.4.1.2). */
 	if (send->psn + send->psns - qp->sq.unacked >= SOFT_PSN_HALF)
 		return false;
 	if (cursor->reads && (send->flags & IBV_SEND_FENCE ||
 			      (soft_is_counted(opcode) && cursor->reads >= qp->attr.max_rd_atomic)))
 		return false;
-	/* The request could never be sent. UC has no remote invalidation (IBTA table 38). */
+	/* These requests can never be sent: READs and atomics if max_rd_atomic is 0, and SEND with
+	 * Invalidate on UC (IBTA table 38). */
 	if ((read && qp->attr.max_rd_atomic == 0) ||
 	    (soft_qp_is_uc(qp) && send->opcode == IBV_WR_SEND_WITH_INV))
 		send->status = IBV_WC_LOC_QP_OP_ERR;
@@ -74,9 +81,9 @@ static uint32_t least(uint32_t one, uint32_t other)
 	return one < other ? one : other;
 }
 
-/* Returns how many of a READ's `psns` its next request covers. A retransmitted part ends where it
- * ended the first time, because a responder repeats a response, but not parts of two (IBTA
- * 9.7.4.1.2). */
+/* Returns how many of a READ's remaining `psns` the next request covers, or 0 if it has to wait. A
+ * retransmitted request ends where the original one ended, because a responder repeats one response
+ * but does not join parts of two (IBTA 9.7.4.1.2). */
 static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t psns, uint32_t part)
 {
 	const struct soft_window *window = qp->window;
@@ -92,8 +99,9 @@ static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t ps
 	return window->part_tail - window->part_head <= SOFT_READ_PARTS - WINDOW_PARTS ? part : 0;
 }
 
-/* Returns how many of a request's `psns` the window admits now. A large READ is split into several
- * requests, because its whole response would otherwise arrive at once. */
+/* Returns how many of a request's remaining `psns` fit into the congestion window. A large READ is
+ * split into several requests, because the response to a single request would arrive in one
+ * burst. */
 static uint32_t psns_allowed(const struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 			     bool read, uint32_t psns)
 {
@@ -162,7 +170,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				.dma_length = send->length,
 			},
 	};
-	if (opcode == SOFT_READ) { /* bytes that have arrived are not requested again */
+	if (opcode == SOFT_READ) { /* request only the bytes that have not arrived */
 		out->frame.address += place;
 		out->frame.dma_length = share;
 		out->frame.flags = last ? 0 : SOFT_FRAME_MORE;
@@ -195,7 +203,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	return true;
 }
 
-/* Record the end of a READ's part that has been requested. */
+/* Record a request for part of a READ. */
 static void commit_part(struct soft_qp *qp, uint32_t length)
 {
 	struct soft_send_queue *sq = &qp->sq;
@@ -225,7 +233,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	}
 	if ((int32_t)(sq->next_psn - sq->unsent) > 0)
 		sq->unsent = sq->next_psn;
-	if (soft_qp_is_uc(qp)) { /* a sent message is complete (IBTA 9.8.2) */
+	if (soft_qp_is_uc(qp)) { /* a UC message completes when it is sent (IBTA 9.8.2) */
 		sq->unacked = sq->next_psn;
 		if (soft_is_last(&out->frame))
 			soft_complete_send(qp, IBV_WC_SUCCESS);

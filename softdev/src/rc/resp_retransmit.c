@@ -1,16 +1,16 @@
-/* Requests that arrive out of order: the responder's part of the reliability protocol.
+/* Handling of requests out of PSN order, the responder's part of the reliability protocol.
  *
- * PSNs are compared on a circle. A PSN in the half behind the expected one is a duplicate, and a
- * PSN ahead of it shows a gap (IBTA 9.7.4.1.2). A gap is reported once, and everything is discarded
- * until the missing request arrives (9.7.5.1). A duplicate means that its response was lost. The
- * response is repeated, but the request is not executed again (9.7.5.1): SEND and WRITE are
- * acknowledged, FLUSH and ATOMIC WRITE get a response, READ reads the current memory, and an atomic
- * returns its first result (9.4.5).
+ * PSNs are compared on a circle. A PSN in the half behind the expected PSN is a duplicate, and a
+ * PSN ahead of it indicates a gap (IBTA 9.7.4.1.2). The responder reports a gap once, and discards
+ * everything until the missing request arrives (9.7.5.1). A duplicate means that the response may
+ * have been lost. The responder repeats the response without executing the request again (9.7.5.1):
+ * it acknowledges a SEND or WRITE, responds to a FLUSH or ATOMIC WRITE, reads the current memory
+ * for a READ, and returns the first result of an atomic (9.4.5).
  *
- * A repeated READ whose memory is no longer accessible gets a NAK, which does not end the queue
- * pair on this side. The requester may have received the first response, and the application may
- * have closed the memory because of that. The requester fails if it still waits for the response,
- * and otherwise ignores the NAK.
+ * If the memory of a repeated READ is no longer accessible, the responder sends a NAK, but its
+ * queue pair continues. The requester may have received the first response, and the application may
+ * have deregistered the memory for this reason. The requester fails if it is still waiting for the
+ * response, and otherwise ignores the NAK.
  */
 #include "rc.h"
 #include "trace/trace.h"
@@ -22,7 +22,7 @@ static void trace_psn(const struct soft_qp *qp, uint32_t psn)
 			   .expected_psn = qp->responder.psn);
 }
 
-/* Drop the unsent responses from `psn` on, because their requests will be repeated. */
+/* Drop the unsent responses from `psn` on. The requester will repeat their requests. */
 static void forget_answers(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_responder *responder = &qp->responder;
@@ -34,7 +34,7 @@ static void forget_answers(struct soft_qp *qp, uint32_t psn)
 	responder->response_tail = tail;
 }
 
-/* Queue a response. Returns NULL if there is no free slot. */
+/* Queue a repeated response and drop the unsent ones after it. Returns NULL if no slot is free. */
 static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame *frame,
 				    uint8_t opcode, uint32_t length, const uint8_t *result)
 {
@@ -72,8 +72,8 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
 	uint32_t behind = (qp->responder.psn - frame->psn) & SOFT_PSN_MASK;
 
-	/* A request with another key would be a guess, which ends the queue pair if it comes as a
-	 * new request. */
+	/* Ignore a duplicate with a different key, because it may be a guess. A wrong key in a new
+	 * request ends the queue pair. */
 	if (!read || read->rkey != frame->rkey || soft_psns(qp, frame->dma_length) > behind) {
 		trace_psn(qp, frame->psn);
 		return;
@@ -99,8 +99,8 @@ static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
 		trace_psn(qp, frame->psn);
 }
 
-/* Returns whether the request repeats a known READ of 0 bytes. An unknown one, which may be a
- * guess, only gets an acknowledgement. */
+/* Returns whether the request repeats a remembered FLUSH or ATOMIC WRITE, whose response looks like
+ * that of an empty READ. An unknown request may be a guess and is only acknowledged. */
 static bool was_empty_read(const struct soft_responder *responder, const struct soft_frame *frame)
 {
 	for (uint32_t i = 0; i < SOFT_KNOWN_EMPTY && i < responder->empty_count; i++)
@@ -111,7 +111,7 @@ static bool was_empty_read(const struct soft_responder *responder, const struct 
 
 static void acknowledge_again(struct soft_qp *qp)
 {
-	/* Acknowledge the last PSN again. */
+	/* Step back by one PSN to acknowledge the last one again. */
 	qp->responder.acked = soft_psn_add(qp->responder.acked, SOFT_PSN_MASK);
 	soft_qp_link_output(qp->link);
 }
@@ -124,8 +124,8 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		atomic_again(qp, frame);
 	else if (was_empty_read(&qp->responder, frame))
 		answer(qp, frame, SOFT_READ_DATA, 0, NULL);
-	else { /* within a message too, because a requester with a window may wait for it */
-		/* A queue pair that has not accepted a request cannot receive a duplicate. */
+	else { /* also within a message, because a requester with a window may wait for it */
+		/* If no request has been accepted yet, the packet cannot be a duplicate. */
 		if (!qp->communicated)
 			trace_psn(qp, frame->psn);
 		acknowledge_again(qp);

@@ -1,15 +1,16 @@
-/* The responder: handles request frames, writes memory, fills receives, and queues responses.
+/* The responder handles request frames: it writes memory, fills receives, and queues responses.
  *
- * Requests execute in PSN order. Each is checked when its header has arrived, and again for every
- * chunk of payload because the application may deregister the memory in between. A refused request
- * gets a NAK after the responses to all requests before it. Any NAK other than RNR ends the queue
- * pair (responder class C and others, IBTA 9.9.3), because the application must learn that its peer
- * is in error.
+ * Requests execute in PSN order. A request is checked when its header has arrived, and again for
+ * every chunk of its payload, because the application may deregister the memory in the meantime.
+ * The NAK for a refused request is sent after the responses to all earlier requests. It ends the
+ * queue pair (responder class C and others, IBTA 9.9.3), because the application must learn of the
+ * error. NAKs that only request a retransmission do not end it.
  *
- * resp_retransmit.c handles PSNs other than the expected one.
+ * resp_retransmit.c handles requests whose PSN is not the expected one.
  *
- * A UC queue pair does not respond. It silently drops what RC refuses, and continues with the next
- * message that begins, whatever its PSN (responder class D, IBTA 9.8.2, 9.9.3).
+ * A UC queue pair does not respond. It silently drops requests that an RC queue pair would refuse,
+ * and continues with the next message that begins, whatever its PSN is (responder class D, IBTA
+ * 9.8.2, 9.9.3).
  */
 #include <sys/uio.h>
 
@@ -35,7 +36,7 @@ int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 		free(known);
 		return ENOMEM;
 	}
-	/* Copy all slots, because abandoned responses behind the tail may still own bytes. */
+	/* Copy all slots, because abandoned responses beyond the tail may still own memory. */
 	for (uint32_t i = responder->response_head; i != responder->response_head + before; i++)
 		responses[i & (slots - 1)] = responder->responses[i & responder->response_mask];
 	for (uint32_t i = 0; i < given; i++)
@@ -50,7 +51,7 @@ int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 	return 0;
 }
 
-/* Prepare the responder when the queue pair becomes ready to receive. */
+/* Prepare the responder for the transition to RTR. Returns 0 or an errno value. */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 {
 	soft_assert_locked();
@@ -60,7 +61,7 @@ int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 	if (rc)
 		return rc;
 	responder->psn = psn & SOFT_PSN_MASK;
-	responder->acked = soft_psn_add(psn, SOFT_PSN_MASK); /* the PSN before the first one */
+	responder->acked = soft_psn_add(psn, SOFT_PSN_MASK); /* PSN before the first one */
 	return 0;
 }
 
@@ -93,8 +94,9 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 
 	responder->failed = true;
 	responder->active = false;
-	responder->psn = psn; /* nothing from this PSN on will be acknowledged */
-	/* Affiliated errors of the responder, which have no completion (IBTA 11.6.3.2). */
+	responder->psn = psn; /* first PSN that will not be acknowledged */
+	/* Raise an affiliated event, because these errors cause no completion at the responder
+	 * (IBTA 11.6.3.2). */
 	if (nak == SOFT_NAK_REMOTE_ACCESS)
 		soft_qp_event(qp, IBV_EVENT_QP_ACCESS_ERR);
 	else if (nak == SOFT_NAK_INVALID_REQUEST)
@@ -102,15 +104,15 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 	soft_responder_nak(qp, SOFT_NAK, nak);
 }
 
-/* Drop the current message of a UC queue pair. Its receive remains for the next message. */
+/* Drop the current message of a UC queue pair. The next message will use its receive. */
 static enum soft_sink drop(struct soft_qp *qp)
 {
 	qp->responder.active = false;
 	return SOFT_SINK_DISCARD;
 }
 
-/* Refuse a request. `reason` is recorded in the trace; NULL if a reason has been recorded
- * already. */
+/* Refuse a request, or drop it on a UC queue pair. `reason` is recorded in the trace; NULL if the
+ * caller has recorded one. */
 static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *reason)
 {
 	if (reason)
@@ -121,18 +123,18 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *
 	return SOFT_SINK_DISCARD;
 }
 
-/* Record the reason of a refusal in the trace. The peer does not learn it. */
+/* Record the reason for refusing access in the trace. The NAK does not reveal it to the peer. */
 static void tell_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t rkey,
 			 uint64_t address, uint64_t length, unsigned rights)
 {
 	const char *reason = soft_remote_objection(qp, soft_remote_pd(qp, srq_num), rkey, address,
 						   length, rights);
 
-	/* The reason is gone if the key has just been withdrawn. */
+	/* No objection is found if a re-registered region allows the access again. */
 	soft_trace_no_access(qp, reason ? reason : "KEY", rkey, address, length, rights);
 }
 
-/* Refuse a request for which the queue pair itself lacks the right (IBTA 9.7.4.1.4). */
+/* Refuse a request that the queue pair's access flags do not allow (IBTA 9.7.4.1.4). */
 static enum soft_sink refuse_right(struct soft_qp *qp, const struct soft_frame *frame,
 				   unsigned rights)
 {
@@ -150,7 +152,6 @@ static enum soft_sink refuse_access(struct soft_qp *qp, const struct soft_frame 
 	return refuse(qp, SOFT_NAK_REMOTE_ACCESS, NULL);
 }
 
-/* Fail the current receive together with the queue pair. */
 static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum soft_nak nak)
 {
 	soft_fail_receive(qp, status);
@@ -160,8 +161,8 @@ static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum sof
 		refuse(qp, nak, NULL);
 }
 
-/* Send an RNR NAK because no receive is posted. The requester waits and repeats the packet (IBTA
- * 9.7.5.2.8). */
+/* Send an RNR NAK, because no receive is posted. The requester waits and then repeats the packet
+ * (IBTA 9.7.5.2.8). A UC queue pair drops the message instead. */
 static enum soft_sink not_ready(struct soft_qp *qp)
 {
 	SOFT_TRACE(request_refused, qp, "NO_RECEIVE");
@@ -180,17 +181,17 @@ static bool has_room_for_response(const struct soft_qp *qp)
 	       qp->attr.max_dest_rd_atomic;
 }
 
-/* Treat the packet as lost, so that the requester repeats it. */
+/* Treat the packet as lost, so that the requester retransmits it. */
 static enum soft_sink lose(struct soft_qp *qp)
 {
 	soft_responder_missed(qp);
 	return SOFT_SINK_DISCARD;
 }
 
-/* Refuse a request that exceeds the agreed number of outstanding READs and atomics. If one of the
- * slots holds a repeated response, or the response to a FLUSH or an ATOMIC WRITE, the requester is
- * not at fault and the packet counts as lost. Not all requesters count these two; rdma_rxe counts
- * the latter only. */
+/* Refuse a request that exceeds the agreed number of outstanding READs and atomics. Treat it as
+ * lost if a slot holds a repeated response, or the response to a FLUSH or an ATOMIC WRITE, because
+ * the requester is then not at fault. Not all requesters count FLUSHes and ATOMIC WRITEs. rdma_rxe
+ * counts only ATOMIC WRITEs. */
 static enum soft_sink too_many(struct soft_qp *qp)
 {
 	const struct soft_responder *responder = &qp->responder;
@@ -202,8 +203,8 @@ static enum soft_sink too_many(struct soft_qp *qp)
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST, "READS"); /* IBTA 9.7.4.3.1 */
 }
 
-/* Returns whether the frame's memory is accessible. Zero bytes need no key (IBTA 9.4.3, 9.4.4:
- * C9-88). */
+/* Returns whether the peer may access the memory that the frame addresses. A length of 0 needs no
+ * valid key (IBTA 9.4.3, 9.4.4: C9-88). */
 static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
 {
 	return frame->dma_length == 0 ||
@@ -211,20 +212,20 @@ static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, 
 				 frame->address, frame->dma_length, right);
 }
 
-/* Returns the offset of the frame's end in its message. */
+/* Returns the message offset at which the frame ends. */
 static uint64_t end_of(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	return soft_place_of(qp, frame->psn, qp->responder.first) + frame->length;
 }
 
-/* Accept a packet of a SEND, which may be as long as its receive. */
+/* Accept a SEND packet, unless the message is longer than the receive. */
 static enum soft_sink take_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	uint64_t end = end_of(qp, frame);
 
 	if (end > SOFT_MAX_MESSAGE || end > soft_receive_at(&qp->rq, qp->rq.head)->length) {
-		/* A local length error on this side, and an invalid request at the sender (IBTA
-		 * 9.9.3.1). */
+		/* The receive completes with a local length error, and the sender gets a NAK for an
+		 * invalid request (IBTA 9.9.3.1). */
 		if (!soft_qp_is_uc(qp))
 			soft_complete_receive(qp, IBV_WC_LOC_LEN_ERR, 0);
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "LENGTH");
@@ -232,7 +233,7 @@ static enum soft_sink take_send(struct soft_qp *qp, const struct soft_frame *fra
 	return frame->length ? SOFT_SINK_RECEIVE : SOFT_SINK_NONE;
 }
 
-/* Accept a packet of a WRITE. The last packet of a WRITE with immediate needs a receive. */
+/* Accept a WRITE packet. The last packet of a WRITE with immediate needs a receive. */
 static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	uint64_t end = end_of(qp, frame), total = qp->responder.dma_length;
@@ -275,15 +276,15 @@ static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *fr
 	return SOFT_SINK_NONE;
 }
 
-/* Returns the right that an atomic needs. An ATOMIC WRITE needs the right to write only, because it
- * returns no old value (IBTA annex A19). */
+/* Returns the access right that an atomic needs. An ATOMIC WRITE needs only the right to write,
+ * because it does not return the old value (IBTA annex A19). */
 static unsigned atomic_right(const struct soft_frame *frame)
 {
 	return frame->opcode == SOFT_ATOMIC_WRITE ? IBV_ACCESS_REMOTE_WRITE
 						  : IBV_ACCESS_REMOTE_ATOMIC;
 }
 
-/* Returns the word that an atomic operates on, or NULL if it is not accessible. */
+/* Returns the word on which an atomic operates, or NULL if the peer may not access it. */
 static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	return soft_remote_memory(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
@@ -302,15 +303,16 @@ static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *
 
 	if (!at)
 		return refuse_access(qp, frame, sizeof(uint64_t), atomic_right(frame));
-	/* In a region with its own iova, an aligned address may be a misaligned pointer. */
+	/* If the region's iova differs from its address, an aligned remote address may refer to a
+	 * misaligned word. */
 	if ((uintptr_t)at % sizeof(uint64_t))
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "ALIGNMENT");
 	return SOFT_SINK_SMALL;
 }
 
-/* Accept a FLUSH (IBTA annex A19). It needs no wait: bytes are in place before any later request is
- * handled, and the release of the response makes them visible to other processors. No region has
- * the right to be flushed to persistence. */
+/* Accept a FLUSH (IBTA annex A19). It takes effect immediately, because earlier writes are already
+ * in memory, and publishing the response makes them visible to other processors. A FLUSH to
+ * persistence is refused, because no region grants that right. */
 static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	unsigned types = frame->syndrome & SOFT_FLUSH_TYPES;
@@ -331,11 +333,11 @@ static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *f
 	return SOFT_SINK_NONE;
 }
 
-/* Returns whether a frame with this opcode may have these fields. */
+/* Returns whether the frame's fields are valid for its opcode. */
 static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame)
 {
-	/* An XRC initiator accepts no requests. Requests to an XRC target name a shared receive
-	 * queue. */
+	/* An XRC initiator accepts no requests. Only requests to an XRC target name a shared
+	 * receive queue, and they must do so. */
 	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND || !(frame->flags & SOFT_FRAME_SRQ) != !qp->xrcd)
 		return false;
 	unsigned flags = frame->flags & (SOFT_FRAME_CONTINUES | SOFT_FRAME_MORE |
@@ -344,7 +346,7 @@ static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame
 	switch (frame->opcode) {
 	case SOFT_WRITE:
 		if (flags & SOFT_FRAME_INVALIDATE)
-			return false; /* only a SEND may have the flag */
+			return false; /* valid only for SEND */
 		/* fall through */
 	case SOFT_SEND:
 		if (!soft_is_last(frame) && flags & (SOFT_FRAME_IMMEDIATE | SOFT_FRAME_INVALIDATE))
@@ -360,8 +362,8 @@ static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame
 	}
 }
 
-/* Select the shared receive queue of an XRC message. Returns 0, or the NAK for a queue that is not
- * in the domain or would lose the completions of its receives. */
+/* Select the shared receive queue of an XRC message. Returns 0, or a NAK if the domain has no such
+ * queue or the queue's CQ has overrun. */
 static enum soft_nak name_srq(struct soft_qp *qp, uint32_t number)
 {
 	const struct soft_srq *srq = soft_xrc_find(qp->xrcd, number);
@@ -372,7 +374,7 @@ static enum soft_nak name_srq(struct soft_qp *qp, uint32_t number)
 	return soft_cq_of(srq->cq)->overrun ? SOFT_NAK_REMOTE_OPERATION : 0;
 }
 
-/* The expected request has arrived. Drop an unsent NAK that reports it as missing. */
+/* Cancel an unsent sequence NAK after the expected request has arrived. */
 static void found(struct soft_qp *qp)
 {
 	struct soft_qp_link *link = qp->link;
@@ -414,7 +416,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 			responder->active = false;
 			responder->psn = frame->psn;
 		} else if (!responder->active) {
-			return SOFT_SINK_DISCARD; /* the message has been dropped before */
+			return SOFT_SINK_DISCARD; /* an earlier part of the message was dropped */
 		}
 	}
 	if (frame->psn != responder->psn && !soft_trim(qp, frame, responder->psn)) {
@@ -430,14 +432,14 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.2 */
 	if (responder->active)
 		return go_on(qp, frame);
-	/* With another path MTU, the PSNs would mean other offsets. A CM stream has no handshake
-	 * that checks it. */
+	/* If the peer used a different path MTU, its PSNs would stand for different offsets. This
+	 * is checked here because a CM stream has no handshake that compares the MTUs. */
 	if (frame->syndrome && frame->opcode != SOFT_FLUSH && frame->syndrome != qp->attr.path_mtu)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PATH_MTU");
 	if (!qp->communicated) {
 		qp->communicated = true;
-		/* The event is raised in RTR only (IBTA 11.6.3.1); in RTS the requester's traffic
-		 * shows it. */
+		/* Raise the event only in RTR (IBTA 11.6.3.1). In RTS, the queue pair's own
+		 * requests show that communication is established. */
 		if (qp->ibv.state == IBV_QPS_RTR)
 			soft_qp_event(qp, IBV_EVENT_COMM_EST);
 	}
@@ -475,11 +477,11 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	soft_assert_locked();
 	if (frame->opcode == SOFT_SEND)
-		/* A local protection error on this side, and an operational error at the peer (IBTA
-		 * 9.9.3). */
+		/* The receive fails with a local protection error, and the peer gets a remote
+		 * operational error (IBTA 9.9.3). */
 		fail_receive(qp, IBV_WC_LOC_PROT_ERR, SOFT_NAK_REMOTE_OPERATION);
 	else {
-		/* The key and address are those of the message's first frame. */
+		/* Only the message's first frame contains the key and the address. */
 		struct soft_frame first = *frame;
 
 		first.rkey = qp->responder.rkey;
@@ -513,7 +515,8 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 			keep_reads(qp, iov, count);
 		return count;
 	}
-	/* Address and key are those of the message's first frame, with which they were checked. */
+	/* Use the saved address and key of the message's first frame, because later frames do not
+	 * contain them. */
 	void *memory =
 		soft_remote_memory(qp, soft_remote_pd(qp, responder->srq_num), responder->rkey,
 				   responder->address + place, length, IBV_ACCESS_REMOTE_WRITE);
@@ -534,7 +537,7 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 	struct soft_responder *responder = &qp->responder;
 	struct soft_response *response = soft_response_at(qp, responder->response_tail++);
 
-	soft_responder_unkeep(responder, response); /* of an abandoned response */
+	soft_responder_unkeep(responder, response); /* the slot may hold an abandoned response */
 	*response = (struct soft_response){
 		.psn = frame->psn,
 		.length = length,
@@ -570,7 +573,8 @@ static struct soft_known_read *remember(struct soft_responder *responder,
 	return read;
 }
 
-/* Execute an atomic (IBTA 9.4.5.1). It is also atomic relative to other threads of this process. */
+/* Execute an atomic (IBTA 9.4.5.1), which is also atomic with respect to other threads of this
+ * process. Returns false if the memory is no longer accessible. */
 static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *arguments)
 {
 	struct soft_responder *responder = &qp->responder;
@@ -582,7 +586,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 		return false;
 	keep_reads(qp, &(struct iovec){.iov_base = at, .iov_len = sizeof(*at)}, 1);
 	if (frame->opcode == SOFT_ATOMIC_WRITE) {
-		uint64_t value; /* bytes in their original order, not a number */
+		uint64_t value; /* unconverted bytes */
 
 		memcpy(&value, arguments, sizeof(value));
 		__atomic_store_n(at, value, __ATOMIC_SEQ_CST);
@@ -616,8 +620,8 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 			responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->length));
 			return;
 		}
-		/* Invalidate the key when the message is complete, before its completion (IBTA
-		 * 9.4.1.1.2). */
+		/* Invalidate the key after the whole message has arrived and before it is completed
+		 * (IBTA 9.4.1.1.2). */
 		reason = responder->flags & SOFT_FRAME_INVALIDATE
 				 ? soft_invalidate(qp, responder->rkey)
 				 : NULL;
@@ -645,7 +649,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 			soft_counts_reads_of(qp, frame->rkey) ? frame->dma_length : 0;
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
 		break;
-	case SOFT_FLUSH: /* the response is released after the writes */
+	case SOFT_FLUSH: /* the response is published after earlier writes */
 		answer_empty(qp, frame);
 		break;
 	default:
@@ -667,12 +671,12 @@ uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_curs
 	const struct soft_responder *responder = &qp->responder;
 
 	if (soft_qp_is_uc(qp))
-		return cursor->acked; /* UC acknowledges nothing */
+		return cursor->acked; /* UC sends no acknowledgements */
 	uint32_t next = cursor->response == responder->response_tail ? responder->psn
 								     : cursor->response_psn;
 	uint32_t done = soft_psn_add(next, SOFT_PSN_MASK);
 
-	/* The oldest response may be a repeated one. */
+	/* A repeated response may precede PSNs that have already been acknowledged. */
 	return soft_psn_before(done, cursor->acked) ? cursor->acked : done;
 }
 
@@ -686,7 +690,7 @@ uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_curso
 	return msn & SOFT_PSN_MASK;
 }
 
-/* Returns what a response with this PSN acknowledges (IBTA 9.7.5.1.2). */
+/* Returns the last acknowledged PSN after sending a response with PSN `psn` (IBTA 9.7.5.1.2). */
 static uint32_t acked_with(uint32_t acked, uint32_t psn)
 {
 	return soft_psn_before(acked, psn) ? psn : acked;
@@ -731,7 +735,8 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	return true;
 }
 
-/* Count a READ once when its last packet has been sent, even if it is repeated. */
+/* Count a READ when the last packet of its response is sent. A repeated READ is counted only
+ * once. */
 static void count_answered(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_known_read *read = soft_responder_find(&qp->responder, SOFT_READ, psn);
@@ -811,7 +816,7 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
 	if (!memory)
 		return -1;
-	/* The key is checked as well: see read_order.c. */
+	/* Send the copy of overwritten data, but only while the key is valid (read_order.c). */
 	if (response->opcode == SOFT_READ_DATA && response->kept)
 		memory = response->kept + response->kept_length - response->length + place;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = out->frame.length};

@@ -1,4 +1,4 @@
-/* Refused calls other than posting: notes the reason for the trace. */
+/* Notes for the trace why calls other than post calls are refused. */
 #include <errno.h>
 
 #include "trace.h"

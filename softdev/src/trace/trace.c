@@ -1,4 +1,4 @@
-/* Writes the records of the trace. */
+/* Formats and writes the trace records. */
 #define _GNU_SOURCE /* secure_getenv */
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -50,7 +50,7 @@ static void put_name(struct line *line, const char *name, const char *value)
 	put(line, ",\"%s\":\"%s\"", name, value);
 }
 
-/* Add an untrusted string with escapes. */
+/* Add an untrusted string, escaping special characters. */
 static void put_text(struct line *line, const char *name, const char *text)
 {
 	put(line, ",\"%s\":\"", name);
@@ -81,7 +81,7 @@ static struct line begin_qp_line(const char *type, const struct soft_qp *qp)
 	return line;
 }
 
-/* End the trace with a line that contains the reason. */
+/* End the trace with a record that contains the error, if any. */
 static void stop(int error)
 {
 	struct line line = begin_line("end");
@@ -112,7 +112,8 @@ struct flag_name {
 	const char *name;
 };
 
-/* Add the names of the flags that are set, if any. Flags without a name are omitted. */
+/* Add an array with the names of the set flags. Flags without a name are omitted, and so is an
+ * empty array. */
 static void put_flags(struct line *line, const char *name, const struct flag_name *names,
 		      size_t count, unsigned flags)
 {
@@ -197,8 +198,8 @@ void soft_trace_sends(struct soft_qp *qp, uint32_t from)
 		trace_send(qp, from);
 }
 
-/* Record receives posted to a queue. `owner` and `number` identify its queue pair or shared receive
- * queue. */
+/* Record the receives posted from index `from` on. `owner` and `number` identify the queue pair or
+ * the shared receive queue. */
 static void trace_receives(struct soft_receive_queue *rq, uint32_t from, const char *type,
 			   const char *owner, uint32_t number)
 {
@@ -328,7 +329,7 @@ void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, ui
 	put_number(&line, "wr_id", wc->wr_id);
 	put_name(&line, "status", soft_wc_status_name(wc->status));
 	put_name(&line, "opcode", soft_wc_opcode_name(wc->opcode));
-	/* Failed completions have no other valid fields (ibv_poll_cq(3)). */
+	/* The remaining fields are valid only if the request succeeded (ibv_poll_cq(3)). */
 	if (wc->status == IBV_WC_SUCCESS) {
 		put_number(&line, "byte_len", wc->byte_len);
 		if (wc->wc_flags & IBV_WC_GRH)
@@ -485,8 +486,8 @@ void soft_trace_request_refused(const struct soft_qp *qp, const char *reason)
 	add(&line);
 }
 
-/* Returns whether a drop may be recorded. The rate is DROPS_PER_SECOND, with a burst of the same
- * size. */
+/* Returns whether a dropped packet may be recorded. Allows DROPS_PER_SECOND records per second, and
+ * the same number in a burst. */
 static bool may_trace_drop(struct soft_trace *trace)
 {
 	const uint64_t second = 1000000000, now = soft_now();
@@ -550,7 +551,7 @@ void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq)
 
 /* ---- begin and end --------------------------------------------------------------------------- */
 
-/* Read the beginning of a file in /proc, replacing inner null bytes with `between`. */
+/* Read the beginning of a file in /proc, and replace inner null bytes with `between`. */
 static void read_text(const char *path, char between, char *text, size_t size)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -566,7 +567,8 @@ static void read_text(const char *path, char between, char *text, size_t size)
 			text[i] = between;
 }
 
-/* Before the number of devices has been set, there is one device. */
+/* Store the names of all devices, separated by commas. The process has one device until their
+ * number is set. */
 static void name_devices(char *text)
 {
 	const struct soft_objects *objects = soft_device.objects;
@@ -576,8 +578,8 @@ static void name_devices(char *text)
 		sprintf(text + strlen(text), ",%s", objects->hcas[i].device.name);
 }
 
-/* Add the header, which has both clocks, read as close together as possible, the boot ID of the
- * monotonic clock, and a description of the process. */
+/* Add the header, which contains the monotonic and wall-clock time, the boot ID for the monotonic
+ * time, and a description of the process. The clocks are read as close together as possible. */
 static int add_header(void)
 {
 	char text[TEXT_MOST];
@@ -614,14 +616,14 @@ static int start(const char *path)
 	return rc;
 }
 
-/* Stop tracing in the child of a fork, because the trace belongs to the parent. */
+/* Stop tracing in a forked child, because the trace belongs to the parent. */
 static void forget(void)
 {
 	soft_trace_on = false;
 	soft_trace_file_forget();
 }
 
-/* Begin a trace when the engine starts, if the environment requests it. */
+/* Start a trace if the environment requests one. Called when the engine starts. */
 static int begin(void)
 {
 	const char *path = secure_getenv(VARIABLE);
@@ -631,7 +633,8 @@ static int begin(void)
 	if (soft_device.trace->asked == getpid() || !path || !*path || soft_trace_on)
 		return 0;
 	int rc = start(path);
-	/* As with a running trace, a full disk does not end the program. */
+	/* A full disk disables the trace but does not stop the program, whether or not the trace
+	 * has already started. */
 	if (rc == ENOSPC || rc == EDQUOT || rc == EFBIG)
 		fprintf(stderr,
 			"aiordma: " VARIABLE

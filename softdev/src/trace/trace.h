@@ -1,8 +1,8 @@
 /* The trace of this process as JSON lines: work requests, completions, queue pair states and
  * asynchronous events. docs/trace.md describes the records.
  *
- * While tracing is off, each trace point costs one branch that is not taken. All functions require
- * the engine's lock, which also orders the records.
+ * While tracing is off, each trace point costs one branch that is not taken. All functions except
+ * those of refusal.c require the engine's lock, which also orders the records.
  */
 #pragma once
 
@@ -22,19 +22,18 @@ struct soft_srq;
 struct soft_trace {
 	bool on;
 	uint32_t requests; /* last request number assigned; 0 if none */
-	const char
-		*why; /* why the next completion fails, and the lkey concerned; NULL if unknown */
-	uint32_t lkey;
-	uint64_t drops_until; /* time until which the rate of these records is used up */
-	uint32_t drops_omitted; /* dropped packets without a record since the last one */
-	pid_t asked; /* process that has read its environment */
+	const char *why; /* reason for the next failed completion, or NULL */
+	uint32_t lkey; /* key to which `why` refers */
+	uint64_t drops_until; /* when a full burst of drop records is allowed again */
+	uint32_t drops_omitted; /* dropped packets not recorded since the last drop record */
+	pid_t asked; /* process whose environment has been read */
 	struct soft_trace_file {
 		char path[PATH_MAX];
 		int fd; /* -1 if none */
 		pid_t pid;
 		off_t end; /* offset of the end of the last line */
 		rlim_t limit;
-		char refusal[900]; /* why the last file was not opened; empty if errno says it */
+		char refusal[900]; /* why the last file was refused; empty if errno explains it */
 	} file;
 };
 
@@ -48,24 +47,24 @@ struct soft_trace {
 
 /* ---- trace.c: what happened; by way of SOFT_TRACE ------------------------------------------- */
 
-/* Record the work requests that have been queued from index `from` on. Each gets a number that its
- * completion repeats. */
+/* Record and number the send requests posted from index `from` on. The record of a completion
+ * repeats the number of its request. */
 void soft_trace_sends(struct soft_qp *qp, uint32_t from);
 void soft_trace_receives(struct soft_qp *qp, uint32_t from);
 void soft_trace_shared_receives(struct soft_srq *srq, uint32_t from);
-/* Record a refused work request of a queue, identified by its owner's name and number. `opcode` is
- * -1 for a receive. */
+/* Record a refused work request. `owner` and `number` are a trace field such as "qp_num" and its
+ * value. `opcode` is -1 for a receive. */
 void soft_trace_refused(const char *owner, uint32_t number, int opcode, uint64_t wr_id,
 			const struct soft_refused *why);
-/* Record another refused call (refusal.c). */
+/* Record a refused call that is not a post call (refusal.c). */
 void soft_trace_call_refused(const char *call, const char *owner, uint32_t number, int error,
 			     const struct soft_refusal_note *note);
-/* Record a refused ibv_modify_qp(3) to the state `to`. */
+/* Record a refused ibv_modify_qp(3) call that requested the state `to`. */
 void soft_trace_modify_refused(const struct soft_qp *qp, enum ibv_qp_state to, int error,
 			       const struct soft_refusal_note *note);
 
-/* Record a completion of the request with this number, or 0 if it was posted before the trace
- * began. `lost` means that the completion queue was full. */
+/* Record a completion. `request` is the number of the completed request, or 0 if it was posted
+ * before the trace began. `lost` means that the completion queue was full. */
 void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, uint32_t request,
 			   bool lost);
 
@@ -73,22 +72,22 @@ void soft_trace_created(const struct soft_qp *qp);
 void soft_trace_destroyed(const struct soft_qp *qp);
 void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to);
 void soft_trace_event(const struct ibv_async_event *event);
-/* Record that a queue pair retransmits requests, or that its receiver was not ready. */
+/* Record that a queue pair retransmits requests after a loss or an RNR NAK. */
 void soft_trace_retry(const struct soft_qp *qp, const char *cause);
-/* Note why the device may not access the memory of the next request that completes, and its key. */
+/* Note why memory was not accessible, and its key, for the record of the next completion. */
 void soft_trace_why(const char *reason, uint32_t lkey);
 void soft_trace_registered(const struct soft_range *range);
-/* Record that a region was deregistered or a window was unbound. */
+/* Record that a region has been deregistered or a window has been unbound. */
 void soft_trace_key_ended(uint32_t key);
-/* Record a refused request of the peer for a reason other than memory access. */
+/* Record that a peer's request has been refused for a reason other than memory access. */
 void soft_trace_request_refused(const struct soft_qp *qp, const char *reason);
-/* Record that a queue pair's peer may not access memory, with the reason (soft_remote_objection)
- * and the requested access. Without rights, the key belongs to a window that the peer wants to
- * invalidate. */
+/* Record that the queue pair's peer has been refused access to memory, with the reason
+ * (soft_remote_objection) and the requested access. If `rights` is 0, the peer wanted to invalidate
+ * the window with this key. */
 void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
 			  uint64_t address, uint64_t length, unsigned rights);
-/* A packet from a peer that is dropped without a response that says why. Any host can send such
- * packets, so the number of these records per second is limited. */
+/* A packet that is dropped without telling its sender the reason. Any host can send such packets,
+ * so the rate of these records is limited. */
 struct soft_drop {
 	const char *reason;
 	uint32_t qp_num; /* local queue pair; 0 if unknown */
@@ -99,34 +98,34 @@ struct soft_drop {
 };
 void soft_trace_dropped(const struct soft_drop *drop);
 #define SOFT_TRACE_DROPPED(...) SOFT_TRACE(dropped, &(const struct soft_drop){__VA_ARGS__})
-/* Record an injected fault (inject.h) of a queue pair or a completion queue; 0 if it concerns
- * neither. */
+/* Record an injected fault (inject.h). `qp_num` or `cq` identifies the affected queue; both are 0
+ * if there is none. */
 void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq);
 
 extern const struct soft_subsystem soft_trace_subsystem;
 
 /* ---- refusal.c: why calls other than those that post are refused ----------------------------- */
 
-/* The reason why the current call is refused, noted per thread.
+/* The reason for refusing the current call, noted per thread.
  *
- * The code that finds the mistake returns soft_refuse(), which stores the note. The call ends with
- * soft_call_result() or soft_call_made(), which writes the record and clears the note. A note is
- * only used with the errno value that it was created for, so a failure without a note is recorded
- * with its errno value alone.
+ * The code that detects the error returns soft_refuse(), which stores the note. The call returns
+ * through soft_call_result() or soft_call_made(), which write the record and clear the note. A note
+ * is used only with the errno value for which it was created. A failure without a matching note is
+ * recorded with its errno value alone.
  */
 
 struct soft_refusal_note {
 	const char *reason; /* one of the reasons in aiordma/_core/trace_records.py, or NULL */
 	int error;
-	const char *field; /* name of the wrong argument, or NULL */
-	uint64_t value; /* value of the argument */
-	uint64_t limit; /* largest valid value; 0 if the mistake is another one */
-	uint32_t attributes; /* enum ibv_qp_attr_mask */
+	const char *field; /* name of the invalid argument, or NULL */
+	uint64_t value; /* value of the invalid argument */
+	uint64_t limit; /* maximum valid value; 0 if no limit was exceeded */
+	uint32_t attributes; /* attributes concerned (enum ibv_qp_attr_mask) */
 };
 
 /* Note why the current call is refused. Returns `error`. */
 int soft_refuse(int error, const char *reason);
-/* Note an invalid value of an argument. Returns EINVAL. */
+/* Note an argument with an invalid value. Returns EINVAL. */
 int soft_refuse_value(const char *reason, const char *field, uint64_t value);
 /* Note invalid attributes of ibv_modify_qp(3). Returns EINVAL. */
 int soft_refuse_attributes(const char *reason, uint32_t attributes);
@@ -137,33 +136,34 @@ struct soft_limit {
 	uint64_t value, most;
 };
 
-/* Note the first argument that is too large. Returns 0, or EINVAL if there is one. */
+/* Check all arguments, and note the first one that exceeds its limit. Returns 0 or EINVAL. */
 int soft_check_limits(const struct soft_limit *limits, size_t count);
 
-/* Take the thread's note. Returns one without a reason if the note was created for another errno
- * value. */
+/* Return and clear the thread's note. The note has no reason if it was created for a different
+ * errno value. */
 struct soft_refusal_note soft_refusal_take(int error);
 
-/* End `call` with `error` or 0, and record a failure. `owner` and `number` identify the object in
- * the trace; `owner` is NULL if there is none. The caller must not hold the lock. Preserves errno.
- * Returns `error`. */
+/* Finish `call`, and record it as refused unless `error` is 0. `owner` and `number` identify the
+ * object in the trace; `owner` is NULL if there is no object. The caller must not hold the lock.
+ * Preserves errno. Returns `error`. */
 int soft_call_result(const char *call, const char *owner, uint32_t number, int error);
-/* End a call that returns a pointer, or NULL with errno set if it failed. Returns `object`. */
+/* Finish a call that returns a pointer, like soft_call_result(). If `object` is NULL, errno is the
+ * error. Returns `object`. */
 void *soft_call_made(const char *call, const char *owner, uint32_t number, void *object);
 
 /* ---- trace_file.c: lines into a file --------------------------------------------------------- */
 
-/* Open `path`, in which %p stands for the process ID. Returns 0 or an errno value. A file that
- * another user can read or has created is refused; soft_trace_file_refusal() describes the
- * reason. */
+/* Open `path`, in which %p stands for the process ID. Returns 0 or an errno value. Refuses a file
+ * that another user can access or owns; soft_trace_file_refusal() returns the reason. */
 int soft_trace_file_open(const char *path);
 const char *soft_trace_file_refusal(void);
-/* Add a line including its newline. Returns 0, or an errno value after which the file must be
- * closed. */
+/* Append a line, which must include its newline. Returns 0 or an errno value. After an error, the
+ * caller must close the file. */
 int soft_trace_file_add(const char *line, size_t length);
-/* Close the file with a last line, which replaces earlier lines if there is no room for it. */
+/* Write a final line and close the file. If there is no room for the line, it overwrites earlier
+ * ones. */
 void soft_trace_file_close(const char *line, size_t length);
-/* Close the file without a last line. */
+/* Close the file without a final line. */
 void soft_trace_file_forget(void);
-/* Returns the path of the open file, or NULL. */
+/* Returns the path of the file that this process has opened, or NULL. */
 const char *soft_trace_file_path(void);

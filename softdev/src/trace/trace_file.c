@@ -1,5 +1,5 @@
-/* The file of a trace. Each line is written immediately, so the kernel has it even if the process
- * is killed by SIGKILL. */
+/* The trace file. Each line is written immediately, so that it reaches the kernel even if SIGKILL
+ * terminates the process. */
 #define _GNU_SOURCE /* O_NOFOLLOW */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 
 static int write_at(off_t at, const char *text, size_t length)
 {
-	/* Writing beyond the limit would raise SIGXFSZ. */
+	/* Writing beyond RLIMIT_FSIZE would raise SIGXFSZ. */
 	if ((rlim_t)at + length > soft_device.trace->file.limit)
 		return EFBIG;
 	while (length) {
@@ -35,7 +35,8 @@ static int write_at(off_t at, const char *text, size_t length)
 	return 0;
 }
 
-/* Returns the offset of one of the last lines, from which there is room for another line. */
+/* Returns the offset of a line near the end of the file. Overwriting the file from there leaves
+ * room for a final line if the disk is full. */
 static off_t spare(void)
 {
 	char tail[256];
@@ -60,7 +61,7 @@ void soft_trace_file_close(const char *line, size_t length)
 		return;
 	if (write_at(soft_device.trace->file.end, line, length))
 		write_at(spare(), line, length);
-	/* Cut off the part of a line that was written before the disk was full. */
+	/* Cut off a partial line that was written before the disk became full. */
 	if (ftruncate(soft_device.trace->file.fd, soft_device.trace->file.end))
 		fprintf(stderr, "aiordma: the last line of the trace %s is incomplete: %s\n",
 			soft_device.trace->file.path, strerror(errno));
@@ -70,7 +71,8 @@ void soft_trace_file_close(const char *line, size_t length)
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-/* Expand %p in the pattern. */
+/* Store the path: `pattern` with %p replaced by the process ID, followed by `suffix`. Returns 0 or
+ * ENAMETOOLONG. */
 static int expand(const char *pattern, const char *suffix)
 {
 	size_t at = 0;
@@ -91,7 +93,7 @@ static int expand(const char *pattern, const char *suffix)
 	return at < sizeof(soft_device.trace->file.path) ? 0 : ENAMETOOLONG;
 }
 
-/* Store a message that says why the file cannot be used. Returns `error`. */
+/* Store the reason why the file cannot be used. Returns `error`. */
 __attribute__((format(printf, 2, 3))) static int refuse(int error, const char *format, ...)
 {
 	va_list values;
@@ -108,14 +110,14 @@ const char *soft_trace_file_refusal(void)
 	return soft_device.trace->file.refusal;
 }
 
-/* Check that only this user can access the file, because a trace contains memory keys.  In a
- * directory where others may write, such as /tmp, another user may have created the file.  A new
- * file fails the check only if its file system cannot store an owner or a mode.  Returns 0 or an
+/* Check that only this user can access the file, because a trace contains memory keys. In a
+ * directory that others can write to, such as /tmp, another user may have created the file. A new
+ * file fails the check only if its file system cannot store an owner or a mode. Returns 0 or an
  * errno value. */
 static int check_private(const struct stat *status, bool created)
 {
 	if (!S_ISREG(status->st_mode))
-		return refuse(ESPIPE, "it is not a regular file"); /* pwrite needs an offset */
+		return refuse(ESPIPE, "it is not a regular file"); /* pwrite() requires seeking */
 	if (status->st_uid != geteuid())
 		return created ? refuse(EPERM,
 					"its file system assigns new files to user %u instead of "
@@ -138,7 +140,7 @@ static int check_private(const struct stat *status, bool created)
 	return 0;
 }
 
-/* Lock the file and find its end.  Starts a new line if a process was killed while it wrote one.
+/* Lock the file and find its end. Adds a newline if a killed process left its last line incomplete.
  * Returns 0, EWOULDBLOCK if another process has locked the file, or another errno value. */
 static int find_end(bool created)
 {
@@ -154,7 +156,7 @@ static int find_end(bool created)
 		return rc;
 	if (flock(soft_device.trace->file.fd, LOCK_EX | LOCK_NB))
 		return errno;
-	/* Another process may have held the lock and added lines until now. */
+	/* Another process may have added lines before it released the lock. */
 	if (fstat(soft_device.trace->file.fd, &status))
 		return errno;
 	soft_device.trace->file.end = status.st_size;
@@ -168,25 +170,26 @@ static int find_end(bool created)
 /* Create the file, or open it if it exists. Returns its descriptor, or -1 with errno set. */
 static int create_or_open(const char *path, bool *created)
 {
-	/* With O_NONBLOCK, opening a FIFO, which is refused, does not wait for its other end. */
+	/* O_NONBLOCK prevents open() from waiting for the other end of a FIFO, which is refused
+	 * later. */
 	const int flags = O_RDWR | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK;
 	int fd = open(path, flags | O_CREAT | O_EXCL, 0600);
 
 	*created = fd >= 0;
-	/* With O_CREAT, fs.protected_regular would deny access to another user's file in /tmp, and
-	 * check_private() could not name that user. */
+	/* Without O_CREAT, fs.protected_regular does not deny access to another user's file in
+	 * /tmp, and check_private() can name that user. */
 	return fd < 0 && errno == EEXIST ? open(path, flags) : fd;
 }
 
-/* Open and lock the file, and remove it again if it is new but cannot be used.  Returns as
- * find_end. */
+/* Open and lock the file. Removes the file if it is new but cannot be used. Returns the same values
+ * as find_end(). */
 static int take(void)
 {
 	const char *path = soft_device.trace->file.path;
 	bool created;
 	int fd = create_or_open(path, &created);
 
-	/* Another process may have removed the file after it was found to exist. */
+	/* Try again if another process removed the file between the two attempts to open it. */
 	if (fd < 0 && errno == ENOENT)
 		fd = create_or_open(path, &created);
 	if (fd < 0)
@@ -201,7 +204,8 @@ static int take(void)
 	return rc;
 }
 
-/* Open the file whose name ends in the process ID, because another process writes to `path`. */
+/* Append the process ID to the file name and open that file, because another process writes to
+ * `path`. */
 static int take_own(const char *path)
 {
 	struct soft_trace_file *file = &soft_device.trace->file;
@@ -233,7 +237,7 @@ int soft_trace_file_open(const char *path)
 void soft_trace_file_forget(void)
 {
 	if (soft_device.trace->file.fd >= 0)
-		close(soft_device.trace->file.fd); /* the parent of a fork keeps the lock */
+		close(soft_device.trace->file.fd); /* a parent process keeps its lock */
 	soft_device.trace->file.fd = -1;
 }
 

@@ -1,4 +1,4 @@
-/* Names of enum values in a trace: those of the header without their prefixes. */
+/* Names of enum values in traces: the verbs identifiers without prefixes such as IBV_WC_. */
 #pragma once
 
 #include "softdev.h"

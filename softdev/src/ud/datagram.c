@@ -2,8 +2,8 @@
  *
  * The socket has the same port number as the data listener's TCP port and is reserved together with
  * it. A queue pair that only receives does not select an address, so the socket is bound to all
- * addresses. While there is no UD queue pair, a kernel filter drops all input. UDP drops what is
- * not received in time, so the socket has a large buffer.
+ * addresses. While there is no UD queue pair, a kernel filter drops all input. The kernel also
+ * drops datagrams that do not fit in the receive buffer, so the buffer is large.
  */
 #define _GNU_SOURCE /* in6_pktinfo */
 #include <linux/filter.h>
@@ -92,7 +92,7 @@ static bool go_deaf(int fd)
 	return true;
 }
 
-/* If this fails, nothing is received, which is allowed because any datagram may be lost. */
+/* Start receiving datagrams. Errors are ignored, because any datagram may be lost. */
 static void listen_up(void)
 {
 	soft_set_option(soft_device.ud->socket.fd, SOL_SOCKET, SO_DETACH_FILTER, 0);
@@ -119,8 +119,9 @@ bool soft_datagram_reserve(uint16_t port)
 	soft_set_option(ud->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
 	if (ud->six)
 		soft_set_option(ud->socket.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IP_PMTUDISC_DONT);
-	/* Members of a group on this host are reached once, through the loopback interface. An IPv6
-	 * socket's option also applies to what it sends over IPv4. */
+	/* Disable the kernel's multicast loop. Members on this host receive messages through the
+	 * loopback interface and would otherwise receive some of them twice. IPV6_MULTICAST_LOOP
+	 * also applies to IPv4 messages that an IPv6 socket sends. */
 	soft_set_option(ud->socket.fd, ud->six ? IPPROTO_IPV6 : IPPROTO_IP,
 			ud->six ? IPV6_MULTICAST_LOOP : IP_MULTICAST_LOOP, 0);
 	if (ud->holders)
@@ -209,7 +210,8 @@ static int transmit(struct msghdr *message, const struct soft_datagram *datagram
 	memcpy(&iov[1], payload, sizeof(*payload) * (size_t)count);
 	message->msg_iov = iov;
 	message->msg_iovlen = (size_t)count + 1;
-	/* The error may belong to an earlier datagram (ip(7), ECONNREFUSED). */
+	/* sendmsg() may report an error of an earlier datagram (ip(7), ECONNREFUSED), so try
+	 * again. */
 	for (int attempt = 0; attempt < 3; attempt++) {
 		n = sendmsg(soft_device.ud->socket.fd, message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (n >= 0)
@@ -273,8 +275,9 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
-/* Returns whether the source GID and queue pair number match the sender's address and port. A
- * multicast message with an IPv6 GID is sent over IPv4. */
+/* Returns whether the source GID and queue pair number match the sender's address and port. The GID
+ * is not checked if it is an IPv6 GID in a multicast message, because multicast messages are sent
+ * over IPv4. */
 static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid *from,
 		      uint16_t from_port)
 {
@@ -310,7 +313,7 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 		if (n < 0 && errno == EAGAIN)
 			return;
 		if (n < 0)
-			continue; /* an error of a datagram sent earlier */
+			continue; /* error of a datagram sent earlier */
 		budget -= (size_t)n < budget ? (size_t)n : budget;
 		soft_gid_from(&gid, (const struct sockaddr *)&from);
 		if (n < SOFT_DATAGRAM_HEADER || message.msg_flags & MSG_TRUNC ||

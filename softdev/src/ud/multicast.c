@@ -20,7 +20,7 @@ enum {
 struct group {
 	struct soft_fd_watch watch;
 	struct soft_node node;
-	struct soft_node members; /* the attachments */
+	struct soft_node members; /* attachments */
 	union ibv_gid gid;
 };
 
@@ -65,8 +65,8 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 
 	if (soft_datagram_send_to(datagram, address, PORT, loopback, payload, count) == EAGAIN)
 		return false;
-	/* A message that the network does not accept now is lost, but members on this host already
-	 * have it. */
+	/* Do not retry if this fails, because members on this host have already received the
+	 * message. */
 	if (path->ifindex != loopback)
 		soft_datagram_send_to(datagram, address, PORT, path->ifindex, payload, count);
 	return true;
@@ -102,9 +102,9 @@ static void ready(struct soft_fd_watch *watch)
 
 /* ---- groups -------------------------------------------------------------------------------- */
 
-/* Join the group on every interface. One that fails is ignored unless it is the loopback interface,
- * which reaches the processes of this host. EADDRINUSE means that the interface has been joined
- * before. */
+/* Join the group on the loopback interface and on every interface with one of our GIDs. Returns 0
+ * or an errno value for the loopback interface, which connects the processes of this host. Other
+ * errors are ignored. EADDRINUSE means that the socket is already a member. */
 static int join(int fd, uint32_t address)
 {
 	struct ip_mreqn request = {.imr_multiaddr.s_addr = address,
@@ -137,7 +137,7 @@ static int open_socket(struct group *group)
 	if (fd < 0)
 		return errno;
 	soft_set_receive_buffer(fd, BUFFER);
-	/* Other processes of this host bind the same address. */
+	/* Other processes on this host bind the same address. */
 	if (soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1) ||
 	    bind(fd, (const struct sockaddr *)&address, sizeof(address)))
 		rc = errno;

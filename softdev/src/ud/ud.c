@@ -1,7 +1,7 @@
 /* Unreliable datagrams (IBTA vol 1, 9.8.3).
  *
- * A message is complete once it has been sent. An arriving message is silently dropped if there is
- * no receive for it.
+ * A send request completes once its message has been sent. An arriving message is silently dropped
+ * if no receive is posted.
  */
 #include <sys/uio.h>
 
@@ -11,7 +11,7 @@
 
 enum { SENDS_PER_TURN = 256 };
 
-#define AGAIN_NS 200000u /* while the socket is full; a network card drains it about as fast */
+#define AGAIN_NS 200000u /* retry interval; a network card drains a full socket about as fast */
 #define OWN_QKEY 0x80000000u
 
 /* ---- sending ------------------------------------------------------------------------------- */
@@ -24,7 +24,7 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 		.destination = to->path.destination,
 		.to = to->qpn,
 		.from = qp->ibv.qp_num,
-		/* A request must not choose a privileged Q_Key (IBTA 10.2.5). */
+		/* If the high bit is set, use the queue pair's own Q_Key instead (IBTA 10.2.5). */
 		.qkey = to->qkey & OWN_QKEY ? qp->attr.qkey : to->qkey,
 		.psn = send->psn & SOFT_PSN_MASK,
 		.traffic_flow = to->path.traffic_flow,
@@ -53,7 +53,8 @@ static void hand_over(const struct soft_datagram *datagram, const struct iovec *
 	soft_ud_input(datagram, copy, length);
 }
 
-/* Collect the payload in iovecs. Returns their number, or -1 if the memory is not accessible. */
+/* Collect the payload in iovecs. Returns the number of iovecs, or -1 if the memory is not
+ * accessible. */
 static int gather(const struct soft_qp *qp, uint32_t index, struct iovec *iov)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, index);
@@ -92,7 +93,7 @@ static bool send_oldest(struct soft_qp *qp)
 		done = soft_device.ud->packets->send(&datagram, iov, count);
 	else
 		done = soft_datagram_send(&datagram, path, iov, count);
-	/* A message that a queue pair sends to itself may have ended it and flushed this
+	/* If the queue pair has sent the message to itself, it may have failed and flushed this
 	 * request. */
 	if (done && qp->ibv.state == IBV_QPS_RTS) {
 		qp->sq.next++;
@@ -238,7 +239,7 @@ void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload,
 	soft_assert_locked();
 	struct soft_qp *qp = soft_qp_find(datagram->to);
 
-	/* A queue pair of another device does not have that GID. */
+	/* The destination GID must belong to the queue pair's device. */
 	if (qp && soft_gid_index(soft_qp_hca(qp), &datagram->destination) >= 0)
 		soft_ud_receive(qp, datagram, payload, length);
 	else
@@ -252,7 +253,7 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 		soft_multicast_addresses();
 }
 
-/* Prepare for RTR. */
+/* Make the queue pair reachable before it enters RTR. Returns 0 or an errno value. */
 static int prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 {
 	const struct soft_ud_packets *packets = soft_device.ud->packets;
@@ -265,7 +266,7 @@ static int prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 	return rc;
 }
 
-/* From RTR on, a queue pair with a path MTU holds the module that sends packets. */
+/* Undo prepare(). The path MTU is 0 unless prepare() has succeeded. */
 static void forget(struct soft_qp *qp)
 {
 	if (qp->attr.path_mtu && soft_device.ud->packets &&

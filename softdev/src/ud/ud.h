@@ -32,7 +32,7 @@ enum {
 
 struct soft_ud {
 	struct soft_fd_watch socket; /* datagram.c */
-	bool six; /* the socket is an IPv6 socket that serves both families */
+	bool six; /* whether `socket` is an IPv6 socket, which handles both families */
 	unsigned holders;
 
 	const struct soft_ud_packets *packets;
@@ -42,7 +42,7 @@ struct soft_ud {
 };
 
 void soft_datagram_encode(uint8_t *at, const struct soft_datagram *datagram);
-/* Returns false if the bytes are not a valid datagram. */
+/* Decode a header. Returns false if it is not valid. */
 bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram);
 
 /* ---- datagram.c: the socket ---------------------------------------------------------------- */
@@ -50,7 +50,8 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram);
 /* Bind the UDP port `port` in place of the previous one, and drop all input until
  * soft_datagram_hold(). Returns false if the port is in use. */
 bool soft_datagram_reserve(uint16_t port);
-/* Receive datagrams while at least one UD queue pair exists. */
+/* Hold the socket for a new UD queue pair. Datagrams are received while at least one queue pair
+ * holds it. */
 void soft_datagram_hold(void);
 void soft_datagram_release(void);
 void soft_datagram_shutdown(void);
@@ -60,8 +61,8 @@ void soft_datagram_shutdown(void);
 void soft_put_source(struct msghdr *message, bool ipv4, const union ibv_gid *source,
 		     uint32_t ifindex);
 
-/* Send a datagram to the process of the queue pair `datagram->to`. Returns false to try again a
- * little later. A datagram that cannot be sent at all is lost. */
+/* Send a datagram to the process of the queue pair `datagram->to`. Returns false if the socket is
+ * full and the caller must retry. A datagram that fails for another reason is lost. */
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			const struct iovec *payload, int count);
 /* Send a datagram to an IPv4 address and port through an interface. Returns 0 or an errno value. */
@@ -83,12 +84,12 @@ struct soft_ud_packets {
 	/* like soft_datagram_send() */
 	bool (*send)(const struct soft_datagram *datagram, const struct iovec *payload, int count);
 };
-/* Select what sends and receives packets. NULL selects datagram.c. */
+/* Use `packets` in place of datagram.c, or datagram.c again if it is NULL. */
 void soft_ud_use(const struct soft_ud_packets *packets);
 
 /* ---- multicast.c --------------------------------------------------------------------------- */
 
-/* Join groups on new addresses after the host's addresses have changed. */
+/* Join all groups on new interfaces after the host's addresses have changed. */
 void soft_multicast_addresses(void);
 void soft_multicast_reset_after_fork(void);
 bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,

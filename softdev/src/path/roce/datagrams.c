@@ -1,22 +1,23 @@
-/* RoCE v2 datagrams: packets of UD queue pairs and of queue pair 1, the general services interface,
- * which receives management datagrams (MADs: IBTA vol 1, 13).
+/* RoCE v2 datagrams of UD queue pairs and of queue pair 1. Queue pair 1 is the general services
+ * interface, which receives management datagrams (MADs; IBTA vol 1, 13).
  *
- * A sender or receiver of datagrams holds the addresses of all devices open, because no peer
- * determines which one is needed. Nothing about senders is stored, and packets that are not for a
- * local queue pair are dropped without a response.
+ * Datagram users hold the addresses of all devices open, because no connection determines which
+ * address is needed. No sender state is stored, and packets for unknown queue pairs are dropped
+ * without a response.
  */
 #include <arpa/inet.h>
 
 #include "roce_internal.h"
 #include "trace/trace.h"
 
-enum { HOP_LIMIT = 64 }; /* reported to receives, because the socket does not tell it */
+enum { HOP_LIMIT = 64 }; /* reported in completions; the socket does not provide the value */
 
 #define GSI_QKEY 0x80010000u /* IBTA 13.5.3.1 */
 
 /* ---- addresses ------------------------------------------------------------------------------- */
 
-/* Skip an address that is not usable yet because its interface has just come up. */
+/* Hold an address open, but skip it if its interface has just come up and it is not usable yet.
+ * Returns 0 or an errno value. */
 static int hold_address(const union ibv_gid *gid)
 {
 	struct soft_roce_address *address = soft_roce_address(gid);
@@ -72,7 +73,7 @@ void soft_roce_release(void)
 		release_all();
 }
 
-/* An address that cannot be opened is reported on stderr. */
+/* Hold new addresses open. An address that cannot be opened is reported on stderr. */
 void soft_roce_port_changed(enum soft_port_change change, uint32_t ports)
 {
 	(void)ports;
@@ -159,7 +160,7 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 	};
 	struct soft_icrc_flow flow;
 
-	/* Cheap checks come first, because any host can send this. */
+	/* Perform cheap checks first, because any host can send datagrams. */
 	const char *reason = !at->held                                 ? "DESTINATION_GID"
 			     : packet->length > SOFT_DATAGRAM_MAX      ? "PACKET"
 			     : is_mad && packet->qkey != GSI_QKEY      ? "QKEY"

@@ -1,6 +1,7 @@
-/* Encoding and decoding of headers (headers.h).
+/* Encode and decode packet headers (headers.h).
  *
- * Two tables drive both directions: the fields of each header, and the headers of each opcode.
+ * Both directions use the same two tables: one lists the fields of each header, the other the
+ * headers of each opcode.
  */
 #include "headers.h"
 
@@ -9,7 +10,7 @@
 
 /* ---- headers ------------------------------------------------------------------------------- */
 
-/* HEADER(name, bytes, fields) for all headers in order, with their fields from first to last. */
+/* Call HEADER(name, bytes, fields) for each extended header, in wire order. */
 #define EXTENDED_HEADERS(HEADER, FIELD, ZEROS)                                                     \
 	/* 9.3.2 */                                                                                \
 	HEADER(DETH, 8, FIELD(u32, qkey) ZEROS(u8) FIELD(u24, from))                               \
@@ -44,7 +45,7 @@ enum {
 	FLUSH_BITS = 0x3f,
 };
 
-enum { /* bytes of a field */
+enum { /* field sizes in bytes */
        u8 = 1,
        u16 = 2,
        u24 = 3,
@@ -69,13 +70,13 @@ static inline uint64_t number(const uint8_t *at, int bytes)
 
 /* ---- opcodes ------------------------------------------------------------------------------- */
 
-/* The payload length of an opcode, plus one. */
+/* The payload length of an opcode plus one, so that 0 can mark an unused opcode. */
 enum payload {
 	NO_OPCODE, /* not in the table */
 	NONE,
 	WORD = 1 + 8, /* annex A19 */
 	RESERVED = 1 + SOFT_ROCE_CNP_PAYLOAD,
-	ANY = 0xff, /* up to the path MTU, which depends on the queue pair */
+	ANY = 0xff, /* limited by the path MTU of the queue pair */
 };
 
 struct layout {
@@ -85,7 +86,8 @@ struct layout {
 
 #define ROW(service, operation, headers, payload)                                                  \
 	[(int)(service) | (int)SOFT_ROCE_##operation] = {headers, payload}
-/* An XRC request names its shared receive queue (annex A14); a response does not. */
+/* Only XRC requests have an XRCETH, which contains the number of the shared receive queue (annex
+ * A14). */
 #define RELIABLE_REQUEST(operation, headers, payload)                                              \
 	ROW(SOFT_ROCE_RC, operation, headers, payload),                                            \
 		ROW(SOFT_ROCE_XRC, operation, SOFT_ROCE_XRCETH | (headers), payload)
@@ -98,7 +100,8 @@ struct layout {
 #define DATAGRAM(operation, headers, payload)                                                      \
 	ROW(SOFT_ROCE_UD, operation, SOFT_ROCE_DETH | (headers), payload)
 
-/* Table 38 in 9.2.1. XRC: annex A14; FLUSH and ATOMIC WRITE: annex A19; CNP: annex A17.9.3. */
+/* See table 38 in 9.2.1, annex A14 for XRC, annex A19 for FLUSH and ATOMIC WRITE, and annex A17.9.3
+ * for CNP. */
 static const struct layout layouts[256] = {
 	REQUEST(SEND_FIRST, 0, ANY),
 	REQUEST(SEND_MIDDLE, 0, ANY),

@@ -1,9 +1,9 @@
-/* The headers of a RoCE v2 packet, which follow the UDP header (IBTA volume 1).
+/* RoCE v2 packet headers, which follow the UDP header (IBTA volume 1).
  *
- * A packet consists of a Base Transport Header (BTH), the extended headers of its opcode in the
- * order of enum soft_roce_header, the payload, up to three zeros that pad the payload to a multiple
- * of four bytes, and the invariant CRC (icrc.h). All numbers are big-endian. Reserved bits are sent
- * as zeros and ignored on receipt.
+ * A packet consists of a Base Transport Header (BTH), the opcode's extended headers in the order of
+ * enum soft_roce_header, the payload, up to three zero bytes that pad the payload to a multiple of
+ * four, and the invariant CRC (icrc.h). All numbers are big-endian. Reserved bits are sent as zeros
+ * and ignored on receipt.
  */
 #pragma once
 
@@ -15,13 +15,13 @@ enum {
 	SOFT_ROCE_PORT = 4791, /* UDP destination port (annex A17) */
 	SOFT_ROCE_BTH = 12,
 	SOFT_ROCE_ICRC = 4,
-	SOFT_ROCE_HEADERS_MAX = SOFT_ROCE_BTH + 4 + 28, /* an atomic request of XRC */
+	SOFT_ROCE_HEADERS_MAX = SOFT_ROCE_BTH + 4 + 28, /* XRC atomic request */
 	SOFT_ROCE_PAD_MAX = 3,
 	SOFT_ROCE_CNP_PAYLOAD = 16, /* reserved, zeros (annex A17.9.3) */
 };
 
-/* An opcode has the service in its upper three bits and the operation in the others (9.2.1, table
- * 38). */
+/* The upper three bits of an opcode select the transport service, and the lower five bits the
+ * operation (9.2.1, table 38). */
 enum soft_roce_service {
 	SOFT_ROCE_RC = 0x00,
 	SOFT_ROCE_UC = 0x20,
@@ -57,10 +57,10 @@ enum soft_roce_operation {
 	SOFT_ROCE_FLUSH = 0x1c,        /* annex A19 */
 	SOFT_ROCE_ATOMIC_WRITE = 0x1d, /* annex A19 */
 	SOFT_ROCE_OPERATION = 0x1f,    /* mask */
-	SOFT_ROCE_CNP = 0x81, /* whole opcode of a congestion notification (annex A17.9.3) */
+	SOFT_ROCE_CNP = 0x81, /* complete opcode, not an operation (annex A17.9.3) */
 };
 
-/* The extended headers in the order in which they follow the BTH. */
+/* Extended headers, in their order after the BTH. */
 enum soft_roce_header {
 	SOFT_ROCE_DETH = 1 << 0,
 	SOFT_ROCE_XRCETH = 1 << 1,
@@ -73,8 +73,8 @@ enum soft_roce_header {
 	SOFT_ROCE_IETH = 1 << 8,
 };
 
-/* A decoded packet. All numbers are in host byte order, even immediate data. Only fields of
- * extended headers that the opcode has are valid. */
+/* A decoded packet. All numbers, including immediate data, are in host byte order. A field of an
+ * extended header is valid only if the opcode includes that header. */
 struct soft_roce_packet {
 	uint8_t opcode;
 	bool solicited;
@@ -82,7 +82,7 @@ struct soft_roce_packet {
 	bool fecn;
 	bool becn;
 	bool ack_request;
-	uint8_t syndrome; /* AETH: enum soft_roce_syndrome and its value */
+	uint8_t syndrome; /* AETH: enum soft_roce_syndrome in bits 5-7, value in bits 0-4 */
 	uint8_t flush; /* FETH: placement types in bits 0-3, selectivity level in bits 4-5 */
 	uint16_t pkey;
 	uint32_t to; /* destination queue pair */
@@ -102,40 +102,42 @@ struct soft_roce_packet {
 	const uint8_t *payload;
 };
 
-/* Bits 5-7 of the syndrome of an AETH; bits 0-4 are credits, timer or error code. */
+/* The type of an AETH, in bits 5-7 of its syndrome. Bits 0-4 contain the credit count, the RNR
+ * timer code or the NAK code. */
 enum soft_roce_syndrome {
 	SOFT_ROCE_ACK = 0 << 5,
 	SOFT_ROCE_RNR_NAK = 1 << 5,
 	SOFT_ROCE_NAK = 3 << 5,
 	SOFT_ROCE_SYNDROME = 7 << 5, /* mask */
-	SOFT_ROCE_NO_CREDITS = 0x1f, /* of an ACK: the responder does not count credits */
+	SOFT_ROCE_NO_CREDITS = 0x1f, /* ACK without end-to-end flow control; also the value mask */
 };
 
-/* Why bytes are not a valid packet. */
+/* Reasons to reject a packet. */
 enum soft_roce_malformed {
 	SOFT_ROCE_WELL_FORMED,
-	SOFT_ROCE_SHORT, /* ends within its headers or the ICRC */
+	SOFT_ROCE_SHORT, /* shorter than its headers and the ICRC */
 	SOFT_ROCE_BAD_VERSION, /* TVer is not zero */
-	SOFT_ROCE_BAD_OPCODE, /* reserved, or of an unsupported service */
-	SOFT_ROCE_BAD_PAD, /* longer than the payload, or not padded to four bytes */
-	SOFT_ROCE_BAD_PAYLOAD, /* too long or too short for its opcode with any path MTU */
+	SOFT_ROCE_BAD_OPCODE, /* reserved, or from an unsupported service */
+	SOFT_ROCE_BAD_PAD, /* padding longer than the payload, or length not a multiple of four */
+	SOFT_ROCE_BAD_PAYLOAD, /* payload length invalid for the opcode, whatever the path MTU */
 	SOFT_ROCE_MALFORMED_COUNT,
 };
 
-/* Returns the extended headers of an opcode as bits of enum soft_roce_header, or -1 for an invalid
- * opcode. */
+/* Returns an opcode's extended headers as bits of enum soft_roce_header, or -1 if the opcode is
+ * invalid. */
 int soft_roce_headers(uint8_t opcode);
 
-/* Returns the number of zeros after the payload, at most SOFT_ROCE_PAD_MAX. */
+/* Returns the number of padding bytes for a payload, at most SOFT_ROCE_PAD_MAX. */
 static inline uint32_t soft_roce_pad(uint32_t length)
 {
 	return -length & 3;
 }
 
-/* Write the BTH and the extended headers, and return their length. The caller appends the payload,
- * its padding and the ICRC. */
+/* Write the BTH and the extended headers. Returns the number of bytes written. The caller appends
+ * the payload, the padding and the ICRC. */
 size_t soft_roce_encode(uint8_t *headers, const struct soft_roce_packet *packet);
 
-/* Decode a UDP payload from BTH to ICRC, without checking the ICRC. `payload` points into it. */
+/* Decode a UDP payload, from the BTH to the ICRC. Does not verify the ICRC. The packet's `payload`
+ * points into `bytes`. */
 enum soft_roce_malformed soft_roce_decode(struct soft_roce_packet *packet, const uint8_t *bytes,
 					  size_t length);

@@ -1,4 +1,4 @@
-/* Calculation of the invariant CRC (icrc.h). */
+/* Compute the invariant CRC (icrc.h). */
 #include "icrc.h"
 
 #include <endian.h>
@@ -10,11 +10,12 @@ enum { LRH = 8, IPV4 = 20, IPV6 = 40, UDP = 8, DONT_FRAGMENT = 0x40, PROTOCOL_UD
 
 /* ---- the CRC ------------------------------------------------------------------------------- */
 
-/* A register contains a polynomial over GF(2) with x^31 in bit 0, in the bit order of Ethernet. */
+/* A CRC register represents a polynomial over GF(2). As in Ethernet, the bits are reversed: bit 0
+ * is the coefficient of x^31. */
 #define POLYNOMIAL 0xedb88320u
 #define NEXT(crc) ((crc) >> 1 ^ (POLYNOMIAL & -((crc) & 1u))) /* appends a zero bit */
 
-/* The register after each byte value and k zero bytes. */
+/* The CRC register after each byte value and `k` zero bytes. */
 static uint32_t after[8][256];
 
 __attribute__((constructor)) static void make_tables(void)
@@ -29,7 +30,7 @@ __attribute__((constructor)) static void make_tables(void)
 		}
 }
 
-/* Update with tables, eight bytes at a time ("slicing by 8"). */
+/* Update the CRC register with lookup tables, eight bytes at a time ("slicing by 8"). */
 static uint32_t update_by_tables(uint32_t crc, const uint8_t *bytes, size_t length)
 {
 	for (; length >= 8; length -= 8, bytes += 8) {
@@ -59,16 +60,17 @@ static inline __m128i load(const uint8_t *at)
 	return _mm_loadu_si128((const void *)at);
 }
 
-/* Fold `lane` forward by the distance encoded in `factor`, and add the lane at that position. */
+/* Shift `lane` forward by the distance encoded in `factor`, and add the result to `there`, the lane
+ * at the new position. */
 CARRYLESS static inline __m128i folded(__m128i lane, __m128i factor, __m128i there)
 {
 	return there ^ _mm_clmulepi64_si128(lane, factor, 0x00) ^
 	       _mm_clmulepi64_si128(lane, factor, 0x11);
 }
 
-/* Update with carry-less multiplication, as in Intel's "Fast CRC Computation for Generic
- * Polynomials Using PCLMULQDQ": the halves of a lane are multiplied by x^(n + 32) and x^(n - 32)
- * for n bits. */
+/* Update the CRC register with carry-less multiplication, as in Intel's "Fast CRC Computation for
+ * Generic Polynomials Using PCLMULQDQ". To shift a lane forward by n bits, its halves are
+ * multiplied by x^(n + 32) and x^(n - 32). */
 CARRYLESS static uint32_t update_by_lanes(uint32_t crc, const uint8_t *bytes, size_t length)
 {
 	const __m128i by_four = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);
@@ -79,7 +81,8 @@ CARRYLESS static uint32_t update_by_lanes(uint32_t crc, const uint8_t *bytes, si
 
 	bytes += LANE;
 	if (length >= LANES * LANE) {
-		/* Four variables instead of an array, which the compiler would keep in memory. */
+		/* Use four variables because the compiler would keep an array in memory, not in
+		 * registers. */
 		__m128i second = load(bytes), third = load(bytes + LANE),
 			fourth = load(bytes + 2 * LANE);
 
@@ -121,7 +124,7 @@ void soft_icrc_flow(struct soft_icrc_flow *flow, const uint8_t source[16],
 		    const uint8_t destination[16], uint16_t source_port, uint16_t destination_port)
 {
 	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-	/* The IP header, then the UDP header. */
+	/* The IP header comes first, then the UDP header. */
 	uint8_t *at = flow->bytes + LRH;
 
 	*flow = (struct soft_icrc_flow){.ipv4 = !memcmp(source, mapped, sizeof(mapped))};
@@ -137,7 +140,7 @@ void soft_icrc_flow(struct soft_icrc_flow *flow, const uint8_t source[16],
 		memcpy(at + 16, destination + 12, 4);
 		at += IPV4;
 	} else {
-		at[0] = 0x6f; /* version; class and flow label are ones */
+		at[0] = 0x6f; /* version; traffic class and flow label are ones */
 		at[1] = at[2] = at[3] = 0xff;
 		at[6] = PROTOCOL_UDP;
 		at[7] = 0xff; /* hop limit */
@@ -151,8 +154,8 @@ void soft_icrc_flow(struct soft_icrc_flow *flow, const uint8_t source[16],
 	flow->length = (uint8_t)(at + UDP - flow->bytes);
 }
 
-/* Returns the register after the headers from LRH to BTH. FECN, BECN and the adjacent reserved bits
- * count as ones. */
+/* Returns the CRC register after the LRH, the IP and UDP headers and the BTH. The byte that
+ * contains FECN and BECN counts as ones. */
 static uint32_t headers_crc(const struct soft_icrc_flow *flow, uint16_t identification,
 			    const uint8_t *bth, size_t length)
 {
@@ -199,7 +202,7 @@ static uint32_t product(uint32_t a, uint32_t b)
 	return sum;
 }
 
-/* Returns the register as it was `words` words earlier, if these words are zeros. */
+/* Returns the CRC register before the last `words` 32-bit words, which must be zeros. */
 static uint32_t run_back(uint32_t crc, size_t words)
 {
 	/* x^-32, x^-64, x^-128 ... */
@@ -214,11 +217,11 @@ static uint32_t run_back(uint32_t crc, size_t words)
 	return crc;
 }
 
-/* A CRC is linear: the difference of two ICRCs depends only on the difference of the two packets,
- * if they have the same length. This packet's ICRC and that of the same packet with identification
- * 0 therefore differ by what the identification alone adds to the register, whatever the contents
- * are. Running the register back to the position of the identification yields it as the lower half.
- * If the packet is damaged, the upper half is zero only by chance, once in 65,536. */
+/* A CRC is linear, so the XOR of two ICRCs depends only on the XOR of the two packets if they have
+ * the same length. Changing the identification from 0 therefore changes the ICRC by a value that
+ * does not depend on the rest of the packet. Running the register back to the position of the
+ * identification turns this difference into the identification in the lower half and zeros in the
+ * upper half. For a damaged packet, the upper half is zero by chance once in 65,536. */
 bool soft_icrc_check(const struct soft_icrc_flow *flow, const uint8_t *bytes, size_t length)
 {
 	uint32_t difference;

@@ -1,12 +1,12 @@
-/* Converts frames to packets and back. A frame corresponds to one or more packets, and a received
- * packet to one frame. */
+/* Conversion between frames and packets. A frame becomes one or more packets, and a received packet
+ * becomes one frame. */
 #include <arpa/inet.h>
 
 #include "roce_internal.h"
 
 enum { WRONG_MTU = 0xff }; /* not an enum ibv_mtu */
 
-/* The position of each operation's packet in its message, as flags of a frame. */
+/* Frame flags for the position of a packet in its message. */
 enum {
 	FIRST = SOFT_FRAME_MORE,
 	MIDDLE = SOFT_FRAME_CONTINUES | SOFT_FRAME_MORE,
@@ -17,7 +17,7 @@ enum {
 };
 
 static const struct {
-	uint8_t opcode; /* 0 if there is no such operation */
+	uint8_t opcode; /* 0 for an unused operation */
 	uint8_t flags;
 } frames[SOFT_ROCE_OPERATION + 1] = {
 	[SOFT_ROCE_SEND_FIRST] = {SOFT_SEND, FIRST},
@@ -112,8 +112,8 @@ bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_fra
 
 /* ---- packets to frames ----------------------------------------------------------------------- */
 
-/* Check the length: all packets of a message except the last are as long as the path MTU (IBTA
- * 9.7.4.1.6, 9.7.5.2.2). */
+/* Returns whether the length is valid. Every packet of a message except the last one must be as
+ * long as the path MTU (IBTA 9.7.4.1.6, 9.7.5.2.2). */
 static bool has_length(const struct soft_frame *frame, uint32_t mtu)
 {
 	if (frame->dma_length > SOFT_MAX_MESSAGE)
@@ -123,8 +123,8 @@ static bool has_length(const struct soft_frame *frame, uint32_t mtu)
 	return frame->length <= mtu && (frame->length || soft_is_first(frame));
 }
 
-/* Convert a request with an invalid length to one with another path MTU, which the responder
- * refuses when it is its turn. */
+/* Give a request of invalid length a wrong path MTU, so that the responder refuses it in PSN order.
+ * Returns false for a response. */
 static bool refuse(struct soft_frame *frame)
 {
 	frame->flags &= SOFT_FRAME_SRQ;
@@ -133,7 +133,7 @@ static bool refuse(struct soft_frame *frame)
 	return frame->opcode < SOFT_ACK;
 }
 
-/* Convert the syndrome of an acknowledgement (IBTA 9.7.5.2.1). */
+/* Convert the syndrome of an acknowledgement (IBTA 9.7.5.2.1). Returns false if it is invalid. */
 static bool take_syndrome(struct soft_frame *frame, uint8_t syndrome)
 {
 	const uint8_t value = syndrome & SOFT_ROCE_NO_CREDITS;

@@ -1,12 +1,11 @@
-/* RoCE v2 paths: queue pairs and their peers; frames are sent as packets, and packets received as
- * frames.
+/* RoCE v2 paths, which send frames as packets and deliver received packets as frames.
  *
- * A congestion window in bytes limits the requests of a queue pair in flight, because the transport
- * retransmits everything from the first missing packet. Without a window, a network that loses a
- * few packets would carry the same packets again and again. The window grows with acknowledgements
- * while it is the limiting factor, and is halved after a loss (as in RFC 5681) or congestion (RFC
- * 3168). A full window only delays requests, not responses and acknowledgements. READs are limited
- * by the size of their responses (rc/requester.c).
+ * A congestion window limits the bytes of requests that a queue pair may have in flight. After a
+ * loss, the transport retransmits everything from the first missing packet. Without a window, a
+ * network that loses a few packets would therefore carry the same packets many times. The window
+ * grows with acknowledgements while it is the limiting factor. A loss (as in RFC 5681) or
+ * congestion (RFC 3168) halves it. A full window delays only requests, not responses or
+ * acknowledgements. READs are limited by the size of their responses (rc/requester.c).
  */
 
 #include "roce_internal.h"
@@ -18,7 +17,7 @@ enum {
 	WINDOW_FIRST = 32 * 1024,
 	WINDOW_MOST = 4 * 1024 * 1024,
 	WINDOW_LEAST_PACKETS = 4,
-	/* minimum time between two notifications of a pair, as on cards (DCQCN: SIGCOMM 2015,
+	/* minimum time between notifications of a queue pair, as on RDMA NICs (DCQCN: SIGCOMM 2015,
 	 * 5.1) */
 	NOTIFICATION_NS = 50000,
 };
@@ -38,7 +37,8 @@ static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 	pair->psns.read_psns = (uint32_t)(reads >> shift);
 }
 
-/* Halve the window after a loss or congestion, once for all packets in flight at that time. */
+/* Halve the window after a loss or congestion. All losses among the packets then in flight count as
+ * one. */
 static void shrink(struct soft_window *window)
 {
 	struct soft_roce_pair *pair = soft_container(window, struct soft_roce_pair, psns);
@@ -56,8 +56,8 @@ static void progress(struct soft_roce_pair *pair)
 	struct soft_qp *qp = pair->qp;
 	const uint64_t mtu = (uint64_t)1 << soft_mtu_shift(qp);
 	const uint64_t acked = (uint64_t)(qp->sq.unacked - pair->unacked) * mtu;
-	/* Grow the window only if it was at least half used; an unused window says nothing about
-	 * the network's capacity (RFC 7661). */
+	/* Grow the window only if at least half of it was used. An unused window shows nothing
+	 * about the network's capacity (RFC 7661). */
 	const bool used = (uint64_t)(qp->sq.unsent - pair->unacked) * mtu >= pair->window / 2;
 
 	if (!pair->begun || !acked)
@@ -71,10 +71,10 @@ static void progress(struct soft_roce_pair *pair)
 
 /* ---- frames out ------------------------------------------------------------------------------ */
 
-/* Reads the bytes of a list of iovecs. */
+/* A read position in a list of iovecs. */
 struct reader {
 	const struct iovec *iov;
-	size_t at; /* offset in the first one */
+	size_t at; /* offset in the first iovec */
 };
 
 static void take_bytes(struct reader *reader, uint8_t *to, size_t length)
@@ -94,8 +94,8 @@ static void take_bytes(struct reader *reader, uint8_t *to, size_t length)
 	}
 }
 
-/* Send a packet with the next bytes of a payload. It is lost if there is no room, as any packet may
- * be. */
+/* Send a packet with the next `packet->length` bytes of the payload. If the staging buffer is full,
+ * drop the packet, as a network may do. */
 static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_packet *packet,
 			struct reader *payload)
 {
@@ -116,7 +116,7 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 				   .remote_qpn = packet->to, .remote = &pair->peer);
 }
 
-/* Returns the number of messages that the responder had completed at this PSN. */
+/* Returns the responder's message sequence number (MSN) at this PSN. */
 static uint32_t msn_at(const struct soft_qp *qp, uint32_t psn)
 {
 	const struct soft_responder *responder = &qp->responder;
@@ -127,7 +127,8 @@ static uint32_t msn_at(const struct soft_qp *qp, uint32_t psn)
 	return responder->msn & SOFT_PSN_MASK;
 }
 
-/* Send a separate packet for an acknowledgement in a frame's header. */
+/* Send an ACK packet. A frame can carry an acknowledgement in its header, but a request packet
+ * cannot. */
 static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
 {
 	const struct soft_frame frame = {
@@ -139,7 +140,8 @@ static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
 	send_packet(pair, &packet, NULL);
 }
 
-/* Notify the peer that its packet has met congestion (annex A17.9.3). */
+/* Send the peer a congestion notification packet (CNP) for a packet that a router has marked (annex
+ * A17.9.3). */
 static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *marked)
 {
 	static const uint8_t reserved[SOFT_ROCE_CNP_PAYLOAD];
@@ -150,7 +152,8 @@ static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *m
 					  .pkey = marked->pkey,
 					  .length = SOFT_ROCE_CNP_PAYLOAD};
 
-	/* Sending fewer acknowledgements would not help. */
+	/* Do not notify for acknowledgements, because the peer cannot relieve congestion by sending
+	 * fewer of them. */
 	if (operation == SOFT_ROCE_ACKNOWLEDGE || operation == SOFT_ROCE_ATOMIC_ACKNOWLEDGE ||
 	    soft_now() < pair->notifies_at)
 		return;
@@ -159,15 +162,15 @@ static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *m
 	soft_defer(&pair->chan->path->flush);
 }
 
-/* Returns whether the payload is part of the headers in packets. */
+/* Returns whether packets carry the frame's payload in an extended header. */
 static bool is_small(const struct soft_frame *frame)
 {
 	return frame->opcode == SOFT_COMPARE_SWAP || frame->opcode == SOFT_FETCH_ADD ||
 	       frame->opcode == SOFT_ATOMIC_DATA;
 }
 
-/* Returns whether the acknowledgement in a frame's header is new. A response acknowledges by
- * itself, and a closing queue pair may have nothing new to acknowledge. */
+/* Returns whether the frame's header requires a separate ACK packet. A response already
+ * acknowledges requests, and a closing queue pair may have nothing new to acknowledge. */
 static bool acknowledges(const struct soft_roce_pair *pair, const struct soft_frame *frame)
 {
 	return frame->flags & SOFT_FRAME_ACK &&
@@ -196,7 +199,7 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	for (bool first = soft_is_first(frame);; first = false) {
 		packet.length = left < mtu ? left : mtu;
 		left -= packet.length;
-		/* Each part of a READ is a separate message in packets. */
+		/* On the wire, each part of a READ is a complete message. */
 		bool last = !left && (soft_is_last(frame) || frame->opcode == SOFT_READ);
 
 		packet.opcode = pair->service | soft_roce_operation(frame, first, last);
@@ -226,7 +229,7 @@ static void end(struct soft_roce_pair *pair)
 static ssize_t room(struct soft_path *path, size_t least)
 {
 	(void)path;
-	/* The end of a channel is always reported. */
+	/* Closing a channel sends no packet, so it needs no room. */
 	return (ssize_t)(least <= SOFT_HANDSHAKE_SIZE ? least : soft_roce_room());
 }
 
@@ -249,7 +252,8 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 		if (acknowledges(pair, &frame))
 			acknowledging = frame;
 	}
-	/* Acknowledge once after all packets, so that these form a run. */
+	/* Send one acknowledgement after the last packet, because another one in between would
+	 * split the run. */
 	if (acknowledging.opcode)
 		send_ack(pair, acknowledging.ack);
 	return count;
@@ -267,8 +271,8 @@ static const struct soft_path_calls calls = {
 
 /* ---- packets in ------------------------------------------------------------------------------ */
 
-/* Returns why the packet does not come from the queue pair's peer, to its address and of its type,
- * or NULL. */
+/* Returns the reason to drop the packet, or NULL. A packet must come from the queue pair's peer, to
+ * its address, and with its transport service. */
 static const char *objection(struct soft_roce_pair *pair, const struct soft_roce_address *at,
 			     const struct sockaddr_storage *from,
 			     const struct soft_roce_packet *packet)
@@ -314,11 +318,11 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 	struct soft_roce_pair *pair;
 	const char *reason;
 
-	/* Accept full and limited members of the partition. */
 	if (soft_roce_decode(&packet, bytes, length)) {
 		soft_roce_dropped("HEADER", NULL, from);
 		return;
 	}
+	/* Full and limited members of the partition are accepted. */
 	if ((packet.pkey | 0x8000) != SOFT_ROCE_PKEY) {
 		soft_roce_dropped("PKEY", &packet, from);
 		return;
@@ -350,14 +354,15 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 	}
 	if ((traffic_class & SOFT_ROCE_CE) == SOFT_ROCE_CE)
 		notify(pair, &packet);
-	if (packet.length) /* the frame header is written before it in place */
+	if (packet.length) /* write the frame header in place, before the payload */
 		record = bytes + (packet.payload - bytes) - SOFT_FRAME_HEADER;
 	soft_frame_encode(record, &frame);
 	pair->chan->calls->data(pair->chan, record, SOFT_FRAME_HEADER + frame.length, 0);
 	pair = soft_table_find(&soft_device.roce->pairs, packet.to);
 	if (!pair)
 		return;
-	/* Also within a message, because the requester has a window. */
+	/* Acknowledge within a message too, because the requester's window may be smaller than the
+	 * message. */
 	if (packet.ack_request && !soft_is_last(&frame))
 		soft_qp_link_output(pair->qp->link);
 	progress(pair);
@@ -445,7 +450,7 @@ static void again(struct soft_timer *timer)
 		offer();
 }
 
-/* Channels that yielded their turn may continue. */
+/* Send the staged packets, and schedule the channels that wait for room. */
 static void flush(struct soft_deferred *deferred)
 {
 	struct soft_path *path = soft_container(deferred, struct soft_path, flush);
@@ -471,7 +476,7 @@ static void create(void)
 	begin();
 }
 
-/* The links, and with them the pairs, have ended. Send their last packets. */
+/* Send the last packets and close the sockets. The links and their pairs have ended already. */
 static void stop(void)
 {
 	soft_timer_stop(&soft_device.roce->again);
@@ -480,7 +485,7 @@ static void stop(void)
 
 static void forked(void)
 {
-	soft_device.roce->blocked = false; /* neither packets nor the timer are inherited */
+	soft_device.roce->blocked = false; /* the child inherits no staged packets and no timer */
 	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
 		soft_list_each (struct soft_chan, chan, &soft_device.roce->paths[i].chans, node)
 			end(soft_table_find(&soft_device.roce->pairs, chan->id));

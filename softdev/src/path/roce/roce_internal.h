@@ -1,5 +1,6 @@
-/* Internal declarations: path.c contains the pairs of queue pairs, packets.c converts frames and
- * packets, sockets.c sends and receives, and share.c shares an address among processes. */
+/* Internal declarations. path.c connects queue pairs to their peers, packets.c converts between
+ * frames and packets, sockets.c sends and receives packets, share.c shares an address among
+ * processes, and datagrams.c handles UD packets. */
 #pragma once
 
 #include <string.h>
@@ -10,51 +11,51 @@
 #include "roce.h"
 
 enum {
-	SOFT_ROCE_PKEY = 0xffff, /* the default partition, full member (IBTA 10.9.1.2) */
-	SOFT_ROCE_GSI = 1, /* the queue pair number (IBTA 3.5.10) */
-	SOFT_ROCE_BUFFER = 8 << 20, /* bytes of a socket buffer requested from the kernel */
-	SOFT_ROCE_SENDERS = 16, /* source ports of an address, by which networks spread flows */
-	SOFT_ROCE_CE = 3, /* RFC 3168: congestion experienced; also the mask in a traffic class */
+	SOFT_ROCE_PKEY = 0xffff, /* default partition, full member (IBTA 10.9.1.2) */
+	SOFT_ROCE_GSI = 1, /* number of queue pair 1 (IBTA 3.5.10) */
+	SOFT_ROCE_BUFFER = 8 << 20, /* socket buffer size requested from the kernel, in bytes */
+	SOFT_ROCE_SENDERS = 16, /* source ports per address; networks spread flows by source port */
+	SOFT_ROCE_CE = 3, /* congestion experienced (RFC 3168); also the ECN mask */
 	SOFT_ROCE_PACKET_MAX = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_PAD_MAX + SOFT_ROCE_ICRC,
 };
 
-/* A socket that sends packets. It is never connected, so that the identification of its packets is
- * 0. */
+/* A sending socket. It is not connected, because the kernel sets the IPv4 identification to 0 only
+ * for unconnected sockets. */
 struct soft_roce_sender {
 	struct soft_fd_watch watch;
 	uint16_t port; /* source port */
-	bool one_by_one; /* the kernel cannot split runs here */
+	bool one_by_one; /* the kernel cannot split runs on this socket */
 };
 
-/* Another process for which this one receives at an address. */
+/* A guest: another process that receives packets through this one. */
 struct soft_roce_guest {
 	struct soft_fd_watch watch;
-	uint16_t ip_port; /* part of its queue pair numbers */
+	uint16_t ip_port; /* part of the guest's queue pair numbers */
 	struct soft_node node;
 };
 
-/* A local address at which packets arrive. */
+/* A local address that receives packets. */
 struct soft_roce_address {
-	struct soft_fd_watch watch; /* the UDP port, or the connection to its owner */
+	struct soft_fd_watch watch; /* UDP socket, or connection to the port's owner */
 	union ibv_gid gid;
-	unsigned users; /* number of pairs, plus one for all holders of datagrams.c */
-	bool held; /* by holders of datagrams.c */
-	uint32_t room; /* bytes of packets that fit before they are read */
-	bool busy; /* being read, must not be freed */
-	bool left; /* whether the port's owner has ended */
+	unsigned users; /* number of pairs, plus one if `held` */
+	bool held; /* in use by datagrams.c */
+	uint32_t room; /* bytes of packets that the receive buffer holds */
+	bool busy; /* packets are being read; do not free */
+	bool left; /* whether the port's owner has closed the connection */
 	struct soft_node node;
-	struct soft_acceptor door; /* where guests connect; a guest itself has none */
+	struct soft_acceptor door; /* listening socket for guests; closed in a guest */
 	struct soft_node guests;
-	struct soft_roce_sender senders[SOFT_ROCE_SENDERS]; /* a port of 0 means not open yet */
+	struct soft_roce_sender senders[SOFT_ROCE_SENDERS]; /* port is 0 until opened */
 };
 
-/* The source and destination of packets. */
+/* Source and destination of packets. */
 struct soft_roce_flow {
 	struct soft_roce_sender *sender;
 	union ibv_gid from;
 	struct sockaddr_storage to;
 	socklen_t to_length;
-	uint8_t traffic_class; /* except the last two bits, which are ECT(0) */
+	uint8_t traffic_class; /* without the ECN bits, which are sent as ECT(0) */
 	struct soft_icrc_flow icrc;
 };
 
@@ -68,18 +69,18 @@ struct soft_roce_pair {
 	uint16_t peer_port; /* source port of the peer */
 	struct soft_roce_flow out;
 	struct soft_icrc_flow in;
-	/* Window of requests, with PSNs as in the send queue. */
+	/* Request window, counted in PSNs. */
 	struct soft_window psns;
 	bool begun;
-	uint32_t unacked; /* value when the window was last updated */
-	uint32_t recovered; /* losses belong to the same event until this PSN is acknowledged */
-	uint64_t window; /* bytes that may be in flight */
-	uint64_t threshold; /* the window grows quickly below this value */
-	uint64_t notifies_at; /* time before which no congestion notification is sent */
+	uint32_t unacked; /* `sq.unacked` at the last window update */
+	uint32_t recovered; /* losses count as the same event until this PSN is acknowledged */
+	uint64_t window; /* congestion window in bytes */
+	uint64_t threshold; /* slow start threshold in bytes */
+	uint64_t notifies_at; /* earliest time of the next congestion notification */
 };
 
-/* Packets sent by one system call: to the same destination and, except for the last one, of the
- * same length. */
+/* Packets that one system call sends to the same destination. All have the same length, but the
+ * last one may be shorter. */
 struct soft_roce_run {
 	struct soft_roce_sender *sender;
 	union ibv_gid from;
@@ -94,7 +95,7 @@ struct soft_roce_run {
 struct soft_roce {
 	struct soft_path paths[SOFT_HCAS_MOST]; /* one per device */
 	struct soft_table pairs; /* by local queue pair number */
-	struct soft_timer again; /* runs while paths have yielded their turn */
+	struct soft_timer again; /* offers room to waiting channels in the next step */
 
 	/* datagrams.c */
 	const struct soft_roce_takers *takers;
@@ -102,32 +103,32 @@ struct soft_roce {
 
 	/* sockets.c */
 	struct soft_node addresses;
-	uint8_t *input, *staged; /* NULL until there is a pair */
+	uint8_t *input, *staged; /* NULL until an address is opened */
 	uint32_t staged_length;
 	struct soft_roce_run *runs;
 	uint32_t run_count, run_sent;
-	bool blocked; /* a socket is full */
+	bool blocked; /* a socket's send buffer is full */
 	bool too_long_told;
 };
 
 /* packets.c */
-/* Convert a frame to the fields common to all its packets, without the operation. Returns false if
- * it has no packets. */
+/* Convert a frame to the packet fields that all its packets share, except for the operation.
+ * Returns false if the frame is not sent as packets. */
 bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
 			  const uint8_t *small);
-/* Returns the operation of a packet: the first of the frame's message, the last, both, or
- * neither. */
+/* Returns the operation of the first, middle, last or only packet of a frame. */
 uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool last);
-/* Convert a packet to a frame for this path MTU, with the payload of an atomic in `small`. Returns
- * false if such a packet is not accepted. */
+/* Convert a packet to a frame for this path MTU. Stores the payload of an atomic in `small`.
+ * Returns false if the packet is not acceptable. */
 bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet *packet,
 			uint32_t mtu, uint8_t small[SOFT_ATOMIC_ARGUMENTS]);
 
 /* sockets.c */
-/* Open an address. Returns NULL and sets errno on failure. */
+/* Start receiving at an address, or add a user if it is open. Returns NULL and sets errno on
+ * failure. */
 struct soft_roce_address *soft_roce_address(const union ibv_gid *gid);
 void soft_roce_address_release(struct soft_roce_address *address);
-/* Returns an address that is already open, or NULL. */
+/* Returns the address if it is open, or NULL. */
 static inline struct soft_roce_address *soft_roce_address_at(const union ibv_gid *gid)
 {
 	soft_list_each (struct soft_roce_address, address, &soft_device.roce->addresses, node)
@@ -135,50 +136,51 @@ static inline struct soft_roce_address *soft_roce_address_at(const union ibv_gid
 			return address;
 	return NULL;
 }
-/* Set up a flow to the peer for queue pairs with these numbers, which select the socket. Returns
- * false and sets errno on failure. */
+/* Set up a flow to the peer. The queue pair numbers select the sending socket. Returns false and
+ * sets errno on failure. */
 bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
 		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
 		    uint8_t traffic_class);
-/* Returns the number of bytes of packets that may be staged, or 0 until the socket accepts more. */
+/* Returns the number of bytes of frames that may be staged, or 0 until the socket accepts more. */
 size_t soft_roce_room(void);
-/* soft_roce_stage() returns where to write the next packet, or NULL. soft_roce_staged() is called
- * when the packet is complete up to its padding. */
+/* Returns where to write the next packet, or NULL if the staging buffer is full. */
 uint8_t *soft_roce_stage(void);
+/* Add the packet that the caller has written at soft_roce_stage() to a run, and append its ICRC.
+ * `length` includes the padding. */
 void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length);
 void soft_roce_flush(void);
 void soft_roce_sockets_close(bool flush);
 
 /* share.c */
-/* Size of the sender's address and traffic class before a packet for a guest. */
+/* Size of the prefix of a packet for a guest: the sender's address and traffic class. */
 enum { SOFT_ROCE_FROM = sizeof(struct sockaddr_in6) + 1 };
 static inline bool soft_roce_is_guest(const struct soft_roce_address *address)
 {
 	return address->door.watch.fd < 0;
 }
-/* Become the owner of the address, which accepts guests, or a guest that uses the watch's
- * descriptor. Returns 0 or an errno value. */
+/* Become the owner of the address and accept guests. If another process owns it, connect to that
+ * process as a guest, with the descriptor of `address->watch`. Returns 0 or an errno value. */
 int soft_roce_share(struct soft_roce_address *address);
 void soft_roce_unshare(struct soft_roce_address *address);
-/* Pass a packet to the guests that it is for. Returns false if it is (also) for this process. */
+/* Forward a packet to the guests that it is addressed to. Returns false if this process must handle
+ * the packet too. */
 bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
 		    uint8_t *bytes, size_t length, uint8_t traffic_class);
 
-/* path.c: handle a packet. The SOFT_FRAME_HEADER bytes before it may be overwritten. */
+/* Handle a received packet (path.c). May overwrite the SOFT_FRAME_HEADER bytes before `bytes`. */
 void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
 		    uint8_t *bytes, size_t length, uint8_t traffic_class);
-/* Called when a socket accepts more. */
+/* Resume sending when a full socket accepts more (path.c). */
 void soft_roce_unblocked(void);
 
-/* path.c: record in the trace that a packet was dropped. `packet` is NULL if its header is
- * invalid. */
+/* Record a dropped packet in the trace (path.c). `packet` is NULL if its header is invalid. */
 void soft_roce_dropped(const char *reason, const struct soft_roce_packet *packet,
 		       const struct sockaddr_storage *from);
 
-/* datagrams.c: handle a UD packet */
+/* Handle a UD packet (datagrams.c). */
 void soft_roce_take_datagram(const struct soft_roce_address *at,
 			     const struct sockaddr_storage *from,
 			     const struct soft_roce_packet *packet, const uint8_t *bytes,
 			     size_t length, uint8_t traffic_class);
-/* implements `port_changed` of soft_roce_subsystem */
+/* Implements `port_changed` of soft_roce_subsystem. */
 void soft_roce_port_changed(enum soft_port_change change, uint32_t ports);

@@ -1,12 +1,13 @@
-/* Shares an address among processes of one user: the owner has the UDP port, and passes packets to
- * guests.
+/* Sharing of an address among the processes of one user. The owner opens the UDP port and forwards
+ * packets to the guests.
  *
- * The upper bits of a queue pair number identify its process (objects/qp_numbers.c), so a packet
- * tells to which process it belongs. A process that wants the address first binds an abstract Unix
- * socket name. If it succeeds, it is the owner and opens the port. Otherwise it is a guest and
- * connects to the name, from a name that contains its own number. Packets to queue pair 1 go to all
- * processes. When the connection ends, each guest starts over. Guests send through sockets of their
- * own. Both ends check that the other belongs to the same user.
+ * The upper bits of a queue pair number identify its process (objects/qp_numbers.c), so the owner
+ * can find the process that a packet is for. A process that needs the address first tries to bind a
+ * Unix socket to an abstract name. If this succeeds, the process is the owner and opens the port.
+ * Otherwise it becomes a guest and connects to that name, from a name that contains its own number.
+ * Packets to queue pair 1 go to all processes. If the connection ends, each guest starts over.
+ * Guests send through their own sockets. Both sides check that the other process belongs to the
+ * same user.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <sched.h>
@@ -17,16 +18,16 @@
 
 enum {
 	BACKLOG = 1024,
-	TRIES = 1000, /* an owner may have the name but not listen yet, or just have released it */
-	QPN_OFFSET = 5, /* in the transport header */
+	TRIES = 1000, /* the name's owner may not listen yet, or may have just released it */
+	QPN_OFFSET = 5, /* offset of the destination queue pair number in the BTH */
 };
 
-/* An abstract name, whose first byte is zero. */
+/* An abstract socket name, which starts with a zero byte. */
 struct name {
 	sa_family_t family;
 	char prefix[14];
 	union ibv_gid gid;
-	uint16_t ip_port; /* number of the guest; 0 in the owner's name */
+	uint16_t ip_port; /* number of the guest; 0 for the owner */
 };
 
 #define NAME_LENGTH (offsetof(struct name, ip_port) + sizeof(uint16_t))
@@ -36,8 +37,8 @@ static struct name name_of(const union ibv_gid *gid, uint16_t ip_port)
 	return (struct name){AF_UNIX, "\0aiordma/roce", *gid, ip_port};
 }
 
-/* Create a socket with this name. Returns -1 and sets errno if the name is in use, or on another
- * failure. */
+/* Create a socket with this name. Returns -1 and sets errno on failure, which is EADDRINUSE if the
+ * name is taken. */
 static int named(const union ibv_gid *gid, uint16_t ip_port)
 {
 	const struct name name = name_of(gid, ip_port);
@@ -57,7 +58,8 @@ static void forget(struct soft_roce_guest *guest)
 	free(guest);
 }
 
-/* A guest sends nothing, so input means that it has ended. */
+/* Remove a guest whose connection has ended. Guests send nothing, so any input event means the end
+ * of the connection. */
 static void gone(struct soft_fd_watch *watch)
 {
 	forget(soft_container(watch, struct soft_roce_guest, watch));
@@ -101,7 +103,7 @@ bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *
 	((uint8_t *)from)[SOFT_ROCE_FROM - 1] = traffic_class;
 	soft_list_each (struct soft_roce_guest, guest, &address->guests, node)
 		if (qpn == SOFT_ROCE_GSI || soft_qpn_ip_port(qpn) == guest->ip_port)
-			/* The packet is lost if there is no room, as any packet may be. */
+			/* Drop the packet if the guest's socket is full, as a network may do. */
 			(void)sendmsg(guest->watch.fd, &record, MSG_DONTWAIT | MSG_NOSIGNAL);
 	return qpn != SOFT_ROCE_GSI;
 }
@@ -157,7 +159,7 @@ int soft_roce_share(struct soft_roce_address *address)
 				sched_yield();
 		}
 	}
-	if (error == ECONNREFUSED) /* a process has the name but never listens */
+	if (error == ECONNREFUSED) /* another process has bound the name but does not listen */
 		error = EADDRINUSE;
 	if (error)
 		soft_roce_unshare(address);

@@ -1,9 +1,9 @@
-/* The sockets of RoCE v2: one per address of queue pairs to receive, and several to send, each with
- * its own source port.
+/* RoCE v2 sockets. Each address of a queue pair has one socket to receive, and several sockets with
+ * different source ports to send.
  *
- * Packets are staged and sent when the lock is released. Packets of the same length to the same
- * destination are sent with one system call, and the kernel splits them (UDP_SEGMENT). What a full
- * socket does not accept stays staged until it does.
+ * Packets are staged, and sent when the lock is released. One system call sends packets of the same
+ * length to the same destination, and the kernel splits them (UDP_SEGMENT). If a socket is full,
+ * its packets stay staged until it accepts more.
  */
 #define _GNU_SOURCE /* sendmmsg */
 #include <arpa/inet.h>
@@ -17,8 +17,9 @@
 enum {
 	STAGED_MOST = 256 * 1024,
 	RUNS_MOST = 1024,
-	/* Room that frames of a given size leave: packets of short frames are longer, and there may
-	 * be one more for an acknowledgement in the header. */
+	/* Frames of ROOM_MOST bytes need up to SLACK more bytes as packets. Packets of short frames
+	 * are longer than the frames, and an acknowledgement in a frame header needs one more
+	 * packet. */
 	ROOM_MOST = 32 * 1024 + SOFT_FRAME_HEADER,
 	SLACK = ROOM_MOST / 2 + SOFT_ROCE_PACKET_MAX,
 	RUNS_SLACK = 512,
@@ -28,14 +29,14 @@ enum {
 
 	READS_TOGETHER = 8,
 	READS_PER_STEP = 64,
-	HEADROOM = 64, /* room before a packet for a frame header */
+	HEADROOM = 64, /* space for a frame header before a packet */
 	INPUT = HEADROOM + 64 * 1024,
 
-	PORT_FIRST = 0xc000, /* source ports, chosen as by Linux (A17.4.5.2) */
+	PORT_FIRST = 0xc000, /* source port range, as in Linux (A17.4.5.2) */
 	PORTS = 0x4000,
 	PORT_TRIES = 32,
 
-	ECT0 = 2, /* RFC 3168, in the traffic class: routers may mark these packets */
+	ECT0 = 2, /* ECN-capable transport (RFC 3168): routers may mark packets */
 };
 
 /* ---- sending --------------------------------------------------------------------------------- */
@@ -63,7 +64,8 @@ static void tell_too_long(uint32_t length)
 		length);
 }
 
-/* Returns whether a run that was not sent has to wait. Otherwise it is lost, as packets may be. */
+/* Returns whether to send a run again when the socket accepts more. All other unsent runs are
+ * dropped. */
 static bool must_wait(const struct soft_roce_run *run, int error)
 {
 	switch (error) {
@@ -74,7 +76,8 @@ static bool must_wait(const struct soft_roce_run *run, int error)
 		return false;
 	case EIO:
 	case EINVAL:
-		/* Runs cannot be split without checksum offload (udp(7)). */
+		/* The kernel cannot split runs if the network device lacks checksum offload
+		 * (udp(7)). */
 		run->sender->one_by_one |= run->count > 1;
 		return false;
 	default:
@@ -92,7 +95,7 @@ static void put_traffic_class(struct msghdr *message, const struct soft_roce_run
 		soft_put_control(message, IPPROTO_IPV6, IPV6_TCLASS, &value, sizeof(value));
 }
 
-/* Send a run to a simulated network, which accepts everything. */
+/* Send a run to a simulated network, which never blocks. */
 static void send_run(const struct soft_network *network, const struct soft_roce_run *run)
 {
 	union ibv_gid to;
@@ -194,7 +197,7 @@ uint8_t *soft_roce_stage(void)
 		       : NULL;
 }
 
-/* Returns the last run if a packet of this length to the same destination can be added to it. */
+/* Returns the last run if it can include another packet of this length and flow, or NULL. */
 static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t length)
 {
 	struct soft_roce_run *run =
@@ -231,7 +234,7 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 			.segment = (uint16_t)whole,
 		};
 	}
-	/* The kernel numbers the packets of a run from 0. */
+	/* The kernel sets the IPv4 identification of a run's packets to 0, 1, 2... */
 	soft_put32(at + length, soft_icrc(&flow->icrc, run->count, &(struct iovec){at, length}, 1));
 	run->count++;
 	run->length += whole;
@@ -240,7 +243,7 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
-/* Returns the number in a control message, or 0 if there is none of this type. */
+/* Returns the value of the control message of this type, or 0 if not found. */
 static int control_value(struct msghdr *message, int level, int type)
 {
 	for (struct cmsghdr *at = CMSG_FIRSTHDR(message); at; at = CMSG_NXTHDR(message, at)) {
@@ -256,8 +259,8 @@ static int control_value(struct msghdr *message, int level, int type)
 	return 0;
 }
 
-/* Returns the length of each packet in a read (udp(7), UDP_GRO). All of them have the same traffic
- * class. */
+/* Returns the length of the packets in one read (udp(7), UDP_GRO). The kernel merges only packets
+ * of the same traffic class. */
 static size_t segment_of(struct msghdr *message, size_t length)
 {
 	const int segment = control_value(message, IPPROTO_UDP, UDP_GRO);
@@ -271,9 +274,9 @@ static uint8_t traffic_class_of(struct msghdr *message)
 			 control_value(message, IPPROTO_IPV6, IPV6_TCLASS));
 }
 
-/* Read packets. Returns the number of bytes, or 0 if there are no more. A short read shows that
- * too, without another system call for which a small message would have to wait. With `only_pass`,
- * packets for this process are dropped. */
+/* Read packets. Returns the number of bytes, or 0 if the socket is empty. If fewer than
+ * READS_TOGETHER messages arrive, nothing is left. Returning 0 then saves a system call, which
+ * would delay small messages. If `only_pass` is set, packets for this process are dropped. */
 static size_t read_some(struct soft_roce_address *address, bool only_pass)
 {
 	union {
@@ -295,8 +298,8 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 			.msg_namelen = guest ? 0 : sizeof(from[i]),
 			.msg_iov = guest ? iov[i] : &iov[i][1],
 			.msg_iovlen = guest ? 2 : 1,
-			/* The owner sends no control messages. The kernel closes descriptors that
-			 * arrive without room for them. */
+			/* The owner sends no control messages. Without a buffer for them, the
+			 * kernel closes any descriptors received. */
 			.msg_control = guest ? NULL : &controls[i],
 			.msg_controllen = guest ? 0 : sizeof(controls[i]),
 		};
@@ -305,7 +308,7 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 
 	for (int i = 0; i < count; i++) {
 		if (guest && messages[i].msg_len <= SOFT_ROCE_FROM) {
-			address->left = true; /* the port's owner has ended */
+			address->left = true; /* the port's owner has closed the connection */
 			return 0;
 		}
 		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_FROM : 0);
@@ -326,11 +329,11 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 	return count == READS_TOGETHER ? bytes : 0;
 }
 
-/* Pass on the packets for guests that this process has not read yet, which would be lost with the
- * socket. They include the last packets that it sent itself, such as acknowledgements. */
+/* Forward unread packets to the guests, because closing the socket would lose them. They include
+ * packets that this process itself has sent to guests, such as its last acknowledgements. */
 static void pass_rest(struct soft_roce_address *address)
 {
-	/* A packet that is being handled occupies the buffer. */
+	/* The input buffer is in use while a packet is handled. */
 	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
 		if (it->busy)
 			return;
@@ -338,7 +341,7 @@ static void pass_rest(struct soft_roce_address *address)
 		;
 }
 
-/* Drop all staged packets, because some may be from this address. */
+/* Close and free an address. Drops all staged packets, because some may refer to its sockets. */
 static void close_address(struct soft_roce_address *address)
 {
 	forget_staged();
@@ -354,8 +357,8 @@ static void close_address(struct soft_roce_address *address)
 	free(address);
 }
 
-/* Receive at the port, or as a guest of the process that owns it. Returns 0, or an errno value
- * after reporting it. */
+/* Open the UDP port, or become a guest of the process that owns it. Returns 0 or an errno value.
+ * All errors except EADDRNOTAVAIL are reported on stderr. */
 static int receive_at(struct soft_roce_address *address);
 
 static void readable(struct soft_fd_watch *watch)
@@ -396,14 +399,14 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
-/* Create a socket at an address and port that does not fragment. Returns -1 and sets errno on
- * failure. */
+/* Create a UDP socket that is bound to this address and port and never fragments packets. Returns
+ * -1 and sets errno on failure. */
 static int bound(const union ibv_gid *gid, uint16_t port)
 {
 	struct sockaddr_storage address;
 	const socklen_t length = soft_gid_address(gid, gid, port, &address);
-	/* PROBE prevents fragmentation, and ICMP messages, which are easily forged, cannot reduce
-	 * the MTU. */
+	/* PMTUDISC_PROBE prevents fragmentation. It also ignores ICMP messages that reduce the MTU,
+	 * which are easily forged. */
 	static const struct {
 		int family, level, name, value;
 	} options[] = {
@@ -414,7 +417,8 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 		{AF_INET6, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE},
 		{AF_INET6, IPPROTO_IPV6, IPV6_TCLASS, ECT0},
 		{AF_INET6, IPPROTO_IPV6, IPV6_RECVTCLASS, 1},
-		/* Like cards and rxe, send no checksum over IPv6: the ICRC covers more. */
+		/* Accept packets without a UDP checksum. RDMA NICs and rxe send none over IPv6,
+		 * because the ICRC covers more. */
 		{AF_INET6, IPPROTO_UDP, UDP_NO_CHECK6_RX, 1},
 	};
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -428,7 +432,8 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 		soft_close_fd(&fd);
 		return -1;
 	}
-	/* Sending sockets are never read, so that what other hosts send to them uses no memory. */
+	/* Sending sockets are never read. A minimal receive buffer keeps packets from other hosts
+	 * from using memory. */
 	soft_set_receive_buffer(fd, port == SOFT_ROCE_PORT ? SOFT_ROCE_BUFFER : 0);
 	soft_set_send_buffer(fd, SOFT_ROCE_BUFFER);
 	return fd;
@@ -467,13 +472,14 @@ static int receive_at(struct soft_roce_address *address)
 		error = address->watch.fd < 0 ? errno : 0;
 		soft_set_option(address->watch.fd, IPPROTO_UDP, UDP_GRO, 1);
 	}
-	/* The kernel counts its own structures as well, twice for short packets. */
+	/* SO_RCVBUF also covers the kernel's own structures, which exceed the payload of short
+	 * packets. Assume that a quarter of the buffer is available for payload. */
 	getsockopt(address->watch.fd, SOL_SOCKET, SO_RCVBUF, &room, &length);
 	address->room = (uint32_t)room / 4;
 	if (!error)
 		error = soft_watch(&address->watch, EPOLLIN);
 	if (error) {
-		if (error != EADDRNOTAVAIL) /* the caller may expect it */
+		if (error != EADDRNOTAVAIL) /* an error that the caller may expect */
 			tell_not_open(&address->gid, error);
 		soft_watch_close(&address->watch);
 		soft_roce_unshare(address);
@@ -518,7 +524,7 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 	return address;
 }
 
-/* An address without pairs does not receive. */
+/* Remove one user of `address`, if not NULL. Then close all addresses without users. */
 void soft_roce_address_release(struct soft_roce_address *address)
 {
 	soft_assert_locked();
@@ -533,7 +539,8 @@ void soft_roce_address_release(struct soft_roce_address *address)
 	}
 }
 
-/* Returns a socket with one of the address's source ports, or NULL with errno set. */
+/* Get the sending socket that `hash` selects, and open it on first use. Returns NULL and sets errno
+ * on failure. */
 static struct soft_roce_sender *sender_of(struct soft_roce_address *address, uint32_t hash)
 {
 	struct soft_roce_sender *sender = &address->senders[hash % SOFT_ROCE_SENDERS];
@@ -598,7 +605,8 @@ void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint1
 	soft_roce_address_release(NULL);
 }
 
-/* A process may exit without closing its devices. */
+/* Send staged packets and forward unread ones at exit, because the process may not have closed its
+ * devices. */
 __attribute__((destructor)) static void at_exit(void)
 {
 	if (!soft_device.roce || !soft_lock_soon())

@@ -1,17 +1,18 @@
 /* Attaching: how two processes start and stop sharing memory.
  *
- * Every process with a data listener listens on a Unix socket in the abstract namespace, under a
- * name that contains its port. Like ports, this namespace belongs to the network namespace and does
- * not appear in the file system. The process that wants to share memory connects. Both sides ask
- * the kernel for the other's user, which must be their own. The client then creates the segment and
- * passes it to the host. The socket stays open, and its end is the end of the peer.
+ * Every process with a data listener also listens on a Unix socket in the abstract namespace, under
+ * a name that contains its port. Like ports, abstract names belong to the network namespace, and
+ * they do not appear in the file system. To share memory, one process (the client) connects to the
+ * other (the host). Each side asks the kernel for the other's user, and accepts only its own. The
+ * client then creates the segment and passes it to the host. The socket stays open. When it closes,
+ * the peer has ended.
  *
  *   client    sends HELLO: its port, the device of each side, the segment, and its pipe;
  *             it may write to its ring immediately
  *   host      sends READY and its pipe, or closes the socket
  *
- * HELLO and READY also contain the address of the secret in cma.h. The socket sends it only to a
- * process of the same user; shared memory could be passed on.
+ * HELLO and READY also contain the address of the secret in cma.h. The socket connects only
+ * processes of the same user, while the shared memory could be passed on to another process.
  *
  * The kernel reports the death of a process through its pidfd, even if a child still holds the
  * socket.
@@ -32,7 +33,7 @@
 
 enum {
 	BACKLOG = 256,
-	MAX_UNIDENTIFIED = 64, /* connections that have not sent anything yet */
+	MAX_UNIDENTIFIED = 64, /* maximum number of connections waiting for HELLO */
 };
 
 #define ATTACH_TIMEOUT_NS 10000000000u
@@ -40,13 +41,13 @@ enum {
 
 enum message_type { HELLO = 1, READY };
 
-/* Descriptors sent with HELLO. READY contains only PIPE. */
+/* Indexes of the descriptors in a HELLO. READY contains only PIPE. */
 enum { MEMORY, PIPE, FDS };
 
 struct message {
 	uint32_t type; /* enum message_type */
-	uint16_t port; /* 0 if the process has none */
-	uint8_t from, to; /* device numbers, in HELLO */
+	uint16_t port; /* 0 if the process has no data listener */
+	uint8_t from, to; /* device numbers (HELLO only) */
 	uint64_t secret_at; /* address of the sender's soft_cma.secret */
 };
 
@@ -81,7 +82,7 @@ static void close_fds(int fds[FDS])
 			close(fds[i]);
 }
 
-/* Move the descriptors of a message to `fds`, and close any beyond its size. */
+/* Move a message's descriptors to `fds`, and close any that do not fit. */
 static void take_fds(struct msghdr *msg, int fds[FDS])
 {
 	size_t taken = 0;
@@ -104,8 +105,8 @@ static void take_fds(struct msghdr *msg, int fds[FDS])
 	}
 }
 
-/* Receive one message. Returns 1 for a message, 0 if there is none now, and -1 at the end of the
- * connection or for anything else. In every case, the caller closes the `fds` that are not -1. */
+/* Receive one message. Returns 1 on success, 0 if no message is waiting, and -1 if the connection
+ * has ended or the message is invalid. The caller must always close the valid `fds`. */
 static int receive_message(const struct soft_shm_peer *peer, struct message *message, int fds[FDS])
 {
 	struct iovec bytes = {message, sizeof(*message)};
@@ -125,7 +126,8 @@ static int receive_message(const struct soft_shm_peer *peer, struct message *mes
 		fds[i] = -1;
 	if (n < 0)
 		return errno == EAGAIN || errno == EINTR ? 0 : -1;
-	/* An empty message looks like the end of the connection, but may contain descriptors. */
+	/* An empty message looks like the end of the connection, but it may contain descriptors to
+	 * close. */
 	take_fds(&msg, fds);
 	return n == (ssize_t)sizeof(*message) && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ? 1
 											     : -1;
@@ -153,9 +155,9 @@ static void process_died(struct soft_fd_watch *watch)
 	soft_shm_peer_drain_and_finish(soft_container(watch, struct soft_shm_peer, process));
 }
 
-/* Identify the peer's process. Returns false if it may belong to another user. Its death is
- * detected by a pidfd, or by the socket alone if the process lives in a PID namespace that this one
- * cannot see. */
+/* Get the peer's PID and a pidfd that reports its death. Returns false if the process may belong to
+ * another user. If the process lives in a PID namespace that is not visible here, there may be no
+ * pidfd. The peer's death is then detected only by its socket. */
 static bool identify(struct soft_shm_peer *peer)
 {
 	int fd = -1;
@@ -171,7 +173,7 @@ static bool identify(struct soft_shm_peer *peer)
 
 static void socket_ready(struct soft_fd_watch *watch);
 
-/* Assign the peer to these ports. Returns 0 or an errno value. */
+/* Assign the peer and its descriptors to these device ports. Returns 0 or an errno value. */
 static int belong(struct soft_shm_peer *peer, uint32_t ports)
 {
 	soft_unwatch(&peer->socket);
@@ -198,7 +200,7 @@ static struct soft_shm_peer *create_peer(int fd, uint32_t ports)
 	return NULL;
 }
 
-/* Use the segment, which both sides have now. */
+/* Start using the segment after both sides have mapped it. Returns false on failure. */
 static bool set_up(struct soft_shm_peer *peer, const struct message *message)
 {
 	soft_timer_stop(&peer->timeout);
@@ -229,7 +231,7 @@ static bool handle_hello(struct soft_shm_peer *peer, const struct message *messa
 	return send_message(peer, READY, &peer->pipe.read_fd, 1) && set_up(peer, message);
 }
 
-/* READY contains one descriptor, the pipe. */
+/* Handle READY, whose only descriptor is the pipe. Returns false on failure. */
 static bool handle_ready(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
 	int first = fds[0];
@@ -239,7 +241,7 @@ static bool handle_ready(struct soft_shm_peer *peer, const struct message *messa
 	return receive_pipe(peer, fds) && set_up(peer, message);
 }
 
-/* Returns false after a protocol error. */
+/* Handle a message. Returns false after a protocol error. */
 static bool handle_message(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
 	switch (message->type) {
@@ -258,7 +260,7 @@ static void socket_ready(struct soft_fd_watch *watch)
 	struct message message;
 	int fds[FDS];
 
-	/* Read one message. If there are more, the socket stays readable. */
+	/* Read only one message. The socket stays readable if there are more. */
 	int rc = receive_message(peer, &message, fds);
 
 	if (rc == 1 && !handle_message(peer, &message, fds))
@@ -302,7 +304,7 @@ void soft_attach_init(struct soft_shm_peer *peer)
 static socklen_t name_of(uint16_t port, struct sockaddr_un *address)
 {
 	*address = (struct sockaddr_un){.sun_family = AF_UNIX};
-	/* The first byte stays zero because the name is abstract. */
+	/* An abstract name starts with a zero byte. */
 	int length =
 		snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "aiordma/%u", port);
 

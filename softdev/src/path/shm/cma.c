@@ -1,18 +1,19 @@
-/* The copying side of cross-memory attach (cma.h). cma_export.c contains exports.
+/* The copying side of cross-memory attach (cma.h). cma_export.c contains the exporting side.
  *
- * Whether it is faster than the ring has to be measured. The kernel looks up each page of the other
- * process, so a copy takes up to three times as long as a memcpy. The two copies through the ring
- * run at the same time on two cores, but they need both cores and wake a sleeping side repeatedly.
- * The times depend on the machine, on the page size and on the caches, and vary by a factor of
- * five. Both are therefore measured. A copy counts as slow if it takes longer than both copies
- * through the ring together, or ASLEEP times as long on a side that sleeps. After two slow copies
- * in a row, the copying side requests no more for a while (`backoff_until`). Records that arrive
- * through the ring in the meantime show the current cost of the ring.
+ * A copy between processes is not always faster than the ring. The kernel looks up each page of the
+ * other process, so a copy takes up to three times as long as a memcpy. The ring needs two copies.
+ * They run at the same time, but they occupy two cores and wake a sleeping side repeatedly. All
+ * these times depend on the machine, the page size and the caches, and vary by a factor of five, so
+ * both methods are measured. A copy counts as slow if it takes longer than both copies through the
+ * ring together. If the application sleeps while it waits, the limit is ASLEEP times as long. After
+ * two slow copies in a row, the copying side asks the peer to use the ring for a while
+ * (`backoff_until`). Records that arrive through the ring in the meantime update the measured cost
+ * of the ring.
  *
- * Costs that the ring would have as well do not count: pages that the kernel creates for fresh
- * memory, which takes ten times as long as the copy if a virtual machine has to get them, and the
- * time of other threads on a busy machine. The second copy is therefore measured in CPU time, and
- * is ignored if a page was missing.
+ * Costs that the ring would have too must not count as slow. One is page allocation in fresh
+ * memory, which takes ten times as long as the copy if a hypervisor has to supply the pages.
+ * Another is the time of other threads on a busy machine. The second copy is therefore measured in
+ * CPU time, and is ignored if it caused a page fault.
  */
 #define _GNU_SOURCE /* process_vm_readv */
 #include <sys/resource.h>
@@ -24,9 +25,9 @@
 #define BACKOFF_NS 250000000u
 
 enum {
-	LONG = 32 * 1024, /* long enough to be measured */
-	WEIGHT = 8, /* weight of earlier measurements relative to a new one */
-	ASLEEP = 16, /* factor of the ring's time if it wakes a side; ten was measured */
+	LONG = 32 * 1024, /* minimum length of a measured copy */
+	WEIGHT = 8, /* sum of the weights of the mean (7) and a new measurement (1) */
+	ASLEEP = 16, /* factor for the ring's time if the ring wakes a side; 10 was measured */
 };
 
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer)
@@ -45,7 +46,7 @@ int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_c
 
 void soft_cma_end(struct soft_cma *cma)
 {
-	/* A later copy finds that the secret has changed. */
+	/* The peer verifies the secret with each copy. Erasing it makes all later copies fail. */
 	explicit_bzero(cma->secret, sizeof(cma->secret));
 }
 
@@ -60,7 +61,8 @@ static size_t bytes_of(const struct iovec *iov, int count)
 	return bytes;
 }
 
-/* Copy iovecs without their first `skip` bytes. Returns the number of iovecs left. */
+/* Copy an array of iovecs, except for the first `skip` bytes. Returns the number of iovecs stored
+ * in `rest`. */
 static int rest_of(const struct iovec *iov, int count, size_t skip, struct iovec *rest)
 {
 	int left = 0;
@@ -79,7 +81,8 @@ static int rest_of(const struct iovec *iov, int count, size_t skip, struct iovec
 	return left;
 }
 
-/* Return iovecs for `length` bytes from `offset` of the memory in a descriptor. */
+/* Store iovecs in `from` that refer to `length` bytes at `offset` in the descriptor's memory.
+ * Returns the number of iovecs. */
 static int pieces_of(const struct soft_cma_desc *desc, uint32_t offset, size_t length,
 		     struct iovec *from)
 {
@@ -105,9 +108,10 @@ static int pieces_of(const struct soft_cma_desc *desc, uint32_t offset, size_t l
 	return count;
 }
 
-/* Read bytes of the other process. The PID may belong to another process by now, or the process may
- * run another program (execve(2)). Each call therefore also reads the secret. The kernel looks up
- * the process once per call, so the secret proves whose memory was read. */
+/* Read the other process's memory from `skip` bytes on. Returns the number of bytes, or a negative
+ * errno value, which is -ESRCH if the process no longer exists. Another process may have the PID by
+ * now, or the process may have called execve(2). Each call therefore also reads the secret. The
+ * kernel looks up the process once per call, so the secret proves whose memory was read. */
 static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int to_count,
 			 const struct iovec *from, int from_count, size_t skip)
 {
@@ -121,7 +125,7 @@ static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int
 	unsigned long remote_count = 1u + (unsigned)rest_of(from, from_count, skip, remote + 1);
 	ssize_t n = process_vm_readv(cma->pid, local, local_count, remote, remote_count, 0);
 
-	/* Nothing was read, not even the secret. */
+	/* The secret comes first, so EFAULT means that even the secret could not be read. */
 	if (n < 0)
 		return errno == EFAULT ? -ESRCH : -errno;
 	for (int i = 0; i < 2; i++)
@@ -136,8 +140,8 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 {
 	size_t length = bytes_of(to, to_count), done = 0;
 
-	/* A call ends early at the first missing page. After EPERM, ENOSYS or any other error, this
-	 * peer's memory is not copied again. */
+	/* A call ends early at the first missing page, so continue until a call reads nothing.
+	 * After an error such as EPERM or ENOSYS, this peer's memory is not copied again. */
 	while (done < length) {
 		ssize_t n = read_some(cma, to, to_count, from, from_count, done);
 
@@ -149,14 +153,14 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 	}
 	if (done == length)
 		return SOFT_CMA_COPIED;
-	/* The kernel does not report which side's page is missing. */
+	/* The kernel does not report on which side the page is missing. */
 	for (int i = 0; i < to_count; i++)
 		if (soft_pages_fault(to[i].iov_base, to[i].iov_len, true))
 			return SOFT_CMA_UNWRITABLE;
 	return SOFT_CMA_UNREADABLE;
 }
 
-/* Copy within this process. The memory may overlap. */
+/* Copy between iovecs of this process. The source and the destination may overlap. */
 static void move(const struct iovec *to, const struct iovec *from)
 {
 	size_t to_done = 0, from_done = 0;
@@ -185,9 +189,9 @@ static uint64_t ns_for_mib(uint64_t ns, size_t length)
 	return ns * (1024 * 1024) / length;
 }
 
-/* Returns the mean with another measurement, which changes it by at most an eighth: if the copy was
- * interrupted, no later measurement corrects the mean while everything is copied by cross-memory
- * attach. */
+/* Returns the mean after adding a measurement, which raises it by at most an eighth. If the thread
+ * was interrupted, the measurement is too high, and it may be the last one: while everything is
+ * copied by cross-memory attach, the ring is not measured. */
 static uint64_t mean_with(uint64_t mean, uint64_t ns, size_t length)
 {
 	uint64_t one = ns_for_mib(ns, length);
@@ -225,7 +229,7 @@ static bool is_slow(const struct soft_cma *cma, uint64_t ns, size_t length)
 	       one > ring_ns * (soft_application_polls() ? 1 : ASLEEP);
 }
 
-/* The CPU time and page faults of this thread so far. */
+/* CPU time and page faults of this thread so far. */
 struct used {
 	uint64_t ns;
 	long faults;
@@ -276,7 +280,8 @@ bool soft_cma_backs_off(const struct soft_cma *cma)
 {
 	uint64_t backoff_until = soft_hint_get(&cma->peer->backoff_until);
 
-	/* The peer's clock may differ (time_namespaces(7)). */
+	/* The peer may be in another time namespace (time_namespaces(7)), so ignore a time too far
+	 * in the future. */
 	return backoff_until && backoff_until - soft_now() <= BACKOFF_NS;
 }
 
@@ -299,8 +304,8 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 	enum soft_cma_result result = SOFT_CMA_COPIED;
 
 	soft_hint_set(&cma->own->busy, desc->slot + 1);
-	/* The barrier precedes the check of the generation: either the owner sees the mark and
-	 * waits, or this side sees that the owner has revoked the export. */
+	/* The barrier comes between setting the busy mark and checking the generation. Either the
+	 * owner sees the mark and waits, or this side sees that the export was revoked. */
 	soft_total_barrier();
 	if (is_current(cma, desc)) {
 		if (cma->own == cma->peer)
@@ -380,7 +385,8 @@ struct soft_cma *soft_cma_next(const struct soft_cma *cma)
 	return node == &soft_device.shm->cmas ? NULL : soft_container(node, struct soft_cma, node);
 }
 
-/* Without this memory, everything goes through the rings. */
+/* Set up cross-memory attach with a peer. If this fails, `peer->cma` stays NULL and all data goes
+ * through the rings. */
 void soft_cma_attach(struct soft_shm_peer *peer)
 {
 	struct soft_cma *cma = malloc(sizeof(*cma));
@@ -408,7 +414,7 @@ void soft_cma_detach(struct soft_shm_peer *peer)
 
 void soft_cma_probe_peer(struct soft_shm_peer *peer)
 {
-	/* A link may be up before the peer has sent the address of its secret. */
+	/* A link may be up before the peer has sent its secret's address. */
 	if (peer->cma && peer->cma->peer_secret_at && !peer->cma->probed)
 		soft_cma_probe(peer->cma, peer->pid);
 }

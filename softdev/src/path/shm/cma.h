@@ -1,21 +1,21 @@
-/* Cross-memory attach (CMA): copies bulk data directly from the memory of one process to that of
- * another (process_vm_readv(2)), or within this process.
+/* Cross-memory attach (CMA): copies bulk data directly from the memory of another process
+ * (process_vm_readv(2)), or within this process.
  *
  * Only the receiving process copies, into its own memory and under its own lock. No process writes
- * to another's memory. The kernel does not check keys, so the owner of the memory exports for each
- * frame what may be copied, and revokes the export before the memory belongs to the application
- * again:
+ * to another's memory. The kernel does not check memory keys. For each frame, the owner of the
+ * memory therefore exports the part that may be copied. It revokes the export before it returns the
+ * memory to the application:
  *
  *   owner   exports: sends the number of a slot, its generation and the addresses in the frame
  *   peer    marks itself busy with the slot, checks the generation, copies, and checks it again;
  *           if it has changed, the copy is discarded
  *   owner   revokes: changes the generation, and waits while the peer is busy with the slot
  *
- * After an export has been revoked, no copy from it is in progress, and later ones are discarded.
- * The wait is limited because the peer may be stopped in the middle of a copy. It then finishes the
- * copy when it continues, and discards it.
+ * After an export has been revoked, no copy from it is in progress, and later copies are discarded.
+ * The owner waits for a limited time only, because the peer may have been stopped in the middle of
+ * a copy. When the peer continues, it finishes this copy and discards it.
  *
- * All functions require the engine's lock, in each of the two processes.
+ * All functions require the engine's lock of the calling process.
  */
 #pragma once
 
@@ -27,86 +27,89 @@ struct iovec;
 struct soft_link;
 
 enum {
-	SOFT_CMA_SLOTS = 128, /* maximum exports in use from one process to another */
+	SOFT_CMA_SLOTS = 128, /* maximum number of exports from one process to another */
 	SOFT_CMA_PAGE = 4096,
 };
 
-/* One side's page in shared memory, initially zeros. Only its owner writes to it, and the other
- * side does not trust its contents: wrong values only affect their writer's messages. */
+/* One side's page in shared memory, initially zeros. Only its owner writes to it. The other side
+ * does not trust the contents: wrong values affect only the messages of their writer. */
 struct soft_cma_page {
-	/* Random bytes that are also in the memory of this process, at an address known only to the
-	 * peer. Another process that gets the same PID does not have them. */
+	/* Random bytes. A copy of them is in the memory of this process, at an address that only
+	 * the peer knows. They distinguish this process from a later process with the same PID. */
 	uint64_t secret[2];
-	/* CLOCK_MONOTONIC time before which the peer should not send descriptors, because copying
+	/* CLOCK_MONOTONIC time until which the peer should not send descriptors, because copying
 	 * was slow. */
 	uint64_t backoff_until;
-	uint32_t copies; /* whether this process may copy from the peer's memory */
-	uint32_t busy; /* 1 + the slot that it is copying from, or 0 */
-	uint32_t generation[SOFT_CMA_SLOTS]; /* generations of its own exports */
-	uint32_t done[SOFT_CMA_SLOTS]; /* last generations of the peer's slots not needed */
-	/* Mean time in ns for which this process puts a MiB into the ring; 0 if unknown. */
+	uint32_t copies; /* whether the owner of the page may copy from the peer's memory */
+	uint32_t busy; /* 1 + number of the peer's slot being copied, or 0 */
+	uint32_t generation[SOFT_CMA_SLOTS]; /* current generations of the owner's exports */
+	uint32_t done[SOFT_CMA_SLOTS]; /* last finished generation of each of the peer's slots */
+	/* Mean time in ns to write 1 MiB to the ring, or 0 if unknown. */
 	uint64_t put_ns;
 };
 
 _Static_assert(sizeof(struct soft_cma_page) <= SOFT_CMA_PAGE, "one page for each side");
 
-/* An export in use, with what its owner needs to know when it is revoked. */
+/* An export, and the request or response that it belongs to. The owner needs both if it revokes the
+ * export. */
 struct soft_cma_export {
 	bool used;
-	bool answer; /* response to a READ; otherwise a SEND or WRITE */
+	bool answer; /* response to a READ, not a SEND or WRITE request */
 	struct soft_link *link;
 	uint32_t index; /* slot of the request in the send queue */
 	uint32_t psn;
-	struct soft_response response; /* the part of it that a response refers to */
+	struct soft_response response; /* part of the response that the export covers */
 	uint32_t slot;
 	uint32_t generation;
-	uint64_t order; /* order in which exports were created */
+	uint64_t order; /* increases with each new export */
 };
 
-/* State of cross-memory attach with one other process. */
+/* State of cross-memory attach between this process and one peer. */
 struct soft_cma {
 	struct soft_cma_page *own;
 	struct soft_cma_page *peer; /* equal to `own` if the peer is this process */
-	struct soft_node node; /* in the list of cma.c */
+	struct soft_node node; /* in the list of all peers' states (cma.c) */
 	bool probed;
 	pid_t pid; /* PID of the peer */
-	uint64_t secret[2]; /* same as in `own`; its address is sent to the peer (attach.c) */
-	uint64_t peer_secret_at; /* address in the peer's memory; not trusted */
+	uint64_t secret[2]; /* the secret at the address sent to the peer (attach.c) */
+	uint64_t peer_secret_at; /* address of the peer's secret; not trusted */
 	uint64_t order;
-	unsigned used; /* exports, including those that the peer has marked as done */
-	unsigned cursor; /* slot after the last export */
-	unsigned timeouts; /* revocations that stopped waiting for the peer */
-	bool was_slow; /* whether the last copy was slow */
-	uint64_t took_ns; /* like `put_ns`, for taking a MiB out of the ring */
+	unsigned used; /* number of exports, including those that the peer has finished */
+	unsigned cursor; /* slot after the latest export */
+	unsigned timeouts; /* number of revocations that timed out */
+	bool was_slow; /* whether the previous measured copy was slow */
+	uint64_t took_ns; /* mean time in ns to read 1 MiB from the ring, or 0 if unknown */
 	struct soft_cma_export exports[SOFT_CMA_SLOTS];
 };
 
-/* Initialize the state and this side's page. Both pages are mapped. Returns 0 or an errno value. */
+/* Initialize the state and this side's page. The caller has mapped both pages. Returns 0 or an
+ * errno value. */
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer);
-/* Find out whether this process may copy, and tell the peer. The peer's page is initialized, and
- * `pid` is its process, or 0 if unknown. */
+/* Find out whether this process may copy from the peer, and publish the result for the peer. The
+ * peer must have initialized its page. `pid` is the peer's process, or 0 if unknown. Returns
+ * whether copying is possible. */
 bool soft_cma_probe(struct soft_cma *cma, pid_t pid);
-/* Called before the pages are unmapped. */
+/* End copying from this process. Call this before unmapping the pages. */
 void soft_cma_end(struct soft_cma *cma);
 
 /* ---- the owner of the memory --------------------------------------------------------------- */
 
-/* Returns whether the peer can copy, so that memory may be exported. */
+/* Returns whether memory may be exported because the peer can copy it. */
 bool soft_cma_is_open(const struct soft_cma *cma);
-/* Returns whether the peer has found that copying is slower than the ring. */
+/* Returns whether the peer has recently found copying slower than the ring. */
 bool soft_cma_backs_off(const struct soft_cma *cma);
-/* Create an export with a slot and a generation. Returns NULL if all slots are in use. */
+/* Create an export in a free slot. Returns NULL if all slots are in use. */
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma);
-/* Revoke the exports for which `concerned` returns true. On return, the peer discards any copy of
- * them. Stores the exports that the peer had not used in `lost`, in the order of their creation,
- * and returns their number. */
+/* Revoke the exports for which `concerned` returns true. The peer discards all copies from them
+ * that it has not finished by then. Stores the exports that the peer had not finished in `lost`, in
+ * order of creation, and returns their number. */
 unsigned soft_cma_revoke(struct soft_cma *cma,
 			 bool (*concerned)(const struct soft_cma_export *export, const void *what),
 			 const void *what, struct soft_cma_export lost[SOFT_CMA_SLOTS]);
 
 /* ---- the one that copies ------------------------------------------------------------------- */
 
-/* A descriptor received in a frame: memory of the other process. */
+/* A descriptor of the other process's memory, received in a frame. */
 struct soft_cma_desc {
 	uint32_t slot;
 	uint32_t generation;
@@ -120,31 +123,32 @@ struct soft_cma_desc {
 
 enum { SOFT_CMA_DESC_MAX = SOFT_CMA_DESC_HEAD + SOFT_CMA_PIECES * SOFT_CMA_DESC_PIECE };
 
-/* Encode a descriptor. Returns the number of bytes. */
+/* Encode a descriptor. Returns the number of bytes written. */
 uint32_t soft_cma_desc_encode(uint8_t *at, const struct soft_cma_desc *desc);
-/* Decode a descriptor of `count` pieces with `length` bytes in total. Returns false if the lengths
- * differ or the slot does not exist. */
+/* Decode a descriptor of `count` pieces with `length` bytes in total. Returns false if the number,
+ * the lengths or the slot are invalid. */
 bool soft_cma_desc_decode(const uint8_t *at, uint32_t count, uint32_t length,
 			  struct soft_cma_desc *desc);
 
 enum soft_cma_result {
 	SOFT_CMA_COPIED,
 	SOFT_CMA_REVOKED, /* the copy must be discarded */
-	SOFT_CMA_UNREADABLE, /* the peer's memory does not exist */
-	SOFT_CMA_UNWRITABLE, /* the destination in this process does not exist */
-	SOFT_CMA_FORBIDDEN, /* the kernel does not allow copies any more; the peer can see that */
+	SOFT_CMA_UNREADABLE, /* the peer's memory is not mapped */
+	SOFT_CMA_UNWRITABLE, /* the destination in this process is not mapped */
+	SOFT_CMA_FORBIDDEN, /* the kernel no longer allows copies; the peer stops exporting */
 	SOFT_CMA_GONE, /* the process no longer exists */
 };
 
-/* Copy bytes from `offset` of the descriptor's memory until `to` is full. Copying the last bytes
- * marks the descriptor as done. */
+/* Copy the descriptor's memory from `offset` on, until `to` is full. Marks the descriptor as done
+ * after copying its last bytes, or after a failure other than SOFT_CMA_REVOKED. */
 enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_desc *desc,
 				   uint32_t offset, const struct iovec *to, int count);
-/* Measure the ring, with which copies are compared: putting a record of `length` bytes into the
- * peer's ring, or taking it out of our own. `since` is the result of soft_cma_ring_begins(), which
- * is 0 for a record too short to be measured. */
+/* Start measuring the ring, for comparison with copies. Returns a start time for
+ * soft_cma_ring_put() or soft_cma_ring_took(), or 0 if the record is too short to be measured. */
 uint64_t soft_cma_ring_begins(size_t length);
+/* Finish measuring a write of `length` bytes to the peer's ring. */
 void soft_cma_ring_put(struct soft_cma *cma, uint64_t since, size_t length);
+/* Finish measuring a read of `length` bytes from this side's ring. */
 void soft_cma_ring_took(struct soft_cma *cma, uint64_t since, size_t length);
-/* Mark a descriptor that is not needed, or no longer needed, as done. */
+/* Mark a descriptor as done, so that the owner can reuse its slot. */
 void soft_cma_done(struct soft_cma *cma, const struct soft_cma_desc *desc);

@@ -1,19 +1,19 @@
-/* Exports: what the other process may copy, and how that is revoked (cma.h). */
+/* The exporting side of cross-memory attach: creates and revokes exports (cma.h). */
 
 #include "objects/objects.h"
 #include "cma.h"
 
 enum {
-	SPINS = 200, /* checks of the busy mark before sleeping between checks */
-	MAX_TIMEOUTS = 8, /* revocations that timed out, after which nothing is exported */
+	SPINS = 200, /* checks of the busy mark before the first sleep */
+	MAX_TIMEOUTS = 8, /* number of timed-out revocations after which exporting stops */
 };
 
 #define PAUSE_NS 20000u
-#define REVOKE_NS 5000000u /* many times the duration of an uninterrupted copy */
+#define REVOKE_NS 5000000u /* much longer than an uninterrupted copy */
 
 bool soft_cma_is_open(const struct soft_cma *cma)
 {
-	/* A peer that is busy at every revocation would delay all deregistrations. */
+	/* A peer that is busy at every revocation would delay each deregistration of memory. */
 	return cma->timeouts < MAX_TIMEOUTS && soft_observe(&cma->peer->copies);
 }
 
@@ -24,7 +24,7 @@ static bool is_done(const struct soft_cma *cma, const struct soft_cma_export *ex
 
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma)
 {
-	/* Exports end approximately in the order in which they were created. */
+	/* Exports end approximately in order of creation, so the next slot is probably free. */
 	for (unsigned i = 0; i < SOFT_CMA_SLOTS; i++) {
 		uint32_t slot = (cma->cursor + i) % SOFT_CMA_SLOTS;
 		struct soft_cma_export *export = &cma->exports[slot];
@@ -45,8 +45,8 @@ struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma)
 	return NULL;
 }
 
-/* Revoke an export. Generations of a slot only increase, so that messages about different exports
- * are not confused. */
+/* Revoke an export. The generation of a slot only increases, so that messages about an old export
+ * are not mistaken for messages about a new one. */
 static void withdraw(struct soft_cma *cma, struct soft_cma_export *export)
 {
 	soft_publish(&cma->own->generation[export->slot], ++export->generation);
@@ -54,7 +54,7 @@ static void withdraw(struct soft_cma *cma, struct soft_cma_export *export)
 	cma->used--;
 }
 
-/* Wait until the peer is not busy with any of these slots. */
+/* Wait until the peer is not busy with any of these slots, for at most REVOKE_NS. */
 static void wait_for(struct soft_cma *cma, const bool taken[SOFT_CMA_SLOTS])
 {
 	const struct timespec pause = {.tv_nsec = PAUSE_NS};
@@ -79,7 +79,7 @@ static void wait_for(struct soft_cma *cma, const bool taken[SOFT_CMA_SLOTS])
 	}
 }
 
-/* Sort by `order`. Few elements are out of order. */
+/* Sort by `order`. Insertion sort is fast here because few elements are out of order. */
 static void sort(struct soft_cma_export *exports, unsigned count)
 {
 	for (unsigned i = 1; i < count; i++) {
@@ -115,7 +115,8 @@ unsigned soft_cma_revoke(struct soft_cma *cma,
 	}
 	if (!count)
 		return 0;
-	/* The barrier precedes reading the busy mark (see soft_cma_copy). */
+	/* The barrier comes between changing the generations and reading the busy mark (see
+	 * soft_cma_copy). */
 	soft_total_barrier();
 	wait_for(cma, taken);
 

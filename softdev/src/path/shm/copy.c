@@ -1,17 +1,17 @@
-/* Copying into and out of rings (copy.h).
+/* Copies into and out of rings (copy.h).
  *
- * The C library copies long data with `rep movsb`, which does not fetch what it overwrites. When it
- * reads from a ring, the side that writes may be four times slower while both run (observed on Zen
- * 5, between cores with a shared cache; not always). On Zen 3 and 4 it is slow in any case, as
- * glibc has found too (bug 30994, fixed in newer versions): loads and stores read a ring 20 to 33 %
- * faster there.
+ * The C library copies long data with `rep movsb`, which does not fetch the cache lines that it
+ * overwrites. If one side reads from a ring with this instruction, the writing side may be four
+ * times slower while both run. This was observed on Zen 5 between cores with a shared cache, but
+ * not always. On Zen 3 and 4, `rep movsb` is always slow, as glibc bug 30994 confirms (fixed in
+ * newer versions). Loads and stores read a ring 20 to 33 % faster on these processors.
  */
 #include <string.h>
 
 #include "copy.h"
 
 enum {
-	LONG = 4096, /* length from which the C library uses rep movsb */
+	LONG = 4096, /* minimum length for which the C library uses rep movsb */
 	LINE = 64,
 };
 
@@ -47,7 +47,7 @@ void soft_copy_by_loads(uint8_t *to, const uint8_t *from, size_t length)
 			""
 			:
 			:
-			: "memory"); /* keeps the compiler from replacing the loop by memcpy */
+			: "memory"); /* keeps the compiler from turning the loop into memcpy */
 	}
 #endif
 	memcpy(to, from, length);

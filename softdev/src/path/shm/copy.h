@@ -1,13 +1,14 @@
-/* Copying into and out of rings, which two cores do at the same time on the same cache lines. */
+/* Copies into and out of rings. Two cores copy at the same time, and share the cache lines of the
+ * ring. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* Whether soft_copy() uses loads and stores instead of memcpy for long payloads. Tests set it. */
+/* Selects loads and stores instead of memcpy for long payloads in soft_copy(). Tests set it. */
 extern bool soft_copy_avoids_movsb;
 
 void soft_copy(uint8_t *to, const uint8_t *from, size_t length);
-/* Copy with loads and stores on every processor. */
+/* Copy with loads and stores on any x86-64 processor. Uses memcpy on other architectures. */
 void soft_copy_by_loads(uint8_t *to, const uint8_t *from, size_t length);

@@ -1,13 +1,13 @@
-/* Paths over the rings of a local peer (shm.h). */
+/* Paths that send records through the rings shared with a local peer (shm.h). */
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "shm_internal.h"
 
 enum {
-	/* Limits of records. A frame is short enough that the peer can copy it out while this side
-	 * copies the next one in. For small frames, an earlier start of the peer is worth a
-	 * separate record. */
+	/* Limits of a record. Frames are short, so that the peer can copy one out of the ring while
+	 * this side copies the next one in. Their number is limited so that the peer can start on
+	 * small frames early. */
 	FRAME_MOST = 32 * 1024,
 	FRAMES_MOST = 24,
 	RECORD_MOST = 4 * FRAME_MOST,
@@ -47,8 +47,8 @@ void soft_shm_peer_release(struct soft_shm_peer *peer)
 	free(peer);
 }
 
-/* Report the records that the peer has not read to their channels. The peer chose the numbers; if
- * two channels have the same number, one of them is notified. */
+/* Report each record that the peer has not read to the channel that wrote it. The peer chose the
+ * channel numbers. If two channels have the same number, only one receives the report. */
 static int tell_unread(struct soft_shm_peer *peer)
 {
 	struct soft_table by_number = {0};
@@ -70,8 +70,8 @@ static int tell_unread(struct soft_shm_peer *peer)
 	return rc;
 }
 
-/* Finish a peer. `exited` means that the records that its process had not read have been
- * reported. */
+/* End a peer and its channels. `exited` is true if the peer's process has ended and its unread
+ * records have been reported. */
 static void finish(struct soft_shm_peer *peer, int error, bool exited)
 {
 	soft_assert_locked();
@@ -91,15 +91,15 @@ void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 	finish(peer, error, false);
 }
 
-/* Handle first what the peer wrote before its end, in particular the ENDs of its channels. The peer
- * may still be running and write more, so at most one ring is read. */
+/* Handle the peer's last records before finishing it, in particular the ENDs of its channels. The
+ * peer may still be running and may write more, so this reads at most one full ring. */
 void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 {
 	peer->busy++;
 	soft_shm_peer_receive(peer, SOFT_RING_SIZE);
 	if (!peer->up)
 		soft_shm_peer_finish(peer, ECONNREFUSED);
-	else if (!peer->path.dead && tell_unread(peer)) /* it is not known what the peer had read */
+	else if (!peer->path.dead && tell_unread(peer)) /* the set of unread records is unknown */
 		finish(peer, EPROTO, false);
 	else
 		finish(peer, ECONNRESET, true);
@@ -144,7 +144,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 		      iov, ends[0].iovecs);
 	if (peer->cma && kind == SOFT_RECORD_DATA)
 		soft_cma_ring_put(peer->cma, since, bytes);
-	(void)count; /* this much room fits one record */
+	(void)count; /* room() limits this to one record */
 	return 1;
 }
 
@@ -170,8 +170,8 @@ bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-/* Limit what is read from the ring of this process, which is filled while it is read, to the bytes
- * of one step per turn of the lock. */
+/* Returns the budget for reading the ring of this process. Reading that ring may fill it again, so
+ * one turn of the lock reads at most the bytes of one step. */
 static size_t within_turn(struct soft_shm_peer *peer, size_t budget)
 {
 	if (peer->turn != soft_lock_turn()) {
@@ -211,7 +211,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 			soft_cma_ring_took(peer->cma, since, record.length);
 		soft_ring_done(&peer->in, &record);
 		taken += (size_t)(soft_device.shm->copied -
-				  copied); /* bytes that descriptors referred to */
+				  copied); /* bytes copied by cross-memory attach */
 	}
 	peer->allowance -= taken < peer->allowance ? taken : peer->allowance;
 	return taken;
@@ -219,7 +219,8 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 
 /* ---- ourselves ----------------------------------------------------------------------------- */
 
-/* Returns the peer that connects one or two devices of this process. */
+/* Get the peer that connects these devices of this process, and create it on first use. Returns
+ * NULL if it cannot be created. */
 static struct soft_shm_peer *ourselves(uint32_t ports)
 {
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
@@ -270,8 +271,8 @@ struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_
 	return path_of(soft_attach_begin(ip_port, own_port, hca_number));
 }
 
-/* Notify peers when the lock is about to be released. Records to this process are read
- * immediately. */
+/* Notify the peer when the lock is about to be released. Records to this process are read
+ * immediately instead. */
 static void flush(struct soft_deferred *deferred)
 {
 	struct soft_shm_peer *peer = soft_container(deferred, struct soft_shm_peer, path.flush);
@@ -299,7 +300,8 @@ static void stop(void)
 		soft_shm_peer_finish(peer, ECONNRESET);
 }
 
-/* The rings are not mapped in the child of a fork. Inherited links may still end their channels. */
+/* Free all peers in the child of a fork without using the rings, which are not mapped there.
+ * Inherited links may still end their channels. */
 static void forked(void)
 {
 	struct soft_shm *shm = soft_device.shm;
@@ -317,7 +319,7 @@ static void forked(void)
 
 static void port_changed(enum soft_port_change change, uint32_t ports)
 {
-	(void)ports; /* visiting other rings finds their records, or nothing */
+	(void)ports; /* visiting the rings of other ports does no harm */
 	if (change == SOFT_PORT_UP)
 		soft_shm_resume();
 }

@@ -1,5 +1,5 @@
-/* Rings of records (ring.h). Positions count bytes forever; a record begins at its position modulo
- * the size.
+/* Rings of records (ring.h). A position is the number of bytes written or read so far, and never
+ * wraps. A record starts at its position modulo the ring size.
  *
  *   offset  record, in native byte order because both sides run on one machine
  *        0  u32  kind    0: padding up to the end of the ring
@@ -19,9 +19,9 @@
 
 enum {
 	SKIP = 0,
-	WARM = 64 * 1024,   /* pages that a writer reuses while its reader keeps up */
-	PAGE = 4096,        /* bytes written beyond them before checking the reader's position */
-	PLENTY = 64 * 1024, /* known room that is sufficient without checking */
+	WARM = 64 * 1024,   /* bytes at the start of the ring that stay in the caches */
+	PAGE = 4096,        /* bytes between checks of the reader's position */
+	PLENTY = 64 * 1024, /* room above which the reader's position is not checked */
 };
 
 struct header {
@@ -74,7 +74,7 @@ void soft_ring_init(struct soft_ring *ring, struct soft_ring_shared *shared, uin
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* Read the reader's position. Returns false if it is impossible. */
+/* Read the reader's position from the shared memory. Returns false if it is invalid. */
 static bool look_at_head(struct soft_ring *ring)
 {
 	uint64_t head = soft_total_get(&ring->shared->head);
@@ -109,7 +109,8 @@ static void put_header(struct soft_ring *ring, const struct header *header)
 	memcpy(at(ring, ring->mine), header, sizeof(*header));
 }
 
-/* Return to the warm pages if the reader has read everything. */
+/* Skip to the start of the ring if the reader has read everything, because the first WARM bytes are
+ * likely to be in the caches. */
 static void return_to_start(struct soft_ring *ring, uint64_t size)
 {
 	uint64_t offset = ring->mine & (SOFT_RING_SIZE - 1);
@@ -176,8 +177,8 @@ static void give_back(struct soft_ring *ring, uint64_t size)
 	soft_publish(&ring->shared->head, ring->mine);
 }
 
-/* Look at the record at the reader's position, which may be SKIP. Returns 1, 0 if there is none, or
- * -EPROTO. */
+/* Get the record at the reader's position, which may be of kind SKIP, without releasing it. Returns
+ * 1 on success, 0 if there is no record, or -EPROTO. */
 static int peek(const struct soft_ring *ring, struct soft_record *record)
 {
 	uint64_t there = ring->theirs - ring->mine;
@@ -189,7 +190,7 @@ static int peek(const struct soft_ring *ring, struct soft_record *record)
 		return -EPROTO;
 	memcpy(&header, at(ring, ring->mine), sizeof(header));
 	if (whole(header.length) > there)
-		return -EPROTO; /* a record is published when it is complete */
+		return -EPROTO; /* writers publish only complete records */
 	*record = (struct soft_record){
 		.kind = header.kind,
 		.to = header.to,

@@ -1,23 +1,25 @@
-/* A ring of records in memory shared by two processes: one writes, the other reads.
+/* A ring of records in memory shared by two processes. One process writes to the ring, and the
+ * other reads from it.
  *
- * The functions make no system calls except for mapping and unmapping. Each side keeps its own
- * position in private memory and only publishes it. It copies the other side's position and a
- * record's header once and checks the copy. A side that violates the format causes EPROTO and can
- * do no other harm. The payload that soft_ring_next returns may change while it is read.
+ * Only mapping and unmapping make system calls. Each side keeps its own position in private memory
+ * and only publishes it. It reads the other side's position and the header of each record once, and
+ * checks the copy. A side that violates the format causes EPROTO and can do no other harm. The
+ * payload that soft_ring_next returns may change while it is read.
  *
- * The bytes are mapped twice in a row, so that every record is contiguous. While the reader keeps
- * up, the writer reuses the first pages. They stay in the caches, and the rest of a quiet ring's
- * memory is never touched.
+ * The ring is mapped twice in a row, so every record is contiguous. While the reader keeps up, the
+ * writer reuses the first pages. These pages stay in the caches, and an idle ring never touches the
+ * rest of its memory.
  *
  * Wake-ups: the reader sets `notify_wanted` before it sleeps, and the writer sets `room_wanted`
- * before it waits for room. No wake-up is lost, because the side that sets its flag then checks the
- * other's position, and the side that moves its position then checks the other's flag. All four are
- * operations in one total order (atomics.h), so either the flag is set before it is checked, or the
- * position is moved before it is checked. Operations are used instead of fences because the thread
+ * before it waits for room. Each side sets its flag and then checks the other side's position. Each
+ * side moves its position and then checks the other side's flag. All four operations are in one
+ * total order (atomics.h). Therefore, at least one side sees what the other has written, and no
+ * wake-up is lost. Sequentially consistent operations are used instead of fences because the thread
  * sanitizer understands them.
  *
- * Fuzzed on arbitrary memory: soft_ring_next, soft_ring_done and soft_ring_arm as the reader;
- * soft_ring_room, soft_ring_put and soft_ring_request_room as the writer.
+ * The fuzzers run on arbitrary ring memory. They call soft_ring_next, soft_ring_done and
+ * soft_ring_arm as the reader, and soft_ring_room, soft_ring_put and soft_ring_request_room as the
+ * writer.
  */
 #pragma once
 
@@ -29,12 +31,12 @@
 struct iovec;
 
 enum {
-	SOFT_RING_SIZE = 1024 * 1024, /* a power of two, and a multiple of the page size */
+	SOFT_RING_SIZE = 1024 * 1024, /* power of two, and multiple of the page size */
 	SOFT_RECORD_HEADER = 16,
 	SOFT_RECORD_MOST = SOFT_RING_SIZE / 2, /* maximum payload of a record */
 };
 
-/* The shared positions in bytes. Zeros are an empty ring. */
+/* Shared positions in bytes, and wake-up flags. All zeros represent an empty ring. */
 struct soft_ring_shared {
 	_Alignas(64) uint64_t tail; /* written by the writer */
 	uint32_t room_wanted;
@@ -47,8 +49,8 @@ struct soft_ring_shared {
 struct soft_ring {
 	struct soft_ring_shared *shared;
 	uint8_t *bytes;
-	uint64_t mine;   /* tail or head */
-	uint64_t theirs; /* last valid value seen */
+	uint64_t mine;   /* own position: tail or head */
+	uint64_t theirs; /* other side's position when last checked */
 };
 
 struct soft_record {
@@ -59,51 +61,53 @@ struct soft_record {
 	const uint8_t *payload;
 };
 
-/* Map SOFT_RING_SIZE bytes of the file at `offset` twice in a row, and not in children of a fork.
- * Returns NULL and sets errno on failure. */
+/* Map SOFT_RING_SIZE bytes at `offset` of the file twice in a row. A forked child does not inherit
+ * the mapping. Returns NULL and sets errno on failure. */
 uint8_t *soft_ring_map(int fd, off_t offset);
 void soft_ring_unmap(uint8_t *bytes);
 
-/* Initialize one side at the beginning of the ring. */
+/* Initialize one side of an empty ring. */
 void soft_ring_init(struct soft_ring *ring, struct soft_ring_shared *shared, uint8_t *bytes);
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* Returns the maximum payload of the next record, or -EPROTO. A result below `least` is up to
- * date. */
+/* Returns the maximum payload of the next record, or -EPROTO. Checks the reader's current position
+ * before it returns less than `least`. */
 ssize_t soft_ring_room(struct soft_ring *ring, size_t least);
-/* Write a record whose payload fits. The reader may see it immediately. */
+/* Write a record, which must fit. The reader may see it immediately. */
 void soft_ring_put(struct soft_ring *ring, const struct soft_record *record,
 		   const struct iovec *payload, int count);
-/* Called when everything has been written for now. Returns true once if the reader must be
- * notified. */
+/* Finish a batch of records. Returns true if the reader must be notified now, and clears its
+ * request. */
 bool soft_ring_flush(struct soft_ring *ring);
-/* Request a notification when there is room. Returns the room that has become available, or
+/* Request a notification when the reader releases room. Returns the room that is available now, or
  * -EPROTO. */
 ssize_t soft_ring_request_room(struct soft_ring *ring);
 
-/* Create a view of what a reader that has ended had not read, for soft_ring_next_unread() only.
- * Returns false if its position is impossible. */
+/* Initialize `rest` as a view of the records that the reader had not read when it ended. Only
+ * soft_ring_next_unread() accepts the view. Returns false if the reader's position is invalid. */
 bool soft_ring_unread(const struct soft_ring *ring, struct soft_ring *rest);
-/* Get the next unread record. Returns 1, 0 if there is none, or -EPROTO. */
+/* Get the next record of the view. Returns 1 on success, 0 if there is no record, or -EPROTO. */
 int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record);
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Get the next record. Returns 1, 0 if there is none, or -EPROTO. */
+/* Get the next record. Returns 1 on success, 0 if there is no record, or -EPROTO. */
 int soft_ring_next(struct soft_ring *ring, struct soft_record *record);
-/* Release the room of a record. */
+/* Release the room of a record, whose payload must not be used afterwards. */
 void soft_ring_done(struct soft_ring *ring, const struct soft_record *record);
-/* Returns whether there is a record, even an invalid one. */
+/* Returns whether the ring contains a record, even an invalid one. */
 bool soft_ring_has_input(const struct soft_ring *ring);
-/* Request a notification and check again. Returns true if there is a record. */
+/* Request a notification, and then check for input. Returns true if the ring contains a record. */
 bool soft_ring_arm(struct soft_ring *ring);
-bool soft_ring_is_armed(
-	const struct soft_ring *ring); /* whether a requested notification is pending */
-/* Cancel the request for a notification because this side polls. */
+/* Returns whether this side has requested a notification and the peer has not sent one yet. */
+bool soft_ring_is_armed(const struct soft_ring *ring);
+/* Cancel the request for a notification, because this side polls now. */
 void soft_ring_disarm(struct soft_ring *ring);
-/* Called when room has been released. Returns true if the writer waits for it. */
+/* Check for a waiting writer after releasing room. Returns true if the writer waits for room, and
+ * clears its request. */
 bool soft_ring_room_requested(struct soft_ring *ring);
 
-/* Returns whether the reader of our ring must be notified for a reason other than a record. */
+/* Returns whether the reader has requested a notification, and clears the request. Use this for
+ * events other than records. */
 bool soft_ring_must_notify(struct soft_ring *ring);

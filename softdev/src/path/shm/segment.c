@@ -1,13 +1,14 @@
 /* The memory shared by two local peers: a memfd of fixed size.
  *
  *   offset     0  u8[8] magic
- *              8  u32   version   of this layout, of the rings and of their contents
+ *              8  u32   version   of this layout, the rings and their contents
  *           4096  positions of ring 0, then of ring 1, each aligned to 256
  *           8192  area 0, area 1
  *          24576  ring 0, then ring 1
  *
- * The side that creates it writes to ring 0 and owns area 0. The memfd is sealed against growing
- * and shrinking, because access to memory that the other side has cut off would raise SIGBUS.
+ * The side that creates the memory writes to ring 0 and owns area 0. The memfd is sealed against
+ * growing and shrinking. If the other side could shrink it, accesses beyond its end would raise
+ * SIGBUS.
  */
 #define _GNU_SOURCE /* memfd_create, F_ADD_SEALS */
 #include <fcntl.h>
@@ -46,8 +47,8 @@ static uint8_t *area(const struct soft_shm_peer *peer, int which)
 	return (uint8_t *)peer->memory + AREAS + which * SOFT_SHM_AREA;
 }
 
-/* Returns whether the limit of file sizes, which applies to a memfd as well, allows this length.
- * Exceeding it would raise SIGXFSZ (setrlimit(2)). */
+/* Returns whether RLIMIT_FSIZE allows this length. The limit applies to a memfd too, and exceeding
+ * it would raise SIGXFSZ (setrlimit(2)). */
 static bool limit_allows(off_t length)
 {
 	struct rlimit limit;
@@ -56,7 +57,7 @@ static bool limit_allows(off_t length)
 }
 
 #ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 8u /* since Linux 6.3; the sysctl vm.memfd_noexec may require it */
+#define MFD_NOEXEC_SEAL 8u /* since Linux 6.3; may be required by the sysctl vm.memfd_noexec */
 #endif
 
 int soft_segment_make(void)

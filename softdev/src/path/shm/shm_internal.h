@@ -1,5 +1,6 @@
-/* The parts of a peer: path.c (the path), segment.c (the shared memory), attach.c (start and end of
- * sharing), wakeup.c (which rings are polled, and which peers notify). */
+/* Internal interface of the parts of a shared-memory peer: path.c implements the path, segment.c
+ * maps the shared memory, attach.c starts and stops sharing, and wakeup.c polls rings and requests
+ * notifications. */
 #pragma once
 
 #include "notify_pipe.h"
@@ -9,38 +10,38 @@
 enum { SOFT_SHM_MAX_PEERS = 4096, SOFT_SHM_AREA = 8192 };
 
 struct soft_shm_peer {
-	struct soft_path path; /* unusable before `up` */
+	struct soft_path path; /* not usable until `up` is set */
 	struct soft_node node;
-	bool up; /* whether both sides have the memory */
-	unsigned busy; /* must not be freed */
-	bool self; /* whether it is this process, with one or two of its devices */
+	bool up; /* whether both sides have mapped the memory */
+	unsigned busy; /* use count; not freed while nonzero */
+	bool self; /* whether the peer is this process */
 	uint16_t port;
-	pid_t pid; /* 0 if unknown because it lives in another PID namespace */
+	pid_t pid; /* 0 if the peer is in an invisible PID namespace */
 
 	/* attach.c */
 	struct soft_fd_watch socket;
-	struct soft_fd_watch process; /* a pidfd */
+	struct soft_fd_watch process; /* pidfd */
 	struct soft_notify_pipe pipe;
 	struct soft_timer timeout;
-	struct soft_node unidentified; /* for peers that have not sent anything yet */
+	struct soft_node unidentified; /* list entry until the peer sends its first message */
 
 	/* segment.c */
-	void *memory; /* shared memory except the rings */
-	/* SOFT_SHM_AREA bytes for data outside of the rings, initially zeros. Both sides can write
-	 * to both, but each writes only to its own. Both are the same for this process. NULL while
-	 * attaching. */
+	void *memory; /* mapped segment without its rings */
+	/* Two areas of SOFT_SHM_AREA bytes for data outside the rings, initially zero. Both sides
+	 * can write to both areas, but each side writes only to its own. If `self` is set, both
+	 * pointers refer to the same area. NULL until the segment is mapped. */
 	uint8_t *own_area, *their_area;
-	struct soft_cma *cma; /* NULL if there was no memory for it */
+	struct soft_cma *cma; /* NULL if the allocation failed */
 	struct soft_ring in, out;
 
 	/* path.c */
-	unsigned turn; /* for this process: last turn of the lock */
-	size_t allowance; /* bytes that may still be read in that turn */
+	unsigned turn; /* last soft_lock_turn(), used only if `self` is set */
+	size_t allowance; /* remaining bytes that may be read in `turn` */
 
 	/* wakeup.c */
 	struct soft_node poll_set;
-	unsigned idle_polls; /* consecutive polls that found nothing */
-	bool armed; /* its ring was armed, and the pipe has not been emptied since */
+	unsigned idle_polls; /* consecutive polls without input */
+	bool armed; /* ring armed; cleared by disarming it or emptying the pipe */
 };
 
 struct soft_shm {
@@ -50,7 +51,7 @@ struct soft_shm {
 	/* attach.c */
 	struct soft_acceptor acceptor;
 	uint16_t own_port;
-	struct soft_node unidentified; /* peers in the order in which they connected */
+	struct soft_node unidentified; /* unidentified peers in connection order */
 
 	/* wakeup.c */
 	struct soft_node poll_set;
@@ -59,69 +60,73 @@ struct soft_shm {
 
 	/* cma.c */
 	struct soft_node cmas;
-	uint64_t copied; /* bytes copied so far, for sharing the time of a step */
-	uint64_t slow; /* ns per MiB below which no copy is slow */
+	uint64_t copied; /* total bytes copied by CMA, which count toward the step budget */
+	uint64_t slow; /* minimum ns per MiB of a slow copy */
 };
 
 /* ---- segment.c ------------------------------------------------------------------------------ */
 
-/* Create a segment: returns an fd, or -1 and sets errno. Check a segment created by another
- * process: returns 0 or EPROTO. Map a segment into the peer (`made` if created by us): returns 0 or
- * an errno value, and the fd is not needed afterwards. */
+/* Create a segment. Returns its fd, or -1 with errno set. */
 int soft_segment_make(void);
+/* Check a segment that another process has created. Returns 0 or EPROTO. */
 int soft_segment_check(int fd);
+/* Map a segment for the peer. `made` means that this process created the segment. The caller may
+ * close `fd` afterwards. Returns 0 or an errno value. */
 int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made);
-/* Create a segment that this process shares with itself. */
+/* Create and map a segment that this process shares with itself. Returns 0 or an errno value. */
 int soft_segment_private(struct soft_shm_peer *peer);
 void soft_segment_unmap(struct soft_shm_peer *peer);
 
 /* ---- path.c --------------------------------------------------------------------------- */
 
-/* Create a peer without rings. Returns NULL if there are too many, or no memory. */
+/* Create a peer without rings. Returns NULL if memory is short or the limit of SOFT_SHM_MAX_PEERS
+ * is reached. */
 struct soft_shm_peer *soft_shm_peer_create(void);
-/* End all channels, and free the peer unless it is busy. */
+/* End all channels of the peer, and free the peer unless it is busy. */
 void soft_shm_peer_finish(struct soft_shm_peer *peer, int error);
-/* Finish the peer after handling everything that it has written. */
+/* Handle all records that the peer has written, then finish the peer. */
 void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer);
-/* Free the peer if it has ended and is no longer busy. */
+/* Decrement `busy`, and free a finished peer that is no longer busy. */
 void soft_shm_peer_release(struct soft_shm_peer *peer);
-/* Handle about `budget` bytes at most. Returns whether there was anything. */
+/* Handle records of up to about `budget` bytes. Returns whether any records were available. */
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget);
-/* Request room for what waits. Returns true if there is some already. */
+/* Request a notification of free room if any channels are waiting for room. Returns true if there
+ * is already enough room. */
 bool soft_shm_peer_wants_room(struct soft_shm_peer *peer);
-/* Iterate over peers, none of which may end. */
 
 /* ---- attach.c ----------------------------------------------------------------------------- */
 
-/* Attach to the process with this port (see soft_shm_path_at). Returns NULL if that is not
- * possible. */
+/* Start attaching to the process at `ip_port`. The arguments are those of soft_shm_path_at().
+ * Returns NULL on failure. */
 struct soft_shm_peer *soft_attach_begin(uint16_t ip_port, uint32_t own_port, int hca_number);
-/* Empty the notify pipe when the cause of a notification has been seen. Returns false if the peer
- * has closed its end and is finished. */
+/* Acknowledge a notification by emptying the notify pipe. If the peer has closed its end of the
+ * pipe, finish the peer and return false. */
 bool soft_attach_ack_notify(struct soft_shm_peer *peer);
-/* Initialize a new peer. */
+/* Initialize the descriptors of a new peer without opening any. */
 void soft_attach_init(struct soft_shm_peer *peer);
-/* Close the descriptors of a peer that has ended. */
+/* Close the descriptors of a finished peer. */
 void soft_attach_end(struct soft_shm_peer *peer);
 
 /* ---- cma.c --------------------------------------------------------------------------------- */
 
-/* Find out what can be copied, when both sides have the segment and know the other's secret. */
+/* Check whether this process can copy the peer's memory. Does nothing until the peer has sent the
+ * address of its secret. */
 void soft_cma_probe_peer(struct soft_shm_peer *peer);
-/* Called when the segment has been mapped, and before it is unmapped. */
+/* Set up CMA after mapping the segment. If this fails, all data passes through the rings. */
 void soft_cma_attach(struct soft_shm_peer *peer);
+/* Release the peer's CMA state before the segment is unmapped. */
 void soft_cma_detach(struct soft_shm_peer *peer);
 
 /* ---- wakeup.c --------------------------------------------------------------------------- */
 
-/* Read the ring of a peer that has notified, or of this process. */
+/* Read the ring of a peer that has sent a notification, or the ring within this process. */
 void soft_wakeup_visit(struct soft_shm_peer *peer);
-/* The peer has no room, or requests it: poll it again if there is input now, or arm its ring. */
+/* Keep polling a peer that has input or free room. Arm the ring of any other peer unless a thread
+ * polls it. */
 void soft_wakeup_rearm(struct soft_shm_peer *peer);
 void soft_wakeup_remove(struct soft_shm_peer *peer);
-/* implement soft_subsystem.poll, has_input and need_notify */
-bool soft_shm_poll(void);
-bool soft_shm_has_input(void);
-void soft_shm_need_notify(bool on);
-/* Poll all rings again because the port is up. */
+bool soft_shm_poll(void); /* implements soft_subsystem.poll */
+bool soft_shm_has_input(void); /* implements soft_subsystem.has_input */
+void soft_shm_need_notify(bool on); /* implements soft_subsystem.need_notify */
+/* Poll all rings again after a port has come up. */
 void soft_shm_resume(void);

@@ -1,34 +1,42 @@
-/* Wake-ups: which rings are polled, and which peers must notify this process.
+/* Wake-ups: choosing between polling a ring and requesting a notification.
  *
- * A step polls the rings of the peers in the poll set, which have written recently. There are few
- * of them, and polling a ring costs one memory access. All other rings, and all rings while no
- * thread polls, are armed (soft_ring_arm): after its next write, the peer writes a byte to a pipe
- * (notify_pipe.h), which is readable in the engine's epoll set.
+ * Each step polls the rings of the poll set, which contains the peers that have written recently.
+ * The poll set is small, and polling a ring costs one memory access. All other rings are armed
+ * (soft_ring_arm), and so are the rings of the poll set while no thread polls. After its next
+ * write to an armed ring, the peer writes a byte to a pipe (notify_pipe.h), which makes the
+ * engine's epoll set readable.
  *
- * `need_notify` means that no thread polls the rings on its own, so peers must notify. This is the
- * case while the engine's thread sleeps in poll, or a completion queue is armed, because an
- * application thread may then sleep on the channel's fd without another call. It is not the case
- * while an application thread spins, as when it drains completions. engine.c decides.
+ * `need_notify` is set while no thread polls the rings, so that peers must notify this process. It
+ * is set while the engine's thread sleeps in poll, and while a completion queue is armed. In the
+ * latter case, an application thread may sleep on the channel's fd without calling the device
+ * first. The flag is clear while an application thread spins, for example to drain completions.
+ * engine.c decides.
  *
- * Why no record stays unread: a ring is either armed, or in the poll set with need_notify off. In
- * the first case, its writer notifies unless it has done so since the last visit. Every visit reads
- * until the ring is empty, arms it, and reads once more (ring.h proves that no wake-up is lost).
- * The pipe is readable in epoll, level-triggered, for the thread that sleeps or comes next. A visit
- * that finds no record, because the byte was about room, arms the ring again all the same. In the
- * second case, the engine's thread polls at every tick, or an application thread polls now. Before
- * either stops, it calls soft_shm_need_notify, which arms every ring of the poll set and reads once
- * more. soft_engine_schedule_step, which is also readable in epoll, announces what this finds and
- * what a bounded visit leaves. The same holds for room in a ring that this process writes to: it
- * requests room, arms, and only then checks for the last time.
+ * No record stays unread, because each ring is either armed, or in the poll set with `need_notify`
+ * clear.
  *
- * A visit that finds the record it was notified of empties the pipe immediately, without epoll.
+ * The writer of an armed ring notifies, unless it has already done so since the last visit. Every
+ * visit reads until the ring is empty, arms it, and then reads once more. ring.h proves that this
+ * loses no wake-up. The pipe is level-triggered in epoll, so it wakes the sleeping thread or the
+ * next one to poll. A visit that finds no record, because the notification was about room, arms the
+ * ring again.
+ *
+ * A ring that is not armed is polled by the engine's thread at every tick, or by an application
+ * thread. Before such a thread stops polling, it calls soft_shm_need_notify, which arms every ring
+ * of the poll set and then reads once more. If records are found, or a bounded visit leaves some
+ * unread, soft_engine_schedule_step makes the epoll set readable.
+ *
+ * Room in a ring that this process writes to is handled in the same way: this process requests
+ * room, arms its own ring, and only then checks for room once more.
+ *
+ * A visit that finds the record of a notification empties the pipe immediately, without epoll.
  */
 #include "shm_internal.h"
 #include "objects/objects.h"
 
 enum {
 	MAX_POLLED = 32, /* maximum size of the poll set */
-	/* consecutive polls without input after which a peer leaves the poll set */
+	/* consecutive polls without input before a peer leaves the poll set */
 	MAX_IDLE_POLLS = 2000,
 };
 
@@ -54,7 +62,7 @@ void soft_wakeup_remove(struct soft_shm_peer *peer)
 	soft_engine_set_polls(--soft_device.shm->polled);
 }
 
-/* Make a thread poll, because there is more to read. */
+/* Add the peer to the poll set, and schedule a step if no thread polls. */
 static void poll_again(struct soft_shm_peer *peer)
 {
 	add_to_poll_set(peer);
@@ -62,8 +70,8 @@ static void poll_again(struct soft_shm_peer *peer)
 		soft_engine_schedule_step();
 }
 
-/* Arm the ring. Returns true if there is input. The ring of this process is only checked, because
- * no other process writes to it. */
+/* Arm the ring. Returns true if the ring has input. A ring within this process is only checked for
+ * input, because no other process writes to it. */
 static bool arm(struct soft_shm_peer *peer)
 {
 	if (peer->self)
@@ -74,19 +82,19 @@ static bool arm(struct soft_shm_peer *peer)
 	return soft_ring_arm(&peer->in);
 }
 
-/* Empty the pipe of a peer that has notified since its ring was armed, so that it wakes no
- * thread. */
+/* Empty the pipe if the peer has notified since its ring was armed, so that the pipe does not wake
+ * another thread. */
 static void ack_notify(struct soft_shm_peer *peer)
 {
 	if (peer->armed && !soft_ring_is_armed(&peer->in))
 		soft_attach_ack_notify(peer);
 }
 
-/* Disarm the ring because a thread polls on its own. */
+/* Disarm the ring, because a thread that polls needs no notification. */
 static void disarm(struct soft_shm_peer *peer)
 {
 	if (!soft_ring_is_armed(&peer->in))
-		return; /* not armed, or the peer has notified */
+		return; /* never armed, or the peer has already notified */
 	peer->armed = false;
 	soft_ring_disarm(&peer->in);
 }
@@ -108,7 +116,8 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 		poll_again(peer);
 }
 
-/* Returns whether the last polls found nothing and the ring is armed as `need_notify` requires. */
+/* Returns whether a peer without input needs no changes: it stays in the poll set, its ring is
+ * armed as `need_notify` requires, and none of its channels waits for room. */
 static bool is_idle(struct soft_shm_peer *peer)
 {
 	return is_polled(peer) && peer->idle_polls <= MAX_IDLE_POLLS &&
@@ -153,7 +162,7 @@ bool soft_shm_poll(void)
 		struct soft_shm_peer *peer =
 			soft_list_first(&soft_device.shm->poll_set, struct soft_shm_peer, poll_set);
 
-		/* Move the peer to the end of the list, so that no peer is always last. */
+		/* Rotate the poll set, so that no peer is always served last. */
 		soft_list_remove(&peer->poll_set);
 		soft_list_append(&soft_device.shm->poll_set, &peer->poll_set);
 		any = visit(peer, share) || any;

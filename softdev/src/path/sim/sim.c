@@ -1,10 +1,11 @@
 /* Simulated hosts in one process and in virtual time, for aiordma.testing.simulate and tests/pair.
  *
- * Each host has a machine with its own device, which replaces the process's device while the
- * machine is entered. A network between the machines delivers datagrams, each of which may be lost,
- * duplicated or delayed. A host that boots again gets a new machine; the old one keeps what its
- * program has open. All random numbers come from one seed, and the caller's thread performs all
- * steps. The same calls therefore produce the same history, of which `trace` is a hash.
+ * Each host runs on a machine with its own device. Entering a machine replaces the process's device
+ * with the machine's device. A simulated network delivers datagrams between the machines, and may
+ * lose, duplicate or delay each of them. Rebooting a host creates a new machine, while the old
+ * machine keeps the objects that its program has open. One seed determines all random numbers, and
+ * the caller's thread executes all steps. The same calls therefore produce the same history, and
+ * `trace` is a hash of this history.
  */
 #include "path/sim/sim.h"
 
@@ -16,14 +17,14 @@
 #include "path/roce/roce.h"
 
 enum {
-	HEADROOM = 64, /* room before a datagram for a frame header */
+	HEADROOM = 64, /* bytes reserved for a frame header before a datagram */
 	FIRST_PORT = 32768, /* first ephemeral port, as on Linux */
 	PORTS = 28232,
-	LOOK_NS = 100, /* time that each poll takes, so that polling until a deadline ends */
+	LOOK_NS = 100, /* virtual time per poll, so that busy loops reach their deadline */
 };
 
-#define WALL_CLOCK_S 1800000000 /* wall clock at time 0 */
-#define TRACE_BEGIN UINT64_C(0xcbf29ce484222325) /* the same for all seeds */
+#define WALL_CLOCK_S 1800000000 /* wall-clock time at virtual time 0 */
+#define TRACE_BEGIN UINT64_C(0xcbf29ce484222325) /* FNV-1a offset basis */
 
 struct flight {
 	uint64_t due, number;
@@ -31,23 +32,23 @@ struct flight {
 	union ibv_gid from_gid, to_gid;
 	uint16_t port;
 	size_t length;
-	uint8_t bytes[]; /* preceded by HEADROOM bytes */
+	uint8_t bytes[]; /* HEADROOM bytes, followed by the datagram */
 };
 
 struct machine {
-	struct soft_device device; /* valid while another machine is entered */
+	struct soft_device device; /* copy of the device while the machine is not entered */
 	int number, host;
 	enum aiordma_sim_state state;
 	struct aiordma_sim_program program;
-	uint64_t alarm_ns; /* 0 if none */
-	struct flight **held; /* datagrams that arrived while it was paused */
+	uint64_t alarm_ns; /* deadline of the next timer; 0 if none */
+	struct flight **held; /* datagrams that arrived while the machine was stopped */
 	size_t held_count;
 };
 
 static struct {
-	struct soft_device process; /* the process's device while a machine is entered */
+	struct soft_device process; /* copy of the process's device while a machine is entered */
 	struct machine **machines;
-	int machine_count, entered; /* `entered` is -1 if none */
+	int machine_count, entered; /* `entered` is -1 if no machine is entered */
 	struct flight **heap; /* min-heap by due time */
 	size_t flight_count;
 	uint64_t now_ns, random, trace, sent;
@@ -179,7 +180,7 @@ static int host_of(const union ibv_gid *gid)
 	return is_one ? gid->raw[15] - 1 : -1;
 }
 
-/* Returns the host's machine that is up. */
+/* Returns the host's current machine, which may be stopped, or NULL if it is dead. */
 static struct machine *machine_of(int host)
 {
 	for (int i = sim.machine_count - 1; i >= 0; i--)
@@ -195,7 +196,7 @@ static struct machine *here(void)
 
 static int clock_of_machine(clockid_t clock, struct timespec *now)
 {
-	const uint64_t ns = sim.now_ns; /* reading the clock must not change anything */
+	const uint64_t ns = sim.now_ns; /* reading the clock does not advance it */
 
 	now->tv_sec = (time_t)(ns / 1000000000) + (clock == CLOCK_REALTIME ? WALL_CLOCK_S : 0);
 	now->tv_nsec = (long)(ns % 1000000000);
@@ -258,12 +259,13 @@ static void send_datagram(const union ibv_gid *from, uint16_t port, const union 
 	put_on_the_way(flight, bytes);
 }
 
-/* Reserve a port of the machine with a Unix socket name that contains the port. The kernel assigns
- * a name only once. */
+/* Reserve a port by binding a Unix socket to an abstract name that contains the machine and the
+ * port. The kernel rejects a name that is already in use. Returns the fd, or a negative errno
+ * value. */
 static int reserve(struct sockaddr *address, int type)
 {
 	uint16_t *port = &((struct sockaddr_in *)(void *)address)
-				  ->sin_port; /* same offset in both families */
+				  ->sin_port; /* same offset in struct sockaddr_in6 */
 	const bool any = !*port;
 	int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0), error = fd < 0 ? errno : EADDRINUSE;
 
@@ -355,7 +357,7 @@ struct aiordma_sim_link *aiordma_sim_way(int network, int from, int to)
 
 int aiordma_sim_begin(uint64_t seed)
 {
-	/* Uptimes: just booted, 1,000 seconds, 300 days. */
+	/* Simulate uptimes of 0 seconds, 1,000 seconds and 300 days. */
 	static const uint64_t begins_s[] = {0, 1000, 26000000};
 
 	if (sim.machine_count)
@@ -394,7 +396,7 @@ int aiordma_sim_end(void)
 	return used;
 }
 
-/* Returns the machine whose timer expires first, or NULL. */
+/* Returns the running machine whose timer expires first, or NULL. */
 static struct machine *first_alarm(void)
 {
 	struct machine *first = NULL;
@@ -447,7 +449,7 @@ static void run_timers(struct machine *machine)
 	soft_unlock();
 }
 
-/* Process the first event, which is due at `when`. Returns its machine. */
+/* Process the next event, which is due at `when`. Returns the machine affected by the event. */
 static struct machine *happen(uint64_t when)
 {
 	const bool arrives = sim.flight_count && sim.heap[0]->due == when;
@@ -481,6 +483,6 @@ void aiordma_sim_run(uint64_t until)
 		if (machine->program.busy_until < until)
 			until = machine->program.busy_until;
 	}
-	if (until > sim.now_ns && until != UINT64_MAX) /* nothing else will happen until then */
+	if (until > sim.now_ns && until != UINT64_MAX) /* no further event before `until` */
 		sim.now_ns = until;
 }

@@ -1,7 +1,7 @@
-/* Simulated hosts (sim.c). embedded.h declares the public calls. */
+/* Internal interface of the simulated hosts (sim.c). embedded.h declares the public functions. */
 #pragma once
 
 #include "engine/engine.h"
 
-/* Returns the next random number of the seed. */
+/* Return the next number of the pseudo-random sequence. */
 uint64_t soft_sim_random(void);

@@ -1,28 +1,29 @@
-/* Liveness of TCP streams to another machine, which can disappear without a sign.
+/* Liveness checks for TCP streams to another machine, which can fail without closing the stream.
  *
- * While nothing is in flight, the kernel probes the other machine (keep-alive) for
- * AIORDMA_EMBEDDED_PATH_TIMEOUT seconds. While something is, a timer checks whether anything comes
- * back. TCP_USER_TIMEOUT is not used, because it also gives up a peer whose machine answers every
- * probe and whose process has only been stopped. That is not a failure for a card, and not for this
- * device.
+ * While a stream is idle, the kernel probes the other machine (keep-alive) for up to
+ * AIORDMA_EMBEDDED_PATH_TIMEOUT seconds. While data is in flight, a timer checks whether the other
+ * machine still responds. TCP_USER_TIMEOUT is not used, because it also gives up when the machine
+ * answers every probe but the peer's process is stopped. Neither a card nor this device treats a
+ * stopped process as a failure.
  *
- * If neither the transport nor the connection manager would report the loss to a queue pair's
- * owner, the machine is probed only while a request that its kernel has already confirmed waits for
- * the peer's device. Otherwise nothing would follow from the loss, and on a card the queue pair
- * outlives any pause of the path.
+ * The owners of some queue pairs would learn of a loss neither from the transport nor from the
+ * connection manager. While idle, their peers are probed only if a request waits for the peer's
+ * device although the peer's kernel has acknowledged it. At other times, nobody would notice the
+ * loss, and the queue pair of a card survives any interruption of the path.
  *
- * A queue pair that may wait longer for a response, according to its timeout and retry count, gets
- * this time (IBTA 9.7.6.1.3). A queue pair whose timeout is 0 waits as long as the kernel does, and
+ * A queue pair whose timeout and retry count allow a longer wait for a response gets that much time
+ * (IBTA 9.7.6.1.3). A queue pair with a timeout of 0 waits as long as the kernel does, and its peer
  * is not probed.
  *
- * The time during which this process itself was stopped does not count, because it could not see
+ * Time during which this process was stopped does not count, because the process could not see
  * responses.
  *
- * The channels of a stream share a timer with the shortest of their times. It fails the channels
- * whose time is over. A stream that has been silent for so long is not used for other channels.
+ * All channels of a stream share one timer, which follows the channel with the shortest limit. The
+ * timer fails every channel whose limit has been exceeded. A stream that has been silent for
+ * AIORDMA_EMBEDDED_PATH_TIMEOUT seconds is not used for new channels.
  *
- * Within a machine nothing is lost: a silent peer is a stopped process, and its end would close the
- * socket.
+ * Streams within a machine are not checked, because they lose nothing. A silent peer there is a
+ * stopped process, and the socket is closed when the process exits.
  */
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
@@ -34,10 +35,10 @@
 #define SECOND_NS 1000000000u
 
 enum {
-	DEFAULT = 20, /* seconds, in which TCP makes about seven attempts */
+	DEFAULT = 20, /* seconds; enough for about seven TCP transmissions */
 	MAX = 3600,
-	CHECKS = 4, /* checks within the time limit */
-	PROBES = 5, /* keep-alive probes within half of the time limit */
+	CHECKS = 4, /* checks per time limit */
+	PROBES = 5, /* keep-alive probes per half of the time limit */
 	UNANSWERED = 2,
 };
 
@@ -51,7 +52,7 @@ int soft_liveness_configure(void)
 		return 0;
 	unsigned long value = strtoul(text, &end, 10);
 
-	/* strtoul would accept a sign. */
+	/* Check the first character, because strtoul() accepts spaces and a sign. */
 	if (*text >= '0' && *text <= '9' && !*end && value >= 1 && value <= MAX) {
 		soft_device.tcp->liveness_seconds = value;
 		return 0;
@@ -76,8 +77,8 @@ static void keep_alive(int fd, int on)
 		return;
 	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
 	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, probes);
-	/* Set this option last: its time starts at the last input, not now
-	 * (tcp_sock_set_keepidle_locked). */
+	/* Set this option after SO_KEEPALIVE, so that the kernel restarts its timer from the last
+	 * input instead of from now (tcp_sock_set_keepidle_locked). */
 	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
 }
 
@@ -100,7 +101,7 @@ static void nothing_under_way(struct soft_tcp_path *tcp, uint64_t next_check)
 		soft_timer_start(&tcp->liveness_timer, next_check);
 }
 
-/* Returns a channel whose time is over, or NULL. */
+/* Returns a channel that tolerates no more than `quiet` ns of silence, or NULL. */
 static struct soft_chan *overdue(const struct soft_tcp_path *tcp, uint64_t quiet)
 {
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
@@ -109,8 +110,8 @@ static struct soft_chan *overdue(const struct soft_tcp_path *tcp, uint64_t quiet
 	return NULL;
 }
 
-/* Check whether anything has come back since something was sent. Answers to probes count, and so
- * does everything else that the peer sends. */
+/* Fail the channels whose patience has run out while data is in flight. Any segment from the peer
+ * ends the silence, including its responses to probes. */
 void soft_liveness_check(struct soft_timer *timer)
 {
 	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, liveness_timer);
@@ -120,7 +121,8 @@ void soft_liveness_check(struct soft_timer *timer)
 	struct soft_chan *chan;
 	int outstanding = 0;
 
-	/* A check that runs this late means that this process or its machine was stopped. */
+	/* Restart the measurement if this check is so late that this process or its machine must
+	 * have been stopped. */
 	if (now - timer->deadline_ns > interval)
 		tcp->liveness_since = now;
 	quiet = now - tcp->liveness_since;
@@ -139,9 +141,10 @@ void soft_liveness_check(struct soft_timer *timer)
 	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
 	if (answered < quiet)
 		quiet = answered;
-	/* The kernel probes a closed receive window at growing intervals (tcp(7)). Silence counts
-	 * only if probes, including the latest, have been unanswered for a whole interval. A single
-	 * one often is, because a kernel answers at most two per second (tcp_invalid_ratelimit). */
+	/* The kernel probes a closed receive window at growing intervals (tcp(7)). Silence
+	 * therefore counts only if at least UNANSWERED probes had no answer at this check and at
+	 * the previous one. A single unanswered probe is normal, because a kernel answers at most
+	 * two per second (tcp_invalid_ratelimit). */
 	bool probing = info.tcpi_unacked == 0;
 
 	soft_timer_start(timer, now + interval);
@@ -170,8 +173,8 @@ void soft_liveness_watch(struct soft_path *path)
 		soft_timer_stop(&tcp->liveness_timer);
 }
 
-/* Returns how long the peer has not answered the kernel's probes. What is sent in the meantime,
- * such as the application's keep-alive messages, does not restart this time. */
+/* Returns the time in ns for which the kernel's probes have been unanswered. Sending more data,
+ * such as an application's keep-alive messages, does not restart this time. */
 static uint64_t unanswered_ns(int fd)
 {
 	struct tcp_info info = {0};

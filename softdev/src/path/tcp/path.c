@@ -1,22 +1,23 @@
-/* Paths over a TCP stream, or a pair of sockets in tests.
+/* Paths over a TCP stream, or over a pair of sockets in tests.
  *
  *   record  u32 kind << 24 | length of the payload; u32 to; u32 from (path.h), little-endian
  *
  * A stream that was not created by the connection manager begins with a handshake in each direction
- * (frame.h, STREAM). Nothing else is sent before the response, because the listener may not be this
- * device. The side that connected uses the stream for all queue pairs that it connects to that port
- * from the same address. The other side does not reuse it, because it only knows that the queue
- * pairs that arrived on it were introduced correctly. A stream without channels ends.
+ * (frame.h, STREAM). The connecting side sends nothing else before the response arrives, because
+ * the listener may not be this device. It then uses the stream for all queue pairs that it connects
+ * from the same address to the same port. The accepting side does not reuse the stream, because it
+ * only knows that the queue pairs introduced on the stream are genuine. A stream without channels
+ * is closed.
  *
- * Output: short records of all queue pairs are copied, and sent together when the lock is released
- * or with the next step of a thread that is about to make one. Long records are sent from the
- * application's memory, many with one call. If the socket accepts a record in part, the rest is
- * copied, so the path has the whole record or nothing.
+ * Output: short records of all queue pairs are copied and sent together. They are sent when the
+ * lock is released, or in the next step if a thread is about to run one. Long records are sent
+ * directly from the application's memory, several per system call. If the socket accepts only part
+ * of a record, the rest is copied, so the path accepts each record as a whole or not at all.
  *
- * Input: one recv reads many small records into the engine's scratch memory, from which their
- * payload is copied. A long payload is received directly into its destination: one readv fills the
- * application's memory and then scratch memory with what follows. While long payloads arrive, only
- * headers are read ahead, so that the next payload needs no copy either.
+ * Input: one recv reads many small records into the engine's scratch memory, and their payload is
+ * copied from there. A long payload is received directly into its destination. One readv fills the
+ * application's memory, and then scratch memory with the bytes that follow. While long payloads
+ * arrive, only headers are read ahead, so that the next payload needs no copy either.
  */
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -31,11 +32,11 @@
 enum {
 	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
 	RECORD_MOST = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) -
-		1, /* the longest record is sent alone */
+		1, /* maximum length of a record, which is sent alone */
 	TOGETHER_MOST = SOFT_STEP_BYTES + RECORD_MOST,
 	GATHER_MOST = 64 * 1024, /* bytes of short records sent together */
 	COPY_MOST = 4096, /* longer records are not copied */
-	MAX_SILENT = 256, /* accepted streams without a channel */
+	MAX_SILENT = 256, /* maximum number of accepted streams without a channel */
 };
 
 #define CONNECTING_NS 20000000000u
@@ -79,8 +80,9 @@ void soft_tcp_path_release(struct soft_tcp_path *tcp)
 	free(tcp);
 }
 
-/* Returns how many of the bytes written here the dead peer had not read, or -1 if unknown because
- * the connection was reset. */
+/* Returns the number of bytes that this side wrote and the dead peer did not read, or -1 if
+ * unknown. Acknowledged bytes have been read, because closing a socket with unread input would have
+ * reset the connection. */
 static int64_t missing(const struct soft_tcp_path *tcp)
 {
 	int unconfirmed;
@@ -98,7 +100,8 @@ static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 	if (tcp->path.dead)
 		return;
 	tcp->busy++;
-	/* Input will not be handled, so the peer must not assume that it was. */
+	/* Reset the connection if any data is discarded. After a regular close, the peer would
+	 * assume that this side has handled everything. */
 	bool resets = tcp->state == SOFT_TCP_UP ? error != 0
 						: gathered(tcp) || soft_path_waits(&tcp->path);
 
@@ -122,8 +125,8 @@ static void expired(struct soft_timer *timer)
 		finish(tcp, tcp->state == SOFT_TCP_CLOSING ? 0 : ETIMEDOUT, -1);
 }
 
-/* Close an idle stream. The last frames and ENDs are sent first. The socket stays open until the
- * peer has closed its end, because closing a socket with unread data would reset the connection. */
+/* Close an idle stream after sending its last frames and ENDs. The socket stays open until the peer
+ * has closed its side, because closing a socket with unread data would reset the connection. */
 static void idle(struct soft_path *path, bool by_peer)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
@@ -142,8 +145,8 @@ static void idle(struct soft_path *path, bool by_peer)
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-/* Send the gathered records, for which iov[0] is free, and then the `bytes` in the other iovecs.
- * Returns how many of these the socket has accepted. */
+/* Send the gathered records and then the `bytes` in iov[1] and later elements. The caller leaves
+ * iov[0] free for the gathered records. Returns how many of the `bytes` the socket has accepted. */
 static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size_t bytes)
 {
 	size_t before = gathered(tcp);
@@ -152,14 +155,14 @@ static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size
 
 	if (before)
 		iov[0] = (struct iovec){tcp->output + tcp->output_sent, before};
-	/* A stream that has lost bytes for lack of memory must not send later ones in their
+	/* If the stream has lost bytes because memory was short, later bytes must not take their
 	 * place. */
 	if (!(soft_ports_down & tcp->path.ports) && !tcp->path.broken)
 		do
 			n = sendmsg(tcp->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		while (n < 0 && errno == EINTR);
-	/* Records that the peer sent before it closed the stream are still to be read. Reading also
-	 * finds the end. */
+	/* Ignore a closed stream here. It may still hold records from the peer, and reading it
+	 * reports the end. */
 	if (n < 0 && errno != EAGAIN && errno != EPIPE && errno != ECONNRESET)
 		soft_path_give_up(&tcp->path, errno);
 	size_t sent = n > 0 ? (size_t)n : 0;
@@ -203,7 +206,7 @@ static void send_gathered(struct soft_tcp_path *tcp)
 		return;
 	give(tcp, iov, 1, 0);
 	if (!gathered(tcp) &&
-	    tcp->output_room > GATHER_MOST) { /* free the large buffer of a long record */
+	    tcp->output_room > GATHER_MOST) { /* free a buffer that has grown for a long record */
 		free(tcp->output);
 		tcp->output = NULL;
 		tcp->output_room = 0;
@@ -244,7 +247,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	do
 		whole += RECORD_HEADER + ends[taken].bytes - (taken ? ends[taken - 1].bytes : 0);
 	while (++taken < count && whole < sent);
-	whole -= sent; /* the rest of the last record that was begun */
+	whole -= sent; /* rest of the record that was sent in part */
 	for (int i = 1; whole; i++) {
 		size_t skip = sent < all[i].iov_len ? sent : all[i].iov_len;
 		size_t part = all[i].iov_len - skip < whole ? all[i].iov_len - skip : whole;
@@ -269,15 +272,16 @@ static const struct soft_path_calls tcp_calls = {
 	.watch = soft_liveness_watch,
 };
 
-/* Returns whether output may wait for the next step. An application that handles many completions
- * of many queue pairs between two polls then needs one system call for all its requests. */
+/* Returns whether output may be delayed until the next step. An application that handles
+ * completions of many queue pairs between two polls then needs only one system call for all its
+ * requests. */
 static bool may_delay(struct soft_tcp_path *tcp)
 {
 	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < GATHER_MOST &&
 	       !tcp->blocked && !soft_path_waits(&tcp->path) && soft_engine_may_gather(&tcp->since);
 }
 
-/* Send gathered output, when the lock is about to be released or the socket accepts more. */
+/* Send gathered output before the lock is released or after the socket has become writable. */
 static void flush(struct soft_deferred *deferred)
 {
 	struct soft_tcp_path *tcp = soft_container(deferred, struct soft_tcp_path, path.flush);
@@ -321,7 +325,7 @@ static void writable(struct soft_tcp_path *tcp)
 	send_gathered(tcp);
 	uint64_t begin = tcp->path.position, before = begin - 1;
 
-	/* Write a record for each waiting channel, and repeat while there is room. */
+	/* Let each waiting channel write one record, and repeat while there is room. */
 	while (!tcp->blocked && tcp->state >= SOFT_TCP_UP && tcp->path.position != before &&
 	       tcp->path.position - begin < SOFT_STEP_BYTES) {
 		before = tcp->path.position;
@@ -332,8 +336,8 @@ static void writable(struct soft_tcp_path *tcp)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-/* Choose what the next read fills. Returns the number of iovecs, and stores how many of their bytes
- * are payload that is read directly into its destination. */
+/* Choose the buffers of the next read. Returns the number of iovecs. Of their `length` bytes, the
+ * first `direct` bytes are read directly into the payload's destination. */
 static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, size_t *direct,
 		   size_t *length)
 {
@@ -380,7 +384,7 @@ static bool begin(struct soft_tcp_path *tcp)
 			      : tcp->left == SOFT_HANDSHAKE_SIZE;
 }
 
-/* Handle the next bytes of a record. */
+/* Handle the next payload bytes of a record. */
 static bool go_on(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 {
 	tcp->left -= (uint32_t)length;
@@ -438,7 +442,8 @@ static void take_in(struct soft_tcp_path *tcp)
 		if (n < 0 && errno == EAGAIN)
 			break;
 		if (n <= 0) {
-			/* If there is a channel, the peer's process has ended. */
+			/* A stream is closed only without channels. If it still has one, the peer's
+			 * process has ended. */
 			finish(tcp, n ? errno : ECONNRESET, n ? -1 : missing(tcp));
 			break;
 		}
@@ -479,7 +484,7 @@ static void say_hello(struct soft_tcp_path *tcp)
 static void up(struct soft_tcp_path *tcp)
 {
 	tcp->state = SOFT_TCP_UP;
-	/* Nothing can be lost between two ends with the same address. */
+	/* Equal addresses mean that both ends are on this host, where nothing is lost. */
 	tcp->watched = !soft_set_option(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, 1) &&
 		       names_of(tcp->watch.fd, &tcp->names) &&
 		       memcmp(&tcp->names.own, &tcp->names.peer, sizeof(tcp->names.own));
@@ -503,7 +508,7 @@ static void other_version(uint32_t version)
 static void hello(struct soft_tcp_path *tcp)
 {
 	struct soft_hello hello;
-	/* Read exactly the handshake, because records follow it. */
+	/* Do not read beyond the handshake, because records follow it. */
 	ssize_t n = recv(tcp->watch.fd, tcp->input + tcp->have, SOFT_HANDSHAKE_SIZE - tcp->have, 0);
 
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -572,7 +577,7 @@ static void ready(struct soft_fd_watch *watch)
 
 /* ---- where they come from ------------------------------------------------------------------ */
 
-/* Returns the port of the device that has the socket's address. */
+/* Returns the port bit of the device to which the socket's local address belongs. */
 static uint32_t port_of(int fd)
 {
 	struct sockaddr_storage own = {0};
@@ -672,7 +677,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 	length = soft_gid_address(&ends->peer, &ends->own, ends->port, &address);
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
-	/* Connect from the address that the queue pair has selected, to use that network. */
+	/* Use the network of the queue pair's own address. */
 	if (fd >= 0 && (soft_gid_bind(fd, &ends->own) ||
 			(connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS)))
 		soft_close_fd(&fd);
@@ -686,7 +691,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 	return tcp;
 }
 
-/* Pass written data to the kernel, as much as it accepts. */
+/* Close all streams after passing as much pending output to the kernel as it accepts. */
 static void stop(void)
 {
 	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node) {

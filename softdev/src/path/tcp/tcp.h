@@ -9,7 +9,7 @@ enum soft_tcp_state {
 	SOFT_TCP_CONNECTING,
 	SOFT_TCP_HELLO, /* waiting for the handshake */
 	SOFT_TCP_UP,
-	SOFT_TCP_CLOSING, /* sends the last bytes and then waits for the peer's end */
+	SOFT_TCP_CLOSING, /* sending the last bytes, then waiting for the peer to close */
 };
 
 struct soft_tcp_ends {
@@ -22,76 +22,76 @@ struct soft_tcp_path {
 	struct soft_node node;
 	struct soft_fd_watch watch;
 	enum soft_tcp_state state;
-	unsigned busy; /* must not be freed */
-	bool connects; /* this side has connected, so it knows the peer */
-	bool of_cm; /* whether the stream was created by the CM */
-	uint16_t path_port; /* peer's port if this side has requested it; otherwise 0 */
+	unsigned busy; /* use count; not freed while nonzero */
+	bool connects; /* whether this side opened the connection, and so chose the peer */
+	bool of_cm; /* whether the connection manager created the stream */
+	uint16_t path_port; /* peer's port if this side opens channels on a CM stream, else 0 */
 	struct soft_tcp_ends ends;
-	struct soft_tcp_ends names; /* addresses of the socket */
-	struct soft_place place; /* while the stream has no channel */
-	struct soft_timer timer; /* for connecting, the handshake and lingering */
+	struct soft_tcp_ends names; /* the socket's addresses */
+	struct soft_place place; /* used while the stream has no channel */
+	struct soft_timer timer; /* timeout of connecting, the handshake and lingering */
 
 	/* input */
-	uint8_t input[SOFT_HANDSHAKE_SIZE]; /* a header or a handshake; `have` bytes are valid */
+	uint8_t input[SOFT_HANDSHAKE_SIZE]; /* header or handshake; `have` bytes have arrived */
 	uint32_t have;
 	enum soft_record_kind kind; /* kind of the record being received */
 	uint32_t left, to, from;
-	bool bulk; /* whether long payloads arrive */
+	bool bulk; /* whether long payloads are arriving */
 
-	uint64_t guessed_until; /* for guessed queue pair numbers (link/handshake.c) */
+	uint64_t guessed_until; /* limits wrong queue pair numbers (link/handshake.c) */
 
-	/* output that the socket has not accepted */
+	/* output not yet accepted by the socket */
 	uint8_t *output;
 	size_t output_length, output_sent, output_room;
-	bool blocked; /* whether the socket is full */
-	struct soft_node delayed; /* in the list of streams whose output waits for the next step */
-	bool due; /* whether the next step has come */
+	bool blocked; /* whether the socket's send buffer is full */
+	struct soft_node delayed; /* list entry while output waits for the next step */
+	bool due; /* whether delayed output must be sent now */
 	unsigned since; /* see soft_engine_may_gather */
 
 	/* liveness.c */
-	bool watched; /* whether the peer can disappear without a sign */
-	bool stale; /* silent for too long; not used for more queue pairs */
+	bool watched; /* whether the peer can disappear without closing the stream */
+	bool stale; /* silent for too long to be used for new channels */
 	struct soft_timer liveness_timer;
-	uint64_t liveness_limit; /* ns; the shortest limit of its links */
-	uint64_t liveness_since; /* since when something has been in flight */
-	uint32_t liveness_probes; /* unanswered probes of the kernel at the last check */
+	uint64_t liveness_limit; /* minimum patience of its channels in ns */
+	uint64_t liveness_since; /* time from which silence counts */
+	uint32_t liveness_probes; /* kernel's unanswered probes at the last check */
 };
 
 struct soft_tcp {
 	struct soft_node streams;
 	struct soft_places silent; /* accepted streams without a channel */
 	struct soft_node delayed; /* streams with delayed output */
-	uint64_t liveness_seconds; /* how long a stream may be silent */
-	bool version_told; /* whether another protocol version has been reported */
+	uint64_t liveness_seconds; /* maximum silence of a stream */
+	bool version_told; /* whether a version mismatch has been reported */
 };
 
 extern const struct soft_subsystem soft_tcp_subsystem;
 
-/* Returns NULL if the path is of another kind. */
+/* Returns the TCP path that contains `path`, or NULL if `path` is of another kind. */
 struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path);
-/* Returns a path to this port, or NULL if it cannot be reached now. */
+/* Find a path to `ends`, or start connecting a new one. Returns NULL on failure. */
 struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends);
 void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer);
-/* Adopt a connected socket whose ends have been introduced. Returns NULL after closing it if there
- * is no memory. */
+/* Create a path over a socket that the connection manager has connected, taking ownership of `fd`.
+ * Returns NULL, with `fd` closed, if there is not enough memory. */
 struct soft_tcp_path *soft_tcp_path_adopt(int fd);
-/* Free the path if it has ended and is no longer busy. */
+/* Decrement `busy`, and free a finished path that is no longer busy. */
 void soft_tcp_path_release(struct soft_tcp_path *tcp);
-/* Returns the path to the process with this port that a stream between the same addresses has
- * become, or NULL. */
+/* Returns the path that an earlier CM stream to port `path_port` has become, if it connects the
+ * same addresses as the socket. Returns NULL if there is none. */
 struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port);
-/* Returns whether the path was a CM stream from the address from which the socket comes. */
+/* Returns whether the path connects the same two addresses as the socket. */
 bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd);
-/* Handle bytes that have already been read from the stream. */
+/* Handle bytes that the caller has already read from the stream. */
 void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length);
 void soft_tcp_paths_send_delayed(void);
 
 /* ---- liveness.c: of a stream to another machine ------------------------------------------------ */
 
 int soft_liveness_configure(void); /* implements soft_subsystem.start */
-/* Returns how long a path may be silent, in ns. */
+/* Returns the default limit of a path's silence in ns. */
 uint64_t soft_liveness_limit(void);
 void soft_liveness_watch(struct soft_path *path); /* implements soft_path_calls.watch */
-/* Called after the stream has sent something. */
+/* Start the liveness timer after the stream has sent data. */
 void soft_liveness_sent(struct soft_tcp_path *tcp);
 void soft_liveness_check(struct soft_timer *timer);
