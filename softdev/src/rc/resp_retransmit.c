@@ -124,7 +124,7 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		atomic_again(qp, frame);
 	else if (was_empty_read(&qp->responder, frame))
 		answer(qp, frame, SOFT_READ_DATA, 0, NULL);
-	else { /* also within a message, because a requester with a window may wait for it */
+	else { /* within a message as well, because a requester with a window may wait for it */
 		/* If no request has been accepted yet, the packet cannot be a duplicate. */
 		if (!qp->communicated)
 			trace_psn(qp, frame->psn);

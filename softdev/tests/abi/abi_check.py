@@ -23,7 +23,7 @@ from .abi_layout import CompileError, build, preprocessed, program, run
 
 SOFTDEV = Path(__file__).resolve().parents[2]
 
-# Constants of rdma-core 45 and later, which the headers of Debian 12 do not declare.
+# Constants added in rdma-core 45, which the headers of Debian 12 lack.
 NEWER = (
     "IBV_ODP_SUPPORT_FLUSH",
     "IBV_WC_FLUSH",
@@ -36,8 +36,8 @@ NEWER = (
 HEADERS = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h")
 OURS = '#include "abi/abi.h"\n'
 
-# The kernel's big-endian types are unsigned long long where uint64_t is unsigned long: the same
-# thing in every ABI, but different types to the compiler.
+# The kernel's __be64 is unsigned long long, but uint64_t is unsigned long. They are the same in the
+# ABI, but different types for the compiler.
 DISTRIBUTION = """
 #include <stdint.h>
 #include <linux/types.h>
@@ -85,7 +85,7 @@ int main(void)
 
 @dataclass(frozen=True)
 class Report:
-    """What was compared, and every disagreement, in words."""
+    """The number of facts compared, and a message for each disagreement."""
 
     facts: int
     faults: list[str]
@@ -106,7 +106,7 @@ def compare_layout(device: Path, reference: str, folder: Path) -> Report:
 
 
 def compare_calls(device: Path, reference: str, folder: Path) -> Report:
-    """Check the prototypes of calls.h against `reference` and the names against the libraries."""
+    """Compare our prototypes with `reference`, and check that the libraries export the calls."""
     lists = ("calls.h", "provider_calls.h")
     lines = [line for name in lists for line in (device / "abi" / name).read_text().splitlines()]
     calls = sum(line.startswith(("CALL(", "OPTIONAL(")) for line in lines)

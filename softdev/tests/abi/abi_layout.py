@@ -10,13 +10,13 @@ import subprocess
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-# No stubs exist; it comes with cffi, which reads the same headers with it.
+# pycparser has no type stubs. It is installed with cffi, which uses it to parse these headers.
 from pycparser import c_ast, c_parser  # type: ignore[import-untyped]
 
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 DEFINE = re.compile(r"^#define\s+(\w+)\s+.*$", re.MULTILINE)
 
-# What abi.h takes from the system; to the parser only the names matter.
+# System types that abi.h uses. The parser needs only their names.
 SYSTEM_TYPES = """
 typedef int uint8_t, uint16_t, uint32_t, uint64_t, size_t, pthread_mutex_t, pthread_cond_t;
 typedef int socklen_t;
@@ -25,9 +25,9 @@ struct sockaddr { int x; }; struct sockaddr_in { int x; };
 struct sockaddr_in6 { int x; }; struct sockaddr_storage { int x; };
 """
 
-# The kind tells apart what has the same place and size: a pointer, an integer with and without a
-# sign, a structure.  (__builtin_classify_type gives 5 for pointers and 1 for integers; an array
-# counts as a pointer to its element, on both sides.)
+# The kind distinguishes fields with the same offset and size: pointers, integers and structures.
+# __builtin_classify_type() returns 5 for pointers and 1 for integers. An array counts as a pointer
+# to its element in both headers.
 PROGRAM = """
 #include <stddef.h>
 #include <stdio.h>
@@ -44,14 +44,14 @@ PROGRAM = """
 
 
 def parse(source: str) -> tuple[list[str], c_ast.FileAST]:
-    """The `#define`d names of a header, and the tree of the rest."""
+    """Return the macro names in a header, and the syntax tree of the rest."""
     source = COMMENT.sub("", source)
     tree = c_parser.CParser().parse(SYSTEM_TYPES + DEFINE.sub("", source))
     return DEFINE.findall(source), tree
 
 
 class Lister(c_ast.NodeVisitor):  # type: ignore[misc]
-    """Collects the statements that print what a header declares, in its order."""
+    """Collects statements that print the declarations of a header in order."""
 
     def __init__(self) -> None:
         self.statements: list[str] = []
@@ -76,7 +76,7 @@ class Lister(c_ast.NodeVisitor):  # type: ignore[misc]
 
 
 def fields(type_name: str, node: c_ast.Node, path: str) -> Iterator[str]:
-    """Statements for each field, also of the nameless structures inside."""
+    """Yield statements for each field, including the fields of anonymous structures."""
     for field in node.decls:
         inner = getattr(field.type, "type", field.type)
         nameless = isinstance(inner, c_ast.Struct | c_ast.Union) and inner.name is None
@@ -89,7 +89,7 @@ def fields(type_name: str, node: c_ast.Node, path: str) -> Iterator[str]:
 
 
 def is_integer(declaration: c_ast.Node) -> bool:
-    """A plain integer or enum; not a pointer, an array or a system type of unknown make."""
+    """Return whether a field is an integer or enum, but not an opaque pthread type."""
     if not isinstance(declaration, c_ast.TypeDecl):
         return False
     if isinstance(declaration.type, c_ast.Enum):
@@ -100,7 +100,7 @@ def is_integer(declaration: c_ast.Node) -> bool:
 
 
 def program(headers: Sequence[Path], without: Collection[str] = ()) -> str:
-    """The C program, without the `#include` that gives it the declarations, and some constants."""
+    """Return the C program without its `#include` line and the constants in `without`."""
     lister = Lister()
     defines, tree = parse("".join(path.read_text() for path in headers))
     lister.visit(tree)
@@ -112,18 +112,18 @@ def program(headers: Sequence[Path], without: Collection[str] = ()) -> str:
 
 
 def preprocessed(declarations: str) -> str:
-    """The declarations that `#include` lines give."""
+    """Return the preprocessor output for `#include` lines."""
     command = ["cc", "-std=gnu11", "-E", "-P", "-"]
     done = subprocess.run(command, input=declarations, capture_output=True, text=True, check=False)
-    return done.stdout  # where it fails, the program will not compile either
+    return done.stdout  # if this fails, compiling the program fails, too
 
 
 class CompileError(Exception):
-    """The compiler refused the program; the text is the compiler's."""
+    """The compiler rejected the program. The message is the compiler's output."""
 
 
 def build(source: str, output: Path, arguments: Sequence[str]) -> Path:
-    """Compile `source` to the program `output`; `arguments` follow the source (libraries)."""
+    """Compile `source` to `output`. `arguments`, such as libraries, follow the source file."""
     path = output.with_suffix(".c")
     path.write_text(source)
     command = ["cc", "-std=gnu11", "-Wall", "-Werror", "-o", str(output), str(path), *arguments]
@@ -134,5 +134,5 @@ def build(source: str, output: Path, arguments: Sequence[str]) -> Path:
 
 
 def run(path: Path) -> list[str]:
-    """The lines that a program prints."""
+    """Run a program and return the lines that it prints."""
     return subprocess.run([path], capture_output=True, text=True, check=True).stdout.splitlines()

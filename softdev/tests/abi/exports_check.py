@@ -19,12 +19,12 @@ LIBRARIES = ("libibverbs", "librdmacm")
 BLOCK = re.compile(r"^([\w@.]+) \{(.*?)\}", re.MULTILINE | re.DOTALL)
 SYMBOL = re.compile(r"^ (\w+)@(\w[\w.]*) ", re.MULTILINE)
 
-# exports.py makes those of every version.
+# exports.py generates these functions for every version.
 DRIVER = "verbs_register_driver_"
 
 
 def table_of_exports() -> dict[str, tuple[str, str]]:
-    """Name -> version and how it is done, of each export of ours."""
+    """Return the version and the implementation of each exported name, by name."""
     found: dict[str, tuple[str, str]] = {}
     for line in TABLE.read_text().splitlines():
         if match := re.match(r"(\w[\w.]*) (\w+):$", line):
@@ -35,7 +35,7 @@ def table_of_exports() -> dict[str, tuple[str, str]]:
 
 
 def names_in(text: str) -> dict[str, set[str]]:
-    """Name -> its versions, of a version script or a symbols file."""
+    """Return the versions of each name in a version script or symbols file."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for version, block in BLOCK.findall(re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)):
         for name in re.findall(r"(\w+)@?[\w@]*;", block.partition("local:")[0]):
@@ -46,7 +46,7 @@ def names_in(text: str) -> dict[str, set[str]]:
 
 
 def missing(text: str) -> list[str]:
-    """The names of that text that ours lack, or have under another version."""
+    """Return the names in `text` that we do not export, or export under another version."""
     ours = {name: version for name, (version, _) in table_of_exports().items()}
     wrong = []
     for name, versions in sorted(names_in(text).items()):
@@ -59,7 +59,7 @@ def missing(text: str) -> list[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The path itself, or what is below that folder of both libraries."""
+    """Return `path`, or the version scripts and symbols files of both libraries below it."""
     if not path.is_dir():
         return [path]
     return [

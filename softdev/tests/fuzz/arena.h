@@ -1,8 +1,8 @@
-/* The application's memory while a hostile peer uses its queue pairs: what was shared, with which
- * rights, and between all of it what was not.
+/* Application memory for fuzzing with a hostile peer. It contains areas with different access
+ * rights, separated by memory that is not shared.
  *
- * All that is not to be read holds a secret word, over and over; all that is not to be written must
- * be as it was.
+ * Memory that the peer must not read is filled with a secret word. Memory that the peer must not
+ * write is compared with a copy.
  */
 #pragma once
 
@@ -11,27 +11,27 @@
 
 enum {
 	PAGE = 4096,
-	GAP = 64, /* between an area and the page's edges: also not shared */
-	OPEN_SIZE = 80 * PAGE, /* more than a frame can carry */
+	GAP = 64, /* bytes between an area and the page boundary; not shared either */
+	OPEN_SIZE = 80 * PAGE, /* larger than a frame */
 };
 
 enum area_name {
-	AREA_OPEN, /* every right; also what our own requests use */
-	AREA_READ, /* for reading */
-	AREA_WRITE, /* for writing */
-	AREA_ATOMIC, /* for atomics */
-	AREA_LOCAL, /* for our own receives */
-	AREA_FOREIGN, /* every right, but of another protection domain */
-	AREA_WINDOWED, /* nothing but through windows */
-	AREA_STALE, /* every right, but deregistered */
+	AREA_OPEN, /* all rights; also used by our own requests */
+	AREA_READ, /* remote read */
+	AREA_WRITE, /* remote write */
+	AREA_ATOMIC, /* remote atomic */
+	AREA_LOCAL, /* local write, for our own receives */
+	AREA_FOREIGN, /* all rights, but in another protection domain */
+	AREA_WINDOWED, /* accessible only through memory windows */
+	AREA_STALE, /* all rights, but deregistered */
 	AREAS,
 };
 
-/* What a peer may do to an area's bytes. */
+/* Position and access rights of each area. */
 static const struct area {
 	size_t start, length;
 	unsigned rights;
-	bool changes; /* a peer may write there */
+	bool changes; /* whether the peer may write to it */
 	bool secret;
 } areas[AREAS] = {
 	[AREA_OPEN] = {PAGE + GAP, OPEN_SIZE, ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL, true, false},
@@ -49,16 +49,16 @@ static const struct area {
 	[AREA_STALE] = {OPEN_SIZE + 15 * PAGE + GAP, PAGE - 2 * GAP, ALL_RIGHTS, false, true},
 };
 
-/* The two windows of AREA_WINDOWED, from its start. */
+/* Size and offsets of the two memory windows in AREA_WINDOWED. */
 enum { WINDOW_SIZE = 512, WINDOW_READ = 512, WINDOW_WRITE = 2048 };
 
 enum { ARENA_SIZE = OPEN_SIZE + 18 * PAGE };
 
 static struct arena {
 	uint8_t *memory;
-	uint8_t *before; /* the same, as it was */
+	uint8_t *before; /* earlier copy of `memory` */
 	uint64_t secret;
-	bool open_gone; /* AREA_OPEN is shared no more */
+	bool open_gone; /* whether AREA_OPEN is no longer shared */
 } arena;
 
 static inline uint8_t *area_at(enum area_name name)
@@ -96,14 +96,14 @@ static inline void arena_prepare(uint64_t secret)
 	memcpy(arena.before, arena.memory, ARENA_SIZE);
 }
 
-/* From now on no peer may write there either, until it is shared again. */
+/* Make arena_unharmed() check AREA_OPEN, too, until it is shared again. */
 static inline void arena_close_open(void)
 {
 	memcpy(arena.before + areas[AREA_OPEN].start, area_at(AREA_OPEN), OPEN_SIZE);
 	arena.open_gone = true;
 }
 
-/* Nothing of what is not shared for writing has changed. */
+/* Check that all memory that is not shared for writing is unchanged. */
 static inline void arena_unharmed(void)
 {
 	size_t from = 0;
@@ -123,12 +123,12 @@ static inline void arena_unharmed(void)
 	CHECK(!memcmp(arena.memory + from, arena.before + from, ARENA_SIZE - from));
 }
 
-/* Take what has come back, at most `most` bytes: no secret is in it.  False: there is no more, and
- * will not be. */
+/* Read at most `most` bytes from the device, and check that they do not contain the secret. Returns
+ * false if no more bytes can arrive. */
 static inline bool arena_drain(int fd, size_t most)
 {
 	static uint8_t bytes[sizeof(uint64_t) - 1 + 65536];
-	size_t carried = 0; /* a secret may come in two pieces */
+	size_t carried = 0; /* the secret may be split between two reads */
 
 	while (most) {
 		size_t room = sizeof(bytes) - carried;

@@ -1,10 +1,9 @@
-/* What every fuzz target stands on: a device whose clock and random numbers belong to the input, so
- * that the same input does the same things every time.
+/* Common code of the fuzz targets. The device's clock and random numbers depend only on the input,
+ * so every run of an input behaves the same.
  *
- * An input is a list of records of sixteen bytes, each of which is one thing that happens: a frame
- * that comes in, a work request, time that passes.  Numbers that only a run can know (keys,
- * addresses, sequence numbers) are named by selectors, so that an input stays good when the device
- * changes.
+ * An input is a sequence of 16-byte records. Each record is one event, such as an incoming frame, a
+ * work request or passing time. Selectors represent values that are known only at run time (keys,
+ * addresses, sequence numbers), so inputs remain useful when the device changes.
  */
 #pragma once
 
@@ -23,8 +22,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
 
-/* Everything that the device does by chance follows from the input; so do the secrets, which an
- * input therefore cannot contain. */
+/* Seed the device's random numbers from the input. Returns a secret that is also derived from the
+ * input, so that no input can contain it. */
 static inline uint64_t fuzz_seed(const uint8_t *data, size_t size)
 {
 	uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ size;
@@ -35,14 +34,15 @@ static inline uint64_t fuzz_seed(const uint8_t *data, size_t size)
 	return fuzz_next(&hash) | 1;
 }
 
-/* Until nothing is ready any more: a step serves eight sources. */
+/* Run `steps` steps of the engine. Each step serves a limited number of ready descriptors. */
 static inline void fuzz_steps(int steps)
 {
 	while (steps--)
 		soft_progress();
 }
 
-/* Open sockets and the like: not the pipes and files that the fuzzer opens. */
+/* Returns the number of open sockets and anonymous inodes such as eventfds. The fuzzer itself opens
+ * only pipes and files. */
 static inline int fuzz_sockets(void)
 {
 	DIR *folder = opendir("/proc/self/fd");
@@ -65,7 +65,8 @@ static inline uint16_t fuzz16(const uint8_t *at)
 	return (uint16_t)(at[0] | at[1] << 8);
 }
 
-/* Whole records are moved about; what is in one is the library's to change. */
+/* Mutate an input by copying, removing or swapping whole records, or let libFuzzer change its
+ * bytes. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed)
 {
 	uint64_t state = seed;
@@ -79,7 +80,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 	to = fuzz_next(&state) % count;
 	memcpy(record, data + from * RECORD, RECORD);
 	switch (fuzz_next(&state) % 8) {
-	case 0: /* once more, somewhere else */
+	case 0: /* insert a copy at another position */
 		if (count == room)
 			break;
 		memmove(data + (to + 1) * RECORD, data + to * RECORD, (count - to) * RECORD);
@@ -97,7 +98,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 		return count * RECORD;
 	case 3:
 		return LLVMFuzzerMutate(data, size, max_size);
-	case 4: /* as one kind of thing into another */
+	case 4: /* change the record's type */
 		data[from * RECORD] = (uint8_t)fuzz_next(&state);
 		return count * RECORD;
 	}

@@ -1,9 +1,10 @@
-/* The connection manager: hostile clients of a listener, servers with arbitrary answers, streams to
- * the data listener for the queue pairs of ids, and datagrams that ask for a service; through real ids
- * and sockets, from many addresses, of which few have a place.
+/* Fuzz the connection manager with real ids and sockets. Hostile clients connect to a listener from
+ * many addresses, but only a few half-open connections are allowed. Servers respond with arbitrary
+ * messages. Peers also open streams to the data listener for the ids' queue pairs, and request
+ * services with datagrams.
  *
- * The application does what an application may do at that moment, in any order.  Whatever happens,
- * it ends with nothing left over, and the listener serves a peer of this protocol.
+ * The application makes any call at any time. At the end no resources may be left, and the listener
+ * must still accept a well-behaved client.
  */
 #include <endian.h>
 #include <netinet/in.h>
@@ -20,15 +21,15 @@
 enum { CLIENTS = 8, IDS = 6, PLACES = 3, PEER_PSN = 100 };
 
 static struct world {
-	struct rdma_event_channel *channel; /* of the listeners and what is asked of them */
-	struct rdma_event_channel *asking; /* of the clients */
+	struct rdma_event_channel *channel; /* events of the listeners and their requests */
+	struct rdma_event_channel *asking; /* events of the clients */
 	struct rdma_cm_id *listener, *service;
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
 	struct rdma_cm_id *ids[IDS];
-	int clients[CLIENTS]; /* -1: none */
-	int server; /* where the application may be sent */
-	uint16_t data; /* where queue pairs are reached without the connection manager */
+	int clients[CLIENTS]; /* -1 if closed */
+	int server; /* the fuzzer's listening socket, to which clients connect */
+	uint16_t data; /* port of the data listener */
 	int datagrams;
 	int sockets;
 } world;
@@ -68,7 +69,7 @@ static void open_world(void)
 	world.service = listening(RDMA_PS_UDP);
 	CHECK(world.pd = rdma->ibv_alloc_pd(world.listener->verbs));
 	CHECK(world.cq = rdma->ibv_create_cq(world.listener->verbs, 256, NULL, NULL, 0));
-	/* The process gets its LID, and its sockets, when it is first asked for. */
+	/* soft_ip_port() opens the data listener when it is first called. */
 	CHECK_OK(rdma->ibv_query_port(world.listener->verbs, 1,
 				      (struct _compat_ibv_port_attr *)&port));
 	soft_lock();
@@ -117,8 +118,8 @@ static struct rdma_cm_id **place(void)
 	return NULL;
 }
 
-/* What an application may say to an id; whether it is the moment for it is for the device to know.
- */
+/* Make a call that an application may make on an id. The device must reject a call that is invalid
+ * in the id's state. */
 static void act(struct rdma_cm_id **id, const uint8_t *r)
 {
 	struct rdma_conn_param parameters = {.private_data = r,
@@ -158,7 +159,8 @@ static void act(struct rdma_cm_id **id, const uint8_t *r)
 	}
 }
 
-/* False: there is none.  The id is the application's as soon as it has seen its request. */
+/* Take an event, if any, and act on its id unless `r` is NULL. The id of a connect request is added
+ * to world.ids. Returns false if no event is pending. */
 static bool take_event(const uint8_t *r)
 {
 	struct rdma_cm_event *event;
@@ -184,7 +186,7 @@ static bool take_event(const uint8_t *r)
 		for (int i = 0; i < IDS; i++)
 			if (world.ids[i] == event->id)
 				id = &world.ids[i];
-		CHECK(id); /* nothing is told of an id that was destroyed */
+		CHECK(id); /* destroyed ids have no events */
 		CHECK_OK(rdma->rdma_ack_cm_event(event));
 	}
 	if (r)
@@ -192,7 +194,8 @@ static bool take_event(const uint8_t *r)
 	return true;
 }
 
-/* The kernel may deliver later than a system call returns, in a thread of its own. */
+/* Attempts to wait for data, because the kernel may deliver it after the system call has
+ * returned. */
 enum { TRIES = 100000 };
 
 static void try_again(void)
@@ -254,14 +257,14 @@ static void hang_up(int *fd, bool politely)
 {
 	if (*fd < 0)
 		return;
-	if (!politely) /* a reset, and no TIME_WAIT */
+	if (!politely) /* send a reset, to avoid TIME_WAIT */
 		(void)setsockopt(*fd, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0},
 				 sizeof(struct linger));
 	close(*fd);
 	*fd = -1;
 }
 
-/*  0 to whom  1-3 from which address of this host */
+/* Connect a client. Bytes of `r`: 0 destination, 1-3 source address on this host. */
 static void connect_to(int *fd, const uint8_t *r)
 {
 	union address from = address_of("127.0.0.1", 0);
@@ -299,8 +302,9 @@ static void say(int fd, const uint8_t *bytes, size_t length, size_t first)
 		;
 }
 
-/*  0 type  1-2 QP number  3 PSN  4 port space and queue pair type  5-8 resources, depth, retries
- *  9-10 a byte that is wrong  11 said in two pieces */
+/* Send a CM message. Bytes of `r`: 0 type, 1-2 QP number, 3 PSN and reason, 4 port space and QP
+ * type, 5-6 resources and depth, 7-8 retry counts, 9-10 corrupted byte, 11 number of bytes to send
+ * first. */
 static void say_message(int fd, const uint8_t *r)
 {
 	uint8_t bytes[SOFT_MAD_SIZE];
@@ -323,9 +327,10 @@ static void say_message(int fd, const uint8_t *r)
 	say(fd, bytes, length, r[11]);
 }
 
-/* On the stream that a connection has become, or on one to the data listener.
- *  0 kind; 0: the HELLO of a stream  1 the id whose queue pair is meant  2-3 to, from
- *  4 kind of handshake, or opcode  5 PSN  6 length  7 flags  8 acknowledged  9 said in two pieces */
+/* Send a record on a client's stream, which is a former CM connection or a connection to the data
+ * listener. Bytes of `r`: 0 kind (0 is a HELLO without a record header), 1 id whose queue pair is
+ * addressed, 2-3 destination and source channels, 4 handshake type or opcode, 5 PSN, 6 length, 7
+ * flags, 8 acknowledged PSN, 9 number of bytes to send first. */
 static void say_record(int fd, const uint8_t *r)
 {
 	struct rdma_cm_id *id = world.ids[r[1] % IDS];
@@ -365,7 +370,8 @@ static void say_record(int fd, const uint8_t *r)
 		say(fd, payload, length, r[9]);
 }
 
-/*  0 type  1 number  2-3 QP number  4 status  5 LID  6-7 a byte that is wrong  8 cut off */
+/* Send a service message. Bytes of `r`: 0 type, 1 request number, 2-3 QP number, 4 status, 6-7
+ * corrupted byte, 8 truncated length. */
 static void say_sidr(const uint8_t *r)
 {
 	union address to = address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.service)));
@@ -381,7 +387,7 @@ static void say_sidr(const uint8_t *r)
 	};
 	uint8_t heard[SOFT_MAD_SIZE];
 
-	/* To the client, with the number of its request. */
+	/* Respond to a client's pending request with its request number. */
 	if (recvfrom(world.datagrams, heard, sizeof(heard), MSG_DONTWAIT, &to.any, &size) >= 16 &&
 	    r[1] & 0x80) {
 		memcpy(&message.number, heard + 8, sizeof(message.number));
@@ -476,7 +482,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		one_thing(data + at);
 	for (int i = 0; i < CLIENTS; i++)
 		hang_up(&world.clients[i], false);
-	/* The timers of those that still wait expire. */
+	/* Let all remaining timers expire. */
 	for (int i = 0; i < 3; i++) {
 		fuzz_steps(4);
 		fuzz_pass_time(UINT64_C(100000000000));

@@ -1,9 +1,10 @@
-/* References to another process's memory, and the page that it shares with us: what a local peer
- * can say there.
+/* Fuzz cross-memory attach: descriptors of another process's memory, and the page that the process
+ * shares with us. A local peer can write anything to both. The peer is this process, identified by
+ * its own PID.
  *
- * Whatever it says: bytes go only to where they were to go, a descriptor that does not add up is
- * refused, a slot in use is not exported again before the other side has said that it is done with
- * it, and memory is taken back in bounded time.  (The other process is this one, by its number.)
+ * Whatever the peer writes, bytes are copied only to their destination, and inconsistent
+ * descriptors are rejected. A slot in use is not exported again until the peer has marked it as
+ * done. Revoking memory takes a limited time.
  */
 #define _GNU_SOURCE /* memmem */
 #include <sys/uio.h>
@@ -15,7 +16,7 @@
 
 static struct world {
 	struct soft_cma cma;
-	uint8_t *own, *peer; /* pages */
+	uint8_t *own, *peer; /* shared pages */
 	bool given[SOFT_CMA_SLOTS];
 	uint32_t generations[SOFT_CMA_SLOTS];
 } world;
@@ -25,8 +26,9 @@ static struct soft_cma_page *peer_page(void)
 	return (struct soft_cma_page *)(void *)world.peer;
 }
 
-/*  1 slot  2 generation, from the one that is right  3 pieces  4 length, likewise  5 where from
- *  6-7 length of a piece  8-9 offset  10 where to */
+/* Copy from a descriptor of the peer. Bytes of `r`: 1 slot, 2 difference from the right generation,
+ * 3 number of pieces, 4 difference from the right length, 5 source address, 6-7 length of each
+ * piece, 8-9 offset, 10 destination address. */
 static void refer(const uint8_t *r)
 {
 	uint8_t bytes[SOFT_CMA_DESC_HEAD + 32 * SOFT_CMA_DESC_PIECE] = {0};
@@ -42,7 +44,7 @@ static void refer(const uint8_t *r)
 	for (uint32_t i = 0; i < count; i++) {
 		uint8_t *piece = bytes + SOFT_CMA_DESC_HEAD + i * SOFT_CMA_DESC_PIECE;
 
-		/* Of its own memory, or where there is none. */
+		/* Use an address in AREA_READ, or one where no memory is mapped. */
 		soft_put64(piece, r[5] & 1 && i == count / 2u
 					  ? (uint64_t)r[5] << 12
 					  : (uintptr_t)area_at(AREA_READ) + (r[5] >> 1));
@@ -96,7 +98,8 @@ static void take_back(const uint8_t *r)
 	}
 	for (uint32_t slot = r[1] % 4u; slot < SOFT_CMA_SLOTS; slot += 4) {
 		CHECK(!world.cma.exports[slot].used);
-		/* Not good any more, unless the other side has said that it needs it no longer. */
+		/* The generation must have changed unless the peer has marked the export as
+		 * done. */
 		CHECK(!world.given[slot] ||
 		      world.cma.own->generation[slot] != world.generations[slot] ||
 		      peer_page()->done[slot] == world.generations[slot]);
@@ -118,10 +121,10 @@ static void one_thing(const uint8_t *r)
 	case 4:
 		take_back(r);
 		break;
-	case 5: /* anything in the page that it writes */
+	case 5: /* write arbitrary bytes to the peer's page */
 		memcpy(world.peer + fuzz16(r + 1) % (sizeof(struct soft_cma_page) - 8), r + 4, 8);
 		break;
-	case 6: /* it is done with a slot */
+	case 6: /* mark a slot as done */
 		peer_page()->done[r[1] % SOFT_CMA_SLOTS] =
 			world.cma.own->generation[r[1] % SOFT_CMA_SLOTS];
 		break;
@@ -135,14 +138,15 @@ static void one_thing(const uint8_t *r)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	arena_prepare(fuzz_seed(data, size));
-	fuzz_clock_step_ns = 1000000; /* waiting takes time here too */
+	fuzz_clock_step_ns = 1000000; /* time passes while the device waits */
 	world = (struct world){
 		.own = calloc(1, SOFT_CMA_PAGE),
 		.peer = calloc(1, SOFT_CMA_PAGE),
 	};
 	CHECK(world.own && world.peer);
 	CHECK_OK(soft_cma_init(&world.cma, (void *)world.own, (void *)world.peer));
-	/* It shows what we show, and so may be copied from: it is this process. */
+	/* Make the peer's page equal to ours, so that the probe accepts this process as the
+	 * peer. */
 	memcpy(world.peer, world.own, sizeof(struct soft_cma_page));
 	world.cma.peer_secret_at = (uintptr_t)world.cma.secret;
 	CHECK(soft_cma_probe(&world.cma, getpid()));

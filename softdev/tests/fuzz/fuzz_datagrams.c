@@ -1,9 +1,8 @@
-/* Datagrams into UD queue pairs: from any host that can reach the process's UDP port.
+/* Fuzz UD queue pairs with datagrams from any host that can reach the process's UDP port.
  *
- * Two queue pairs receive, one of them from a shared queue and in a multicast group.  Whatever
- * comes: a receive is filled only by a message with the right queue pair number and Q_Key, from the
- * address that it says it is from; nothing is answered; and the device's own queue pairs still hear
- * each other.
+ * Two queue pairs receive messages, one of them from a shared receive queue. Only a message with
+ * the right queue pair number, Q_Key and source address may fill a receive. No datagram is
+ * answered, and the process's own queue pairs can still send to each other.
  */
 #define _GNU_SOURCE /* memmem */
 #include <arpa/inet.h>
@@ -24,11 +23,11 @@ static struct world {
 	struct ibv_mr *mr;
 	struct ibv_ah *ah;
 	struct side victims[VICTIMS];
-	int unknown; /* a UDP socket at 127.0.0.1, */
-	uint32_t number; /* from whose port these QP numbers may come */
+	int unknown; /* the fuzzer's UDP socket on 127.0.0.1 */
+	uint32_t number; /* first QP number of that socket's port */
 	struct sockaddr_in device;
 	union ibv_gid own, other;
-	uint64_t posted, right; /* receives; messages that may be taken */
+	uint64_t posted, right; /* posted receives and acceptable messages */
 	uint64_t received;
 	uint8_t corrupt_at, corrupt_by;
 } world;
@@ -96,13 +95,13 @@ static void take_completions(void)
 	while ((n = world.context->ops.poll_cq(world.cq, 16, wc)) > 0)
 		for (int i = 0; i < n; i++) {
 			if (wc[i].wr_id)
-				continue; /* a send of our own */
+				continue; /* one of our own sends */
 			world.received++;
 			CHECK_EQUAL(wc[i].status, IBV_WC_SUCCESS);
 			CHECK(wc[i].byte_len >= GRH && wc[i].byte_len <= 4 * 255);
 		}
 	CHECK_EQUAL(n, 0);
-	/* Nothing else has been let in. */
+	/* Only acceptable messages may have been received. */
 	CHECK(world.received <= world.right);
 	CHECK(world.received <= world.posted);
 }
@@ -120,7 +119,7 @@ static void post_receive(struct side *side, const uint8_t *r)
 				    : world.context->ops.post_recv(side->qp, &wr, &bad));
 }
 
-/* Between queue pairs of the process, which is a message like any other. */
+/* Check that the process's own queue pairs can still send to each other. */
 static void they_hear_each_other(void)
 {
 	struct side *from = &world.victims[0], *to = &world.victims[1];
@@ -143,7 +142,8 @@ static void they_hear_each_other(void)
 	CHECK_OK(world.context->ops.post_send(from->qp, &wr, &bad));
 	fuzz_steps(1);
 	take_completions();
-	/* A receive posted earlier may be too short for it; then it is dropped, and it stays. */
+	/* If an earlier receive is too short, the message is dropped and the receive stays
+	 * posted. */
 	CHECK(world.received == before + 1 || world.posted > world.received);
 }
 
@@ -163,8 +163,9 @@ static void close_scene(void)
 		;
 }
 
-/*  1 whom  2 Q_Key  3 flags  4 unused  5 hop limit  6-7 traffic class and flow label  8 from
- *  9 addresses  10-11 length */
+/* Send a datagram. Bytes of `r`: 1 receiver and wrong QP number, 2 wrong Q_Key, 3 flags, 4 unused,
+ * 5 hop limit, 6-7 traffic class and flow label, 8 sender, 9 addresses, 10-11 length, 12 payload,
+ * 13 truncated length. */
 static void say_datagram(const uint8_t *r)
 {
 	static uint8_t bytes[SOFT_DATAGRAM_HEADER + SOFT_DATAGRAM_MAX + 4096];
@@ -184,7 +185,7 @@ static void say_datagram(const uint8_t *r)
 	};
 
 	if (r[9] & 4) {
-		datagram.destination.raw[0] = 0xff; /* a group, of IPv6 or IPv4 */
+		datagram.destination.raw[0] = 0xff; /* an IPv6 or IPv4 multicast GID */
 		datagram.destination.raw[12] = 224;
 	}
 	length = length & 0x8000 ? length & 0xfff : length & 0xff;
@@ -192,12 +193,13 @@ static void say_datagram(const uint8_t *r)
 	memset(bytes + SOFT_DATAGRAM_HEADER, r[12], length);
 	if (world.corrupt_by)
 		bytes[world.corrupt_at % SOFT_DATAGRAM_HEADER] ^= world.corrupt_by;
-	/* Should a corruption have made it right again, that is right too. */
+	/* A corrupted datagram counts as acceptable, because the corruption may have made it
+	 * valid. */
 	world.right += world.corrupt_by || (!wrong_number && !wrong_key && !(r[9] & 3));
 	world.corrupt_by = 0;
 	length += SOFT_DATAGRAM_HEADER;
 	if (r[9] & 0x80)
-		length = r[13]; /* cut off */
+		length = r[13]; /* truncated */
 	(void)!sendto(world.unknown, bytes, length, MSG_DONTWAIT, (struct sockaddr *)&world.device,
 		      sizeof(world.device));
 }

@@ -1,10 +1,10 @@
-/* The frame stream into real queue pairs: the peer of a connection, which may send anything.
+/* Fuzz the frame stream of real queue pairs. The peer of a connection may send anything.
  *
- * Six queue pairs of one domain are connected to the fuzzer: RC, RC with a shared receive queue, UC,
- * RC that is ready to receive only, and both sides of XRC.  A seventh waits for its peer, which has to
- * introduce itself on a stream that begins with HELLO.  Whatever comes: what was not shared is
- * neither changed nor told, every work request completes once and in order, a region that was
- * deregistered is left alone, and two other queue pairs of the process go on as if nothing were.
+ * Six queue pairs in one protection domain are connected to the fuzzer: RC, RC with a shared
+ * receive queue, UC, RC in RTR, and both sides of XRC. A seventh waits for a peer to open a stream
+ * and identify itself with HELLO. Memory that is not shared must be neither changed nor disclosed.
+ * Every work request must complete once and in order. Deregistered regions must not be accessed,
+ * and two other queue pairs of the process must keep working.
  */
 #define _GNU_SOURCE /* memmem */
 #include "link/link_internal.h"
@@ -28,11 +28,11 @@ enum {
 
 struct victim {
 	struct side side;
-	int fd; /* the fuzzer's end; -1 after it was closed */
+	int fd; /* the fuzzer's end; -1 if closed */
 	struct {
 		uint64_t posted, completed;
 	} queues[2]; /* receives, sends */
-	uint32_t lengths[2 * QUEUE]; /* of the receives, by their number */
+	uint32_t lengths[2 * QUEUE]; /* lengths of the receives, by sequence number */
 };
 
 static struct world {
@@ -46,12 +46,12 @@ static struct world {
 	struct ibv_mr *mrs[AREAS];
 	struct ibv_mr *null;
 	uint32_t rkeys[AREAS];
-	struct ibv_mw *windows[2]; /* for reading, for writing: both of the first victim alone */
+	struct ibv_mw *windows[2]; /* for reads and for writes, through the first victim only */
 	struct side friends[2];
 	struct victim victims[VICTIMS];
 	struct victim *current;
-	uint8_t corrupt_at, corrupt_by; /* of the next frame's headers */
-	size_t piece;                   /* so many bytes at a time; 0: all at once */
+	uint8_t corrupt_at, corrupt_by; /* position and XOR mask for the next frame's headers */
+	size_t piece;                   /* bytes per send; 0 means all at once */
 } world;
 
 /* ---- the scene ------------------------------------------------------------------------------- */
@@ -68,7 +68,7 @@ static void socket_pair(int fds[2])
 	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
 }
 
-/* LID 0: the stream comes from elsewhere. */
+/* Address of the fuzzer. Without a GID, to_rtr() uses the GID of this host. */
 static const struct address elsewhere = {.psn = PEER_PSN, .qpn = 77};
 
 static struct verbs_context *extended(void)
@@ -77,7 +77,7 @@ static struct verbs_context *extended(void)
 					offsetof(struct verbs_context, context));
 }
 
-/* Empty ones. */
+/* Create empty shared receive queues. */
 static void open_shared_queues(void)
 {
 	struct ibv_srq_init_attr shared = {.attr = {.max_wr = QUEUE, .max_sge = 4}};
@@ -149,7 +149,7 @@ static void meet_victim(int i)
 {
 	struct victim *victim = &world.victims[i];
 	struct side *side = &victim->side;
-	const int room = 2 * SOFT_FRAME_MAX; /* so that one read can take in a long frame */
+	const int room = 2 * SOFT_FRAME_MAX; /* one read can return a long frame */
 	int fds[2];
 
 	world.current = victim;
@@ -168,7 +168,7 @@ static void meet_victim(int i)
 					 : NULL,
 		.memory = area_at(AREA_OPEN),
 		.mr = world.mrs[AREA_OPEN],
-		.psn = 0xfffffe, /* wraps */
+		.psn = 0xfffffe, /* wraps around soon */
 	};
 	CHECK(side->qp = create_victim(i, side));
 	CHECK_OK(to_init(side));
@@ -238,7 +238,7 @@ static void open_scene(void)
 
 /* ---- what must hold -------------------------------------------------------------------------- */
 
-/* wr_id: the victim's number, which queue, how many were posted before. */
+/* Return a new wr_id, which encodes the victim, the queue and the number of earlier requests. */
 static uint64_t next_id(struct victim *victim, int queue)
 {
 	return victim->queues[queue].posted++ << 1 | (unsigned)queue |
@@ -320,7 +320,7 @@ static void close_scene(void)
 		CHECK_OK(world.context->ops.dealloc_mw(world.windows[i]));
 	for (int i = 0; i < AREAS; i++)
 		take_back((enum area_name)i);
-	fuzz_pass_time(UINT64_C(3000000000)); /* lingering links are gone */
+	fuzz_pass_time(UINT64_C(3000000000)); /* until lingering links have ended */
 	fuzz_steps(4);
 	friends_are_well();
 }
@@ -341,7 +341,7 @@ static void send_from_unknown(const void *bytes, size_t length)
 		if (n < 0) {
 			uint8_t byte;
 
-			/* It does not read while it has so much to say. */
+			/* The device stops reading while its own output is blocked. */
 			if (!arena_drain(victim->fd, 65536) ||
 			    recv(victim->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
 				return;
@@ -370,7 +370,7 @@ static uint32_t key_of(uint8_t selector)
 	return selector & 0x80 ? key ^ 1u << (selector >> 4 & 7) : key;
 }
 
-/* Mostly near the edges of what is shared, where mistakes are. */
+/* Derive an address from a record, usually near the boundary of an area, where bugs are likely. */
 static uint64_t address_of_record(const uint8_t *at)
 {
 	static const uint64_t edges[] = {0, UINT64_MAX, UINT64_MAX - 7, INT64_MAX};
@@ -399,9 +399,10 @@ static const uint8_t opcodes[] = {
 	SOFT_FLUSH,
 };
 
-/*  1 opcode  2 flags  3 PSN from the one that is right  4-5 length  6 which part of a message
- *  7 how long that is  8 key  9-11 address  12 acknowledged PSN, likewise  13 syndrome
- *  14 so much of the payload is said  15 the header comes alone, and refers to its payload */
+/* Send a frame. Bytes of `r`: 1 opcode, 2 flags, 3 difference from the expected PSN, 4-5 length, 6
+ * position in a message, 7 remaining length, 8 key, 9-11 address, 12 difference from the
+ * acknowledged PSN, 13 syndrome, 14 first payload byte, 15 whether the header is sent separately or
+ * refers to the payload. */
 static void say_frame(const uint8_t *r)
 {
 	static uint8_t bytes[HEADERS + SOFT_FRAME_MAX + 4096];
@@ -428,8 +429,8 @@ static void say_frame(const uint8_t *r)
 
 	answer = frame.opcode >= SOFT_ACK;
 	if (!answer && frame.opcode != SOFT_FLUSH && frame.syndrome > IBV_MTU_4096)
-		frame.syndrome = 0; /* mostly no other path MTU */
-	if (victim == &world.victims[XRC_TARGET] && !answer) { /* mostly what it expects */
+		frame.syndrome = 0; /* most frames announce no path MTU */
+	if (victim == &world.victims[XRC_TARGET] && !answer) { /* usually valid */
 		frame.flags ^= SOFT_FRAME_SRQ;
 		if (!(frame.flags & SOFT_FRAME_ACK))
 			frame.ack = soft_psn_add(world.xrc_srqn, (uint32_t)(int8_t)r[12]);
@@ -437,8 +438,8 @@ static void say_frame(const uint8_t *r)
 	frame.psn =
 		soft_psn_add(answer ? qp->sq.unacked : qp->responder.psn, (uint32_t)(int8_t)r[3]);
 	switch (r[6] & 7) {
-	case 1: /* the first frame of several */
-	case 2: /* the next one of those */
+	case 1: /* first frame of a message */
+	case 2: /* middle frame of a message */
 		frame.length = (length + unit) / unit * unit;
 		frame.dma_length = frame.length + r[7] * 64u;
 		frame.flags =
@@ -446,20 +447,20 @@ static void say_frame(const uint8_t *r)
 					    SOFT_FRAME_CONTINUES)) |
 				  SOFT_FRAME_MORE | ((r[6] & 7) == 2 ? SOFT_FRAME_CONTINUES : 0));
 		break;
-	case 3: /* the last one, or any */
+	case 3: /* last frame of a message, or any frame */
 		frame.flags ^= SOFT_FRAME_CONTINUES;
 		break;
-	case 4: /* a request whose answer is long, or a flush */
+	case 4: /* request with a long response, or a flush */
 		frame.length = 0;
 		break;
 	case 5:
 		frame.dma_length = UINT32_MAX - r[7];
 		break;
-	case 6: /* what an atomic looks like */
+	case 6: /* length of an atomic */
 		frame.length = 8u << (r[7] & 1);
 		break;
 	}
-	frame.pieces = (r[15] & 0xe) == 0xe; /* what a socket may not carry */
+	frame.pieces = (r[15] & 0xe) == 0xe; /* not allowed on a socket */
 	soft_frame_encode(bytes + RECORD_HEADER, &frame);
 	length = frame.length <= SOFT_FRAME_MAX ? frame.length : length;
 	for (uint32_t i = 0; i < length; i++)
@@ -479,8 +480,9 @@ static void say_frame(const uint8_t *r)
 	send_from_unknown(bytes, HEADERS + frame.length);
 }
 
-/*   1  the kind of the record  2  its channel  3  the peer's  4  HELLO, which of it is wrong
- *   5  a handshake without a record, or a record without handshake */
+/* Send a control record or a handshake. Bytes of `r`: 1 record kind, 2 destination channel, 3
+ * source channel, 4 wrong fields of HELLO, 5 whether the record header or the handshake is
+ * missing. */
 static void say_control(const uint8_t *r)
 {
 	uint8_t bytes[RECORD_HEADER + SOFT_HANDSHAKE_SIZE];
@@ -524,12 +526,13 @@ static void post_receive(const uint8_t *r)
 		sges[i] = (struct ibv_sge){
 			.addr = (uintptr_t)area_at(open ? AREA_OPEN : AREA_LOCAL) + r[3 + i] * 4u,
 			.length = open ? fuzz16(r + 8) : r[8 + i],
-			/* A receive may also name a key that is good for nothing. */
+			/* A receive may also use an invalid key. */
 			.lkey = r[12] & 1 ? world.rkeys[AREA_STALE]
 				: open    ? world.rkeys[AREA_OPEN]
 					  : world.rkeys[AREA_LOCAL],
 		};
-		/* Or a region without memory, for more than any other one holds. */
+		/* A receive may also use the null region, with a length that exceeds every other
+		 * region. */
 		if ((r[12] & 0xe) == 0xe)
 			sges[i] = (struct ibv_sge){.length = fuzz16(r + 8) * 16u,
 						   .lkey = world.null->lkey};
@@ -554,7 +557,7 @@ static const enum ibv_wr_opcode work[] = {
 	IBV_WR_LOCAL_INV,
 };
 
-/* Our own request, which the fuzzer may answer. */
+/* Post a request of our own, to which the fuzzer may respond. */
 static void post_request(const uint8_t *r)
 {
 	struct victim *victim = world.current;
@@ -597,7 +600,7 @@ static void change_state(const uint8_t *r)
 	enum ibv_qp_state to = states[r[1] % 3];
 	struct side *side = &world.current->side;
 
-	/* Which steps are allowed is not the question here. */
+	/* The device may reject the transition. */
 	if (to == IBV_QPS_RTS && state_of(side) == IBV_QPS_RTR)
 		(void)to_rts(side);
 	else
@@ -647,7 +650,7 @@ static void one_thing(const uint8_t *r)
 	case 12:
 		change_state(r);
 		break;
-	case 13: /* what was shared is taken back, and perhaps shared again */
+	case 13: /* deregister AREA_OPEN, or register it again */
 		if (world.mrs[AREA_OPEN])
 			take_back(AREA_OPEN);
 		else

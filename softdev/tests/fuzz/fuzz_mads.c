@@ -1,9 +1,9 @@
-/* The connection manager's MADs: any bytes, and messages that fit what is going on but for a few bits, from
- * the peer and from others, to a host that listens, asks and is connected.
+/* Fuzz the connection manager's MADs. A host that listens, connects and is connected receives
+ * arbitrary bytes and nearly valid messages, from its peer and from other hosts.
  *
- * The application does what an application may do at that moment, in any order.  Whatever happens, what is
- * sent is a MAD, no more of them than have come and timers and calls explain, nothing is left over, and the
- * host still answers.
+ * The application makes any call at any time. The host must send only valid MADs, and a limited
+ * number in response to each MAD that it receives. No resources may be left, and the host must
+ * still respond at the end.
  */
 #include "../soft/cm_side.h"
 #include "fuzz.h"
@@ -17,7 +17,7 @@ static struct world {
 	struct rdma_event_channel *channel;
 	struct rdma_cm_id *listener, *service;
 	struct rdma_cm_id *ids[IDS];
-	struct soft_cm_mad heard[HEARD]; /* what it has said last */
+	struct soft_cm_mad heard[HEARD]; /* the last MADs that the host sent */
 	unsigned said, held;
 } world;
 
@@ -124,7 +124,7 @@ static void act(struct rdma_cm_id **id, const uint8_t *r)
 	}
 }
 
-/* False: there is none. */
+/* Take an event, and keep the id of a request. Returns false if no event is pending. */
 static bool take_event(void)
 {
 	struct rdma_cm_event *event;
@@ -156,8 +156,9 @@ static void deliver(uint8_t peer, const uint8_t *bytes, size_t length)
 	soft_unlock();
 }
 
-/*  0 type  1 which of the last that it said this answers  2 the sender  3 its ID  4 QP number  5 reason
- *  6 is it for the listener?  7-8, 9-10 bytes that are wrong */
+/* Send a nearly valid message to the host. Bytes of `r`: 0 type, 1 MAD that it responds to, 2
+ * sender, 3 sender's ID, 4 QP number, 5 reason or status, 6 whether it is for a listener, 7-8 and
+ * 9-10 corrupted bytes. */
 static void say(const uint8_t *r)
 {
 	const struct soft_cm_mad *to = &world.heard[r[1] % HEARD];
@@ -197,7 +198,7 @@ static void one_thing(const uint8_t *r)
 	uint8_t bytes[SOFT_MAD_SIZE + 1] = {1, 7, 2, 3};
 
 	switch (r[0] & 7) {
-	case 0: /* any bytes behind the first ones */
+	case 0: /* arbitrary bytes in a MAD */
 		memcpy(bytes + (r[1] & 31), r + 2, RECORD - 2);
 		deliver(r[1] >> 5, bytes, sizeof(bytes) - (r[1] != 0xff));
 		break;
@@ -206,7 +207,7 @@ static void one_thing(const uint8_t *r)
 	case 3:
 	case 4:
 		say(r + 1);
-		CHECK(world.said - said <= 2); /* a late REQ ends an old connection, too */
+		CHECK(world.said - said <= 2); /* a REQ may also end an old connection */
 		break;
 	case 5:
 		act(&world.ids[r[1] % IDS], r + 2);
@@ -239,7 +240,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			fuzz_pass_time(UINT64_C(1000000000));
 	}
 	CHECK_EQUAL(soft_device.cm->gsi.ids.count, 0);
-	CHECK_EQUAL(world.held, 2); /* the listeners */
+	CHECK_EQUAL(world.held, 2); /* one per listener */
 	unsigned said = world.said;
 
 	say((const uint8_t[RECORD]){SOFT_CM_REQ - 1, 0, 0, 9, 9, 0, 1, 0, 0, 0, 0});

@@ -1,10 +1,10 @@
-/* The shared memory between two processes of a user: a peer that writes anything into rings and
- * positions, and sends anything on the socket.
+/* Fuzz the shared memory between two processes of the same user. The peer writes anything to the
+ * rings and their positions, and sends anything on the socket.
  *
- * The fuzzer attaches to the device (src/path/shm/attach.c) with a segment of its own.  A
- * queue pair waits for a peer that it can claim to be.  Whatever comes: what was not shared is
- * neither changed nor told, every work request completes once, two other queue pairs of the process
- * go on, and nothing is left over.
+ * The fuzzer attaches to the device (src/path/shm/attach.c) with a segment of its own. A queue pair
+ * waits for a peer, which the fuzzer can claim to be. Memory that is not shared must be neither
+ * changed nor disclosed. Every work request must complete once, two other queue pairs of the
+ * process must keep working, and no resources may be left.
  */
 #define _GNU_SOURCE /* memmem */
 #include <stddef.h>
@@ -18,7 +18,7 @@
 
 enum { QUEUE = 16, PEER_PSN = 100, PEER_QPN = 2, PEER_PORT = FIRST_PORT };
 
-/* What segment.c says of its layout. */
+/* The segment's layout, as in segment.c. */
 enum { POSITIONS = 4096, POSITIONS_EACH = 256, RINGS = 8192 + 2 * SOFT_SHM_AREA };
 
 static struct world {
@@ -31,12 +31,12 @@ static struct world {
 	uint64_t posted, completed;
 	uint32_t psn;
 	int sockets;
-	/* the fuzzer */
-	int fd; /* -1: it is not there */
-	int notify[2]; /* a pipe that wakes the device; -1: none */
+	/* State of the fuzzer. */
+	int fd; /* -1 if not attached */
+	int notify[2]; /* pipe that wakes the device; -1 if closed */
 	uint8_t *memory, *bytes[2];
 	struct soft_ring out, in;
-	uint32_t peer; /* the number of the device's end, if one was told */
+	uint32_t peer; /* the device's channel number; 0 if unknown */
 } world = {.fd = -1, .notify = {-1, -1}};
 
 static void open_world(void)
@@ -112,7 +112,7 @@ static void leave(void)
 	world.memory = NULL;
 }
 
-/* A message of attach.c, with memory and a notify pipe unless that is -1. */
+/* Send a message of attach.c. If `with` is not -1, pass that memory and a new notify pipe, too. */
 static void message(uint32_t word, uint32_t port, int with)
 {
 	uint32_t text[4] = {word, port};
@@ -145,7 +145,8 @@ static struct soft_ring_shared *positions(int ring)
 						   ring * POSITIONS_EACH);
 }
 
-/* `wrong`: with memory that is none of ours, or too little of it. */
+/* Attach to the device. `wrong` selects an error: 1 is an invalid magic, 2 is memory that is empty
+ * and not sealed, and 3 is no memory. */
 static void visit(unsigned wrong)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -179,7 +180,7 @@ static void visit(unsigned wrong)
 	world.peer = 0;
 }
 
-/* What the device has said; no secret is in it. */
+/* Read the device's records, and check that they do not contain the secret. */
 static void listen_to_it(void)
 {
 	struct soft_record record;
@@ -243,7 +244,7 @@ static void say_frame(const uint8_t *r)
 
 	frame.dma_length = frame.length + (r[12] & 1) * 64u;
 	if (frame.opcode < SOFT_ACK && frame.syndrome > IBV_MTU_4096)
-		frame.syndrome = 0; /* mostly no other path MTU */
+		frame.syndrome = 0; /* most frames announce no path MTU */
 	if (r[12] & 2) {
 		frame.length = 0;
 		length = SOFT_FRAME_HEADER;
@@ -252,7 +253,7 @@ static void say_frame(const uint8_t *r)
 	memset(bytes + SOFT_FRAME_HEADER, r[13], frame.length);
 	if (frame.opcode < SOFT_ACK && !r[3])
 		world.psn = soft_psn_add(world.psn, 1);
-	/* Frames must be whole in a record: perhaps this one is not. */
+	/* A record must contain whole frames, but this record may be truncated. */
 	put(&(struct soft_record){.kind = 3,
 				  .to = world.peer ^ (r[14] & 1),
 				  .length = length - (r[15] < length ? r[15] : 0)},
@@ -321,21 +322,21 @@ static void one_thing(const uint8_t *r)
 	case 6:
 		say_frame(r);
 		break;
-	case 7: /* a record of any kind, with anything in it */
+	case 7: /* record of any kind with arbitrary contents */
 		put(&(struct soft_record){.kind = r[1],
 					  .to = r[2] & 1 ? world.peer : r[2],
 					  .from = r[3],
 					  .length = r[4] % 12u},
 		    r + 4);
 		break;
-	case 8: /* positions */
+	case 8: /* change a position */
 		if (!world.memory)
 			break;
 		shown = positions(r[1] & 1);
 		*(r[1] & 2 ? &shown->head : &shown->tail) +=
 			(uint64_t)(int64_t)(int16_t)fuzz16(r + 2) << (r[4] & 63);
 		break;
-	case 9: /* headers that are there already */
+	case 9: /* corrupt a byte in a ring */
 		if (world.memory)
 			world.bytes[r[1] & 1][fuzz16(r + 2)] ^= r[4];
 		break;

@@ -1,7 +1,9 @@
-/* A UDP payload from elsewhere, which may be a packet of RoCE v2: nothing outside it is read, what is decoded
- * is encoded as the same bytes, and no right packet fails the check of its ICRC.
+/* Fuzz the RoCE v2 decoder with UDP payloads from the network. It must not read beyond the payload,
+ * a decoded packet must encode to the same bytes, and a valid packet must pass the ICRC check.
  *
- *   0  IPv4 or IPv6  1-2 identification  3 where the pieces for the ICRC are cut  4- the packet */
+ * Input bytes: 0 IPv4 or IPv6, 1-2 IP identification, 3 position of the split for the ICRC, and
+ * then the packet.
+ */
 #include "path/roce/headers.h"
 #include "path/roce/icrc.h"
 
@@ -11,7 +13,7 @@
 
 enum { PREFIX = 4 };
 
-/* The headers without what is reserved in them. */
+/* Clear the reserved bits of the headers. */
 static void clear_reserved(uint8_t *bytes)
 {
 	const int has = soft_roce_headers(bytes[0]);
@@ -36,7 +38,7 @@ static void right_packet_is_taken(const struct soft_icrc_flow *flow, const uint8
 
 	memcpy(bytes + length, &icrc, sizeof(icrc));
 	CHECK(soft_icrc_check(flow, bytes, length + SOFT_ROCE_ICRC));
-	bytes[4] = (uint8_t)~bytes[4]; /* a router's to change */
+	bytes[4] = (uint8_t)~bytes[4]; /* routers may change this byte */
 	CHECK(soft_icrc_check(flow, bytes, length + SOFT_ROCE_ICRC));
 }
 

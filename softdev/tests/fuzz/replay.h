@@ -1,5 +1,5 @@
-/* The kept corpus without a fuzzer, for any compiler: each input as it is, then some variations of
- * it that are the same in every run. */
+/* Run the stored corpus without a fuzzer, for any compiler. Each input runs unchanged and then with
+ * several mutations, which are the same in every run. */
 #pragma once
 
 #include <dirent.h>

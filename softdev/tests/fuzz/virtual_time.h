@@ -1,13 +1,12 @@
-/* A device without a thread of its own, with a clock, an alarm and random numbers that belong to the
- * test (struct soft_platform).
- */
+/* A device without its own thread. The test controls its clock, its alarm and its random numbers
+ * (struct soft_platform). */
 #pragma once
 
 #include "engine/engine.h"
 
 static uint64_t fuzz_now_ns = UINT64_C(1) << 60;
-static uint64_t fuzz_alarm_ns; /* when the device wants its timers to be run; the test may look */
-static uint64_t fuzz_clock_step_ns; /* that passes with every look at the clock */
+static uint64_t fuzz_alarm_ns; /* time at which the device wants to run its timers */
+static uint64_t fuzz_clock_step_ns; /* time by which each reading advances the clock */
 static uint64_t fuzz_random = 1;
 
 static int fuzz_clock(clockid_t clock, struct timespec *now)

@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def row_of(item: pytest.Item) -> Row | None:
-    """The row that a test is for."""
+    """Return the row that a test runs, or None."""
     callspec = getattr(item, "callspec", None)
     return callspec.params.get("row") if callspec else None
 
@@ -35,14 +35,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @dataclass
 class Found:
-    """What the rows of this run have found."""
+    """The results of the rows in this run."""
 
     versions: dict[str, str] = field(default_factory=dict)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     over_tcp: dict[Command, float] = field(default_factory=dict)
 
     def row(self, row: Row, link: str, version: str) -> dict[str, Any]:
-        """Where the result of a row on a link goes; it fails until it works."""
+        """Return the result of a row on a link. A new result is marked as not working."""
         self.versions[row.software] = version
         return self.rows.setdefault(row.id, {}).setdefault(link, {"works": False})  # type: ignore[no-any-return]
 
@@ -52,14 +52,14 @@ COLLECTED = Found()
 
 @pytest.fixture
 def port(row: Row) -> Iterator[int]:
-    """A port for the row's server, which no other test has meanwhile."""
+    """Reserve a port for the row's server, which no other test uses in the meantime."""
     with fixed_port(row.port) if row.port else chosen_port() as number:
         yield number
 
 
 @pytest.fixture
 def found(request: pytest.FixtureRequest) -> Iterator[Found]:
-    """The page is written after each row: a run of hours may be ended before its end."""
+    """Provide the results, and write the page after each row in case a long run is interrupted."""
     yield COLLECTED
     if not request.config.getoption("--quick"):
         results.store(COLLECTED.versions, COLLECTED.rows)

@@ -24,7 +24,7 @@ LIMIT = 900
 
 
 def call(*words: str) -> str:
-    """The output of a command; the test fails with it otherwise."""
+    """Run a command and return its output, or fail the test with the output."""
     done = subprocess.run(
         words,
         stdin=subprocess.DEVNULL,
@@ -43,20 +43,20 @@ def call(*words: str) -> str:
 
 
 def debian_version(package: str) -> str:
-    """Empty when it is not installed."""
+    """Return the version of an installed package, or an empty string."""
     query = ["dpkg-query", "--show", "--showformat=${db:Status-Abbrev}${Version}", package]
     done = subprocess.run(query, capture_output=True, text=True, check=False)
     return done.stdout.removeprefix("ii ") if done.stdout.startswith("ii ") else ""
 
 
 def environment(software: Software) -> Path:
-    """The virtual environment of a package of PyPI."""
+    """Return the path of the virtual environment for PyPI packages."""
     return BUILD / "venv" / software.name.lower().replace(" ", "-")
 
 
 @functools.cache
 def install(name: str) -> Software:
-    """Install what is missing."""
+    """Install the missing packages of a program, and build it if necessary."""
     (software,) = (it for it in SOFTWARE if it.name == name)
     missing = [package for package in software.apt if not debian_version(package)]
     if missing:
@@ -65,8 +65,9 @@ def install(name: str) -> Software:
         call(*INSTALL.split(), *missing)
     if software.pip:
         folder = environment(software)
-        # Made last.  What was cut off before it begins anew: its commands expect an empty folder,
-        # and an environment cannot be made elsewhere and renamed, since its programs name it.
+        # `installed` is created last. An interrupted installation starts again in an empty folder,
+        # which its commands expect. An environment cannot be created elsewhere and then renamed,
+        # because its programs contain its path.
         if not (folder / "installed").exists():
             shutil.rmtree(folder, ignore_errors=True)
             call(sys.executable, "-m", "venv", str(folder))
@@ -80,7 +81,7 @@ def install(name: str) -> Software:
 
 
 def version(software: Software) -> str:
-    """Name and version of the package whose version the page has."""
+    """Return the name, version and source of the package that the page names."""
     if software.tells:
         told = re.search(r"v=([\d.]+)", call(*shlex.split(software.tells.format(here=HERE))))
         assert told is not None

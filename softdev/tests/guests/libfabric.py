@@ -15,7 +15,7 @@ SOFTWARE = Software(
     "from a loopback address.",
 )
 
-# The row of 64 bytes: #sent, #ack, total, time, MB/sec, us/transfer.
+# The columns after the size of 64 bytes are #sent, #ack, total, time, MB/sec and us/transfer.
 TIME = r"(?m)^64 +\S+ +\S+ +\S+ +\S+ +[\d.]+ +([\d.]+)"
 
 

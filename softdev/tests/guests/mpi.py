@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from .rows import Command, Row, Software
 from .ucx import OVER_RDMA, OVER_TCP
 
-# The suite is in the source distribution alone.
+# Only the source distribution contains the test suite.
 MPI4PY_TESTS = (
     "{venv}/bin/pip download --quiet --no-deps --no-binary mpi4py --dest {venv} mpi4py",
     "mkdir {venv}/source",
@@ -29,18 +29,18 @@ MPICH = Software(
     "mpich",
     apt=("mpich",),
     pip=("mpi4py", "numpy"),
-    # The wheel of mpi4py looks for MPICH by the name that it has elsewhere.
+    # mpi4py's wheel looks for libmpi.so.12, but Debian calls MPICH's library libmpich.so.12.
     then=(*MPI4PY_TESTS, "ln -s /usr/lib/x86_64-linux-gnu/libmpich.so.12 {venv}/lib/libmpi.so.12"),
     note=f"The mpi4py row excludes the tests of {LOCKS}, which also fail over TCP.",
 )
 
-# Open MPI's osc pt2pt refuses the level of threads that mpi4py asks for by itself.
+# Open MPI's osc pt2pt rejects the thread level that mpi4py requests by default.
 ROOT_MAY = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "MPI4PY_RC_THREADS": "0",
 }
-# Why mpi4py's tests fail.
+# Why mpi4py's tests fail, by Open MPI configuration.
 FAILS = {
     "ofi": "libfabric's rxm crashes when Open MPI starts a persistent request without data, "
     "because rxm copies from a null pointer (stack: mca_pml_cm_start, mca_mtl_ofi, libfabric, "
@@ -55,17 +55,17 @@ OMPI_OVER = {
     ),
 }
 MPI4PY_SUITE = "{python} -W ignore {venv}/source/test/main.py -f"
-# What does not work without the device either.  Locks: a rank waits for an accumulate, for which
-# the other one would have to call MPI, but that sleeps until its memory changes.  Spawning: a child
-# waits in PMIx_Init, its parents in PMIx_Lookup.  Dynamic windows: ompi_osc_ucx_free crashes in
-# ucp_mem_unmap.
+# Tests that also fail without the device. Locks: a rank waits for an accumulate that requires the
+# other rank to call MPI, but the other rank sleeps until its memory changes. Spawning: the child
+# waits in PMIx_Init, and its parents wait in PMIx_Lookup. Dynamic windows: ompi_osc_ucx_free
+# crashes in ucp_mem_unmap.
 MPICH_WITHOUT = "-e util_sync"
 OMPI_WITHOUT = f"{MPICH_WITHOUT} -e spawn -x TestWinCreateDynamic"
-# Seconds for 2,000 tests; the ranks poll all the time, which takes long on a busy machine.
+# Seconds for 2,000 tests. The ranks poll constantly, so the tests are slow on a busy machine.
 SUITE_LIMIT = 1200
 MPI_PAIR = "{python} {here}/programs/mpi_pair.py"
 MPI_FIGURE = r"([\d.]+) MiB/s"
-# Three times 50 messages, the large ones twice, from each rank.
+# Each of the two ranks sends 100 messages of 1 MiB. Smaller messages are not counted.
 MPI_BYTES = 2 * 100 << 20
 
 

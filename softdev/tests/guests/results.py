@@ -99,7 +99,7 @@ def load() -> dict[str, Any]:
 
 
 def store(versions: Mapping[str, str], rows: Mapping[str, Any]) -> None:
-    """Rows that were not run keep what they had; rows that are no longer in the table go."""
+    """Store the results and write the page, keeping old results of rows still in the table."""
     before = load()
     known = {**before.get("rows", {}), **rows}
     results = {
@@ -131,7 +131,7 @@ def works(result: Mapping[str, Any]) -> bool:
 
 
 def tally(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
-    """How many rows work on every link, of those that ran."""
+    """Return how many of the rows that ran work on every link."""
     ran = [found[row.id] for row in rows if row.id in found]
     left = len(rows) - len(ran)
     return f"{sum(map(works, ran))} of {len(ran)} rows work" + (f", {left} not run" if left else "")

@@ -8,50 +8,52 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Software:
-    """A program or stack as it is packaged."""
+    """The packages of a program or library."""
 
     name: str
-    package: str  # whose version is told
+    package: str  # package whose version the page shows
     apt: tuple[str, ...] = ()
-    pip: tuple[str, ...] = ()  # into a virtual environment, where {python} is
-    then: tuple[str, ...] = ()  # commands after that; {venv} is its folder
-    build: str = ""  # a command that builds what there is no package of, unless it has
-    tells: str = ""  # and one that prints the version of that
-    note: str = ""  # what the page says below its rows
+    pip: tuple[str, ...] = ()  # installed into a virtual environment with {python}
+    then: tuple[str, ...] = ()  # commands after the installation; {venv} is its folder
+    build: str = ""  # command that builds the program if it has no package
+    tells: str = ""  # command that prints the version of the built program
+    note: str = ""  # text below its rows on the page
 
 
 @dataclass(frozen=True)
 class Command:
-    """One program, or a server and its client."""
+    """A single program, or a client and its server."""
 
     client: str
     server: str = ""
-    figure: str = ""  # a pattern whose group is the number, in the client's output
-    times: float = 1.0  # what makes that number one of the row's unit
-    endless: bool = False  # its server serves until it is terminated
+    figure: str = ""  # pattern for the client's output; the group is the number
+    times: float = 1.0  # factor that converts the number to the row's unit
+    endless: bool = False  # whether the server runs until it is terminated
 
 
 @dataclass(frozen=True)
 class Row:
-    """Commands name {port}, a free one, {count}, {python}, {venv} and {here}, this folder.
+    """A row of the matrix.
 
-    A row runs twice: traced and short, which is the verdict, then untraced for its figure.
+    Its commands may contain {port} (a free port), {count}, {python}, {venv} and {here} (this
+    folder). A short, traced run decides whether the row works. A second, untraced run measures the
+    figure.
     """
 
     software: str
     name: str
     command: Command
-    carries: int  # bytes that the short run must have sent by work requests of the device
-    count: tuple[str, str] = ("", "")  # of the short run, and of the one for the figure
+    carries: int  # minimum bytes in work requests of the short run
+    count: tuple[str, str] = ("", "")  # {count} for the short run and for the figure
     unit: str = ""
-    tcp: Command | None = None  # the same over TCP, without the device
+    tcp: Command | None = None  # the same test over TCP, without the device
     environment: Mapping[str, str] = field(default_factory=dict)
     tcp_environment: Mapping[str, str] = field(default_factory=dict)
-    port: int = 0  # of a server that cannot be told one
-    says: str = ""  # a pattern that the output of client or server must have
-    quick: bool = False  # in the part that runs in CI
-    fails: Mapping[str, str] = field(default_factory=dict)  # why, for each link
-    limit: float = 300.0  # seconds for each program, however busy the machine is
+    port: int = 0  # port of a server that always uses the same port
+    says: str = ""  # pattern required in the output of the client or server
+    quick: bool = False  # whether the row runs in CI
+    fails: Mapping[str, str] = field(default_factory=dict)  # reason for a known failure, by link
+    limit: float = 300.0  # seconds for each program, even on a busy machine
 
     @property
     def id(self) -> str:

@@ -22,16 +22,16 @@ from .rows import Command
 
 HERE = Path(__file__).parent
 TERMINATED = {0, -signal.SIGTERM, 128 + signal.SIGTERM}
-# Seconds that a program whose output is not needed has for its end: some ignore signals.
+# Seconds to wait for a terminated program, because some programs ignore signals.
 PATIENCE = 10.0
-# What is left of a program's output in a report.
+# Maximum characters of a program's output in a failure message.
 TAIL = 3000
 
 SENT = re.compile(rb'"type":"post_send"[^\n]*?"length":(\d+)')
 
 
 class Program:
-    """A program of a row, its output in a file."""
+    """A running program of a row, which writes its output to a file."""
 
     def __init__(
         self, words: str, environment: Mapping[str, str], output: Path, device: bool
@@ -56,7 +56,7 @@ class Program:
         return self._process.poll() is None
 
     def expect(self, limit: float) -> str:
-        """Its output, when it has ended well in time."""
+        """Wait until the program ends, and return its output. Fail the test on error or timeout."""
         try:
             status = self._process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -75,9 +75,9 @@ class Program:
             os.killpg(self._process.pid, number)
 
     def terminate(self, limit: float) -> int:
-        """End it and the programs that it has started, gently at first: mpirun ends its own.
+        """Terminate the program and its children, and return its exit status.
 
-        A program that has not ended after so many seconds is killed.
+        SIGTERM lets mpirun terminate its own children. After `limit` seconds, SIGKILL follows.
         """
         if self.running:
             self._signal(signal.SIGTERM)
@@ -104,7 +104,7 @@ def run(
     limit: float,
     device: bool = True,
 ) -> str:
-    """The client's output and then the server's; the test fails with the output of what failed."""
+    """Run a command and return the output of its client and server, or fail the test."""
     output.mkdir(parents=True, exist_ok=True)
     client, server = (words.format(**values) for words in (command.client, command.server))
     if not server:
@@ -136,7 +136,7 @@ def run(
 
 
 def carried(folder: Path) -> int:
-    """Bytes of all work requests that the traced processes have posted for sending or reading."""
+    """Return the total length of the send work requests in the traces."""
     total = 0
     for path in folder.iterdir():
         if path.stat().st_size == 0:

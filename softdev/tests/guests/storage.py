@@ -43,7 +43,7 @@ def iser(transport: str, options: str) -> Command:
 
 
 def rows() -> Iterator[Row]:
-    # A short read counts as a whole one: this receiver ends with the connection.
+    # fio treats a short read as complete, so this receiver stops when the connection ends.
     tcp = fio("net", "--protocol=tcp", "--protocol=tcp --listen --size=1t")
     for verb in ("write", "read"):
         yield Row(
@@ -55,7 +55,7 @@ def rows() -> Iterator[Row]:
             unit="bytes/s",
             tcp=tcp,
         )
-    # Too few for a figure: a receive for each.
+    # Each send needs a receive, so these are too few for a figure.
     yield Row(
         "fio",
         "verb=send",
@@ -66,7 +66,7 @@ def rows() -> Iterator[Row]:
     yield Row(
         "tgt and libiscsi",
         "iSER, write and read, 64 KiB",
-        # Its own port cannot be chosen, and that of iSCSI is the same.
+        # tgtd cannot change its iSER port, so iSCSI moves from the same port to 3261.
         iser("iser", "--iscsi portal=127.0.0.1:3261 --iser pool_sz_mb=128"),
         1 << 20,
         count=("1", "5"),

@@ -13,7 +13,7 @@ SOFTWARE = [
     Software(
         "perftest",
         "perftest",
-        apt=("perftest", "qperf"),  # the latter for the figures over TCP
+        apt=("perftest", "qperf"),  # qperf provides the figures over TCP
         note="The table omits `ib_write_bw -e`, because perftest does not support events for "
         "writes. Also omitted are `--cqe-poll`, which was added in a later version, and "
         "`--run_infinitely`, which works but never exits.",
@@ -56,7 +56,7 @@ QPERF_OF_TCP = {
 
 
 def both(words: str, figure: str = "") -> Command:
-    """A client that is its server with an address."""
+    """Return a command whose client is the server's command line with an address."""
     return Command(f"{words} 127.0.0.1", words, figure)
 
 
@@ -90,7 +90,7 @@ def utilities() -> Iterator[Row]:
         says="ping data: rdma-ping-99",
         quick=True,
     )
-    # udaddy has a port of its own.
+    # udaddy always uses the same port.
     for program, options, port in (("ucmatose", "-p {port} ", 0), ("udaddy", "", 7174)):
         words = f"{program} {options}-C 100 -S 1000"
         yield Row(name, program, Command(f"{words} -s 127.0.0.1", words), 2 * 100 * 1000, port=port)
@@ -116,7 +116,7 @@ BANDWIDTH = r"(?m)^ *\d+ +\d+ +[\d.]+ +([\d.]+)"
 
 def perftest() -> Iterator[Row]:
     for operation, options in PERFTEST:
-        # qperf has nanoseconds and bytes a second; perftest's MB are of 2^20 bytes.
+        # qperf reports ns and bytes/s. perftest's MB is 2^20 bytes.
         for kind, pattern, unit, times in (
             ("lat", LATENCY, "us", 1e-3),
             ("bw", BANDWIDTH, "MB/s", 2**-20),
@@ -128,14 +128,14 @@ def perftest() -> Iterator[Row]:
                 "perftest",
                 f"{program} {options}".strip(),
                 both(f"{program} -p {{port}} -d embedded0 {options}{datagrams} {{count}}", pattern),
-                # Latencies are of 2 bytes, atomics of 8.
+                # Latency tests transfer 2 bytes per iteration, and atomics transfer 8.
                 100 * (2 if kind == "lat" and not datagrams else 8),
                 count=("-n 100", "-n 100" if datagrams else "-n 2000"),
                 unit=unit,
                 tcp=None if program == "ib_atomic_bw" else over_tcp,
                 quick=options in {"-c RC", ""},
             )
-    # Options that change how work is posted or polled, each with the bandwidth of a send.
+    # Options that change how work is posted or polled, each tested with ib_send_bw.
     for options in (
         "--use-srq -q 4", "-q 8", "-b", "-a", "-Q 1", "-l 8", "-I 0", "-m 4096 -s 1048576",
         "-N", "-D 1", "--reply_every 10",
@@ -172,7 +172,7 @@ def qperf() -> Iterator[Row]:
                 QPERF_FIGURE,
                 endless=True,
             ),
-            # A latency is of single bytes, for a second, however slow that is.
+            # A latency test transfers single bytes for a second, even if it is slow.
             2 if latency else 100,
             unit="ns" if latency else "/s" if atomic else "bytes/s",
             tcp=None if atomic else QPERF_OF_TCP[kind],
@@ -183,7 +183,7 @@ def qperf() -> Iterator[Row]:
 
 
 def udapl() -> Iterator[Row]:
-    # A transaction begins with a message of each side.
+    # Every transaction includes a message from each side.
     begin = "dapltest -T T -s 127.0.0.1 -D ofa-v2-cma -i 100 -t 1 -w 1"
     messages = "client SR 256 server SR 256"
     for name, operations, size in (

@@ -15,7 +15,7 @@ from .rows import Command, Row
 from .running import HERE, carried, run
 from .table import TABLE
 
-# Each program has the limit of its row; this is for all of a row's programs, and installing them.
+# Seconds for installing and running all programs of a row. Row.limit applies to each program.
 pytestmark = pytest.mark.timeout(3600)
 
 
@@ -27,14 +27,14 @@ def figure(command: Command, text: str) -> float:
 
 
 def commands(row: Row, port: int, count: str) -> dict[str, object]:
-    """What the commands of a row name."""
+    """Return the values of the placeholders in a row's commands."""
     venv = environment(install(row.software))
     places = {"venv": venv, "python": venv / "bin" / "python", "here": HERE}
     return {"port": port, "count": count, **places}
 
 
 def over_tcp(row: Row, command: Command, port: int) -> float:
-    """The row's figure over the kernel's TCP."""
+    """Measure the row's figure over kernel TCP."""
     found = commands(row, port, row.count[1])
     plain = {name: text.format(**found) for name, text in row.tcp_environment.items()}
     text = run(command, found, plain, BUILD / row.id / "kernel-tcp", row.limit, device=False)
@@ -42,7 +42,7 @@ def over_tcp(row: Row, command: Command, port: int) -> float:
 
 
 def verdict(row: Row, link: str, port: int, tmp_path: Path) -> None:
-    """A short run, every work request of which is traced."""
+    """Run the row briefly with tracing, and fail the test if it does not work."""
     found = commands(row, port, row.count[0])
     of_row = variables(row, link, found) | {"AIORDMA_TRACE": f"{tmp_path}/%p"}
     text = run(row.command, found, of_row, BUILD / row.id / link, row.limit)
@@ -82,7 +82,7 @@ def test_row(
     text = run(row.command, found_here, of_row, BUILD / row.id / f"{link}-figure", row.limit)
     result["figure"] = figure(row.command, text)
     if row.tcp is not None:
-        # Once for all rows that name it.
+        # Rows with the same TCP command share one measurement.
         if row.tcp not in found.over_tcp:
             found.over_tcp[row.tcp] = over_tcp(row, row.tcp, port)
         found.rows[row.id]["kernel_tcp"] = found.over_tcp[row.tcp]

@@ -16,10 +16,10 @@ SOFTWARE = Software(
     "the READ.",
 )
 
-# Not UCX's own shared memory; ud_verbs connects.
+# Without UCX's own shared memory. ud_verbs sets up the connections.
 OVER_RDMA = {"UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "embedded0:1"}
 OVER_TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}
-# The median, and the average of all.
+# The median latency, and the overall average bandwidth.
 UCX_LATENCY = r"(?m)^ +\d+ +([\d.]+)"
 UCX_BANDWIDTH = r"(?m)^ +\d+(?: +[\d.]+){4} +([\d.]+)"
 UCX_TESTS = [

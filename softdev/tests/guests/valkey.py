@@ -25,7 +25,7 @@ VALUE = 1 << 20  # programs/valkey_get.py
 
 
 def rows() -> Iterator[Row]:
-    # aiordma has the embedded device itself, and refuses to load it once more by the preload.
+    # aiordma contains the embedded device, and refuses to start with a second, preloaded one.
     plain = "env -u LD_PRELOAD -u LD_LIBRARY_PATH"
     client = f"{plain} {sys.executable} {{here}}/programs/valkey_get.py"
     server = f"{SERVER}/valkey-server --bind 127.0.0.1 --save '' --appendonly no"

@@ -1,14 +1,15 @@
-/* RoCE v2 on the wire (wire.h): the sockets of path/roce/sockets.c, between which datagrams are under way.
+/* Simulated sockets that replace path/roce/sockets.c, so that RoCE v2 datagrams cross the simulated
+ * wire (wire.h).
  *
- * To what the wire does to frames comes that it changes a bit of a datagram, joins datagrams that it brings
- * together (UDP_GRO), and carries what strangers send: copies that say something else.
+ * The wire may also flip a bit of a datagram, deliver several datagrams joined (UDP_GRO), and add
+ * modified copies from strangers.
  */
 #pragma once
 
 enum {
-	HEADROOM = 64, /* as in sockets.c */
-	JOINED = 60000, /* bytes, at most */
-	ROOM = 16 * 1024 + SOFT_FRAME_HEADER, /* a frame, at least */
+	HEADROOM = 64, /* same as in sockets.c */
+	JOINED = 60000, /* maximum bytes */
+	ROOM = 16 * 1024 + SOFT_FRAME_HEADER, /* minimum; at least one frame */
 };
 
 static uint8_t staged[SOFT_ROCE_PACKET_MAX];
@@ -20,7 +21,7 @@ static union ibv_gid address_of_host(int host)
 				   .raw = {[10] = 0xff, 0xff, 127, 0, 0, (uint8_t)(8 + host)}};
 }
 
-/* Its own one first; it knows the way to both. */
+/* Give a host's device the GIDs of both hosts, its own first. */
 static inline void take_addresses(int host)
 {
 	struct soft_hca *hca = soft_device.objects->hcas;
@@ -88,7 +89,8 @@ uint8_t *soft_roce_stage(void)
 	return chance((unsigned)wire.per_mille / 16) && all_err() ? NULL : staged;
 }
 
-/* As the peer could not have sent it, or for it, but with the right ICRC. */
+/* Send a forged copy of the staged packet with a valid ICRC. The copy is from another address, or
+ * its opcode, P_Key or destination is wrong. */
 static void forge(struct flight what, uint32_t length, const struct soft_roce_flow *flow)
 {
 	static const uint8_t parts[] = {0, 2, 3, 5, 7}; /* opcode, P_Key, destination */
@@ -120,7 +122,7 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 	CHECK(!memcmp(&gid, &to, sizeof(to)));
 	CHECK_EQUAL(((const struct sockaddr_in *)(const void *)&flow->to)->sin_port,
 		    htons(SOFT_ROCE_PORT));
-	/* As the kernel or a card chooses it. */
+	/* The kernel or the network card chooses the IP identification. */
 	soft_put32(staged + length, soft_icrc(&flow->icrc, (uint16_t)draw(0x10000), &packet, 1));
 	if (wire.carry) {
 		wire.carry(&what, staged);
@@ -153,7 +155,8 @@ static struct soft_roce_address *open_address(void)
 		       : soft_list_first(addresses, struct soft_roce_address, node);
 }
 
-/* Those behind it may be joined to it, which are as long, but for the last. */
+/* Deliver a datagram. The datagrams after it may be joined to it, as by UDP_GRO. They have the same
+ * length, except that the last may be shorter. */
 static inline void take_datagrams(struct flight *flight)
 {
 	static uint8_t input[HEADROOM + JOINED + SOFT_ROCE_PACKET_MAX];

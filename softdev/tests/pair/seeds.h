@@ -1,12 +1,12 @@
-/* Runs a test with many seeds.
+/* Run a test with many seeds.
  *
- *   TEST [-r] [-v] FIRST [COUNT]    so many seeds (1); -v: says what happens
+ *   TEST [-r] [-v] FIRST [COUNT]    run COUNT seeds (default 1); -v prints the events
  *   TEST [-r] -m SEED               this seed, or one of the first 1,000, must fail
  *
- * -r: by the path of RoCE v2 (datagrams.h), if the test is also for that.
+ * -r selects RoCE v2 (datagrams.h), if the test supports it.
  *
- * Each seed has a process of its own, so that alone it does the same as among others: some run twice,
- * and their traces must be the same.
+ * Each seed runs in its own process, so that it behaves the same alone as among others. Some seeds
+ * run twice, and both runs must produce the same trace.
  */
 #pragma once
 
@@ -16,13 +16,14 @@ enum { MUTANT_SEEDS = 1000 };
 
 static struct {
 	void (*run)(void);
-	unsigned twice; /* one seed of so many */
+	unsigned twice; /* run every seed divisible by this number twice */
 } seeds;
 
-/* In a process of its own, which tells the hash of its trace; its wait status. */
+/* Run a seed in a child process, which stores the hash of its trace in `hash`. Returns the child's
+ * wait status. */
 static int run_alone(uint64_t seed, uint64_t *hash, bool quiet)
 {
-	/* A machine that boots, one that has for 300 days, and one that has for 36 years. */
+	/* The machine has just booted, or has been up for 300 days or 36 years. */
 	static const uint64_t begins_s[] = {0, 26000000, 1152921504};
 	pid_t child = fork();
 	int status;
@@ -63,7 +64,8 @@ static void must_pass(uint64_t seed, uint64_t hashes[2])
 	exit(1);
 }
 
-/* A device with a planted mistake: the seed that found it before, or else one of the first. */
+/* Check that a device with a planted bug fails with the seed that found the bug before, or else
+ * with one of the first MUTANT_SEEDS seeds. */
 static void must_fail(uint64_t seed, uint64_t hashes[2])
 {
 	uint64_t found = seed;

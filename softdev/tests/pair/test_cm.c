@@ -1,11 +1,11 @@
-/* The connection manager of two hosts in virtual time (wire.h), whose MADs go through a network that loses,
- * doubles, delays and reorders them, and may be cut for a while.  Some of them come again from an address
- * that is not theirs.
+/* Test the connection managers of two hosts in virtual time (wire.h). The network loses,
+ * duplicates, delays and reorders their MADs, and may be cut for a while. Copies of some MADs
+ * arrive from another address.
  *
- * Applications on both sides answer, disconnect and destroy their ids when it pleases them; a listener may
- * be closed, a host may die and begin anew.  Whatever happens: events come once and in order, every wait
- * ends, private data and messages are intact, and nothing is left over.  Where the network heals what it
- * does and applications want a connection, they get it.
+ * The applications on both hosts respond, disconnect and destroy their ids at random times. A
+ * listener may be closed, and a host may die and restart. Events must arrive once and in order,
+ * every wait must end, private data and messages must be intact, and no resources may be left. If
+ * the network recovers and the applications cooperate, every connection must succeed.
  */
 #include "seeds.h"
 
@@ -17,34 +17,34 @@
 
 enum {
 	CLIENTS = 6,
-	SIDR = 3, /* of these */
-	PARTIES = 8 * CLIENTS, /* asked for a minute; what is refused is forgotten after 10 s */
-	MADS = 256, /* under way */
-	CLIENT_QPN = 0xffff00, /* of applications: no queue pair of the device has such numbers */
+	SIDR = 3, /* the client that requests the datagram service */
+	PARTIES = 8 * CLIENTS, /* retries last a minute; rejections are forgotten after 10 s */
+	MADS = 256, /* maximum number in flight */
+	CLIENT_QPN = 0xffff00, /* QP numbers of applications; the device never assigns them */
 	SERVER_QPN = 0xffff80,
-	MESSAGE = 600, /* several packets */
-	TRIES = 16, /* the first, and the most repetitions that a REQ can allow */
+	MESSAGE = 600, /* bytes; several packets */
+	TRIES = 16, /* the first transmission and the maximum of 15 retries */
 };
 
 #define MS UINT64_C(1000000)
 #define NEVER UINT64_MAX
-#define LONG (100 * SECOND) /* more than any limit of the connection manager */
+#define LONG (100 * SECOND) /* longer than any timeout of the connection manager */
 
 static struct {
 	unsigned loss, doubling; /* per mille */
-	uint64_t delay; /* at most */
+	uint64_t delay; /* maximum */
 	uint64_t cut_at, heals_at;
-	uint64_t closes_at; /* the listeners of host 1 */
-	uint64_t dies_at; /* host 1 */
-	bool unruly; /* applications destroy and reject */
-	bool hostile; /* a host on the way changes MADs */
-	bool quick; /* applications look at once */
-	bool tcp; /* by streams, which are real ones */
+	uint64_t closes_at; /* when host 1 closes its listeners */
+	uint64_t dies_at; /* when host 1 dies */
+	bool unruly; /* applications destroy ids and reject requests */
+	bool hostile; /* a host on the path modifies MADs */
+	bool quick; /* applications take events immediately */
+	bool tcp; /* use real TCP streams instead of MADs */
 	bool dead;
-	bool v6; /* addresses */
+	bool v6; /* use IPv6 addresses */
 } plan;
 
-/* Whether each wish for a connection must come true. */
+/* Returns whether every connection attempt must succeed. */
 static bool is_peaceful(void)
 {
 	return !plan.unruly && plan.cut_at == NEVER && plan.dies_at == NEVER && !plan.dead;
@@ -55,15 +55,16 @@ static bool is_peaceful(void)
 static const union ibv_gid stranger = {.raw = {[10] = 0xff, [11] = 0xff, 192, 0, 2, 1}};
 
 static struct mad {
-	uint64_t due; /* 0: none */
+	uint64_t due; /* 0 if the entry is free */
 	int to;
 	union ibv_gid from_gid, to_gid;
 	uint8_t bytes[SOFT_MAD_SIZE];
 } mads[MADS];
 
-static int mad_counts[16]; /* sent, of each message */
+static int mad_counts[16]; /* MADs sent, by message type */
 
-/* Returns whether no host of the simulation has the address: it is an IPv4 address outside of 127.0.0.0/8. */
+/* Returns whether a GID belongs to no simulated host, because it is an IPv4 address outside of
+ * 127.0.0.0/8. */
 static bool is_elsewhere(const union ibv_gid *gid)
 {
 	return !memcmp(gid, &stranger, 12) && gid->raw[12] != 127;
@@ -100,7 +101,7 @@ static void send_mad(const union ibv_gid *from, const union ibv_gid *to, const u
 			mad.bytes[draw(SOFT_MAD_SIZE)] = (uint8_t)draw(256);
 		put_on_the_way(mad);
 	}
-	if (chance(50)) { /* another host has seen it, and says the same, or REJ */
+	if (chance(50)) { /* another host sends a copy of the MAD, or a REJ */
 		mad.from_gid = stranger;
 		mad.bytes[17] = chance(500) ? bytes[17] : 0x12;
 		put_on_the_way(mad);
@@ -154,7 +155,7 @@ static struct soft_link_calls links[SIDES];
 
 static struct application {
 	struct rdma_event_channel *channel;
-	struct rdma_cm_id *listening, *service; /* for connections; for datagrams */
+	struct rdma_cm_id *listening, *service; /* listeners for connections and for datagrams */
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
 	uint16_t port, service_port;
@@ -232,7 +233,7 @@ static void close_host(int host)
 
 /* ---- the applications -------------------------------------------------------------------------- */
 
-/* What the application knows of its id. */
+/* State of an id from the application's point of view. */
 enum phase {
 	NONE,
 	RESOLVES,
@@ -266,7 +267,7 @@ static const struct {
 	{ACCEPTED, RDMA_CM_EVENT_REJECTED, FAILED},
 	{ACCEPTED, RDMA_CM_EVENT_UNREACHABLE, FAILED},
 	{ACCEPTED, RDMA_CM_EVENT_CONNECT_ERROR, FAILED},
-	{ACCEPTED, RDMA_CM_EVENT_DISCONNECTED, DOWN}, /* if it ends it itself */
+	{ACCEPTED, RDMA_CM_EVENT_DISCONNECTED, DOWN}, /* only if the application disconnects */
 	{UP, RDMA_CM_EVENT_DISCONNECTED, DOWN},
 	{DOWN, RDMA_CM_EVENT_TIMEWAIT_EXIT, GONE},
 };
@@ -276,13 +277,13 @@ static struct party {
 	enum phase phase;
 	int host;
 	bool was_up, received;
-	bool ends; /* it has called rdma_disconnect */
-	unsigned number; /* of the client, or of the one that it serves */
-	uint32_t qpn; /* of a queue pair that the application has, or says that it has */
+	bool ends; /* whether it has called rdma_disconnect() */
+	unsigned number; /* the client's number, on both sides */
+	uint32_t qpn; /* QP number that the application reports */
 	uint64_t acts_at;
-	struct ibv_mr *mr; /* of a queue pair: what is sent, and room for what comes */
+	struct ibv_mr *mr; /* registration of `memory` */
 	uint8_t memory[2 * MESSAGE];
-} parties[PARTIES]; /* the clients first */
+} parties[PARTIES]; /* the clients come first */
 
 static void act_later(struct party *party, uint64_t most)
 {
@@ -295,7 +296,8 @@ static bool wants_datagrams(unsigned number)
 	return number == SIDR;
 }
 
-/* Both sides of every other connection have queue pairs of the connection manager's. */
+/* Returns whether the party creates a queue pair with rdma_create_qp(). Every other connection does
+ * so on both sides. */
 static bool has_queue_pair(const struct party *party)
 {
 	return party->number % 2 && !wants_datagrams(party->number);
@@ -306,7 +308,8 @@ static bool is_client(const struct party *party)
 	return party < parties + CLIENTS;
 }
 
-/* What a party says, in private data and in a message. */
+/* Returns the fill pattern of the private data and messages that the party sends, or that it
+ * expects if `own` is false. */
 static unsigned words(const struct party *party, bool own)
 {
 	return party->number + (is_client(party) == own ? 0 : 100);
@@ -369,7 +372,7 @@ static bool poll_completions(int host)
 		struct party *party = &parties[wc.wr_id / 2];
 
 		any = true;
-		if (!party->id || wc.status != IBV_WC_SUCCESS) /* what was destroyed is flushed */
+		if (!party->id || wc.status != IBV_WC_SUCCESS) /* destroyed queue pairs flush */
 			continue;
 		note("%c completes %u", "ab"[host], (unsigned)wc.wr_id);
 		if (wc.wr_id % 2)
@@ -433,12 +436,12 @@ static void up(struct party *party)
 	party->was_up = true;
 	if (is_client(party))
 		send_message(party);
-	/* A party that waits for a message goes when it has come. */
+	/* In a peaceful run, a party that expects a message stays connected until it arrives. */
 	if (!has_queue_pair(party) || party->received || !is_peaceful())
 		act_later(party, LONG);
 }
 
-/* Of datagrams: nothing more comes. */
+/* Finish a service lookup. No further events are expected. */
 static void found(struct party *party)
 {
 	party->was_up = true;
@@ -453,7 +456,8 @@ static void answer_request(struct party *party)
 		parameters(party, room, datagrams ? SOFT_SIDR_REP_PRIVATE : SOFT_CM_REP_PRIVATE);
 
 	if (plan.unruly && chance(200)) {
-		(void)verbs->rdma_reject(party->id, room, SOFT_SIDR_REP_PRIVATE); /* or withdrawn */
+		/* The call fails if the request was withdrawn. */
+		(void)verbs->rdma_reject(party->id, room, SOFT_SIDR_REP_PRIVATE);
 		party->phase = FAILED;
 		return;
 	}
@@ -465,7 +469,7 @@ static void answer_request(struct party *party)
 		return;
 	}
 	make_queue_pair(party);
-	if (verbs->rdma_accept(party->id, &said)) { /* it was withdrawn */
+	if (verbs->rdma_accept(party->id, &said)) { /* the request was withdrawn */
 		CHECK_EQUAL(errno, EINVAL);
 		CHECK(!is_peaceful());
 		party->phase = FAILED;
@@ -477,7 +481,7 @@ static void answer_request(struct party *party)
 		act_later(party, LONG);
 }
 
-/* A call of the application, which fails if the other side was quicker and the event is not taken. */
+/* Make the party's next call. It may fail if the peer has acted first and the event is pending. */
 static void act(struct party *party)
 {
 	enter(party->host);
@@ -502,17 +506,18 @@ static void act(struct party *party)
 
 /* ---- events ------------------------------------------------------------------------------------ */
 
-/* For a datagram service; when the answer is forgotten that no try has brought. */
+/* Returns whether a service request may be reported twice. This happens if all responses are lost
+ * until the server has forgotten the request. */
 static bool may_ask_twice(void)
 {
 	return plan.cut_at < NEVER || plan.dead || plan.loss > 50 || plan.tcp;
 }
 
-/* What comes for an id that is not known is a request. */
+/* Take an event for an unknown id, which must be a connect request. */
 static void take_request(int host, const struct rdma_cm_event *event)
 {
 	struct party *party = parties + CLIENTS;
-	const uint8_t *said = event->param.conn.private_data; /* param.ud begins likewise */
+	const uint8_t *said = event->param.conn.private_data; /* param.ud begins the same way */
 	bool datagrams = event->listen_id == applications[host].service;
 	uint8_t length = datagrams ? SOFT_SIDR_REQ_PRIVATE : SOFT_CM_REQ_PRIVATE;
 
@@ -523,9 +528,9 @@ static void take_request(int host, const struct rdma_cm_event *event)
 	unsigned number = datagrams ? SIDR : said[0] % CLIENTS;
 
 	if (plan.hostile && wants_datagrams(number) != datagrams)
-		number--; /* changed on the way into what asks for the other kind */
+		number--; /* modified on the path */
 	CHECK_EQUAL(wants_datagrams(number), datagrams);
-	/* Once, unless that was refused or ended, and the client has not heard it. */
+	/* A second request from a client is valid only if the first was rejected or has ended. */
 	for (; party->phase != NONE; party++)
 		CHECK(party->number != number || plan.hostile ||
 		      (datagrams ? may_ask_twice() : party->phase >= DOWN));
@@ -544,7 +549,7 @@ static void take_request(int host, const struct rdma_cm_event *event)
 	act_later(party, 5 * SECOND);
 }
 
-/* IBTA 12.6.7.2: only for what the other side did. */
+/* Check that an action of the peer explains the rejection reason (IBTA 12.6.7.2). */
 static void check_rejection(const struct party *party, const struct rdma_cm_event *event)
 {
 	if (plan.hostile)
@@ -566,7 +571,8 @@ static void check_rejection(const struct party *party, const struct rdma_cm_even
 	}
 }
 
-/* IBTA 12.11.2, or there is no answer. */
+/* Check that the status of a failed service lookup is plausible: a SIDR status (IBTA 12.11.2), or
+ * -ETIMEDOUT without a response. */
 static void check_not_found(const struct rdma_cm_event *event)
 {
 	if (plan.hostile)
@@ -650,7 +656,7 @@ static void take_event(int host, const struct rdma_cm_event *event)
 		up(party);
 }
 
-/* Was there any? */
+/* Take all pending events and completions. Returns whether there were any. */
 static bool take_events(void)
 {
 	struct rdma_cm_event *event;
@@ -701,7 +707,7 @@ static void begin_anew(void)
 	die(1, chance(500));
 	note("b begins anew");
 	plan.dead = true;
-	plan.dies_at = NEVER; /* not again */
+	plan.dies_at = NEVER; /* the host dies only once */
 	for (int i = 0; i < PARTIES; i++)
 		if (parties[i].id && parties[i].host == 1) {
 			parties[i].id = NULL;
@@ -712,7 +718,7 @@ static void begin_anew(void)
 	start_client(CLIENTS - 1, (int)draw(SIDES), 0);
 }
 
-/* A step of the hosts and the network, without the applications. */
+/* Advance the hosts and the network, but not the applications. */
 static void network_step(uint64_t next)
 {
 	if (wire_next() <= next)
@@ -727,7 +733,7 @@ static void network_step(uint64_t next)
 static void one_step(uint64_t next)
 {
 	network_step(next);
-	if (plan.quick || chance(500)) /* else applications act before they look */
+	if (plan.quick || chance(500)) /* otherwise applications act before they see the events */
 		take_events();
 	if (plan.closes_at <= fuzz_now_ns)
 		close_listeners(1);
@@ -738,7 +744,7 @@ static void one_step(uint64_t next)
 			act(&parties[i]);
 }
 
-/* Until nothing is to come. */
+/* Run until nothing is pending. */
 static void run_on(void)
 {
 	uint64_t end = fuzz_now_ns + 4 * LONG, next;
@@ -760,7 +766,7 @@ static void draw_plan(void)
 {
 	static const uint64_t delays[] = {1, MS, 100 * MS, SECOND};
 
-	/* With 300, an RTU in 10,000 does not come in 13 tries. */
+	/* With a loss of 300 per mille, all 13 attempts would fail for about one RTU in 10,000. */
 	plan.loss = chance(500) ? draw(200) : 0;
 	plan.doubling = chance(500) ? draw(500) : 0;
 	plan.delay = delays[draw(4)];
@@ -778,7 +784,8 @@ static void draw_plan(void)
 	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
 }
 
-/* A request may still come. */
+/* Destroy all ids and close the hosts. The second round handles requests that arrive during the
+ * first. */
 static void close_all(void)
 {
 	for (int rounds = 0; rounds < 2; rounds++) {
@@ -808,13 +815,13 @@ static void random_run(void)
 		      !has_queue_pair(party));
 	}
 	close_all();
-	if (plan.tcp) /* the kernel has a time of its own */
+	if (plan.tcp) /* the kernel's timing is not deterministic */
 		wire.trace_hash = 0;
 }
 
 /* ---- one thing at a time ----------------------------------------------------------------------- */
 
-/* Nothing gets lost, no one waits; a client of host 0. */
+/* Start a client on host 0. The network loses nothing, and applications take events immediately. */
 static struct party *begin(void)
 {
 	plan.delay = MS;
@@ -826,7 +833,7 @@ static struct party *begin(void)
 	return &parties[0];
 }
 
-/* Of those that the host serves, the only one: the last to ask. */
+/* Returns the party that serves the first connect request. */
 static struct party *server(void)
 {
 	return &parties[CLIENTS];
@@ -846,18 +853,19 @@ static void wait_until(const struct party *party, enum phase phase, bool acts)
 	}
 }
 
-/* UNREACHABLE after so long, to the millisecond. */
+/* Cut the network, and check that the party fails exactly `milliseconds` later. */
 static void gives_up_after(const struct party *party, uint32_t milliseconds)
 {
 	uint64_t asked = fuzz_now_ns;
 
 	plan.cut_at = fuzz_now_ns;
-	plan.unruly = true; /* in what follows all is allowed */
+	plan.unruly = true; /* allow any later outcome */
 	wait_until(party, FAILED, false);
 	CHECK_EQUAL(fuzz_now_ns - asked, milliseconds * MS);
 }
 
-/* Not a word; or the first one, after which the application has time. */
+/* Test a server that never responds, or that sends only an MRA. The MRA gives its application more
+ * time. */
 static void silent_server(void)
 {
 	struct party *client = begin();
@@ -875,7 +883,9 @@ static void silent_server(void)
 	close_all();
 }
 
-/* IBTA 12.6.6: after MRA a REQ is not repeated for the time that it names; then the answer that was lost comes. */
+/* Check that a client that has received an MRA does not repeat its REQ during the time named in the
+ * MRA (IBTA 12.6.6). The rejection is lost at first, and is sent again in response to the repeated
+ * REQ. */
 static void told_to_wait(void)
 {
 	struct party *client = begin();
@@ -902,24 +912,25 @@ static void told_to_wait(void)
 	close_all();
 }
 
-/* A port without a service: one datagram says so each time, since the service may be between two listeners
- * (perftest's), and nothing is kept. */
+/* Request a datagram service at a port that has none. The client retries, because the server may be
+ * between two listeners, as in perftest. Each request gets one response, and the server keeps no
+ * state. */
 static void no_service(void)
 {
 	struct party *client = &parties[SIDR];
 
 	begin();
 	destroy(&parties[0]);
-	start_client(SIDR, 0, applications[1].port); /* where connections are made */
-	plan.dead = true; /* so that "no service" is allowed */
+	start_client(SIDR, 0, applications[1].port); /* port of the connection listener */
+	plan.dead = true; /* allows "no service" */
 	wait_until(client, FAILED, false);
-	CHECK(mad_counts[8] > 1 && mad_counts[8] <= 12); /* the pauses between them grow */
+	CHECK(mad_counts[8] > 1 && mad_counts[8] <= 12); /* the retry interval grows */
 	enter(1);
 	CHECK_EQUAL(soft_device.cm->gsi.ids.count, 0);
 	close_all();
 }
 
-/* A socket of this test's, at a port of its own. */
+/* Open a UDP socket of the test, and return its port in `port`. */
 static int plain_socket(uint16_t *port)
 {
 	struct sockaddr_in address = local_address(0);
@@ -932,11 +943,12 @@ static int plain_socket(uint16_t *port)
 	return fd;
 }
 
-/* A datagram service that answers with nonsense, as fast as it can: some of it in each step. */
+/* Test a datagram service that floods the client with invalid responses. Each step reads only some
+ * of them. */
 static void flood_of_answers(void)
 {
 	enum {
-		MANY = 65 /* more than in one step */
+		MANY = 65 /* more than one step reads */
 	};
 	struct soft_cm_message question, answer = {.type = SOFT_SIDR_REP};
 	uint8_t bytes[SOFT_MAD_SIZE];
@@ -966,7 +978,7 @@ static void flood_of_answers(void)
 	answer.number = question.number;
 	soft_cm_encode(&answer, bytes);
 	CHECK(sendto(fd, bytes, sizeof(bytes), 0, (struct sockaddr *)&from, length) > 0);
-	CHECK_FAILS(verbs->rdma_get_cm_event(at(0)->channel, &event), EAGAIN); /* a step */
+	CHECK_FAILS(verbs->rdma_get_cm_event(at(0)->channel, &event), EAGAIN); /* after one step */
 	CHECK_OK(verbs->rdma_get_cm_event(at(0)->channel, &event));
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_ESTABLISHED);
 	CHECK_OK(verbs->rdma_ack_cm_event(event));
@@ -975,7 +987,8 @@ static void flood_of_answers(void)
 	close_host(0);
 }
 
-/* Accepted, and no RTU comes: REP is repeated as often as REQ allows (IBTA 12.7.27). */
+/* Test a client that never sends an RTU. The server repeats its REP as often as the REQ allows
+ * (IBTA 12.7.27). */
 static void silent_client(void)
 {
 	begin();
@@ -988,8 +1001,8 @@ static void silent_client(void)
 	close_all();
 }
 
-/* A client that goes before it knows the server's communication ID, which the answer would have.  Its
- * request comes once more, late. */
+/* Destroy a client that has not received a response, and so does not know the server's
+ * communication ID. A late copy of its request must not be reported. */
 static void withdrawn_early(void)
 {
 	struct party *client = begin();
@@ -997,13 +1010,13 @@ static void withdrawn_early(void)
 
 	plan.delay = 1;
 	wait_until(client, ASKED, false);
-	request = mads[0]; /* the first that was sent */
+	request = mads[0]; /* the first MAD sent */
 	plan.unruly = true;
 	plan.delay = 100 * MS;
 	destroy(client);
 	wait_until(server(), REQUESTED, false);
 	while (soft_cm_id_of(server()->id)->state == SOFT_CM_REQUESTED) {
-		for (int i = 0; i < MADS; i++) /* nor does it learn of it now */
+		for (int i = 0; i < MADS; i++) /* drop MADs to the client */
 			mads[i].due = mads[i].to ? mads[i].due : 0;
 		one_step(next_due());
 	}
@@ -1025,14 +1038,14 @@ static void connected(struct party *client)
 	wait_until(server(), UP, false);
 }
 
-/* A request that comes once more, when its connection has ended. */
+/* Deliver a copy of a request after its connection has ended. It must not be reported. */
 static void late_request(void)
 {
 	struct party *client = begin();
 	struct mad request;
 
 	wait_until(client, ASKED, false);
-	request = mads[0]; /* the first that was sent */
+	request = mads[0]; /* the first MAD sent */
 	connected(client);
 	act(server());
 	wait_until(server(), GONE, false);
@@ -1042,8 +1055,8 @@ static void late_request(void)
 	close_all();
 }
 
-/* A listener was opened between a request and its repetition, and the rejection of the request arrives
- * after the response to the repetition.  It is ignored. */
+/* Reject the first REQ of a client after its second REQ has been accepted, as if a listener was
+ * opened between the two. The client must ignore the late rejection. */
 static void late_rejection(void)
 {
 	struct party *client = begin();
@@ -1074,7 +1087,8 @@ static void late_rejection(void)
 	close_all();
 }
 
-/* A host that knows nothing of a connection confirms its end, at once. */
+/* Disconnect from a host that has restarted. It has no record of the connection, but confirms the
+ * disconnect immediately. */
 static void end_after_death(void)
 {
 	struct party *client = begin();
@@ -1088,21 +1102,22 @@ static void end_after_death(void)
 	while (next_due() < fuzz_now_ns + SECOND)
 		one_step(next_due());
 	CHECK_EQUAL(mad_counts[5], 1);
-	CHECK(mad_counts[6] > 0); /* the stranger may have got another one */
+	CHECK(mad_counts[6] > 0); /* the stranger's copy may get a response, too */
 	plan.unruly = true;
 	close_all();
 }
 
-/* IBTA 12.9.8.3.1: a new life of a peer asks for the queue pair that is connected here.  The old connection
- * ends, and the request is rejected: the next one is not. */
+/* Request a connection for a queue pair that is already connected here, as a restarted peer does.
+ * The old connection ends and the request is rejected, but the next request succeeds (IBTA
+ * 12.9.8.3.1). */
 static void stale_connection(void)
 {
 	struct party *client = begin();
-	const int host = (int)draw(SIDES); /* that has begun anew, they say */
+	const int host = (int)draw(SIDES); /* appears to have restarted */
 	const struct party *old = host ? server() : client, *peer = host ? client : server();
 
-	plan.dead = true; /* so that "stale" is allowed */
-	plan.doubling = 1000; /* each says twice which queue pair it has */
+	plan.dead = true; /* allows "stale" */
+	plan.doubling = 1000; /* every MAD arrives twice */
 	connected(client);
 	for (int i = 1; i < 3; i++) {
 		start_client(2 * i, host, 0);
@@ -1110,14 +1125,14 @@ static void stale_connection(void)
 		if (i == 1) {
 			wait_until(&parties[2], FAILED, false);
 			CHECK(peer->phase == DOWN || peer->phase == GONE);
-			wait_until(old, GONE, false); /* it is there, and is told */
+			wait_until(old, GONE, false); /* the old party is notified */
 		}
 	}
 	wait_until(&parties[CLIENTS + 1], REQUESTED, false);
 	close_all();
 }
 
-/* A MAD of the client's that is under way, with something else in it, as the other host would say it. */
+/* Deliver a copy of a MAD with other IDs and the changes that `change` makes. */
 static void forged(struct mad mad, void (*change)(struct soft_cm_mad *mad))
 {
 	struct soft_cm_mad said;
@@ -1147,7 +1162,8 @@ static void without_mtu(struct soft_cm_mad *mad)
 	mad->message.path_mtu = 0;
 }
 
-/* With the ID of the connection: requests for services have others. */
+/* Turn a REQ into a SIDR_REQ with the same ID, because service requests have a separate ID
+ * space. */
 static void as_question(struct soft_cm_mad *mad)
 {
 	mad->message.type = SOFT_SIDR_REQ;
@@ -1158,7 +1174,7 @@ static void as_question(struct soft_cm_mad *mad)
 static void at_another_port(struct soft_cm_mad *mad)
 {
 	mad->message.type = SOFT_SIDR_REQ;
-	mad->service_port = applications[1].service_port; /* of another port space */
+	mad->service_port = applications[1].service_port; /* in another port space */
 }
 
 static void as_found(struct soft_cm_mad *mad)
@@ -1167,7 +1183,8 @@ static void as_found(struct soft_cm_mad *mad)
 	mad->remote_id = mad->local_id - 1;
 }
 
-/* Requests that are refused, have no queue pair, or the ID of another: they leave what is under way alone. */
+/* Deliver requests that are rejected, have no queue pair or use the ID of another request. They
+ * must not affect the client's connection. */
 static void odd_requests(void)
 {
 	struct party *client = begin();
@@ -1185,7 +1202,7 @@ static void odd_requests(void)
 	request.to = 1;
 	forged(request, as_question);
 	forged(request, at_another_port);
-	CHECK_EQUAL(mad_counts[8], 2); /* no service is there */
+	CHECK_EQUAL(mad_counts[8], 2); /* no such service */
 	take_events();
 	CHECK_EQUAL(client->phase, UP);
 	plan.unruly = true;
@@ -1209,7 +1226,7 @@ static void at_no_service(struct soft_cm_mad *mad)
 	mad->service_port++;
 }
 
-/* Returns whether the rate limit of host 1 happens to count two addresses in the same bucket. */
+/* Returns whether the rate limiter of host 1 assigns two addresses to the same bucket. */
 static bool is_counted_together(const union ibv_gid *first, const union ibv_gid *second)
 {
 	const union ibv_gid *gids[] = {first, second};
@@ -1228,8 +1245,8 @@ static bool is_counted_together(const union ibv_gid *first, const union ibv_gid 
 	return false;
 }
 
-/* Send requests of each kind to host 1 for a second, in the names of hosts of so many networks.  The
- * applications take no events in that time. */
+/* Send messages of each kind to host 1 for a second, in the names of hosts in `networks` different
+ * networks. The applications take no events during that second. */
 static void flood(const struct mad *request, unsigned networks, int per_second)
 {
 	void (*const kinds[])(struct soft_cm_mad *mad) = {without_mtu, as_end, as_reply,
@@ -1264,9 +1281,9 @@ static void flood(const struct mad *request, unsigned networks, int per_second)
 	}
 }
 
-/* A flood of messages that any host can send causes a limited number of responses and conversations,
- * whatever their kind.  It ends no connection.  In a flood from a few networks, the first request
- * from another one that arrives is accepted. */
+/* Flood a host with messages that any host can send. Messages of all kinds may cause only a limited
+ * number of responses and conversations, and must not end a connection. In a flood from a few
+ * networks, the first request that arrives from another network must be accepted. */
 static void flood_of_requests(void)
 {
 	enum { FLOOD = 60000, RATE = 2000, BURST = 1024, REPETITIONS = 5 };
@@ -1278,7 +1295,7 @@ static void flood_of_requests(void)
 	connected(open);
 	plan.unruly = true;
 	plan.cut_at = fuzz_now_ns;
-	plan.heals_at = fuzz_now_ns + 1300 * MS; /* between two repetitions, in the second flood */
+	plan.heals_at = fuzz_now_ns + 1300 * MS; /* between two retries, during the second flood */
 	start_client(2, 0, 0);
 	wait_until(honest, ASKED, false);
 	memset(mad_counts, 0, sizeof(mad_counts));
@@ -1287,7 +1304,7 @@ static void flood_of_requests(void)
 	int responses = mad_counts[1] + mad_counts[2] + mad_counts[6] + mad_counts[8];
 
 	CHECK(responses > RATE);
-	CHECK(responses <= 2 * (RATE + BURST)); /* MRA, and later REJ in favor of a newer request */
+	CHECK(responses <= 2 * (RATE + BURST)); /* an MRA and a later REJ for each request */
 	flood(&request, 16, FLOOD);
 	CHECK_EQUAL(mad_counts[0], REPETITIONS);
 	CHECK_EQUAL(soft_cm_id_of(honest->id)->link->heard, SOFT_CM_MRA);
@@ -1297,7 +1314,8 @@ static void flood_of_requests(void)
 	close_all();
 }
 
-/* IBTA 12.6.7: the client has a REP, so the REJ that takes it back answers neither that nor the REQ. */
+/* Reject a request after accepting it. The client may have the REP, so the REJ names neither the
+ * REQ nor the REP as the rejected message (IBTA 12.6.7). */
 static void taken_back(void)
 {
 	struct party *client = begin();
@@ -1316,7 +1334,7 @@ static void taken_back(void)
 	close_all();
 }
 
-/* What a peer has begun and ended is kept for repetitions, and not without bound. */
+/* Check that only a limited number of destroyed ids linger to respond to retransmissions. */
 static void few_linger(void)
 {
 	enum { FEW = 2 };
@@ -1335,11 +1353,12 @@ static void few_linger(void)
 	close_all();
 }
 
-/* Another program has the port of RoCE: the calls that need it say so, and can be made again. */
+/* Test calls that fail because another program uses the RoCE port. They succeed when they are
+ * repeated later. */
 static void addresses_taken(void)
 {
 	struct rdma_conn_param said = {.qp_num = 7};
-	struct rdma_cm_id *ids[SIDES]; /* listens; connects */
+	struct rdma_cm_id *ids[SIDES]; /* a listener and a client */
 	struct sockaddr_in address = local_address(0);
 
 	begin();

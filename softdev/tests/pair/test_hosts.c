@@ -1,23 +1,22 @@
-/* Two hosts in virtual time (wire.h): a wire that is cut, a host that dies, a peer that is not there, and how
- * long a queue pair waits then; and what changes under a request.  Each seed draws one of the tests.
- */
+/* Failures between two hosts in virtual time (wire.h): a cut wire, a host that dies or stops, an
+ * unreachable peer, and memory or state that changes during a request. Each seed draws one test. */
 #include "seeds.h"
 
 enum {
 	MEMORY = 4096,
-	SENT = 1024, /* in the memory of either side, as the next ones */
+	SENT = 1024, /* offset in the memory of each host, like the next three */
 	READ = 2048,
 	ADDED = 3072,
 	COUNTER = 3080,
 	ROUNDS = 24,
-	LENGTH = 512, /* of a request */
-	TRANSIT_NS = 8 * 2 * 6000, /* what a few frames need, there and back */
+	LENGTH = 512, /* bytes of a request */
+	TRANSIT_NS = 8 * 2 * 6000, /* round trip of a few frames */
 };
 
 #define HOUR (3600 * SECOND)
 
 static struct side sides[SIDES];
-static uint64_t wait_ns; /* timeout and retry count of `some_timeout` */
+static uint64_t wait_ns; /* time until all tries have failed; set by some_timeout */
 
 static struct side *at(int host)
 {
@@ -27,7 +26,7 @@ static struct side *at(int host)
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-/* Whether it has a completion before the time is over. */
+/* Wait up to `ns` for a completion on the host. Returns false if there is none. */
 static bool completes(int host, uint64_t ns, struct ibv_wc *wc)
 {
 	uint64_t until = fuzz_now_ns + ns;
@@ -51,7 +50,7 @@ static void pass(int host, uint64_t ns)
 	CHECK(!completes(host, ns, &wc));
 }
 
-/* After so long, but for what a few frames need. */
+/* Expect a completion after `ns` to `ns` + TRANSIT_NS nanoseconds. */
 static void expect_after(int host, uint64_t wr_id, enum ibv_wc_status status, uint64_t ns)
 {
 	uint64_t before = fuzz_now_ns;
@@ -65,7 +64,7 @@ static void expect_after(int host, uint64_t wr_id, enum ibv_wc_status status, ui
 
 /* ---- hosts ----------------------------------------------------------------------------------- */
 
-/* 1 ms to ten seconds for all tries together. */
+/* Draw a timeout and a retry count. All tries together (`wait_ns`) take 2 ms to 9 s. */
 static struct options some_timeout(void)
 {
 	struct options options = {.memory = MEMORY,
@@ -109,7 +108,7 @@ static void begin(struct options options)
 	connect_hosts();
 }
 
-/* One of the kinds that need no receive. */
+/* Post a random request that needs no receive. */
 static void ask(int from, uint64_t wr_id)
 {
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
@@ -142,7 +141,8 @@ static void connect_anew(void)
 
 /* ---- a wire that is cut ---------------------------------------------------------------------- */
 
-/* IBTA 9.7.6.1.3: on each side its own time, from its own request on. */
+/* Check that each host's request fails after the host's own timeout, which starts with the request
+ * (IBTA 9.7.6.1.3). */
 static void partition(void)
 {
 	struct options options = some_timeout();
@@ -164,7 +164,8 @@ static void partition(void)
 	connect_anew();
 }
 
-/* Before the last try: that one succeeds, and what has been sent often is received once. */
+/* Check that the last retry succeeds if the wire is healed before it, and that the message is
+ * received only once. */
 static void partition_heals(void)
 {
 	struct options options = some_timeout();
@@ -181,8 +182,8 @@ static void partition_heals(void)
 	pass(1, HOUR);
 }
 
-/* With a timeout of 0 nothing is sent again because time has passed, only because the responder tells
- * of a gap (IBTA 9.7.6.1.3): there is no timer. */
+/* Check that a timeout of 0 disables the timer (IBTA 9.7.6.1.3). Requests are then retransmitted
+ * only after the responder reports a gap. */
 static void no_timeout(void)
 {
 	struct options options = some_timeout();
@@ -201,7 +202,7 @@ static void no_timeout(void)
 
 /* ---- a host that loses by its fault spec ----------------------------------------------------- */
 
-/* SEND, READ of what was sent, and an atomic: each is carried out once. */
+/* Post a SEND, a READ of the same data and an atomic, and check that all succeed. */
 static void exchange_all(int from, unsigned round)
 {
 	struct side *peer = at(1 - from);
@@ -227,7 +228,8 @@ static void exchange_all(int from, unsigned round)
 	CHECK(filled(peer->memory + SENT, LENGTH, round));
 }
 
-/* The other one learns that from it.  The spec may come when they are connected. */
+/* Set a fault spec on host 1 only, before or after the hosts connect. Host 0 learns from host 1
+ * that frames may be lost. */
 static void spec_of_one(void)
 {
 	struct options options = some_timeout();
@@ -260,7 +262,7 @@ static void spec_of_one(void)
 
 /* ---- a host that dies ------------------------------------------------------------------------ */
 
-/* What its peer sends again means nothing to the queue pair that is there now. */
+/* Check that the new queue pair of a restarted host ignores requests to the old one. */
 static void death(void)
 {
 	struct options options = some_timeout();
@@ -280,7 +282,8 @@ static void death(void)
 	connect_anew();
 }
 
-/* Of a queue pair that ends with its peer, also without a request (device_calls.h). */
+/* Check that a queue pair with `ends_with_peer` (device_calls.h) fails with its peer's host, even
+ * without an outstanding request. */
 static void death_told(void)
 {
 	struct options options = some_timeout();
@@ -299,7 +302,8 @@ static void death_told(void)
 	connect_anew();
 }
 
-/* What it had read is done, up to the first request that is answered with data. */
+/* Check that the requests that a peer read before it died succeed, up to the first one that needs
+ * response data. */
 static void death_after_reading(void)
 {
 	struct aiordma_fault_counts counts;
@@ -319,7 +323,8 @@ static void death_after_reading(void)
 	CHECK_EQUAL(counts.retried, 0);
 }
 
-/* The other side learns of the end of a queue pair at once. */
+/* Check that a host loses its link as soon as the peer's queue pair is reset or fails, but that its
+ * own queue pair stays in RTS. */
 static void end_told(void)
 {
 	begin(some_timeout());
@@ -329,7 +334,8 @@ static void end_told(void)
 	CHECK_EQUAL(state_of(at(0)), IBV_QPS_RTS);
 }
 
-/* A process that is done with its device, whose engine stops, and that opens it again. */
+/* Close and reopen the device of host 1, which restarts its engine. Requests to the old queue pair
+ * must time out. */
 static void leaves(void)
 {
 	struct options options = some_timeout();
@@ -340,7 +346,7 @@ static void leaves(void)
 	if (outstanding)
 		ask(0, 1);
 	close_side(at(1));
-	take_port(1); /* which it would take anew */
+	take_port(1); /* otherwise the new engine would bind a real port */
 	open_host(1, options);
 	if (!outstanding) {
 		pass(0, draw(2) * TRANSIT_NS);
@@ -353,16 +359,16 @@ static void leaves(void)
 
 /* ---- a host that is stopped ------------------------------------------------------------------ */
 
-/* What it has asked for itself is answered meanwhile: its own clock counts the time, but not the tries. */
+/* Stop a host. Its own request must succeed afterwards, because a stop does not use up tries. */
 static void stops(void)
 {
 	struct options options = some_timeout();
 	uint64_t try_ns = (uint64_t)4096 << options.timeout;
-	bool long_enough = chance(500); /* for its peer to give up */
+	bool long_enough = chance(500); /* whether the stop outlasts the peer's retries */
 
 	options.retry_cnt = 1;
 	wait_ns = 2 * try_ns;
-	wire.window = WINDOW; /* it has room for all tries */
+	wire.window = WINDOW; /* room for all tries */
 	begin(options);
 	works();
 	ask(1, 1);
@@ -384,12 +390,13 @@ static void stops(void)
 
 /* ---- a peer that is not there ---------------------------------------------------------------- */
 
-/* A connection may take half a second to be made, and no request waits for more than a minute. */
+/* Check how long a request waits for an unreachable peer. The minimum is half a second, which
+ * connecting may take, and the maximum is a minute. */
 static void unreachable(void)
 {
 	static const struct {
-		uint8_t timeout, retry_cnt; /* 255 and 8 for 0 */
-		uint64_t wait_ns; /* 0: for ever */
+		uint8_t timeout, retry_cnt; /* 255 and 8 stand for 0 */
+		uint64_t wait_ns; /* 0 if it never fails */
 	} cases[] = {
 		{255, 7, 0},
 		{1, 7, 500000000},
@@ -409,7 +416,7 @@ static void unreachable(void)
 	peer.qpn ^= way == 0   ? 1u << 23 /* no such process */
 		    : way == 1 ? 0x55u /* no such queue pair */
 			       : 0;
-	own.psn ^= way == 2; /* it expects another peer */
+	own.psn ^= way == 2; /* the peer expects a different PSN */
 	bring_up(at(0), &peer);
 	if (way == 2)
 		bring_up(at(1), &own);
@@ -420,7 +427,8 @@ static void unreachable(void)
 		pass(0, HOUR);
 }
 
-/* The peer comes when the introduction that it has been sent is held no more: another one follows. */
+/* Check that a host repeats its HELLO until a late peer connects. The peer's process drops a HELLO
+ * that it has held for some time. */
 static void late(void)
 {
 	struct options options = some_timeout();
@@ -442,7 +450,8 @@ static void late(void)
 
 /* ---- a peer without receives ----------------------------------------------------------------- */
 
-/* IBTA 9.7.5.2.8: so many times in a row, so far apart (in 10 us, by code); 7 is for ever. */
+/* Check the number and the interval of RNR retries (IBTA 9.7.5.2.8). The timer code selects the
+ * interval. A count of 7 means no limit. */
 static void not_ready(void)
 {
 	struct options options = some_timeout();
@@ -468,7 +477,8 @@ static void not_ready(void)
 
 /* ---- what changes under a request ------------------------------------------------------------ */
 
-/* IBTA 10.3.1.5: a send queue is drained when what had begun is complete. */
+/* Check that SQ_DRAINED is reported when the requests in progress have completed (IBTA
+ * 10.3.1.5). */
 static void drains(void)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
@@ -481,7 +491,7 @@ static void drains(void)
 	expect_event(at(0), IBV_EVENT_SQ_DRAINED);
 }
 
-/* The memory for an answer is withdrawn while that is on its way. */
+/* Deregister the memory for a response while the response is on its way. */
 static void own_memory_withdrawn(void)
 {
 	bool atomic = chance(500);
@@ -495,7 +505,7 @@ static void own_memory_withdrawn(void)
 	CHECK(filled(sides[0].memory, MEMORY, 0));
 }
 
-/* The memory that a READ has been granted is withdrawn before the answer leaves. */
+/* Deregister the memory that a READ may access before the response is sent. */
 static void memory_read_withdrawn(void)
 {
 	begin(some_timeout());
@@ -517,17 +527,17 @@ static const struct {
 	const char *name;
 	void (*run)(void);
 } tests[] = {
-	TEST(partition), /* of a wire that is cut */
+	TEST(partition),
 	TEST(partition_heals),
 	TEST(no_timeout),
-	TEST(spec_of_one), /* side */
-	TEST(death), /* of a host */
+	TEST(spec_of_one),
+	TEST(death),
 	TEST(death_told),
 	TEST(death_after_reading),
 	TEST(end_told),
 	TEST(leaves),
 	TEST(stops),
-	TEST(unreachable), /* peer */
+	TEST(unreachable),
 	TEST(late),
 	TEST(not_ready),
 	TEST(drains),

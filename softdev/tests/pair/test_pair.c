@@ -1,11 +1,15 @@
-/* The queue pairs of two hosts do random work over a wire that loses (wire.h), in virtual time, and after
- * each step a model is asked whether that can be.
+/* Random work on the queue pairs of two hosts, over a lossy wire (wire.h) in virtual time. A model
+ * checks the state after each step.
  *
- * A seed has one to four connections, of RC, UC or XRC, some of whose receives are shared.  What must
- * hold: every work request completes once, in order, and with success unless this life of its connection
- * has been spoiled on purpose; memory holds what the completed requests say, and no byte changes that no
- * key allows; after deregistration nothing is written or sent from there; an armed completion queue
- * wakes; every wait is over in bounded time; memory is bounded.
+ * A seed has one to four RC, UC or XRC connections, some of which share receive queues. The model
+ * checks that:
+ *  - every work request completes once, in order, and successfully unless its connection was
+ *    spoiled in this life;
+ *  - memory contains the data of completed requests, and no other byte changes;
+ *  - nothing is written to deregistered memory or sent from it;
+ *  - an armed completion queue wakes its application;
+ *  - every wait ends in bounded time; and
+ *  - memory use is bounded.
  */
 #include "seeds.h"
 #include "../soft/extended_side.h"
@@ -17,29 +21,29 @@
 enum {
 	CONNECTIONS = FLOWS,
 	ENDS = CONNECTIONS * SIDES,
-	DEPTH = 16, /* of each queue */
-	LOG = 512, /* requests in one life of the connection */
-	LONGEST = 5 * UNIT_MOST, /* of a message, whatever the path MTU is */
+	DEPTH = 16, /* capacity of each queue */
+	LOG = 512, /* maximum requests in one life of a connection */
+	LONGEST = 5 * UNIT_MOST, /* maximum message size for any path MTU */
 	GAP = 64,
-	PLACES = 4, /* of a message, in the memory that the peer may reach */
+	PLACES = 4, /* messages that fit into the region accessible to the peer */
 	LIVES = 3,
-	SECONDS = 70, /* a wait is over: the longest timeout of the device is a minute */
-	TWICE = 32, /* one seed of so many */
+	SECONDS = 70, /* limit of any wait; the device's maximum timeout is a minute */
+	TWICE = 32, /* one in this many seeds runs twice */
 	HEAP_MOST = 1 << 20,
 	CONNECTED_NS = 100000000,
-	APART_NS = 40000000, /* more than the pauses between the first attempts */
+	APART_NS = 40000000, /* longer than the pauses between the first connection attempts */
 };
 
 enum area_name {
 	SENDS,
 	RECEIVES,
-	TARGET, /* the peer's, by its key */
-	WINDOWED, /* the peer's, by the key of a window */
+	TARGET, /* accessible by the key of a region */
+	WINDOWED, /* accessible by the key of a window */
 	AREAS
 };
 
 static struct area {
-	size_t messages; /* for so many */
+	size_t messages; /* number of messages that fit */
 	unsigned rights;
 	size_t start, length;
 } areas[AREAS] = {
@@ -50,78 +54,79 @@ static struct area {
 };
 
 static uint32_t unit = UNIT; /* the path MTU */
-static uint32_t longest = 8 * UNIT; /* of a message */
-static size_t memory; /* of an end: the areas, with gaps around them */
-static uint32_t reach; /* what a peer may reach, as the model counts it */
+static uint32_t longest = 8 * UNIT; /* maximum message size */
+static size_t memory; /* bytes of one end: its areas and the gaps around them */
+static uint32_t reach; /* bytes accessible to a peer, numbered by the model */
 
-/* A request, and what the model knows of it. */
+/* A work request and its state in the model. */
 struct work {
 	enum ibv_wr_opcode opcode;
 	bool signaled, solicited, fenced, done;
-	bool wrong; /* no key opens that memory */
-	const struct queue *queue; /* XRC: which it names */
-	bool failed; /* perhaps it has been carried out */
+	bool wrong; /* the key does not allow the access */
+	const struct queue *queue; /* SRQ that an XRC request addresses */
+	bool failed; /* failed, but may have been executed */
 	uint32_t length, immediate;
-	uint32_t at; /* among the bytes that the peer may reach */
+	uint32_t at; /* offset in the bytes accessible to the peer */
 	uint64_t result, value; /* of an atomic: the word before and after it */
 };
 
-/* Receives: of an end, or shared by ends of its host. */
+/* A receive queue of one end, or an SRQ shared by ends of one host. */
 struct queue {
 	struct ibv_srq *srq;
-	uint32_t number; /* 0: it is not of XRC */
-	struct end *owner; /* in whose memory they are */
+	uint32_t number; /* SRQ number; 0 if not an XRC SRQ */
+	struct end *owner; /* end whose memory holds the buffers */
 	uint32_t users;
 	uint32_t posted;
 	struct {
 		bool used;
 		uint32_t number;
 	} receives[DEPTH];
-	bool starves; /* no more are posted */
+	bool starves; /* whether no more receives are posted */
 };
 
-/* Ends are in the order of their connections, on one host and the other in turns. */
+/* One end of a connection. The two ends are adjacent in `ends`, with the end on host 0 first. */
 struct end {
 	char name[3];
-	struct side side; /* all but the queue pair is its host's */
+	struct side side; /* the host's side, but with its own queue pair and memory */
 	enum ibv_qp_type type;
-	struct queue *queue; /* NULL: nothing is sent to it */
+	struct queue *queue; /* NULL if the end receives no messages */
 	struct ibv_mr *mrs[AREAS];
 	struct ibv_mw *window;
 	uint32_t window_key;
-	enum { UNBOUND, BINDING, BOUND, ENDING } window_is; /* ENDING: being invalidated */
+	enum { UNBOUND, BINDING, BOUND, ENDING } window_is; /* ENDING while being invalidated */
 	bool gone[AREAS]; /* deregistered */
 
 	struct work works[LOG];
-	int posted, completed, signaled; /* and the last that is signaled */
-	int messages[LOG], message_count; /* those that take a receive of the peer */
-	int message; /* the next of the peer's to arrive */
-	uint64_t progress_at; /* something has completed */
+	int posted, completed, signaled; /* counts, and the index of the last signaled request */
+	int messages[LOG], message_count; /* requests that consume a receive of the peer */
+	int message; /* next of the peer's messages to arrive */
+	uint64_t progress_at; /* time of the last completion */
 	bool failed, was_reset, died;
-	bool is_short, fell_short; /* it has posted one that is short; a message has been longer */
+	bool is_short, fell_short; /* a short receive was posted; a message did not fit */
 
-	/* What the peer may reach: as its completed requests have left it, and when all has been done. */
+	/* Memory accessible to the peer, after the peer's completed requests, and after all of its
+	 * posted requests. */
 	uint8_t before[(PLACES + 1) * LONGEST], after[(PLACES + 1) * LONGEST];
-	uint8_t read[DEPTH][LONGEST]; /* what a READ must bring */
-	int readers[PLACES + 1]; /* READs of each place that are not done */
+	uint8_t read[DEPTH][LONGEST]; /* data that each READ must return */
+	int readers[PLACES + 1]; /* outstanding READs of each place */
 };
 
-/* What the ends of a host share. */
+/* Resources shared by the ends of a host. */
 static struct home {
 	struct side side;
 	struct ibv_xrcd *xrcd;
 	struct queue queues[CONNECTIONS];
-	enum { NEVER, ALWAYS, SOLICITED } armed; /* when a completion makes an event */
+	enum { NEVER, ALWAYS, SOLICITED } armed; /* which completions raise an event */
 } homes[SIDES];
 
 static struct end ends[ENDS], *ends_end;
 #define EACH(end) for (struct end *end = ends; end < ends_end; end++)
 static int life;
-static bool spoiled[CONNECTIONS]; /* requests of this life may fail */
-static bool may_run_out; /* of tries after RNR, which are so many at least so far apart: */
-static uint64_t rnr_retry, rnr_delay_ns;
+static bool spoiled[CONNECTIONS]; /* whether requests may fail in this life */
+static bool may_run_out; /* RNR retries may be exhausted */
+static uint64_t rnr_retry, rnr_delay_ns; /* minimum number of RNR retries, and delay between them */
 static uint64_t try_ns; /* the timeout of a request */
-static size_t heap; /* at most HEAP_MOST less than there may be */
+static size_t heap; /* bytes allocated at the start, which may grow by HEAP_MOST */
 static const char *const steps[] = {"the beginning", "random work", "the end of a life"};
 
 static int index_of(const struct end *end)
@@ -144,7 +149,7 @@ static bool *spoiled_of(const struct end *end)
 	return &spoiled[index_of(end) / SIDES];
 }
 
-/* Its host is entered. */
+/* Enter the host of an end. */
 static struct side *on(struct end *end)
 {
 	enter(host_of(end));
@@ -156,7 +161,7 @@ static enum ibv_qp_state state(struct end *end)
 	return end->side.qp ? state_of(on(end)) : IBV_QPS_RESET;
 }
 
-/* struct wire.flow_of */
+/* Returns the connection of a channel, or -1 (wire.flow_of). */
 static int connection_of(int host, uint32_t chan)
 {
 	EACH(end)
@@ -175,7 +180,7 @@ static uint8_t *memory_of(struct end *end, enum area_name area)
 	return end->side.memory + areas[area].start;
 }
 
-/* The byte that the model counts as `at`. */
+/* Returns the address of a byte that the model numbers `at`. */
 static uint8_t *reached(struct end *end, uint32_t at)
 {
 	return at < areas[TARGET].length ? memory_of(end, TARGET) + at
@@ -199,7 +204,7 @@ static void share(struct end *end, enum area_name area)
 	end->gone[area] = false;
 }
 
-/* Between the areas, and where nothing is shared any more. */
+/* Check that the gaps between the areas and the deregistered areas are unchanged. */
 static void nothing_touched(struct end *end)
 {
 	size_t from = 0;
@@ -236,7 +241,7 @@ static bool any_gone(const struct end *end)
 	return false;
 }
 
-/* What a request does to the bytes that the peer lets it reach. */
+/* Apply a request to `bytes`, the model of the peer's memory. */
 static void perform(const struct end *end, int index, uint8_t *bytes)
 {
 	const struct work *work = &end->works[index];
@@ -256,7 +261,8 @@ static void perform(const struct end *end, int index, uint8_t *bytes)
 	}
 }
 
-/* What was written before a FLUSH is there, unless something may have been written over it since. */
+/* Check that data written before a FLUSH is in memory, unless a later request may have overwritten
+ * it. */
 static void flushed(struct end *end, int index)
 {
 	const struct work *flush = &end->works[index];
@@ -272,13 +278,13 @@ static void flushed(struct end *end, int index)
 	}
 }
 
-/* The first of a queue that fails. */
+/* Returns whether the first failed request of an end may have this status. */
 static bool may_fail(const struct end *end, const struct work *work, enum ibv_wc_status status)
 {
 	struct end *peer = peer_of(end);
 
 	switch (status) {
-	case IBV_WC_RETRY_EXC_ERR: /* a refusal got lost, or the responder does not answer */
+	case IBV_WC_RETRY_EXC_ERR: /* lost NAK, or no response */
 		return wire.fault_count || wire.cut || peer->failed ||
 		       (!work->wrong && state(peer) != IBV_QPS_RTS);
 	case IBV_WC_RNR_RETRY_EXC_ERR:
@@ -320,7 +326,7 @@ static void settle(struct end *end, int index, enum ibv_wc_status status)
 	}
 	CHECK(!work->wrong && !end->failed);
 	if (end->type == IBV_QPT_UC)
-		return; /* it has been sent: memory_is_right */
+		return; /* sent, but perhaps not executed; see memory_is_right */
 	perform(end, index, peer_of(end)->before);
 	if (work->opcode == IBV_WR_FLUSH && !peer_of(end)->gone[TARGET])
 		flushed(end, index);
@@ -348,7 +354,7 @@ static void sent(struct end *end, const struct ibv_wc *wc)
 	end->progress_at = fuzz_now_ns;
 }
 
-/* It has been taken off its queue; the place of its memory. */
+/* Mark a receive as completed. Returns the index of its buffer. */
 static uint32_t take_receive(struct queue *queue, uint64_t wr_id)
 {
 	uint32_t at = wr_id % DEPTH, number = (uint32_t)wr_id / DEPTH, older = 0;
@@ -356,14 +362,14 @@ static uint32_t take_receive(struct queue *queue, uint64_t wr_id)
 	CHECK(queue->receives[at].used);
 	CHECK_EQUAL(queue->receives[at].number, number);
 	queue->receives[at].used = false;
-	/* Others may have taken those before it. */
+	/* Each other user of a shared queue may still hold one older receive. */
 	for (int i = 0; i < DEPTH; i++)
 		older += queue->receives[i].used && number - queue->receives[i].number < LOG;
 	CHECK(older < queue->users);
 	return at;
 }
 
-/* The next message, of UC perhaps one after it. */
+/* Returns the peer's message that a completion reports, skipping messages that UC has lost. */
 static const struct work *next_message(struct end *end, const struct ibv_wc *wc, const uint8_t *at)
 {
 	struct end *peer = peer_of(end);
@@ -388,7 +394,7 @@ static const struct work *next_message(struct end *end, const struct ibv_wc *wc,
 	}
 }
 
-/* Whether its sender has asked for an event. */
+/* Check a receive completion. Returns whether the sender requested an event. */
 static bool arrived(struct end *end, const struct ibv_wc *wc)
 {
 	struct queue *queue = &homes[host_of(end)].queues[(wc->wr_id >> 32) - 1];
@@ -425,7 +431,7 @@ static struct end *end_with(int host, uint32_t qp_num)
 	return NULL;
 }
 
-/* As an application that sleeps: what comes to an armed queue wakes it. */
+/* Poll all completions of a host, and check whether they raised an event if the queue was armed. */
 static void take_completions(int host)
 {
 	struct home *home = &homes[host];
@@ -478,7 +484,7 @@ static void after_step(void)
 
 		if (end->completed == end->posted || end->progress_at == fuzz_now_ns)
 			wire_progress(index_of(end) / SIDES, host_of(end));
-		/* A message that is acknowledged has been received. */
+		/* The peer must have received every message that was acknowledged. */
 		for (int m = peer->message; m < end->message_count && end->type != IBV_QPT_UC; m++)
 			CHECK(!end->works[end->messages[m]].done ||
 			      end->works[end->messages[m]].failed || is_stopped(host_of(peer)));
@@ -528,7 +534,7 @@ static void post_receive(struct end *end, uint32_t length)
 	note("%s posts a receive", end->name);
 }
 
-/* Length mostly around whole units. */
+/* Returns a length, usually close to a multiple of the path MTU. */
 static uint32_t some_length(void)
 {
 	uint32_t length = draw(longest / unit) * unit + draw(3) - 1;
@@ -556,7 +562,7 @@ static const enum ibv_wr_opcode opcodes[] = {
 	IBV_WR_LOCAL_INV,
 };
 
-/* The model carries the request out: all before it have been. */
+/* Predict the result of a request from the memory that all earlier requests will leave. */
 static void foretell(struct end *end, int index, const struct ibv_send_wr *wr)
 {
 	struct work *work = &end->works[index];
@@ -573,7 +579,7 @@ static void foretell(struct end *end, int index, const struct ibv_send_wr *wr)
 	perform(end, index, after);
 }
 
-/* A place in the peer's memory; false: there is none for that. */
+/* Choose a place in the peer's memory. Returns false if the request cannot access it now. */
 static bool choose_place(struct end *end, struct work *work)
 {
 	struct end *peer = peer_of(end);
@@ -582,14 +588,15 @@ static bool choose_place(struct end *end, struct work *work)
 	work->at = place * longest + (longest - work->length ? draw(longest - work->length) : 0);
 	if (work->length == sizeof(uint64_t) && work->opcode != IBV_WR_RDMA_WRITE)
 		work->at &= ~7u;
-	/* What a READ that may be repeated reads is not to change before: IBTA 10.8.3.3. */
+	/* A READ may be repeated, so the bytes it reads must not change before it completes (IBTA
+	 * 10.8.3.3). */
 	if (work->opcode != IBV_WR_RDMA_READ && end->readers[place])
 		work->fenced = true;
 	return (place < PLACES ? !peer->gone[TARGET] : peer->window_is == BOUND) &&
 	       (!work->fenced || chance(300));
 }
 
-/* By requests that are not done. */
+/* Returns whether outstanding requests access the peer's window. */
 static bool window_is_used(const struct end *by)
 {
 	for (int i = by->completed; i < by->posted; i++)
@@ -600,11 +607,11 @@ static bool window_is_used(const struct end *by)
 
 enum manner {
 	USUAL,
-	WRONG, /* with a key that opens nothing, or not so much: the peer refuses it */
-	EMPTY, /* without a byte, for which no key is needed; always signaled */
+	WRONG, /* invalid key or access beyond the memory, which the peer rejects */
+	EMPTY, /* zero length, which needs no key; always signaled */
 };
 
-/* What that end can be asked to do. */
+/* Returns whether the queue pair of an end supports an operation. */
 static bool can_post(const struct end *end, enum ibv_wr_opcode opcode)
 {
 	switch (opcode) {
@@ -623,7 +630,7 @@ static bool can_post(const struct end *end, enum ibv_wr_opcode opcode)
 	}
 }
 
-/* Any of the peer's host. */
+/* Returns a random XRC SRQ of the peer's host. */
 static const struct queue *xrc_queue(const struct end *end)
 {
 	const struct queue *queues = homes[host_of(peer_of(end))].queues;
@@ -646,7 +653,7 @@ static int post_flush(struct side *side, const struct ibv_send_wr *wr, uint32_t 
 	return qp->before.wr_complete(&qp->before);
 }
 
-/* Posts a request of that kind, or none if the model has no place for it now. */
+/* Post a request of the given kind, unless the model does not allow it now. */
 static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner manner)
 {
 	struct end *peer = peer_of(end);
@@ -671,9 +678,9 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 	    (opcode == IBV_WR_LOCAL_INV && (end->window_is != BOUND || window_is_used(peer))))
 		return;
 	work->signaled = empty || index - end->signaled >= DEPTH / 4 || chance(700);
-	/* A READ by the key that is invalidated, likewise. */
+	/* An earlier READ with the invalidated key may be repeated, so the SEND is fenced. */
 	work->fenced |= opcode == IBV_WR_SEND_WITH_INV;
-	/* Two messages of UC, of which one gets lost, may be alike in all else. */
+	/* The model cannot tell which of two similar UC messages was lost. */
 	work->solicited = takes_receive(opcode) && end->type != IBV_QPT_UC && chance(300);
 	work->immediate = draw(UINT32_MAX);
 	work->wrong = manner == WRONG && remote && work->length;
@@ -709,7 +716,7 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 		wr.wr.atomic.rkey = windowed ? peer->window_key : peer->mrs[TARGET]->rkey;
 		wr.wr.atomic.compare_add = draw(100);
 		memcpy(&wr.wr.atomic.swap, peer->after + work->at, sizeof(wr.wr.atomic.swap));
-		if (chance(500)) /* the one that it will be compared with */
+		if (chance(500)) /* the expected value, so that the swap takes place */
 			wr.wr.atomic.compare_add = wr.wr.atomic.swap;
 		wr.wr.atomic.swap ^= draw(UINT32_MAX);
 	} else if (remote && !empty) {
@@ -783,7 +790,8 @@ static void make_qp(struct end *end)
 	CHECK(side->qp = extended(side->context)->create_qp_ex(side->context, &attr));
 }
 
-/* The receive that its message has taken of a shared queue goes with it. */
+/* Remove the receives of a queue pair, including the one taken from a shared queue by a partial
+ * message. */
 static void drop_receives(struct end *end)
 {
 	const struct soft_receive_queue *rq = &soft_qp_of(end->side.qp)->rq;
@@ -835,12 +843,13 @@ static void begin_life(bool loses)
 		for (uint32_t at = 0; at < reach; at += longest)
 			memcpy(end->before + at, reached(end, at), longest);
 		memcpy(end->after, end->before, reach);
-		/* Often so that it wraps. */
+		/* Often start just before the PSN wraps. */
 		end->side.psn = chance(700) ? 0xffffff - draw(32) : draw(0x1000000);
 	}
 	wire_heal();
 	wire_vary(loses);
-	/* The second one before the first has got an answer, or when both look for each other. */
+	/* Connect the second end immediately, or after the first has had time for several
+	 * attempts. */
 	for (struct end *pair = ends; pair < ends_end; pair += SIDES)
 		for (int i = 0, first = chance(500); i < SIDES; i++) {
 			struct address peer = address_of_side(on(&pair[i == first]));
@@ -883,7 +892,7 @@ static void make_queue(struct home *home, struct queue *queue, bool xrc)
 		CHECK_OK(context->get_srq_num(queue->srq, &queue->number));
 }
 
-/* Its kinds of queue are those of before, if there was a host. */
+/* Open a host's device. A restarted host gets the same kinds of queues again. */
 static void open_home(int host, struct options options)
 {
 	struct home *home = &homes[host];
@@ -896,7 +905,7 @@ static void open_home(int host, struct options options)
 
 	enter(host);
 	options.memory = (size_t)(ends_end - ends) / SIDES * memory;
-	options.gid = gid_at(0); /* of take_addresses */
+	options.gid = gid_at(0); /* set by take_addresses */
 	open_side(&home->side, options);
 	destroy_qp(&home->side);
 	if (wire.roce)
@@ -928,7 +937,7 @@ static void open_home(int host, struct options options)
 	}
 }
 
-/* Its requests and receives are no more. */
+/* Drop the outstanding requests and receives of an end. */
 static void forget(struct end *end)
 {
 	for (; end->completed < end->posted; end->completed++)
@@ -936,7 +945,8 @@ static void forget(struct end *end)
 	end->failed = end->was_reset = true;
 }
 
-/* It begins anew, without a connection.  Where nothing gets lost its kernel says so. */
+/* Restart a host without connections. If nothing can be lost, its kernel always reports the
+ * death. */
 static void host_dies(int host, bool told)
 {
 	note("host %c dies%s", "ab"[host], told ? "" : " without a word");
@@ -959,7 +969,7 @@ static void spoil_all(void)
 	memset(spoiled, true, sizeof(spoiled));
 }
 
-/* All connections whose receives are there. */
+/* Stop posting receives, which spoils all connections that use the queue. */
 static void starve(struct queue *queue)
 {
 	note("no more receives");
@@ -971,7 +981,7 @@ static void starve(struct queue *queue)
 	}
 }
 
-/* Once in some lives, something that a connection does not survive. */
+/* Break a connection. Called at most once per life. */
 static void spoil(bool loses)
 {
 	struct end *end = &ends[draw((uint32_t)(ends_end - ends))];
@@ -985,16 +995,16 @@ static void spoil(bool loses)
 	*spoiled_of(end) = true;
 	switch (draw(loses ? 9 : 8)) {
 	case 0:
-		if (end->type == IBV_QPT_UC) /* nothing is refused */
+		if (end->type == IBV_QPT_UC) /* UC rejects nothing */
 			break;
 		note("%s posts what is refused", end->name);
 		post_some(end, chance(500) ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, WRONG);
 		post_some(end, IBV_WR_RDMA_WRITE, USUAL);
 		break;
-	case 1: /* receives of a shared queue would outlive the connection */
+	case 1: /* not for a shared queue, whose receives outlive the connection */
 		if (area == RECEIVES && shared)
 			area = TARGET;
-		for (int i = 0; i < 2; i++) /* perhaps in the middle of one of these */
+		for (int i = 0; i < 2; i++) /* requests that the deregistration may interrupt */
 			post_some(peer_of(end), chance(700) ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
 				  USUAL);
 		pass(draw(8000));
@@ -1015,7 +1025,7 @@ static void spoil(bool loses)
 		(chance(500) ? reset : destroy)(end);
 		forget(end);
 		break;
-	case 5: /* of a shared queue it would outlive the connection */
+	case 5: /* not for a shared queue, whose receives outlive the connection */
 		end->is_short = !shared;
 		note("%s posts a short receive", end->name);
 		post_receive(end, end->is_short ? unit : longest);
@@ -1024,7 +1034,7 @@ static void spoil(bool loses)
 		spoil_all();
 		host_dies(host_of(end), !loses || chance(500));
 		break;
-	case 7: /* perhaps for longer than its peers wait, which they do for ever if nothing gets lost */
+	case 7: /* may outlast the retries of peers, which wait forever without loss */
 		if (loses)
 			spoil_all();
 		wire.fault_count++;
@@ -1046,15 +1056,15 @@ static bool is_over(const struct end *end)
 	       (*spoiled_of(end) || end->type == IBV_QPT_UC || end->message == peer->message_count);
 }
 
-/* What the peer may reach is as the completed requests have left it, but for bytes of those that have
- * failed, which may have been carried out. */
+/* Check the memory accessible to the peer against the peer's completed requests. Failed requests
+ * may have been executed. */
 static void memory_is_right(struct end *end)
 {
 	static uint8_t one[(PLACES + 1) * LONGEST];
 	static bool right[(PLACES + 1) * LONGEST];
 	struct end *peer = peer_of(end);
 
-	/* Of UC what was sent has been carried out, unless there was a fault or no receive. */
+	/* A UC request has been executed if there was no fault and it needed no receive. */
 	for (int i = 0; i < peer->posted && peer->type == IBV_QPT_UC; i++) {
 		struct work *work = &peer->works[i];
 
@@ -1094,7 +1104,7 @@ static bool any_spoiled(void)
 	return memchr(spoiled, true, sizeof(spoiled));
 }
 
-/* Every wait is over in its time, and what the peer may reach is as the model says. */
+/* Check that each wait ends in time, and that memory matches the model. */
 static void end_life(void)
 {
 	static uint64_t retried;
@@ -1105,11 +1115,11 @@ static void end_life(void)
 
 	EACH(end)
 	{
-		/* It will never be ready again. */
+		/* Without receives, the end would keep its peer waiting forever. */
 		if (end->gone[RECEIVES] && !end->died && end->side.qp)
 			enter_state(on(end), IBV_QPS_ERR);
 		if (!end->failed && end->signaled < end->posted - 1)
-			end->signaled = -DEPTH; /* the last one is to be told of */
+			end->signaled = -DEPTH; /* needs a final signaled request */
 		died |= end->died;
 	}
 	while (!all_over()) {
@@ -1128,12 +1138,12 @@ static void end_life(void)
 		wire_step();
 		after_step();
 	}
-	pass(4 * LATE_NS); /* what UC has sent arrives */
+	pass(4 * LATE_NS); /* for the last UC messages to arrive */
 	while (is_stopped(0) || is_stopped(1))
 		pass(wire.hosts[is_stopped(1)].stopped_until - fuzz_now_ns);
 	after_step();
-	/* Nothing is sent again without a reason: a fault, which both sides may have noticed, and once
-	 * more when answers from before come in. */
+	/* Each retry needs a cause. After a fault, both sides may retry, and once more when
+	 * outdated responses arrive. */
 	for (int host = 0; host < SIDES; host++) {
 		enter(host);
 		aiordma_embedded_fault_counts(&counts);
@@ -1143,7 +1153,7 @@ static void end_life(void)
 	      retries <= retried + 4 * wire.fault_count);
 	EACH(end)
 	{
-		if (!end->died) /* nothing_touched has looked */
+		if (!end->died) /* nothing_touched has checked the others */
 			memory_is_right(end);
 	}
 	retried = retries, wire.fault_count = 0;
@@ -1179,7 +1189,7 @@ static void one_thing(void)
 	case 5:
 		pass(draw(20000) << draw(9));
 		break;
-	case 6: /* what has begun is brought to its end, the rest waits */
+	case 6: /* requests in progress complete, later ones wait */
 		if (end->type == IBV_QPT_XRC_RECV)
 			break;
 		note("%s is drained", end->name);
@@ -1195,7 +1205,7 @@ static void one_thing(void)
 			wire_stop(host_of(end), draw((uint32_t)try_ns / 2));
 		break;
 	case 7:
-	case 8: /* several at once */
+	case 8: /* several requests in a row */
 		for (uint32_t count = draw(DEPTH); count; count--)
 			post_some(end, opcodes[draw(COUNT_OF(opcodes))], USUAL);
 		break;
@@ -1207,7 +1217,7 @@ static void one_thing(void)
 
 /* ---- seeds ----------------------------------------------------------------------------------- */
 
-/* The kinds of the ends, and whose receives they use. */
+/* Choose the type of each end and the receive queue that it uses. */
 static void choose_ends(void)
 {
 	struct end *sharing[SIDES] = {0};
@@ -1240,7 +1250,7 @@ static void choose_ends(void)
 		queue->number = type == IBV_QPT_XRC_RECV;
 		targets[host_of(end)] += queue->number;
 		queue->srq = NULL;
-		/* Not NULL: it is to be made. */
+		/* Any value other than NULL tells open_home to create the SRQ. */
 		if (type == IBV_QPT_XRC_RECV || (type == IBV_QPT_RC && chance(400)))
 			queue->srq = (struct ibv_srq *)queue;
 		if (type == IBV_QPT_RC && queue->srq) {
@@ -1253,7 +1263,7 @@ static void choose_ends(void)
 	}
 	EACH(end)
 	{
-		if (end->type == IBV_QPT_XRC_RECV) /* each takes receives of each */
+		if (end->type == IBV_QPT_XRC_RECV) /* each may use every XRC SRQ of the host */
 			end->queue->users = targets[host_of(end)];
 	}
 }

@@ -1,31 +1,33 @@
-/* What connections of RoCE v2 reach through a bottleneck with loss, and beside TCP, in virtual time.
+/* The throughput of RoCE v2 connections through a bottleneck, with loss or beside TCP, in virtual
+ * time.
  *
- * Two hosts and a link between them: each way it has a rate, a queue of a bandwidth-delay product, which drops
- * what it has no place for, a round-trip time of 20 ms, and random loss.  The TCP is Reno's window (RFC 5681) whose
- * selective acknowledgements tell all that was lost (RFC 6675): its data are numbers of packets.
+ * A link with a given rate, random loss and a round-trip time of 20 ms connects two hosts. Each
+ * direction has a queue of one bandwidth-delay product, which drops packets that do not fit. The
+ * TCP model has Reno's window (RFC 5681) and learns of every loss from selective acknowledgements
+ * (RFC 6675). Its packets carry only a number.
  */
 #include "seeds.h"
 
 enum {
 	CONNECTIONS_MOST = 64,
-	DEPTH = 16, /* requests */
-	LENGTH = 256 * 1024, /* of each */
-	BELOW = 46, /* bytes of Ethernet, IPv4 and UDP around a datagram */
-	TCP_HEADERS = 66, /* with Ethernet's */
+	DEPTH = 16, /* outstanding requests per connection */
+	LENGTH = 256 * 1024, /* bytes of a request */
+	BELOW = 46, /* bytes per datagram for Ethernet, IPv4 and UDP */
+	TCP_HEADERS = 66, /* bytes, including Ethernet */
 	DELAY_NS = 10000000,
 	QUEUE_NS = 2 * DELAY_NS,
-	REFILL_NS = DELAY_NS, /* the applications look so often */
+	REFILL_NS = DELAY_NS, /* interval at which the application polls */
 	TCP_TIMEOUT_NS = 200000000,
-	BEGUN = 4, /* seconds, before which nothing counts */
-	TIMES = 2, /* more or less is not fair */
+	BEGUN = 4, /* seconds before the measurement starts */
+	TIMES = 2, /* maximum ratio between fair rates */
 };
 
 static const struct scenario {
-	uint64_t mbits; /* in a second */
+	uint64_t mbits; /* link rate */
 	enum ibv_mtu mtu;
 	int connections, tcp;
-	int per_mille; /* that get lost */
-	int marks; /* per cent of the queue beyond which packets are marked; 0: none is */
+	int per_mille; /* packets lost per thousand */
+	int marks; /* queue level in percent above which packets are marked; 0 if never */
 	int seconds;
 } scenarios[] =
 	{
@@ -43,7 +45,7 @@ struct rates {
 struct packet {
 	struct packet *next;
 	uint64_t due;
-	int tcp; /* -1: none of TCP */
+	int tcp; /* index of the TCP connection; -1 for a RoCE packet */
 	uint32_t number;
 	uint16_t port;
 	bool marked;
@@ -51,14 +53,14 @@ struct packet {
 	uint8_t bytes[];
 };
 
-/* One way. */
+/* One direction of the link. */
 static struct link {
-	uint64_t free_at; /* the last packet in its queue has left */
+	uint64_t free_at; /* time when the last queued packet leaves */
 	struct packet *first, *last;
 } links[SIDES];
 
 static struct tcp {
-	uint32_t next, highest, recovered; /* numbers: to be sent, acknowledged, of one loss */
+	uint32_t next, highest, recovered; /* next to send, highest acknowledged, end of recovery */
 	uint32_t under_way;
 	double window, threshold; /* packets */
 	uint64_t deadline;
@@ -123,7 +125,7 @@ static void tcp_send(struct tcp *tcp)
 
 static void tcp_acknowledged(struct tcp *tcp, uint32_t number, bool marked)
 {
-	/* Nothing is overtaken: what is missing before it is lost, but must be known to be. */
+	/* The link does not reorder packets, so those missing before `number` are lost. */
 	const uint32_t lost = number - tcp->highest - 1;
 
 	tcp->deadline = fuzz_now_ns + TCP_TIMEOUT_NS;
@@ -165,7 +167,7 @@ static void ask(int i)
 static void open_sides(void)
 {
 	const struct options options = {.memory = LENGTH,
-					.gid = gid_at(0), /* of take_addresses */
+					.gid = gid_at(0), /* set by take_addresses */
 					.sends = DEPTH,
 					.cqe = CONNECTIONS_MOST * DEPTH,
 					.timeout = 14,
@@ -277,7 +279,7 @@ static void pass(uint64_t ns)
 	}
 }
 
-/* Packets that have been acknowledged. */
+/* Returns the number of packets acknowledged so far. */
 static struct rates acknowledged(void)
 {
 	struct rates sum = {0};
@@ -304,7 +306,7 @@ static struct rates measure(void)
 	return (struct rates){(after.roce - before.roce) * mbits, (after.tcp - before.tcp) * mbits};
 }
 
-/* In a process of its own, as all is static. */
+/* Measure a scenario in a child process, because all state is static. */
 static struct rates rates_of(const struct scenario *which)
 {
 	struct rates rates;
@@ -330,7 +332,8 @@ static struct rates rates_of(const struct scenario *which)
 	return rates;
 }
 
-/* Beside TCP, what each has; else what loss leaves of the rate without it. */
+/* Compare RoCE's rate with TCP's on the same link or, without TCP, with RoCE's rate without
+ * loss. */
 static void run_seed(void)
 {
 	limit_seconds(400);

@@ -1,16 +1,16 @@
-/* Two hosts of one process, each with an engine of its own, and a wire between them in virtual time: it
- * delays frames, and loses, doubles and reorders them by a seed.
+/* Two hosts in one process, each with its own engine, and a wire between them in virtual time. The
+ * wire delays frames, and loses, duplicates and reorders them as the seed determines.
  *
- * The wire is a path of each engine.  An engine asks it for room and gives it records, from inside its
- * own calls; `wire_step` gives their frames to the other host when their time has come.  There are no
- * threads, and nothing waits.  Before a call into the device its host is entered (`enter`).
+ * The wire is a path of each engine. An engine's own calls ask the wire for room and pass it
+ * records. `wire_step` delivers the frames to the other host when they are due. There are no
+ * threads, and nothing blocks. The test must enter a host (`enter`) before it calls the host's
+ * device.
  *
- * Each frame that the wire treats badly is a fault that each side of its flow, the frames of one
- * connection, may have to answer with one try again.  The wire makes fewer of them than the side has
- * tries, until the side has completed something (wire_progress): so a request that fails for want of
- * tries is a mistake of the device.
+ * A flow is the frames of one connection. Each fault in a flow may cost each side one retry. Until
+ * a side makes progress (wire_progress), the wire causes fewer faults than the side has tries. A
+ * request that runs out of tries therefore reveals a bug in the device.
  *
- * A host that is stopped takes no step: its timers and what is sent to it wait until it goes on.
+ * A stopped host takes no steps. Its timers and the frames sent to it wait until it continues.
  */
 #pragma once
 
@@ -24,34 +24,34 @@
 
 enum {
 	SIDES = 2,
-	UNIT = 256, /* the path MTU: all frames of a message but the last have whole units */
-	UNIT_MOST = 4096, /* with RoCE */
+	UNIT = 256, /* path MTU; all frames of a message but the last are multiples of it */
+	UNIT_MOST = 4096, /* maximum path MTU with RoCE */
 	FRAME_MOST = 4 * UNIT,
-	BATCH = 8, /* frames that it takes together, at most */
-	WINDOW = 16, /* frames under way to one side beyond which it takes no more, at most */
-	FLIGHTS = 4096, /* a frame of RoCE is many, and each may be doubled; and control records */
+	BATCH = 8, /* maximum frames in one record */
+	WINDOW = 16, /* maximum frames in flight to one side */
+	FLIGHTS = 4096, /* enough for RoCE packets, their duplicates and control records */
 	RECORD_MOST = BATCH * (SOFT_FRAME_HEADER + FRAME_MOST),
-	LATE_NS = 300000, /* less than any timeout */
+	LATE_NS = 300000, /* maximum extra delay, shorter than any timeout */
 	BLOCKED_NS = 100000,
 	FLOWS = 4,
 };
 
 #define SECOND UINT64_C(1000000000)
-#define HELD (UINT64_C(1) << 63) /* until the wire is healed */
+#define HELD (UINT64_C(1) << 63) /* flag in `due` of a frame held until wire_heal */
 
 struct flight {
 	uint64_t due;
-	int to; /* -1: this place is free */
+	int to; /* receiving host; -1 if the slot is free */
 	int flow;
 	enum soft_record_kind kind;
 	uint32_t to_chan, from_chan, length;
-	/* of a datagram */
+	/* datagrams only */
 	uint16_t port;
-	bool is_strange; /* from another address */
+	bool is_strange; /* not sent from the peer's address */
 	uint8_t bytes[UNIT_MOST + 128];
 };
 
-/* What a code of the RNR timer means, in 10 us: IBTA 9.7.5.2.8. */
+/* RNR timer values by code, in units of 10 us (IBTA 9.7.5.2.8). */
 static const uint32_t rnr_timer_units[32] = {
 	65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,    32,
 	48,    64,   96,   128,  192,  256,   384,   512,   768,   1024,  1536,
@@ -60,32 +60,33 @@ static const uint32_t rnr_timer_units[32] = {
 
 static struct wire {
 	struct host {
-		struct soft_device device; /* while another one is entered */
+		struct soft_device device; /* saved while the other host is entered */
 		uint64_t alarm_ns;
 		uint64_t stopped_until;
-		struct soft_path path; /* to the other one */
+		struct soft_path path; /* to the other host */
 	} hosts[SIDES];
 	int entered;
 	uint64_t begun;
-	bool swapped; /* the ports: the one with the smaller number connects first */
-	bool roce, ipv6; /* datagrams.h */
+	bool swapped; /* host 1 has the lower port and connects first */
+	bool roce, ipv6; /* see datagrams.h */
 	struct flight flights[FLIGHTS], *flights_end;
 	uint64_t last_due[SIDES];
 	uint64_t blocked_until[SIDES];
-	int flows; /* FLOWS at most */
-	/* Of the host's channel with that number; NULL: there is one flow.  Negative: nothing befalls it. */
+	int flows; /* at most FLOWS */
+	/* Returns the flow of a host's channel, or a negative number to exempt it from faults. NULL
+	 * if there is only one flow. */
 	int (*flow_of)(int host, uint32_t chan);
-	/* Takes each datagram in place of the wire; NULL: it is the wire's. */
+	/* Carries a datagram in place of the wire. NULL if the wire carries it. */
 	void (*carry)(const struct flight *what, const uint8_t *bytes);
-	bool in_order[FLOWS]; /* it only loses frames, as UC expects it */
-	int faults[FLOWS][SIDES], faults_most; /* since its last progress */
-	uint64_t fault_count; /* in all */
-	int per_mille; /* frames that have a fault */
+	bool in_order[FLOWS]; /* whether frames are only lost, as UC requires */
+	int faults[FLOWS][SIDES], faults_most; /* counts since the last progress, and their limit */
+	uint64_t fault_count; /* total */
+	int per_mille; /* faults per thousand frames */
 	int window;
 	uint64_t ns_per_byte;
-	bool stopped; /* a host has been, for longer than its peer may wait */
-	bool cut; /* DATA gets lost, other records wait (wire_heal) */
-	uint64_t secret; /* eight bytes that no frame may contain; 0: none */
+	bool stopped; /* a host has been stopped, perhaps for longer than its peer waits */
+	bool cut; /* DATA records are lost, other records wait for wire_heal */
+	uint64_t secret; /* eight bytes that no frame may contain; 0 if none */
 	uint64_t random;
 	uint64_t trace_hash;
 	bool verbose;
@@ -106,7 +107,7 @@ static inline bool chance(unsigned per_mille)
 	return draw(1000) < per_mille;
 }
 
-/* What happens, with its time: two runs of a seed say the same. */
+/* Trace an event with its time. Two runs of a seed must have the same trace. */
 __attribute__((format(printf, 1, 2))) static inline void note(const char *format, ...)
 {
 	char line[160];
@@ -130,13 +131,13 @@ static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t
 		    const struct iovec *iov, const struct soft_record_end *ends, int count);
 
 static struct soft_path_calls calls = {
-	.name = AIORDMA_WIRE_NONE, /* of those that applications know */
+	.name = AIORDMA_WIRE_NONE, /* none of the wires that applications know */
 	.record_most = RECORD_MOST,
 	.room = wire_room,
 	.put = wire_put,
 };
 
-/* Nothing here breaks a path. */
+/* Check that the path is intact. No test breaks it. */
 static void wire_flush(struct soft_deferred *deferred)
 {
 	CHECK_EQUAL(soft_container(deferred, struct soft_path, flush)->broken, 0);
@@ -158,7 +159,7 @@ static uint16_t port_of_host(int host)
 	return (uint16_t)(FIRST_PORT + (host ^ wire.swapped));
 }
 
-/* No other program of this machine must find it at the port that it has in the simulation. */
+/* Set a host's port without listening on it, so that other programs cannot find the host. */
 static void take_port(int host)
 {
 	soft_device.links->port = port_of_host(host);
@@ -174,11 +175,12 @@ static struct soft_path *path_to(uint16_t port)
 
 static void renew(struct soft_path *path)
 {
-	*path = (struct soft_path){.ports = 1}; /* of embedded0, here and there */
+	*path = (struct soft_path){.ports = 1}; /* embedded0 on both sides */
 	soft_path_init(path, &calls, wire_flush);
 }
 
-/* A copy of what the next life of a host overwrites: so the leak sanitizer finds all that the dead host had. */
+/* Copy memory that the next life of a host overwrites, so that the leak sanitizer still finds the
+ * dead host's allocations. */
 static void bury(const void *what, size_t length)
 {
 	static struct grave {
@@ -193,7 +195,7 @@ static void bury(const void *what, size_t length)
 	graves = grave;
 }
 
-/* With an engine and a path that know nothing of what was before. */
+/* Start a host with a new engine and a new path, without any earlier state. */
 static void boot(int host)
 {
 	const struct soft_platform *platform = soft_device.platform;
@@ -211,7 +213,8 @@ static void boot(int host)
 
 /* ---- frames ---------------------------------------------------------------------------------- */
 
-/* Frames: other records, which a cut wire holds, take no room from them. */
+/* Returns the number of frames in flight to a host, without control records, which a cut wire may
+ * hold. */
 static int under_way(int to)
 {
 	int count = 0;
@@ -221,7 +224,7 @@ static int under_way(int to)
 	return count;
 }
 
-/* Its bytes. */
+/* Put a frame in flight. Returns the copy of its bytes. */
 static uint8_t *take_off(struct flight what, const uint8_t *bytes, uint64_t due)
 {
 	struct flight *flight = wire.flights;
@@ -236,7 +239,7 @@ static uint8_t *take_off(struct flight what, const uint8_t *bytes, uint64_t due)
 	return memcpy(flight->bytes, bytes, what.length);
 }
 
-/* For a reader, with -v: the trace does not depend on what is in a frame. */
+/* Trace a frame. With -v, its header is printed but not traced. */
 static void tell_frame(const char *what, int host, const struct flight *flight,
 		       const uint8_t *bytes)
 {
@@ -262,7 +265,7 @@ static void count_fault(int flow)
 	wire.fault_count++;
 }
 
-/* What befalls all flows: is it one fault of each, which they can bear? */
+/* Count a fault for every flow. Returns false if a flow cannot tolerate one. */
 static bool all_err(void)
 {
 	for (int flow = 0; flow < wire.flows; flow++)
@@ -273,7 +276,8 @@ static bool all_err(void)
 	return true;
 }
 
-/* `reliable`: what the hosts' kernels would send again until it arrives, and in order. */
+/* Send a frame, perhaps with a fault. A `reliable` frame arrives intact and in order, because the
+ * hosts' kernels would retransmit it. */
 static void transmit(struct flight what, const uint8_t *bytes, bool reliable)
 {
 	uint64_t due = fuzz_now_ns + 2000 + draw(4000);
@@ -318,7 +322,7 @@ static void may_block(void)
 		wire.blocked_until[wire.entered] = fuzz_now_ns + draw(BLOCKED_NS);
 }
 
-/* The end of a connection always finds room. */
+/* Returns the available room. Small records always have room, so that connections can end. */
 static ssize_t wire_room(struct soft_path *path, size_t least)
 {
 	(void)path;
@@ -359,7 +363,7 @@ static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t
 
 /* ---- what the test calls --------------------------------------------------------------------- */
 
-/* Another wire, for what is sent from now on. */
+/* Change the properties of the wire for the frames sent from now on. */
 static inline void wire_vary(bool loses)
 {
 	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
@@ -380,7 +384,7 @@ static void wire_begin(void)
 		boot(i);
 }
 
-/* The host begins anew, and its kernel says so, or not. */
+/* Restart a host. If `told`, its kernel resets the path to the peer, except with RoCE. */
 static inline void die(int host, bool told)
 {
 	struct soft_path *path = &wire.hosts[1 - host].path;
@@ -407,7 +411,6 @@ static inline void wire_progress(int flow, int side)
 	wire.faults[flow][side] = 0;
 }
 
-/* The host takes no step for so long. */
 static inline void wire_stop(int host, uint64_t ns)
 {
 	note("host %c is stopped", "ab"[host]);
@@ -419,7 +422,7 @@ static bool is_stopped(int host)
 	return fuzz_now_ns < wire.hosts[host].stopped_until;
 }
 
-/* When it can do what it could do then. */
+/* Returns the first time from `then` on at which the host runs. */
 static uint64_t awake(int host, uint64_t then)
 {
 	uint64_t until = wire.hosts[host].stopped_until;
@@ -456,7 +459,7 @@ static uint64_t *alarm_of(int host)
 	return host == wire.entered ? &fuzz_alarm_ns : &wire.hosts[host].alarm_ns;
 }
 
-/* Does it wait for room? */
+/* Returns whether a host is waiting for room. */
 static bool waits(int host)
 {
 	const struct soft_device *device =
@@ -465,7 +468,7 @@ static bool waits(int host)
 	return wire.roce ? device->roce->blocked : soft_path_waits(&wire.hosts[host].path);
 }
 
-/* When something happens by itself; UINT64_MAX: never. */
+/* Returns the time of the next event, or UINT64_MAX if none is pending. */
 static uint64_t wire_next(void)
 {
 	const struct flight *flight = next_flight();
@@ -510,7 +513,7 @@ static void step_of(int host, struct flight *flight)
 	soft_unlock();
 }
 
-/* The first of those things happens. */
+/* Advance to the next event, and run a step of each host that is not stopped. */
 static inline void wire_step(void)
 {
 	struct flight *flight;

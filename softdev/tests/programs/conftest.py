@@ -35,27 +35,26 @@ PACKAGES = {
 }
 DEFAULT_PACKAGE = "rdmacm-utils"
 
-# Seconds for a program to come to its end, however busy the machine is: less than half of the time
-# of a test, which waits for both, and perftest's client for ever for a server that has failed.
+# Seconds until a program is killed. The timeout of a test is more than twice as long, because a
+# test waits for two programs. perftest's client waits forever for a server that has failed.
 LIMIT = 50.0
 
 RUN = [sys.executable, "-m", "aiordma", "run"]
 
-# The files of /proc/net with listening sockets; the states are those of
-# include/net/tcp_states.h of Linux, where a datagram socket without a peer counts as closed.
+# The tables of listening sockets in /proc/net, with the states of these sockets. Linux's
+# include/net/tcp_states.h defines the states. An unconnected datagram socket counts as closed.
 WAITING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
 
-# What perftest says when it was kept from the processor while it measured the processor's
-# frequency, which it does before it prints: all the traffic is over by then. A latency is inf then;
-# instead of a bandwidth the program prints the second text and ends with 1, and its peer does not
-# end well.
+# perftest prints this if it was preempted while it measured the CPU frequency, which it does after
+# all traffic. Latencies are then inf. Instead of a bandwidth, the program prints NO_REPORT and
+# exits with status 1, and its peer fails as well.
 NO_CLOCK = "Correlation coefficient"
 NO_REPORT = "Can't produce a report"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that has ended, with its standard output and error."""
+    """A program that has ended, with its exit status, standard output and standard error."""
 
     words: tuple[str, ...]
     status: int
@@ -63,20 +62,20 @@ class Ended:
     errors: str
 
     def expect(self, status: int = 0) -> str:
-        """The output of a successful program; the test fails with it otherwise."""
+        """Return the standard output. Fail the test if the exit status differs from `status`."""
         if self.status != status:
             self.fail()
         return self.text
 
     def fail(self) -> NoReturn:
-        """Describe the end of the program."""
+        """Fail the test with the program's status and output."""
         how = f"ended with {self.status}" if self.status != -9 else "was killed at its time limit"
         pytest.fail(f"{' '.join(self.words)} {how}:\n{self.text}\n{self.errors}", pytrace=False)
 
 
 @dataclass(frozen=True)
 class Running:
-    """A program under `aiordma run`."""
+    """A program that is running under `aiordma run`."""
 
     words: tuple[str, ...]
     process: subprocess.Popen[bytes]
@@ -84,7 +83,7 @@ class Running:
     errors: IO[bytes]
 
     def end(self, limit: float = LIMIT) -> Ended:
-        """Wait for its end; after so many seconds it is killed, with status -9."""
+        """Wait until the program ends. After `limit` seconds it is killed, and its status is -9."""
         try:
             self.process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -98,7 +97,7 @@ class Running:
 
 
 def installed(program: str) -> None:
-    """Fail with the package to install if the program is missing."""
+    """Fail the test if a program is missing, naming the package to install."""
     if shutil.which(program) is None:
         package = next(
             (name for prefix, name in PACKAGES.items() if program.startswith(prefix)),
@@ -112,9 +111,9 @@ def installed(program: str) -> None:
 
 @contextmanager
 def started(words: Sequence[str]) -> Iterator[Running]:
-    """A program under `aiordma run`, killed if it does not end."""
+    """Start a program under `aiordma run`, and kill it on exit if it is still running."""
     installed(words[0])
-    # Files, not pipes: whatever it says, it never waits for a reader.
+    # A program never blocks on writing to a file, as it could on a pipe.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [*RUN, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=errors
@@ -127,13 +126,13 @@ def started(words: Sequence[str]) -> Iterator[Running]:
 
 
 def run_program(*words: str) -> Ended:
-    """Run one program to its end."""
+    """Run a program until it ends."""
     with started(words) as running:
         return running.end()
 
 
 def listens(port: int) -> bool:
-    """Whether a process of this machine listens on the port; found without connecting to it."""
+    """Return whether a process on this machine listens on a port, without connecting to it."""
     for table, waiting in WAITING.items():
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
             _, local, _, state, *_ = line.split()
@@ -143,28 +142,28 @@ def listens(port: int) -> bool:
 
 
 def is_member(group: str) -> bool:
-    """Whether a process of this machine has joined an IPv4 multicast group."""
-    # The address as the kernel has it in memory, printed as a number of the machine.
+    """Return whether a process on this machine has joined an IPv4 multicast group."""
+    # The kernel prints the four bytes of the address as an integer in host byte order.
     number = int.from_bytes(socket.inet_aton(group), sys.byteorder)
     return f"{number:08X} " in Path("/proc/net/igmp").read_text()
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A free port, which no other test has meanwhile."""
+    """Provide a free port that no other test uses at the same time."""
     with chosen_port() as number:
         yield number
 
 
 def run_pair(server: Sequence[str], client: Sequence[str], port: int) -> tuple[Ended, Ended]:
-    """Run a server, and its client as soon as the server listens on ``port``, to their ends."""
+    """Run a server and, once it listens on ``port``, a client. Return both after they end."""
     return run_pair_when(lambda: listens(port), server, client)
 
 
 def run_pair_when(
     ready: Callable[[], bool], server: Sequence[str], client: Sequence[str]
 ) -> tuple[Ended, Ended]:
-    """Run a server, and its client as soon as the server is ready, to their ends."""
+    """Run a server and, once ``ready`` returns true, a client. Return both after they end."""
     with started(server) as waiting:
         deadline = time.monotonic() + LIMIT
         while not ready():

@@ -19,15 +19,15 @@ from pathlib import Path
 
 import pytest
 
-# Where the embedded device's multicast groups are (softdev/src/ud/multicast.c).
+# Port of the embedded device's multicast groups (softdev/src/ud/multicast.c).
 MULTICAST_PORT = 14791
 
-# Seconds to wait for another test that has the port.
+# Seconds to wait until another test releases the port.
 LIMIT = 300.0
 
 
 def claim(port: int) -> socket.socket | None:
-    """Make a port ours until the socket is closed; None if it is another one's."""
+    """Claim a port until the returned socket is closed. Return None if another test has it."""
     claimed = socket.socket(socket.AF_UNIX)
     try:
         claimed.bind(f"\0aiordma test port {port}")
@@ -40,7 +40,7 @@ def claim(port: int) -> socket.socket | None:
 
 
 def is_free(port: int, after_connections: bool = False) -> bool:
-    """Whether no socket has the port; a listener's former connections may, if that is asked."""
+    """Return whether a port is free. `after_connections` ignores former TCP connections."""
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_INET6, kind) as probe:
             if after_connections and kind == socket.SOCK_STREAM:
@@ -53,7 +53,7 @@ def is_free(port: int, after_connections: bool = False) -> bool:
 
 
 def candidates() -> list[int]:
-    """Ports that the kernel gives to no program by itself, if there are any."""
+    """Return the ports outside of the kernel's ephemeral range, or all ports if there are none."""
     least, most = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [port for port in range(10000, 65536) if port != MULTICAST_PORT]
     return [port for port in ports if not least <= port <= most] or ports
@@ -61,7 +61,7 @@ def candidates() -> list[int]:
 
 @contextmanager
 def chosen_port() -> Iterator[int]:
-    """A free port that no other test has."""
+    """Claim a random free port and provide its number."""
     ports = candidates()
     while True:
         port = random.choice(ports)
@@ -75,7 +75,7 @@ def chosen_port() -> Iterator[int]:
 
 @contextmanager
 def fixed_port(port: int, limit: float = LIMIT) -> Iterator[int]:
-    """The one port that a program can use, as soon as no other test has it."""
+    """Claim a particular port as soon as no other test has it, and provide its number."""
     deadline = time.monotonic() + limit
     while (claimed := claim(port)) is None:
         if time.monotonic() > deadline:

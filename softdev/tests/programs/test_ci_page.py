@@ -19,10 +19,10 @@ from tests.docs.page_commands import blocks, files, prints, run_commands
 
 from .conftest import installed
 
-# Seconds for the commands of a test, which compile the package, and for a test with those of its
-# project, however busy the machine is.
+# Seconds for a test's commands and those of its `project` fixture, which compile the package, on a
+# busy machine.
 LIMIT = 1000.0
-# In one process, since its fixtures compile.
+# One xdist worker runs all tests, because the fixtures compile code.
 pytestmark = [pytest.mark.timeout(LIMIT + 100), pytest.mark.xdist_group("ci page")]
 
 ROOT = Path(__file__).parents[3]
@@ -33,15 +33,15 @@ SECTIONS = ["Was the device used?", "Faults", "Traces of failed tests", "Sanitiz
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of the page, where the commands of its first sections have run."""
+    """Provide a folder with the page's files, in which the first sections' commands have run."""
     for program in ("cmake", "c++", "valgrind"):
         installed(program)
     folder = tmp_path_factory.mktemp("project")
     for name, text in files(PAGE).items():
         (folder / name).write_text(text)
-    # The interpreter that the distribution's pyverbs is for.
+    # The distribution's pyverbs only works with the distribution's Python.
     (folder / "python3").symlink_to("/usr/bin/python3")
-    # The one with aiordma and pytest.
+    # The Python that has aiordma and pytest.
     (folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (folder / "python").chmod(0o755)
     for section in FIRST:
@@ -50,7 +50,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_section(section: str, project: Path) -> None:
-    """Run its commands; they print what the page says, on standard output and error."""
+    """Run the commands of a section, and check that they print the output shown on the page."""
     found = blocks(PAGE, section)
     assert found
     for block in found:
@@ -58,7 +58,7 @@ def run_section(section: str, project: Path) -> None:
 
 
 def run(commands: str, project: Path) -> str:
-    """Standard output and error of commands of the page."""
+    """Run commands of the page. Return their standard output and standard error."""
     return run_commands("exec 2>&1\n" + commands, project, project, LIMIT)
 
 
@@ -101,7 +101,7 @@ def test_container_files_install_a_working_aiordma(project: Path, tmp_path: Path
 
 
 def copy_of_the_clone(folder: Path) -> Path:
-    """The files that git knows, as they are now."""
+    """Copy all files that git tracks, as they are in the working tree."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -112,7 +112,7 @@ def copy_of_the_clone(folder: Path) -> Path:
 
 
 class Job:
-    """The steps of action.yml that are programs, as a runner of GitHub starts them."""
+    """A GitHub job that runs the scripts in action.yml as a runner would."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,7 +127,7 @@ class Job:
             (folder / name).touch()
 
     def step(self, number: int, cwd: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
-        """It runs in `cwd`; the names of inputs have _ for -."""
+        """Run a step of the action in `cwd`. Names of inputs have underscores for hyphens."""
         step = self.text.partition("\n  steps:\n")[2].split("\n    - ")[number]
         script = textwrap.dedent(re.split(r"      run: \|.*\n", step)[1])
         defaults = re.findall(
@@ -155,7 +155,7 @@ class Job:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A job in which the action has installed aiordma."""
+    """Provide a job in which the action has installed aiordma."""
     job = Job(tmp_path_factory.mktemp("job"))
     done = job.step(0, job.folder)
     assert done.returncode == 0, done.stdout
@@ -180,7 +180,7 @@ def test_action_keeps_traces_when_the_commands_fail(project: Path, job: Job) -> 
     assert "not reached" not in done.stdout
     listed = done.stdout.partition("::group::")[2].partition("::endgroup::")[0]
     assert "fault=LOSS" in listed
-    # What the step after it uploads.
+    # The next step of the action uploads these traces.
     assert re.search(r"outputs\.traces }}\n", job.text)
     assert len([*(job.folder / "rdma-traces").glob("*/*.jsonl")]) == 1
 

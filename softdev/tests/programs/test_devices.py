@@ -17,7 +17,7 @@ def embedded() -> verbs.Device:
 
 
 def fields(text: str) -> dict[str, str]:
-    """The last value of each name in the output of ibv_devinfo."""
+    """Return the last value of each field in the output of ibv_devinfo."""
     return dict(re.findall(r"^\s*(\w+):\s+(.+?)\s*$", text, re.MULTILINE))
 
 
@@ -49,7 +49,7 @@ def test_ibv_devinfo_matches_aiordma(embedded: verbs.Device) -> None:
         "max_mw", "max_srq", "max_srq_wr", "max_srq_sge", "max_mcast_grp", "max_qp_rd_atom",
         "max_pkeys", "phys_port_cnt", "local_ca_ack_delay",
     ):  # fmt: skip
-        # It leaves out some limits of what a device has none of.
+        # ibv_devinfo omits some limits that are 0.
         assert int(told.get(name, 0)) == getattr(device, name), name
     assert int(told["max_mr_size"], 16) == device.max_mr_size
     assert told["state"] == f"PORT_{port.state.name} ({int(port.state)})"

@@ -12,7 +12,7 @@ ITERATIONS = 100
 
 
 def figures_of(server: Ended, client: Ended) -> list[float]:
-    """The figures that the client prints; none where one of the two has no clock."""
+    """Return the client's figures, or none if a program could not measure the CPU frequency."""
     if any(NO_CLOCK in ended.errors for ended in (server, client)):
         return []
     server.expect()
@@ -20,15 +20,15 @@ def figures_of(server: Ended, client: Ended) -> list[float]:
 
 
 def result(text: str) -> list[float]:
-    """The numbers of the one line below the headings."""
+    """Return the numbers in the line below the headings."""
     lines = text.splitlines()
     heading = next(at for at, line in enumerate(lines) if line.lstrip().startswith("#bytes"))
     return [float(word) for word in lines[heading + 1].split()]
 
 
-# Every operation that a transport has: IBTA 9.8.3 leaves reads and atomics to the reliable ones.
-# -R: the connection manager brings the queue pairs up. Without: numbers exchanged over TCP. -e: the
-# programs sleep until there is a completion.
+# Every operation of each transport. Only reliable transports have reads and atomics (IBTA 9.8.3).
+# With -R, the connection manager connects the queue pairs; otherwise the programs exchange numbers
+# over TCP. With -e, the programs sleep until a completion arrives.
 OPERATIONS = [
     ("send", "-c RC"), ("write", "-c RC"), ("read", "-c RC"), ("atomic", ""),
     ("send", "-R"), ("write", "-R"), ("read", "-R"), ("atomic", "-R"),
@@ -38,13 +38,13 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
-# 8 for atomics and 2 for the other latencies is what the programs choose. All of a run's datagrams
-# fit into a socket's buffer, so that none is lost: nothing else would hold their sender back.
+# Atomics use 8 bytes, and other latency tests 2 by default. UD has no flow control, so all
+# datagrams of a run must fit into a socket's buffer.
 SIZES = {"atomic": 8, "lat": 2, "bw": 65536, "UD": 1024}
 
 
 def pair(kind: str, operation: str, options: str, port: int) -> tuple[list[float], float]:
-    """The client's figures, and the seconds that both programs took."""
+    """Run a test of perftest. Return the client's figures, and the seconds both programs took."""
     words = [f"ib_{operation}_{kind}", "-p", str(port), "-n", str(ITERATIONS), "-d", "embedded0"]
     words += options.split()
     words += ["-s", str(SIZES["UD"])] if "UD" in options else []
@@ -61,8 +61,8 @@ def test_perftest_latency_is_plausible(operation: str, options: str, port: int) 
     size, count, least, most, typical, average, *_ = figures
     assert size == SIZES.get("UD" if "UD" in options else operation, SIZES["lat"])
     assert count == ITERATIONS
-    # Two processors of one memory answer in less than half a microsecond, but in no time they
-    # cannot; and nothing took longer than the programs.
+    # Two processors that share memory may respond in less than half a microsecond, but not in no
+    # time. No latency exceeds the programs' run time.
     assert 0 < least <= typical <= most < took * 1e6
     assert least <= average <= most
     assert ITERATIONS * average < took * 1e6
@@ -76,12 +76,12 @@ def test_perftest_bandwidth_is_plausible(operation: str, options: str, port: int
     size, count, _, average, rate = figures
     assert size == SIZES.get("UD" if "UD" in options else operation, SIZES["bw"])
     assert count == ITERATIONS
-    # MB/s of 2**20 bytes, and millions of messages, printed with two and with six decimals: the
-    # figures of a slow machine are 0.
+    # perftest prints MB/s (of 2**20 bytes) with two decimals, and millions of messages per second
+    # with six. Both figures may be 0 on a slow machine.
     assert average < 1e6
     rounded = 0.005 * 2**20 + 0.5 * size
     assert average * 2**20 == pytest.approx(rate * 1e6 * size, rel=0.05, abs=rounded)
-    # The messages took no longer than the programs.
+    # The messages take no longer than the programs.
     assert rate * 1e6 + 0.5 > ITERATIONS / took
 
 

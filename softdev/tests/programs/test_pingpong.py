@@ -11,10 +11,10 @@ from .conftest import run_pair
 ITERATIONS = 200
 SIZE = 3000  # less than the MTU, which bounds a datagram
 
-# Not -e with -t: then the program takes an event that finds no completion for an error ("poll CQ
-# failed 2"), where ibv_get_cq_event(3) tells applications to expect one.  It finds none whenever a
-# completion came after the CQ was armed and was polled with the one before it.  test_cq_ex.c has
-# events of such a CQ.
+# -e is not combined with -t: the program would treat an event without a completion as an error
+# ("poll CQ failed 2"), although ibv_get_cq_event(3) tells applications to expect one. This happens
+# when a completion arrives after the CQ is armed and is polled with the previous one. test_cq_ex.c
+# tests events of extended CQs.
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_pingpong_verifies_every_byte(program: str, options: str, port: int) -> 
             r"^(\d+) iters in [\d.]+ seconds = ([\d.]+) usec/iter$", text, re.MULTILINE
         )[0]
         assert int(count) == ITERATIONS
-        # Two decimals of a second; faster than a microsecond would be no transport at all.
+        # The program prints seconds with two decimals. No transport takes less than a microsecond.
         assert float(each) > 1
         assert float(each) * ITERATIONS / 1e6 == pytest.approx(float(seconds), abs=0.006)
         assert "invalid data" not in text

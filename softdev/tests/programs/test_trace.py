@@ -13,7 +13,7 @@ from .conftest import run_pair
 ITERATIONS = 100
 
 
-# Not -e with -t: test_pingpong.py has the reason.
+# test_pingpong.py explains why -e is not combined with -t.
 @pytest.mark.parametrize("options", ["", "-e -N", "-t -N"])
 def test_pingpong_trace_contains_every_message(
     options: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

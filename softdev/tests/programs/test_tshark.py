@@ -16,7 +16,7 @@ from .conftest import installed
 
 VECTORS = Path(__file__).parents[1] / "roce" / "vectors"
 
-# A field of tshark and the one of a vector, where tshark shows the header at all.
+# Fields of tshark with the matching fields of a vector. tshark does not show every header.
 NAMES = {
     "bth.opcode": "opcode",
     "bth.se": "solicited",
@@ -39,12 +39,12 @@ NAMES = {
     "ieth": "rkey",
 }
 
-# Opcodes that not every version knows: of XRC, CNP, FLUSH and ATOMIC WRITE.
+# Opcodes that some versions of tshark do not know: XRC, CNP, FLUSH and ATOMIC WRITE.
 PERHAPS_UNKNOWN = {*range(0xA0, 0xC0), CNP, 0x1C, 0x1D}
 
 
 def capture(packets: list[list[str]]) -> bytes:
-    """A file of libpcap with the packets of vectors, from their IP headers on."""
+    """Return a libpcap file with the packets of the vectors, starting with their IP headers."""
     file = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 101)
     for source, destination, port, identification, *_, payload in packets:
         ends = ip_address(source).packed + ip_address(destination).packed
@@ -63,7 +63,7 @@ def capture(packets: list[list[str]]) -> bytes:
 
 
 def number(name: str, text: str) -> int:
-    """What tshark prints: booleans as numbers or words, bytes in hexadecimal without a prefix."""
+    """Parse a value that tshark printed: a boolean, a number, or hexadecimal bytes."""
     return int({"True": "1", "False": "0"}.get(text, text), 16 if name in {"immdt", "ieth"} else 0)
 
 
@@ -91,7 +91,7 @@ def test_tshark_dissects_packets_as_encoded(tmp_path: Path) -> None:
         if read["bth.opcode"] not in PERHAPS_UNKNOWN:
             assert int(icrc, 0) == int(packet[-1][-8:], 16)
             shown |= {NAMES[it] for it in read}
-            # What has a value in the vector is in a header that was shown.
+            # Every field that is not 0 in the vector must be in a header that tshark shows.
             left = {it for it in vector if vector[it]} - {NAMES[it] for it in read}
             assert left <= {"fecn", "becn", "length"}
     assert shown == set(NAMES.values())

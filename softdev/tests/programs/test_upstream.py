@@ -19,14 +19,14 @@ from .conftest import Ended, started
 SUITE = Path("/usr/share/doc/rdma-core/tests")
 PYTHON = "/usr/bin/python3"
 
-# Of the tests that are there: how many pass, at least.
+# Minimum number of tests that must pass.
 PASSING = 140
 
 CARD = "of the cards of one maker"
 ETHERNET = "raw Ethernet packets, which the device's links do not carry"
 MACHINE = "of what this machine has"
 
-# Reasons that tests give for skipping themselves, and what is behind them; there is no other.
+# Messages of tests that skip themselves, with the cause. No others are expected.
 SKIPPED = {
     r"Can not run the test over non (?:MLX5|EFA) device": CARD,
     r"Could not open mlx5 context": CARD,
@@ -47,9 +47,9 @@ SKIPPED = {
 }
 
 
-# What a copy of the suite has instead of: its one port; the 15 s that two processes wait for each
-# other; 150 times two tenths of a second for the processes of a test; and 10 s for a completion.
-# A busy machine may take longer.
+# Replacements in a copy of the suite: its fixed port, and time limits that a busy machine may
+# exceed. Two processes wait 15 s for each other, a test waits 150 times 0.2 s for its processes,
+# and a completion may take 10 s.
 REPLACEMENTS = {
     "else '7471'": "else '{port}'",
     "Barrier(NUM_OF_PROCESSES, timeout=15)": "Barrier(NUM_OF_PROCESSES, timeout=300)",
@@ -57,12 +57,12 @@ REPLACEMENTS = {
     "POLL_CQ_TIMEOUT = 10 ": "POLL_CQ_TIMEOUT = 300 ",
 }
 
-# Seconds for the whole suite, however busy the machine is; pytest's end of a process is at 1200.
+# Seconds for the whole suite on a busy machine. pytest ends a process after 1200 s.
 LIMIT = 1000.0
 
 
 def adapt(suite: Path, port: int) -> None:
-    """Give a copy of the suite a port of its own and time."""
+    """Give a copy of the suite its own port and longer time limits."""
     missing = dict(REPLACEMENTS)
     for path in suite.glob("*.py"):
         text = path.read_text()
@@ -75,7 +75,7 @@ def adapt(suite: Path, port: int) -> None:
 
 
 def copy_suite(to: Path) -> None:
-    """Debian's compressed files, decompressed."""
+    """Copy the suite, and decompress Debian's compressed files."""
     if not SUITE.is_dir():
         pytest.fail(
             f"{SUITE} is not there: on Debian, apt-get install python3-pyverbs", pytrace=False
@@ -86,14 +86,14 @@ def copy_suite(to: Path) -> None:
 
 
 def run_suite(folder: Path, python: str = PYTHON) -> Ended:
-    """Run all tests of a folder."""
+    """Run all tests in a folder."""
     words = [str(folder / "run_tests.py"), "--dev", "embedded0", "--gid", "0", "-v"]
     with started([python, "-B", *words]) as running:
         return running.end(LIMIT)
 
 
 def judge(done: Ended, passing: int) -> None:
-    """No test fails or is skipped for an unknown reason, and no fewer pass than did."""
+    """Check that no test fails or skips itself unexpectedly, and that enough tests pass."""
     assert re.search(r"^Ran \d+ tests in", done.errors, re.MULTILINE), done.errors
     failed = re.findall(r"^(?:ERROR|FAIL): (\w+) \(", done.errors, re.MULTILINE)
     assert not failed, done.errors

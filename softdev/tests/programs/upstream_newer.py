@@ -24,16 +24,16 @@ from .test_upstream import adapt, judge, run_suite
 
 PACKAGES = "cmake ninja-build pkg-config libnl-3-dev libnl-route-3-dev"
 
-# Where it is compiled, to be used again.
+# Compiled modules are kept in this folder and reused by later runs.
 BUILDS = Path(__file__).parents[3] / "build" / "upstream"
 
-# Versions, and how many of their tests pass, at least.
+# Versions with the minimum number of tests that must pass.
 PASSING = {"59.0": 150, "57.0": 145}
 
-# Cython 3.1 and later leave the constants out of pyverbs.enums of an older rdma-core.
+# Cython 3.1 and later omit the constants of an older rdma-core from pyverbs.enums.
 CYTHON = {"57.0": "cython<3.1"}
 
-# Any module below this package, with any class in it.
+# A package that has every possible submodule, each of which has every possible class.
 EMPTY_PROVIDERS = """
 import importlib.abc
 import importlib.machinery
@@ -67,7 +67,7 @@ sys.meta_path.insert(0, Providers())
 
 
 def call(*words: str | Path) -> None:
-    """A program that must succeed; the test fails with the end of its output."""
+    """Run a program that must succeed. If it fails, the test fails with the end of its output."""
     done = subprocess.run(
         words, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -76,7 +76,7 @@ def call(*words: str | Path) -> None:
 
 
 def fetch(version: str, python: Path, folder: Path) -> Path:
-    """The sources of rdma-core in PyPI's pyverbs of that version."""
+    """Download pyverbs from PyPI. Return the folder with the rdma-core sources that it contains."""
     pip = [str(python), "-m", "pip", "download", "--quiet", "--no-deps"]
     call(*pip, "--no-binary=pyverbs", "--dest", folder, f"pyverbs=={version}")
     call("tar", "-xf", folder / f"pyverbs-{version}.tar.gz", "-C", folder)
@@ -112,7 +112,7 @@ def compile_modules(source: Path, python: Path, folder: Path, cython: str) -> No
 
 
 def built(version: str, folder: Path) -> None:
-    """Make the folder with the compiled modules and the tests, or what is missing of it."""
+    """Build the folder with the compiled modules and the tests, unless it is complete."""
     if (folder / "tests").is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,10 +123,10 @@ def built(version: str, folder: Path) -> None:
     shutil.copytree(source / "tests", folder / "unpacked", dirs_exist_ok=True)
     for one in [*folder.glob("unpacked/test_mlx5*"), *folder.glob("unpacked/test_efa*")]:
         one.unlink()
-    (folder / "unpacked").rename(folder / "tests")  # the last step: all is there
+    (folder / "unpacked").rename(folder / "tests")  # last, to mark the folder as complete
 
 
-@pytest.mark.timeout(3600)  # the compiler's, on a machine with two busy cores
+@pytest.mark.timeout(3600)  # for the compiler, on a machine with two busy cores
 @pytest.mark.parametrize("version", PASSING)
 def test_newer_upstream_tests_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, port: int

@@ -13,12 +13,13 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-# Offsets of what it leaves out: traffic class, flow label, hop limit, checksums, FECN and BECN.
+# Offsets of the bytes that the ICRC does not cover: traffic class, flow label, hop limit,
+# checksums, FECN and BECN.
 CHANGED = {4: (1, 8, 10, 11, 26, 27, 32), 6: (1, 2, 3, 7, 46, 47, 52)}
 
 
 def is_right(packet: bytes) -> bool:
-    """Whether the ICRC of a packet is right, which begins with its IP header."""
+    """Return whether a packet, which starts with its IP header, has the correct ICRC."""
     version = packet[0] >> 4
     masked = bytearray(packet[:-4])
     for offset in CHANGED[version]:
@@ -29,7 +30,7 @@ def is_right(packet: bytes) -> bool:
 
 
 def captured(file: bytes) -> Iterator[bytes]:
-    """The packets, from their IP headers on."""
+    """Yield each packet of a capture, starting with its IP header."""
     ethernet = {1: 14, 101: 0}[int.from_bytes(file[20:24], "little")]
     at = 24
     while at < len(file):

@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
-# In the order of a line; in hexadecimal there.
+# The fields of a line in their order. A line contains them in hexadecimal.
 FIELDS = (
     "opcode", "solicited", "migreq", "fecn", "becn", "ack_request", "pkey", "to", "psn",
     "qkey", "from", "srq", "flush", "address", "rkey", "dma_length", "swap_add", "compare",
     "syndrome", "msn", "original", "immediate", "length",
 )  # fmt: skip
 
-# Field and its bytes; "" is reserved.
+# Pairs of a field and its size in bytes. Reserved bytes have an empty name.
 DETH = (("qkey", 4), ("", 1), ("from", 3))
 XRCETH = (("", 1), ("srq", 3))
 FETH = (("", 3), ("flush", 1))
@@ -38,7 +38,7 @@ IETH = (("rkey", 4),)
 ANY = None
 CNP = 0x81
 
-# By operation: its headers, bytes of its payload, and the services that have it.
+# Operations with their headers and payload sizes, grouped by the services that support them.
 SENDS = {
     0x00: ((), ANY), 0x01: ((), ANY), 0x02: ((), ANY), 0x03: ((IMMDT,), ANY),
     0x04: ((), ANY), 0x05: ((IMMDT,), ANY),
@@ -58,7 +58,7 @@ Layout = tuple[tuple[tuple[tuple[str, int], ...], ...], int | None]
 
 
 def layouts() -> Iterator[tuple[int, Layout]]:
-    """Each opcode with its headers and the length of its payload."""
+    """Yield each opcode with its headers and the size of its payload."""
     for operation, (headers, length) in (SENDS | RELIABLE | RESPONSES).items():
         xrc = () if operation in RESPONSES else (XRCETH,)
         yield operation, (headers, length)
@@ -71,7 +71,7 @@ def layouts() -> Iterator[tuple[int, Layout]]:
 
 
 def packet(chance: random.Random, opcode: int, layout: Layout, *, ipv6: bool) -> str:
-    """One line."""
+    """Return a line of `vectors` with random fields."""
     scapy: Any = importlib.import_module("scapy.all")
     roce: Any = importlib.import_module("scapy.contrib.roce")
     headers, length = layout
@@ -116,7 +116,7 @@ def packet(chance: random.Random, opcode: int, layout: Layout, *, ipv6: bool) ->
 
 
 def main() -> None:
-    """Print each opcode over IPv4 and over IPv6."""
+    """Print a packet of each opcode over IPv4, and one over IPv6."""
     chance = random.Random(4791)
     for opcode, layout in sorted(layouts(), key=lambda it: it[0]):
         for ipv6 in (False, True):

@@ -1,4 +1,5 @@
-/* A queue pair whose peer is the test: it has the other end of the stream, and says what it likes. */
+/* A queue pair whose peer is the test, which holds the other end of the stream and can send
+ * anything. */
 #pragma once
 
 #include "record_side.h"
@@ -10,9 +11,10 @@
 enum { PEER_PSN = 100 };
 
 static const struct address absent = {.psn = PEER_PSN,
-				      .qpn = 77}; /* LID 0: no peer is looked for */
+				      .qpn = 77}; /* LID 0, so that the device looks for no peer */
 
-/* Give it one end of a stream, whose buffer holds so many bytes; the other one. */
+/* Give the queue pair one end of a stream with a send buffer of `buffer` bytes (0: the default).
+ * Returns the other end. */
 static inline int adopt_stream(struct side *side, int buffer)
 {
 	int fds[2];
@@ -37,7 +39,7 @@ static inline int adopt(struct side *side)
 	return adopt_narrow(side, 0);
 }
 
-/* Zeros for a payload that is NULL; none for one that is too long. */
+/* Send a frame. A NULL payload sends zeros. A payload of more than 4096 bytes is omitted. */
 static inline void say_frame(int fd, struct soft_frame frame, const void *payload)
 {
 	uint8_t bytes[SOFT_FRAME_HEADER + 4096] = {0};

@@ -1,4 +1,4 @@
-/* CHECK, which says what was expected and where, then stops; time limits, and random numbers. */
+/* Macros that check an expectation and exit if it fails, time limits, and random numbers. */
 #pragma once
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 #define FOR_EACH(i, table) for (size_t i = 0; i < sizeof(table) / sizeof((table)[0]); i++)
 
-/* The current step of the test, for a debugger when it hangs. */
+/* The current step of the test. It is printed when the test hangs. */
 static const char *current_step = "start";
 #define STEP(call)                                                                                 \
 	do {                                                                                       \
@@ -28,7 +28,7 @@ static inline void hangs(int signal)
 	_exit(1);
 }
 
-/* A test that takes longer hangs; a busy machine may take ten times as long. */
+/* Kill the test after ten times `seconds`, because a busy machine may be that slow. */
 static inline void limit_seconds(unsigned seconds)
 {
 	signal(SIGALRM, hangs);
@@ -43,7 +43,7 @@ static inline uint64_t now_ns(clockid_t clock)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* The same numbers in each run. */
+/* Returns the next number of a sequence that is the same in each run. */
 static inline uint32_t next_random(void)
 {
 	static uint64_t state = 1;
@@ -52,7 +52,6 @@ static inline uint32_t next_random(void)
 	return (uint32_t)(state >> 32);
 }
 
-/* Of an array. */
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 #define CHECK(condition)                                                                           \
@@ -78,10 +77,10 @@ static inline uint32_t next_random(void)
 		}                                                                                  \
 	} while (0)
 
-/* A call that must succeed: 0. */
+/* Check that a call succeeds with 0. */
 #define CHECK_OK(call) CHECK_EQUAL(call, 0)
 
-/* A call that must fail: -1 and this errno. */
+/* Check that a call fails with -1 and sets errno to `error`. */
 #define CHECK_FAILS(call, error)                                                                   \
 	do {                                                                                       \
 		errno = 0;                                                                         \
@@ -89,7 +88,7 @@ static inline uint32_t next_random(void)
 		CHECK_EQUAL(errno, error);                                                         \
 	} while (0)
 
-/* A call that must make nothing: NULL and this errno. */
+/* Check that a call returns NULL and sets errno to `error`. */
 #define REFUSED(call, error)                                                                       \
 	do {                                                                                       \
 		errno = 0;                                                                         \

@@ -1,5 +1,5 @@
-/* One side of a connection, for the connection manager's tests: what only C sees of it.  tests/cm
- * tests the same calls on SoftRoCE as well. */
+/* One side of a connection, for those tests of the connection manager that need C. tests/cm tests
+ * the same calls from Python, also on SoftRoCE. */
 #pragma once
 
 #include "embedded.h"
@@ -54,7 +54,7 @@ static inline union address address_of(const char *text, uint16_t port)
 	return address;
 }
 
-/* The id's own port, in host byte order. */
+/* Returns the id's local port in host byte order. */
 static inline uint16_t port_of(struct rdma_cm_id *id)
 {
 	return ntohs(rdma->rdma_get_src_port(id));
@@ -62,7 +62,8 @@ static inline uint16_t port_of(struct rdma_cm_id *id)
 
 /* ---- events -------------------------------------------------------------------------------- */
 
-/* The next event, which must be of that type (and about that id, unless NULL). */
+/* Get the next event, which must have this type and, unless NULL, this id. The caller must
+ * acknowledge it. */
 static inline struct rdma_cm_event *expect(struct rdma_event_channel *channel,
 					   enum rdma_cm_event_type type, struct rdma_cm_id *id)
 {
@@ -84,7 +85,7 @@ static inline void acknowledge(struct rdma_cm_event *event)
 	CHECK_OK(rdma->rdma_ack_cm_event(event));
 }
 
-/* As expect, for an event of which only the status matters. */
+/* Get and acknowledge the next event, which must have this type, id and status. */
 static inline void expect_status(struct rdma_event_channel *channel, enum rdma_cm_event_type type,
 				 struct rdma_cm_id *id, int status)
 {
@@ -94,7 +95,7 @@ static inline void expect_status(struct rdma_event_channel *channel, enum rdma_c
 	acknowledge(event);
 }
 
-/* Until there is an event, which stays. */
+/* Wait until the channel has an event, without getting the event. */
 static inline void wait_for_event(struct rdma_event_channel *channel)
 {
 	struct pollfd readable = {.fd = channel->fd, .events = POLLIN};
@@ -122,7 +123,7 @@ struct side {
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
 	struct ibv_mr *mr;
-	uint8_t *buffer; /* what is sent, then what is received */
+	uint8_t *buffer; /* MESSAGE bytes to send, then MESSAGE bytes to receive */
 };
 
 static inline struct side side_open(void)
@@ -186,7 +187,7 @@ static inline void side_post_receive(struct side *side)
 	CHECK_OK(side->id->verbs->ops.post_recv(side->id->qp, &receive, &bad));
 }
 
-/* Memory, a queue pair in INIT, and one receive. */
+/* Create memory and a queue pair in INIT, and post a receive. */
 static inline void side_queue_pair(struct side *side)
 {
 	struct ibv_qp_init_attr attr;
@@ -210,7 +211,7 @@ static inline void side_post_send(struct side *side)
 	CHECK_OK(side->id->verbs->ops.post_send(side->id->qp, &send, &bad));
 }
 
-/* The next completion: 1 is a send's, 2 a receive's. */
+/* Poll for the next completion: 1 for the send, 2 for the receive. */
 static inline struct ibv_wc side_completion(struct side *side, uint64_t wr_id,
 					    enum ibv_wc_status status)
 {
@@ -250,7 +251,7 @@ static inline void side_forget_memory(struct side *side)
 	side->pd = NULL;
 }
 
-/* The id and what belongs to it, if it is there; the channel stays. */
+/* Destroy the side's id and resources, if any, but keep its channel. */
 static inline void side_drop(struct side *side)
 {
 	if (side->id && side->id->qp)
@@ -279,7 +280,6 @@ static inline struct side listen_at(const char *text, uint16_t port)
 	return side;
 }
 
-/* Up to ROUTE_RESOLVED. */
 static inline void resolve_to(struct side *side, const char *text, uint16_t port)
 {
 	union address address = address_of(text, port);
@@ -300,7 +300,7 @@ static inline struct rdma_conn_param parameters(const void *private_data, uint8_
 					.rnr_retry_count = 7};
 }
 
-/* The request waits at the listener. */
+/* Send a connection request, which then waits at the listener. */
 static inline void side_ask(struct side *side, const char *text, uint16_t port)
 {
 	struct rdma_conn_param ask = parameters(NULL, 0);
@@ -310,7 +310,7 @@ static inline void side_ask(struct side *side, const char *text, uint16_t port)
 	CHECK_OK(rdma->rdma_connect(side->id, &ask));
 }
 
-/* A side that has asked. */
+/* Open a side and send a connection request. */
 static inline struct side ask(const char *text, uint16_t port)
 {
 	struct side side = side_with_id();
@@ -319,7 +319,8 @@ static inline struct side ask(const char *text, uint16_t port)
 	return side;
 }
 
-/* The side of the next request, with a queue pair; its events come on the listener's channel. */
+/* Get the next request. Returns its side, which has no queue pair yet and uses the listener's
+ * channel. */
 static inline struct side take_request(struct side *listener)
 {
 	struct rdma_cm_event *event =
@@ -345,7 +346,6 @@ static inline void expect_established(struct side *client, struct side *server)
 	expect_status(server->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
 }
 
-/* Two connected sides. */
 static inline void connect_sides(struct side *listener, const char *text, struct side *client,
 				 struct side *server)
 {
@@ -355,7 +355,6 @@ static inline void connect_sides(struct side *listener, const char *text, struct
 	expect_established(client, server);
 }
 
-/* Events that end a connection on one side. */
 static inline void expect_end(struct side *side)
 {
 	expect_status(side->channel, RDMA_CM_EVENT_DISCONNECTED, side->id, 0);
@@ -365,8 +364,7 @@ static inline void expect_end(struct side *side)
 /* ---- both sides, and the listener ---------------------------------------------------------- */
 
 struct connection {
-	struct side listener, client,
-		server; /* the server's events are on the listener's channel */
+	struct side listener, client, server; /* the server uses the listener's channel */
 };
 
 static inline struct connection requested(void)
@@ -386,7 +384,6 @@ static inline struct connection connected(void)
 	return it;
 }
 
-/* Whatever of it is left. */
 static inline void connection_close(struct connection *it)
 {
 	side_drop(&it->server);

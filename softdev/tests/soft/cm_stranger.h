@@ -1,4 +1,4 @@
-/* The other side of a handshake in the test's hands: a plain socket, and messages of its choice. */
+/* A CM peer that the test plays with a plain socket and any messages. */
 #pragma once
 
 #include "cm_side.h"
@@ -41,7 +41,7 @@ static inline void say(int fd, struct soft_cm_message message)
 	write_all(fd, bytes, sizeof(bytes));
 }
 
-/* The next message, which must be of that type; MRA may come before it. */
+/* Receive the next message, which must have this type. MRA messages may precede it. */
 static inline struct soft_cm_message hear(int fd, enum soft_cm_type type)
 {
 	uint8_t bytes[SOFT_MAD_SIZE];
@@ -56,11 +56,11 @@ static inline struct soft_cm_message hear(int fd, enum soft_cm_type type)
 	}
 }
 
-/* A request that a listener takes. */
+/* A request that a listener accepts. */
 static const struct soft_cm_message good_request = {
 	.type = SOFT_CM_REQ, .port_space = RDMA_PS_TCP, .qp_type = IBV_QPT_RC, .qpn = 77, .psn = 5};
 
-/* A connection that has asked; the request is `server`. */
+/* Send a request to a listener. Returns the socket; `server` receives the side of the request. */
 static inline int asking(struct side *listener, struct side *server)
 {
 	int fd = tcp_to(port_of(listener->id));
@@ -82,13 +82,14 @@ static inline enum soft_cm_state state_of(const struct side *side)
 	return state;
 }
 
-/* The device knows, and the application hears nothing of it until it answers. */
+/* Wait until the device notices that the client is gone. The application gets no event, but its
+ * response must fail. */
 static inline void expect_silent_end(struct side *listener, struct side *request)
 {
 	struct rdma_conn_param answer = parameters(NULL, 0);
 
 	while (state_of(request) == SOFT_CM_REQUESTED)
-		CHECK_EQUAL(poll(NULL, 0, 1), 0); /* limit_seconds bounds it */
+		CHECK_EQUAL(poll(NULL, 0, 1), 0); /* bounded by limit_seconds */
 	CHECK_FAILS(rdma->rdma_accept(request->id, &answer), EINVAL);
 	CHECK_FAILS(rdma->rdma_reject(request->id, NULL, 0), EINVAL);
 	CHECK_OK(rdma->rdma_disconnect(request->id));

@@ -1,4 +1,4 @@
-/* Two processes with a queue pair each, for the tests of what one copies from the other. */
+/* Support for tests in which one process copies data from another. */
 #pragma once
 
 #include "verbs_side.h"
@@ -9,7 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
-/* process_vm_readv(2) says EPERM from now on, to this process and its children. */
+/* Make process_vm_readv(2) fail with EPERM in this process and its children. */
 static inline void forbid_copying(void)
 {
 	struct sock_filter filter[] = {
@@ -21,7 +21,8 @@ static inline void forbid_copying(void)
 	struct sock_fprog program = {.len = 4, .filter = filter};
 
 	CHECK_OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-	/* With all threads: the device's own one is there already, perhaps. */
+	/* TSYNC applies the filter to all threads, because the device's thread may already be
+	 * running. */
 	CHECK_EQUAL(
 		syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program),
 		0);

@@ -1,4 +1,4 @@
-/* A side whose completion queue and queue pair are extended ones. */
+/* A side with an extended completion queue and, if requested, an extended queue pair. */
 #pragma once
 
 #include "verbs_side.h"
@@ -6,7 +6,7 @@
 static const uint64_t all_times =
 	IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
-/* As the static inline functions of the distribution's header find them. */
+/* Returns the extended context, located as in the inline functions of the distribution's header. */
 static inline struct verbs_context *extended(struct ibv_context *context)
 {
 	CHECK(context->abi_compat == AIORDMA_ABI_EXTENDED);
@@ -34,7 +34,7 @@ struct extras {
 	uint64_t wc_flags;
 	uint32_t cq_flags;
 	uint32_t cqe;         /* 256 if 0 */
-	uint64_t operations;  /* for wr_*; no extended queue pair if 0 */
+	uint64_t operations;  /* for wr_*; 0 for a queue pair that is not extended */
 	uint32_t inline_data; /* 256 if 0 */
 	uint32_t create_flags;
 };
@@ -93,7 +93,8 @@ static inline void open_extended_pair(struct side *a, struct side *b, struct opt
 	connect_pair(a, b);
 }
 
-/* A step that has a connected pair of them to itself: EXTENDED_PAIR(reading, .cqe = 8). */
+/* Run a test with its own connected pair of extended sides: EXTENDED_PAIR(reading, .cqe = 8) calls
+ * reading(&a, &b). */
 #define EXTENDED_PAIR(test, ...)                                                                   \
 	do {                                                                                       \
 		struct side a, b;                                                                  \

@@ -1,4 +1,4 @@
-/* For the tests of faults: setting a spec, and what has come of it. */
+/* Helpers for tests of fault injection, which set a fault spec and read the fault counts. */
 #pragma once
 
 #include <stdarg.h>
@@ -24,7 +24,7 @@ static inline void no_faults(void)
 	CHECK_OK(aiordma_embedded_faults(NULL, NULL, 0));
 }
 
-/* What the links of devices that are opened from now on are made of. */
+/* Select the kind of links for devices that are opened from now on. */
 static inline void links_of(const char *wire)
 {
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", wire, 1));

@@ -1,4 +1,4 @@
-/* What a process holds that it has to give back: descriptors, shared memory and threads. */
+/* Checks for leaked file descriptors, shared memory and threads. */
 #pragma once
 
 #include <dirent.h>
@@ -20,7 +20,7 @@ static inline int entries_of(const char *folder)
 	return count;
 }
 
-/* Mappings of memory that is shared through a file descriptor. */
+/* Returns the number of memory mappings that are shared through a file descriptor. */
 static inline int shared_mappings(void)
 {
 	FILE *maps = fopen("/proc/self/maps", "r");
@@ -34,7 +34,8 @@ static inline int shared_mappings(void)
 	return count;
 }
 
-/* File descriptors, shared mappings and threads of this process, in one number. */
+/* Returns the number of file descriptors and shared mappings, times 1000, plus the number of
+ * threads. */
 static inline int resources(void)
 {
 	return (entries_of("/proc/self/fd") + shared_mappings()) * 1000 +
@@ -59,8 +60,8 @@ static inline int open_sockets(void)
 	return count;
 }
 
-/* As many descriptors and mappings, and no more threads: one that has been joined is listed for a moment longer,
- * and may have been counted. */
+/* Returns whether there are as many descriptors and mappings, and no more threads. A joined thread
+ * remains listed briefly, so `before` may include one too many. */
 static inline bool as_before(int before)
 {
 	int now = resources();
@@ -68,8 +69,8 @@ static inline bool as_before(int before)
 	return now / 1000 == before / 1000 && now % 1000 <= before % 1000;
 }
 
-/* Within twenty seconds: the last bytes of a stream may be on their way while its ids are gone
- * already. */
+/* Wait up to 20 s, because the last bytes of a stream may still be in transit after its ids are
+ * gone. */
 static inline void expect_resources(int before)
 {
 	for (int i = 0; i < 20000 && !as_before(before); i++)

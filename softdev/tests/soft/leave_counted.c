@@ -1,5 +1,5 @@
-/* With coverage, in the place of _exit (meson.build): children of a fork leave by it, and what they
- * have run shall count too. */
+/* Replaces _exit in builds with coverage (meson.build). Forked children exit through _exit, which
+ * would not save their coverage data. */
 #include <stdnoreturn.h>
 
 void __gcov_dump(void);

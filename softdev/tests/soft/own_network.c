@@ -1,5 +1,6 @@
-/* A network namespace for a test with RoCE, whose UDP port one process at a time can have.  Where that is
- * not allowed, these tests take turns: each locks this file until its process ends. */
+/* Gives a test with RoCE its own network namespace, because only one process can bind its UDP
+ * port. Where that is not permitted, these tests take turns: each locks this file until its
+ * process ends. */
 #define _GNU_SOURCE /* unshare */
 #include <fcntl.h>
 #include <net/if.h>

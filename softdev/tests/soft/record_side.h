@@ -1,4 +1,5 @@
-/* The other end of an adopted stream, in the hands of a test: frames in records (path/tcp/path.c). */
+/* The other end of an adopted stream, which the test plays with frames in records
+ * (path/tcp/path.c). */
 #pragma once
 
 #include <poll.h>
@@ -11,7 +12,7 @@
 
 enum {
 	RECORD_HEADER = 12,
-	STREAM_CHAN = 1, /* both ends' number of the only channel */
+	STREAM_CHAN = 1, /* number of the only channel at both ends */
 };
 
 static inline void record_header(uint8_t *at, enum soft_record_kind kind, uint32_t length,
@@ -22,7 +23,7 @@ static inline void record_header(uint8_t *at, enum soft_record_kind kind, uint32
 	soft_put32(at + 8, from);
 }
 
-/* Of frames in a record, so many bytes; without the last `missing` of them. */
+/* Send frames of `length` bytes as one record, but without the last `missing` bytes. */
 static inline void say_cut(int fd, const void *frames, size_t length, size_t missing)
 {
 	uint8_t bytes[RECORD_HEADER + 8192];
@@ -55,9 +56,10 @@ static inline bool hear_exactly(int fd, void *bytes, size_t length)
 	return true;
 }
 
-static uint32_t record_left[1024]; /* of the record that is being heard, by the descriptor */
+static uint32_t record_left[1024]; /* unread bytes of the current record, by descriptor */
 
-/* The next bytes of the frames that come, whatever records they are in; false: that was the end. */
+/* Read the next bytes of frames across records. Returns false if the channel or the stream has
+ * ended. */
 static inline bool hear_bytes(int fd, void *bytes, size_t length)
 {
 	uint8_t header[RECORD_HEADER];
@@ -95,7 +97,7 @@ static inline struct soft_frame hear_header(int fd)
 	return frame;
 }
 
-/* The channel has ended, and then the stream. */
+/* Expect the end of the channel and then the end of the stream. */
 static inline void expect_record_end(int fd)
 {
 	uint8_t byte;

@@ -1,4 +1,4 @@
-/* Packets of RoCE v2 as the bytes of datagrams, for tests that are the peer of the device. */
+/* RoCE v2 packets as bytes of datagrams, for tests that play the device's peer. */
 #pragma once
 
 #include <arpa/inet.h>
@@ -15,11 +15,11 @@ enum {
 	QUIET_MS = 100,
 };
 
-/* IPv4 addresses: of the device and of the peer. */
+/* IPv4 addresses of the device and the peer. */
 static const uint8_t device_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1};
 static const uint8_t peer_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 9};
 
-/* Sent from that port of the source, which the ICRC covers. */
+/* Encode a packet with the ICRC for source port `port`. Returns the number of bytes. */
 static inline size_t build_from(uint16_t port, uint8_t *bytes, const uint8_t source[16],
 				const uint8_t destination[16],
 				const struct soft_roce_packet *packet)
@@ -44,7 +44,7 @@ static inline bool comes(int fd, int milliseconds)
 	return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, milliseconds) == 1;
 }
 
-/* Of what comes to a socket next, which is to say it (IP_RECVTOS). */
+/* Returns the traffic class of the next datagram of a socket with IP_RECVTOS. */
 static inline int traffic_class_at(int fd)
 {
 	union {
@@ -59,7 +59,8 @@ static inline int traffic_class_at(int fd)
 	return *CMSG_DATA(&control.control);
 }
 
-/* What the device sends to the peer next: a packet of the specification with a right ICRC. */
+/* Receive the device's next packet to the peer, which must be well-formed with a correct ICRC. The
+ * payload is valid until the next call. */
 static inline struct soft_roce_packet packet_at(int peer)
 {
 	static uint8_t bytes[LONGEST];

@@ -1,4 +1,4 @@
-/* For the tests of RoCE v2, packet by packet: they are the peer, the network, and strangers. */
+/* Support for packet-level tests of RoCE v2, which play the peer, the network and strangers. */
 #pragma once
 
 #include "fault_side.h"
@@ -6,16 +6,15 @@
 
 enum {
 	MTU = 256,
-	PEER_PSN = 0xfffffe, /* it rolls over */
+	PEER_PSN = 0xfffffe, /* wraps around soon */
 };
 
-/* Of another host. */
 static const uint8_t stranger_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 10};
 
 struct stage {
 	struct side side;
 	int peer, stranger; /* sockets */
-	uint32_t psn; /* of the peer's next request */
+	uint32_t psn; /* PSN of the peer's next request */
 };
 
 static uint8_t payload[2 * MTU];
@@ -45,7 +44,7 @@ static inline void set_option(int fd, int level, int name, int value)
 	CHECK_OK(setsockopt(fd, level, name, &value, sizeof(value)));
 }
 
-/* As the device knows the peer. */
+/* Returns the peer's address as known to the device. */
 static inline struct address address_of_peer(void)
 {
 	struct address peer = {.qpn = PEER_QPN, .psn = PEER_PSN};
@@ -61,7 +60,7 @@ static inline void open_stage(struct stage *stage, struct options options)
 	stage->peer = bound(peer_gid);
 	stage->stranger = bound(stranger_gid);
 	stage->psn = PEER_PSN;
-	options.timeout = 255; /* nothing is sent again because this test is slow */
+	options.timeout = 255; /* no timeout, so that a slow test causes no retransmission */
 	if (!options.mtu)
 		options.mtu = IBV_MTU_256;
 	open_side(&stage->side, options);
@@ -112,7 +111,7 @@ static inline void throw(const struct stage *stage, struct soft_roce_packet pack
 	throw_bytes(stage->peer, bytes, build(bytes, peer_gid, &packet));
 }
 
-/* The peer's next request. */
+/* Send the peer's next request. */
 static inline void request(struct stage *stage, uint8_t opcode, uint32_t length)
 {
 	throw(stage, packet_of(stage, opcode, length));
@@ -128,7 +127,7 @@ static inline struct soft_roce_packet next_packet(const struct stage *stage, uin
 	return packet;
 }
 
-/* An acknowledgement of that PSN, or a NAK. */
+/* Expect an acknowledgement or a NAK with this PSN and syndrome. */
 static inline struct soft_roce_packet answer(const struct stage *stage, uint32_t psn,
 					     uint8_t syndrome)
 {
@@ -156,7 +155,7 @@ static inline void acknowledge(struct stage *stage, uint32_t psn, uint8_t syndro
 	throw(stage, packet);
 }
 
-/* Packet number `i` of the first message, a SEND of so many packets. */
+/* Expect packet `i` of the first message, which is a SEND of `packets` packets. */
 static inline void expect_send(const struct stage *stage, uint32_t i, uint32_t packets)
 {
 	const uint8_t opcode = packets == 1       ? SOFT_ROCE_SEND_ONLY

@@ -1,5 +1,5 @@
-/* Channels between local peers, without links above them: this stands in for handshake.c (the
- * linker is told so: see meson.build), which accepts or refuses what is asked for. */
+/* Channels between local peers, without links above them. The linker replaces handshake.c with
+ * functions of this file (--wrap in meson.build), which accept or refuse a channel as requested. */
 #pragma once
 
 #include <sys/eventfd.h>
@@ -11,7 +11,7 @@
 
 enum { REFUSE_ME = 99, HOLD_ME };
 
-/* One end of a channel, and what it has been told. */
+/* One end of a channel, with the events reported to it. */
 struct end {
 	struct soft_chan chan;
 	bool accepted;
@@ -19,12 +19,12 @@ struct end {
 	bool gone;
 	int error;
 	uint64_t records;
-	uint64_t bytes; /* taken in; each byte is checked: see pattern */
+	uint64_t bytes; /* bytes received, each compared with `pattern` */
 	uint64_t sent;
-	uint64_t to_send; /* whenever there is room */
-	uint32_t most; /* in one record */
+	uint64_t to_send; /* total bytes to send, as room permits */
+	uint32_t most; /* maximum bytes in one record */
 	bool echo; /* answer each record with one byte */
-	int told; /* an eventfd: anything has happened */
+	int told; /* eventfd signaled after each event */
 };
 
 static struct end *callee; /* the end that accepts next */
@@ -57,7 +57,6 @@ static inline void send_more(struct end *end)
 			length = (uint32_t)(end->to_send - end->sent);
 		for (uint32_t i = 0; i < length; i++)
 			bytes[i] = pattern(end->sent + i);
-		/* In two pieces. */
 		struct iovec iov[2] = {{bytes, length / 2},
 				       {bytes + length / 2, length - length / 2}};
 
@@ -212,8 +211,8 @@ static inline int open_to(struct end *end, uint16_t port, uint8_t byte)
 	return rc;
 }
 
-/* Until it is so, which is looked at under the lock: by doing the device's work, or asleep until
- * something was told while the device's thread does it. */
+/* Wait for a condition, which is evaluated under the lock. If `polling`, do the device's work;
+ * otherwise sleep until an event, while the device's thread works. */
 #define UNTIL(end, polling, condition)                                                             \
 	for (;;) {                                                                                 \
 		uint64_t count_;                                                                   \

@@ -1,6 +1,6 @@
-/* What the kernel and the C library refuse, on command: one call of this thread, the n-th one of
- * those below.  The programs that include this are linked with --wrap for each of them
- * (meson.build), so that the device itself knows nothing of it. */
+/* Failures of the kernel and the C library on demand: the n-th call by this thread to any function
+ * below fails. Programs that include this are linked with --wrap for each function (meson.build),
+ * so the device needs no changes. */
 #pragma once
 
 #include <errno.h>
@@ -15,17 +15,17 @@
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 
-static __thread unsigned shortage_in; /* calls until then; 0: never */
-static __thread int shortage_error;   /* that was given; 0: none yet */
+static __thread unsigned shortage_in; /* calls until the failure; 0 for none */
+static __thread int shortage_error;   /* errno value of the failure; 0 if none yet */
 
-/* The n-th call from now on is refused. */
+/* Make the n-th call from now on fail. */
 static inline void shortage_begin(unsigned nth)
 {
 	shortage_in = nth;
 	shortage_error = 0;
 }
 
-/* What was refused, as an errno value; 0 if there were not that many calls. */
+/* Cancel the failure. Returns the errno value of the failed call, or 0 if no call has failed. */
 static inline int shortage_end(void)
 {
 	shortage_in = 0;

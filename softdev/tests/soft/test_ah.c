@@ -31,7 +31,7 @@ static void address_handles(struct side *side)
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(side->pd), EBUSY); /* ibv_alloc_pd(3) */
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 
-	/* As many as the device says, and no more. */
+	/* The device supports exactly `max_ah` address handles. */
 	struct ibv_ah **all = calloc((size_t)device.max_ah, sizeof(*all));
 
 	CHECK(all);
@@ -72,8 +72,8 @@ static void modified_to_rtr(struct ibv_ah_attr path, struct options options, boo
 	close_side(&side);
 }
 
-/* As software for InfiniBand has them, without a GRH: the port's LID is this device, any other one leads
- * nowhere.  RoCE has none. */
+/* Check addresses with a LID but no GRH, which InfiniBand applications use. Only the port's own LID
+ * is valid, and RoCE has no LIDs. */
 static void addresses_by_lid(void)
 {
 	struct side a, b;
@@ -114,7 +114,7 @@ static void address_from_wc(struct side *side)
 
 	CHECK_OK(verbs->ibv_query_gid(side->context, 1, 0, &grh.dgid));
 	fill(grh.sgid.raw, 16, 1);
-	grh.sgid.raw[12] = 0x45; /* like an IPv4 header, but its sum is not right */
+	grh.sgid.raw[12] = 0x45; /* like an IPv4 header, but with a wrong checksum */
 	CHECK_OK(verbs->ibv_init_ah_from_wc(side->context, 1, &wc, &grh, &attr));
 	const struct ibv_ah_attr expected = {
 		.grh = {.dgid = grh.sgid, .flow_label = 9, .hop_limit = 3, .traffic_class = 7},
@@ -126,7 +126,8 @@ static void address_from_wc(struct side *side)
 	};
 
 	CHECK(!memcmp(&attr, &expected, sizeof(attr)));
-	/* Not an address of this host, a multicast one, neither version of IP. */
+	/* A foreign address, a multicast address, and a header of neither IP version are
+	 * rejected. */
 	for (int wrong = 0; wrong < 3; wrong++) {
 		struct ibv_grh bad = grh;
 

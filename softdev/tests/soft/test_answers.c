@@ -1,9 +1,11 @@
-/* Calls that only answer: rates, texts, indices, what fork does, and what is not there. */
+/* Calls that only return information: rates, strings, indices, fork support, and missing
+ * features. */
 #include "extended_side.h"
 
 static void rates(void)
 {
-	/* ibv_rate_to_mult(3), ibv_rate_to_mbps(3), IBTA table 75; from 14 Gb/s on with 64b/66b. */
+	/* ibv_rate_to_mult(3), ibv_rate_to_mbps(3), IBTA table 75. Rates from 14 Gb/s use 64b/66b
+	 * encoding. */
 	static const struct {
 		enum ibv_rate rate;
 		int mult, mbps;
@@ -35,7 +37,7 @@ static void rates(void)
 
 static void texts(void)
 {
-	/* The ends of each list, and what is beyond. */
+	/* The first and the last value of each list, and values beyond them. */
 	const struct {
 		const char *found, *expected;
 	} cases[] = {
@@ -72,13 +74,13 @@ static void of_a_device(struct side *a)
 	CHECK_EQUAL(verbs->ibv_get_pkey_index(a->context, 1, 0x7fff), -1);
 	CHECK_EQUAL(verbs->ibv_get_pkey_index(a->context, 2, 0xffff), -1);
 	CHECK_OK(verbs->ibv_query_qp_data_in_order(a->qp, IBV_WR_RDMA_WRITE, 0));
-	/* No ECE: what there is of it is nothing (ibv_query_ece(3), ibv_set_ece(3)). */
+	/* ECE is not supported, and a query returns zeros (ibv_query_ece(3), ibv_set_ece(3)). */
 	CHECK_EQUAL(verbs->ibv_query_ece(a->qp, &ece), EOPNOTSUPP);
 	CHECK_EQUAL(ece.vendor_id | ece.options | ece.comp_mask, 0);
 	CHECK_EQUAL(verbs->ibv_set_ece(a->qp, &ece), EOPNOTSUPP);
 }
 
-/* What a fork copies on write is still where the device finds it: IBV_FORK_UNNEEDED. */
+/* Check that the device finds pages that fork has made copy-on-write (IBV_FORK_UNNEEDED). */
 static void forking(void)
 {
 	struct side a, b;
@@ -94,7 +96,7 @@ static void forking(void)
 		pause(); /* keeps the pages shared */
 		_exit(0);
 	}
-	fill(a.memory, 8192, 2); /* ours is now another page than the one registered */
+	fill(a.memory, 8192, 2); /* replaces the registered page with a copy */
 	DO(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8192, REMOTE(&b, 0));
 	CHECK(filled(b.memory, 8192, 2));
 	CHECK_OK(kill(child, SIGKILL));

@@ -1,5 +1,5 @@
-/* Atomics of a peer, and the owner's own on the same word: no update is lost, and no two see the same word
- * before theirs (IBTA 9.4.5.1; IBV_ATOMIC_GLOB). */
+/* Atomics of a peer and of the owner on the same word. No update is lost, and no two operations
+ * return the same value (IBTA 9.4.5.1; IBV_ATOMIC_GLOB). */
 #include "verbs_side.h"
 
 enum { EACH = 40000, WINDOW = 4 };
@@ -14,7 +14,8 @@ static void saw(uint64_t before)
 	CHECK_EQUAL(__atomic_fetch_add(&seen[before], 1, __ATOMIC_SEQ_CST), 0);
 }
 
-/* The owner's application, which does not ask the device: in bursts, and about as often as the peer. */
+/* Increment the word without the device, as the owner's application may do: in bursts, and about as
+ * often as the peer. */
 static void *own_updates(void *count)
 {
 	for (; !__atomic_load_n(&done, __ATOMIC_SEQ_CST); ++*(uint64_t *)count) {
@@ -27,7 +28,7 @@ static void *own_updates(void *count)
 	return NULL;
 }
 
-/* Add one, EACH times, some of them under way at a time. */
+/* Increment the word EACH times, with at most WINDOW requests in flight. */
 static void fetch_and_add(struct side *a, struct side *b)
 {
 	for (uint64_t posted = 0, got = 0; got < EACH; got++) {
@@ -43,7 +44,7 @@ static void fetch_and_add(struct side *a, struct side *b)
 	}
 }
 
-/* The same by compare and swap, which must be tried again when the owner was quicker. */
+/* Increment the word EACH times by compare-and-swap, which fails when the owner was faster. */
 static void compare_and_swap(struct side *a, struct side *b)
 {
 	uint64_t expected = 0, before;

@@ -1,5 +1,5 @@
-/* How processes come to share memory and how they part: death, other users, and peers that break
- * the protocol. */
+/* How processes attach to shared memory and detach from it: death, other users, and peers that
+ * violate the protocol. */
 #define _GNU_SOURCE /* memfd_create, setresuid, unshare */
 #include <sched.h>
 #include "link/link_internal.h"
@@ -11,7 +11,7 @@
 
 static struct process process;
 
-/* Two processes, in neither of which the device has been started. */
+/* Split into two processes, and then start the device's engine in each. */
 static void begin(void)
 {
 	process = split();
@@ -40,7 +40,7 @@ static uint16_t port_of_parent(void)
 	return port;
 }
 
-/* Two processes, of which the child has a channel to the parent. */
+/* Split into two processes, and connect the child to the parent with a channel. */
 static void begin_connected(struct end *end)
 {
 	uint16_t port;
@@ -59,7 +59,8 @@ static void begin_connected(struct end *end)
 
 enum { LAST_WORDS = 400000 };
 
-/* Killed, with much in the ring that we have not looked at: all of it arrives, then the end. */
+/* Kill the child while the parent has unread data in the ring. All of it arrives before the channel
+ * ends. */
 static void killed(void)
 {
 	struct end end;
@@ -72,7 +73,7 @@ static void killed(void)
 		for (;;)
 			pause();
 	}
-	soft_lock(); /* nothing is taken in meanwhile */
+	soft_lock(); /* prevents the parent from reading */
 	tell(&process, "", 1);
 	hear(&process, &(char){0}, 1);
 	CHECK_OK(kill(process.child, SIGKILL));
@@ -128,13 +129,13 @@ static void send_message(int fd, const void *bytes, size_t length, const int *fd
 		control.header.cmsg_len = message.msg_controllen;
 		memcpy(CMSG_DATA(&control.header), fds, (size_t)count * sizeof(int));
 	}
-	/* Perhaps we are out already. */
+	/* The host may have closed the connection already. */
 	ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL);
 
 	CHECK(n == (ssize_t)length || errno == EPIPE || errno == ECONNRESET);
 }
 
-/* We are shown out. */
+/* Expect the host to close the connection. */
 static void refused_at(int fd)
 {
 	struct message message;
@@ -158,7 +159,7 @@ static int memory_of(size_t size, int seals, const char *beginning)
 	return fd;
 }
 
-/* HELLO with these, as far as there are any. */
+/* Send a HELLO with these descriptors, unless negative. The host must close the connection. */
 static void with_both(uint16_t port, int memory, int pipe)
 {
 	struct message hello = {HELLO, 1, 0};
@@ -183,7 +184,7 @@ static void with(uint16_t port, int fd)
 	close(ends[1]);
 }
 
-/* Descriptors that are not the read end of a pipe. */
+/* Send descriptors that are not the read end of a pipe. */
 static void wrong_bell(uint16_t port)
 {
 	int ends[2];
@@ -191,18 +192,18 @@ static void wrong_bell(uint16_t port)
 	with_both(port, soft_segment_make(), -1);
 	with_both(port, soft_segment_make(), open("/dev/zero", O_RDWR));
 	with_both(port, soft_segment_make(), eventfd(0, 0));
-	/* Its write end is closed. */
+	/* A pipe whose write end is closed. */
 	CHECK_OK(pipe2(ends, O_CLOEXEC));
 	close(ends[1]);
 	with_both(port, soft_segment_make(), ends[0]);
-	/* The end that one writes to. */
+	/* The write end of a pipe. */
 	CHECK_OK(pipe2(ends, O_CLOEXEC));
 	with_both(port, soft_segment_make(), ends[1]);
 	close(ends[0]);
 }
 
-/* Its maker shares the file description and may change its flags: reading never blocks all the
- * same. */
+/* Check that draining a pipe never blocks. The peer shares the file description and may clear
+ * O_NONBLOCK. */
 static void bell_made_to_block(void)
 {
 	struct soft_notify_pipe made, hung;
@@ -212,7 +213,7 @@ static void bell_made_to_block(void)
 	CHECK_OK(soft_notify_pipe_make(&made));
 	soft_lock();
 	CHECK(soft_notify_pipe_receive(&hung, dup(made.read_fd)));
-	CHECK(!soft_notify_pipe_receive(&hung, dup(made.read_fd))); /* one is enough */
+	CHECK(!soft_notify_pipe_receive(&hung, dup(made.read_fd))); /* a second pipe is rejected */
 	CHECK_OK(fcntl(made.read_fd, F_SETFL, 0));
 	CHECK(soft_notify_pipe_drain(&hung));
 	soft_notify_pipe_notify(&made);
@@ -232,8 +233,8 @@ static bool has_byte(int fd)
 	return poll(&ready, 1, 0) == 1;
 }
 
-/* More pipes than are kept for later: each shows one byte in the end, and none is written while the
- * lock is held that need not be. */
+/* Notify more pipes than can be deferred. Each pipe receives one byte, and only the excess ones are
+ * written while the lock is held. */
 static void bells_after_the_lock(void)
 {
 	enum { PIPES = SOFT_NOTIFY_MOST + 2 };
@@ -254,7 +255,7 @@ static void bells_after_the_lock(void)
 
 		CHECK_EQUAL(read(pipes[i].read_fd, bytes, sizeof(bytes)), 1);
 	}
-	/* Nothing is written to what has its number after it was closed. */
+	/* A pipe that has been closed must not be written, because its number may be reused. */
 	int number = pipes[0].write_fd, ends[2];
 
 	CHECK_OK(pipe(ends));
@@ -270,7 +271,7 @@ static void bells_after_the_lock(void)
 	close(ends[1]);
 }
 
-/* Everything that is not the memory that it should be. */
+/* Send descriptors that are not valid shared memory. */
 static void wrong_memory(uint16_t port)
 {
 	const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -310,7 +311,7 @@ static void wrong_messages(uint16_t port)
 		send_message(fd, &messages[i], sizeof(messages[i]), NULL, 0);
 		refused_at(fd);
 		fd = connect_to_host(port);
-		/* With more than was asked for. */
+		/* The message has more descriptors than expected. */
 		send_message(fd, bytes, lengths[i], (int[]){fd, fd, fd, fd}, 4);
 		refused_at(fd);
 	}
@@ -328,7 +329,7 @@ static void wrong_messages(uint16_t port)
 	close(ends[1]);
 }
 
-/* Messages of every kind of length, with fewer and with more descriptors than one has. */
+/* Send messages of various lengths with too few or too many descriptors. */
 static void unexpected_descriptors(uint16_t port)
 {
 	static const size_t lengths[] = {0, 1, sizeof(struct message), sizeof(struct message) + 1};
@@ -346,7 +347,7 @@ static void unexpected_descriptors(uint16_t port)
 			}
 }
 
-/* A complete HELLO with one descriptor too many. */
+/* Send a complete HELLO with one descriptor too many. */
 static void third_descriptor(uint16_t port)
 {
 	int fd = connect_to_host(port), memory = soft_segment_make(), ends[2];
@@ -369,7 +370,7 @@ static void notify(struct soft_shm_peer *host)
 	soft_unlock();
 }
 
-/* Comes in well, and then writes into the shared memory what it likes. */
+/* Attach correctly, and then misbehave as `what` does. */
 static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
 {
 	struct soft_shm_peer host = {0};
@@ -380,7 +381,7 @@ static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
 	CHECK_OK(soft_notify_pipe_make(&host.pipe));
 	int fds[2] = {memory, host.pipe.read_fd};
 
-	/* The numbers of the two devices, in the upper half, are of none that there can be. */
+	/* The upper half of `port` contains two device numbers that no device can have. */
 	send_message(fd, &(struct message){HELLO, 0xffff0001, 0}, sizeof(struct message), fds, 2);
 	CHECK_EQUAL(recv(fd, &message, sizeof(message), 0), sizeof(message));
 	CHECK_EQUAL(message.type, READY);
@@ -411,8 +412,8 @@ static const struct wrong_record {
 	{5, 0, 0}, /* no such kind */
 	{1, 8, SOFT_HANDSHAKE_SIZE - 1},
 	{2, 8, SOFT_HANDSHAKE_SIZE + 1},
-	{1, 0, SOFT_HANDSHAKE_SIZE}, /* no number to answer to */
-	{3, 0, 0}, /* data without any */
+	{1, 0, SOFT_HANDSHAKE_SIZE}, /* no channel number for the response */
+	{3, 0, 0}, /* DATA record without data */
 };
 static const struct wrong_record *wrong_record;
 
@@ -434,7 +435,7 @@ static void far_ahead(struct soft_shm_peer *host)
 	host->out.shared->tail = 1ull << 40;
 }
 
-/* Sends descriptors when both sides have all of them. */
+/* Send descriptors although both sides have received theirs. */
 static void sends_descriptors(struct soft_shm_peer *host)
 {
 	const int fds[2] = {host->socket.fd, host->socket.fd};
@@ -442,7 +443,7 @@ static void sends_descriptors(struct soft_shm_peer *host)
 	send_message(host->socket.fd, "", 0, fds, 2);
 }
 
-/* Asks and asks, and reads none of the answers. */
+/* Keep requesting channels without reading the responses. */
 static void reads_nothing(struct soft_shm_peer *host)
 {
 	for (uint32_t i = 1; i < 200000; i++) {
@@ -461,15 +462,15 @@ static void reads_nothing(struct soft_shm_peer *host)
 	}
 }
 
-/* The same, but has read what was never written. */
+/* Keep requesting channels, and claim to have read data that was never written. */
 static void reads_ahead(struct soft_shm_peer *host)
 {
 	host->in.shared->head = 1ull << 40;
 	reads_nothing(host);
 }
 
-/* More silent ones than are let in at a time: the first must go, and a peer that says what it wants is
- * let in. */
+/* Open more silent connections than the host allows. The host must drop the oldest and still admit
+ * a peer that sends a HELLO. */
 static void crowd(uint16_t port)
 {
 	enum { MANY = 80 };
@@ -514,7 +515,7 @@ static void visitors(void)
 		call_next(NULL);
 	}
 	process_barrier(&process);
-	/* The other peers are undisturbed, and nothing is left. */
+	/* The other peer must be undisturbed, and no descriptor may leak. */
 	send_now(&end, 5000);
 	UNTIL(&end, false, end.bytes == 5000);
 	if (process.child)
@@ -523,7 +524,8 @@ static void visitors(void)
 	finish(&end);
 }
 
-/* The child has no business with the parent. */
+/* Check that the parent ignores the child. `known` means that the child can tell that their users
+ * differ. */
 static void ignored(bool known)
 {
 	struct end end;
@@ -533,7 +535,7 @@ static void ignored(bool known)
 
 	end_init(&end);
 	if (!process.child) {
-		/* By this side at once if it can know, or by the other one. */
+		/* The child refuses to connect if it can tell. Otherwise the parent refuses. */
 		if (open_to(&end, port, 1) == 0) {
 			CHECK(!known);
 			UNTIL(&end, true, end.gone);
@@ -546,7 +548,7 @@ static void ignored(bool known)
 	finish(&end);
 }
 
-/* A process of another user has no business here: it may connect, and is ignored. */
+/* Check that a process of another user can connect to the socket, but is ignored. */
 static void other_user(void)
 {
 	if (geteuid()) {
@@ -557,7 +559,7 @@ static void other_user(void)
 	process = split();
 	limit_seconds(30);
 	if (!process.child)
-		CHECK_OK(setresuid(65533, 65533, 65533)); /* not 65534, the unmapped one */
+		CHECK_OK(setresuid(65533, 65533, 65533)); /* not 65534, which means unmapped */
 	ignored(true);
 }
 
@@ -579,7 +581,8 @@ static void share_with_unmapped(void)
 		join(&process);
 }
 
-/* In a user name space where no user has a number, all of them look like one; it cannot be left. */
+/* Check that unmapped users, who all look alike in a user namespace without a mapping, are ignored.
+ * Use a child, because a process cannot leave the namespace. */
 static void unmapped_users(void)
 {
 	in_child(share_with_unmapped);

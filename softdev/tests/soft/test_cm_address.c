@@ -1,4 +1,4 @@
-/* Addresses and ports: binding, resolving, what is refused, options. */
+/* Test binding to addresses and ports, address resolution, and the options of an id. */
 #include "cm_side.h"
 
 static void bind_fails(const char *text, uint16_t port, int error)
@@ -11,7 +11,8 @@ static void bind_fails(const char *text, uint16_t port, int error)
 	side_close(&side);
 }
 
-/* rdma_bind_addr(3): a specific address binds to a device, the wildcard does not. */
+/* Check that binding to a specific address also binds to a device, and that binding to the wildcard
+ * does not (rdma_bind_addr(3)). */
 static void device_binding(void)
 {
 	struct side specific = bound(RDMA_PS_TCP, host, 0);
@@ -23,7 +24,8 @@ static void device_binding(void)
 	CHECK(!any.id->verbs);
 	side_close(&specific);
 	side_close(&any);
-	/* To an id without a channel a loopback address means none before something is resolved. */
+	/* Without a channel, binding to a loopback address does not select a device, but resolving
+	 * an address does. */
 	for (int six = 0; six < 2; six++) {
 		union address address = address_of(six ? "::1" : host, 0);
 		struct rdma_cm_id *id;
@@ -48,11 +50,11 @@ static void wrong_addresses(void)
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, NULL, &strange.any, 1000), EINVAL);
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, &strange.any, &here.any, 1000), EINVAL);
 	side_close(&side);
-	bind_fails("203.0.113.1", 0, EADDRNOTAVAIL); /* TEST-NET-3: no host's */
+	bind_fails("203.0.113.1", 0, EADDRNOTAVAIL); /* unassigned address (TEST-NET-3) */
 	bind_fails("2001:db8::1", 0, EADDRNOTAVAIL);
 }
 
-/* A port is taken while a socket is bound to it, or listens. */
+/* Check that a port is in use while an id is bound to it or listens on it. */
 static void port_taken(void)
 {
 	struct side first = bound(RDMA_PS_TCP, host, 0);
@@ -63,7 +65,7 @@ static void port_taken(void)
 	CHECK_OK(rdma->rdma_listen(first.id, 1));
 	bind_fails(host, port, EADDRINUSE);
 	side_close(&first);
-	first = listen_at(host, port); /* and free at once afterwards */
+	first = listen_at(host, port); /* the port is free again */
 	side_close(&first);
 	for (int v6 = 0; v6 < 2; v6++) {
 		const char *all = v6 ? "::" : "0.0.0.0";
@@ -76,7 +78,8 @@ static void port_taken(void)
 	}
 }
 
-/* Connections of an earlier listener, alive or in TIME_WAIT, do not keep a port. */
+/* Check that a new listener can use the port while connections of an earlier listener are open or
+ * in TIME_WAIT. */
 static void port_after_connections(void)
 {
 	struct connection first = connected(), second = {0};
@@ -88,7 +91,7 @@ static void port_after_connections(void)
 	connect_sides(&second.listener, host, &second.client, &second.server);
 	send_message(&first.client, &first.server, 1);
 	send_message(&second.client, &second.server, 2);
-	side_drop(&first.server); /* the server ends first: its side is in TIME_WAIT */
+	side_drop(&first.server); /* the server closes first, so its socket enters TIME_WAIT */
 	connection_close(&second);
 	connection_close(&first);
 	second.listener = listen_at(host, port);
@@ -105,8 +108,8 @@ static int set(struct rdma_cm_id *id, int option, int value)
 				     is_byte ? sizeof(byte) : sizeof(value));
 }
 
-/* The IPv6 wildcard takes IPv4 as well, shown as IPv4; with AFONLY, set before or after binding, it
- * does not. */
+/* Check that a listener on the IPv6 wildcard also accepts IPv4 connections and reports IPv4
+ * addresses for them. With RDMA_OPTION_ID_AFONLY, set before or after binding, it rejects them. */
 static void families(bool v6_only, bool before_binding)
 {
 	struct connection it = {.listener = side_with_id()};
@@ -153,7 +156,7 @@ static void options(void)
 	side_close(&side);
 }
 
-/* What is set arrives at the queue pair. */
+/* Check that the options of an id are applied to its queue pair. */
 static void options_arrive(void)
 {
 	struct connection it = {.listener = listen_at(host, 0), .client = side_with_id()};
@@ -192,7 +195,7 @@ static void resolving(void)
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, NULL, &to.any, 1000), EINVAL);
 	side_close(&side);
 
-	/* Bound to any address: the route decides which. */
+	/* The id is bound to the wildcard, so the route determines the source address. */
 	side = bound(RDMA_PS_TCP, "0.0.0.0", 0);
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, NULL, &other_family.any, 1000), EINVAL);
 	CHECK_OK(rdma->rdma_resolve_addr(side.id, NULL, &to.any, 1000));
@@ -203,8 +206,8 @@ static void resolving(void)
 	side_close(&side);
 }
 
-/* rdma_listen without an address: any IPv4 address, any port; and the wildcard as a destination is
- * this host. */
+/* Check that rdma_listen() binds an unbound id to the IPv4 wildcard and a free port. The client
+ * connects to `asked`, where the wildcard stands for this host. */
 static void any_address(const char *asked)
 {
 	struct connection it = {.listener = side_with_id()};

@@ -1,4 +1,5 @@
-/* Connections within one process: every step, what the events carry, and the end from each side. */
+/* Test connections within one process: each step, event contents, and disconnecting from either
+ * side. */
 #include "cm_side.h"
 
 static uint8_t pattern[255];
@@ -18,7 +19,7 @@ static void check_request(const struct rdma_cm_event *event, const struct side *
 	const struct rdma_conn_param *conn = &event->param.conn;
 
 	CHECK_EQUAL(event->status, 0);
-	CHECK_EQUAL(conn->responder_resources, 3); /* the other side's initiator depth */
+	CHECK_EQUAL(conn->responder_resources, 3); /* initiator depth of the client */
 	CHECK_EQUAL(conn->initiator_depth, 5);
 	CHECK_EQUAL(conn->retry_count, 6);
 	CHECK_EQUAL(conn->rnr_retry_count, 4);
@@ -43,7 +44,7 @@ static void check_addresses(const struct side *client, const struct side *server
 	CHECK(memcmp(&ours->addr.ibaddr.dgid, &theirs->addr.ibaddr.sgid, 16) == 0);
 }
 
-/* What the connection manager sets in a queue pair that it brings up. */
+/* Check the attributes that the connection manager sets when it connects a queue pair. */
 static void check_queue_pair(struct side *side, const struct side *other, int responder,
 			     int initiator, int retry, int rnr_retry)
 {
@@ -73,7 +74,8 @@ static void qp_state_is(struct side *side, enum ibv_qp_state state)
 	CHECK_EQUAL(attr.qp_state, state);
 }
 
-/* The whole way, with private data of the given lengths; the client ends it, or the server. */
+/* Test a connection from start to end, with private data of the given lengths. Either the client or
+ * the server disconnects first. */
 static void whole_way(const char *text, int asked, int answered, bool client_ends)
 {
 	static int context;
@@ -138,7 +140,7 @@ static void whole_way(const char *text, int asked, int answered, bool client_end
 	qp_state_is(learns, IBV_QPS_ERR);
 	expect_end(ends);
 	expect_status(learns->channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, learns->id, 0);
-	CHECK_OK(rdma->rdma_disconnect(ends->id)); /* again: nothing to do, no event */
+	CHECK_OK(rdma->rdma_disconnect(ends->id)); /* repeating it has no effect */
 	expect_nothing(ends->channel);
 	connection_close(&it);
 }
@@ -160,7 +162,7 @@ static void reject(int length)
 	connection_close(&it);
 }
 
-/* A listener, and a client that has come to ROUTE_RESOLVED. */
+/* Returns a listener, and a client that has resolved its route. */
 static struct connection resolved(void)
 {
 	struct connection it = {.listener = listen_at(host, 0), .client = side_with_id()};
@@ -169,7 +171,8 @@ static struct connection resolved(void)
 	return it;
 }
 
-/* Too much private data is an error of the call, and nothing has been sent. */
+/* Check that a call with too much private data or too high an initiator depth fails without sending
+ * anything. */
 static void private_data_limits(void)
 {
 	struct connection it = resolved();
@@ -179,7 +182,7 @@ static void private_data_limits(void)
 	side_queue_pair(&it.client);
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, &ask), EINVAL);
 	ask.private_data_len = 56;
-	ask.initiator_depth = 254; /* more than the device has; 255 is "as many as there are" */
+	ask.initiator_depth = 254; /* above the device's limit; 255 requests the maximum */
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, &ask), EINVAL);
 	ask.initiator_depth = RDMA_MAX_INIT_DEPTH;
 	CHECK_OK(rdma->rdma_connect(it.client.id, &ask));
@@ -192,13 +195,13 @@ static void private_data_limits(void)
 	connection_close(&it);
 }
 
-/* Without parameters both sides take what the device has.  The accepting side may send at once: it
- * goes out when the connection is there. */
+/* Check that both sides use the device's limits if no parameters are given. The accepting side may
+ * post a send immediately, but it is sent only when the connection is established. */
 static void no_parameters(void)
 {
 	struct connection it = resolved();
 
-	CHECK_FAILS(rdma->rdma_connect(it.client.id, NULL), EINVAL); /* which queue pair? */
+	CHECK_FAILS(rdma->rdma_connect(it.client.id, NULL), EINVAL); /* no queue pair yet */
 	side_queue_pair(&it.client);
 	CHECK_OK(rdma->rdma_connect(it.client.id, NULL));
 	it.server = take_request(&it.listener);
@@ -215,7 +218,7 @@ static void no_parameters(void)
 
 /* ---- queue pairs that the application makes and moves itself ------------------------------- */
 
-static bool own_psns; /* of the application's choice, not the library's */
+static bool own_psns; /* whether the application chooses the PSNs */
 
 static void move(struct side *side, struct ibv_qp *qp, enum ibv_qp_state state)
 {
@@ -226,7 +229,7 @@ static void move(struct side *side, struct ibv_qp *qp, enum ibv_qp_state state)
 	CHECK(mask & IBV_QP_STATE);
 	if (own_psns)
 		attr.rq_psn = attr.sq_psn = 5;
-	attr.ah_attr.dlid = 0xbeef; /* RoCE leaves it to applications */
+	attr.ah_attr.dlid = 0xbeef; /* not used by RoCE, so applications may set it */
 	CHECK_OK(rdma->ibv_modify_qp(qp, &attr, mask));
 }
 
@@ -243,7 +246,8 @@ static struct ibv_qp *own_queue_pair(struct side *side)
 	return qp;
 }
 
-/* The helpers want the queue pair in the id, the library must not find it there. */
+/* Send a message in each direction. The helpers need the queue pairs in the ids, but the library
+ * must not find them there. */
 static void exchange(struct side *client, struct ibv_qp *client_qp, struct side *server,
 		     struct ibv_qp *server_qp)
 {
@@ -274,7 +278,7 @@ static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 	client_qp = own_queue_pair(client);
 	ask.qp_num = client_qp->qp_num;
 	CHECK_OK(rdma->rdma_connect(client->id, &ask));
-	CHECK_FAILS(rdma->rdma_init_qp_attr(client->id, &attr, &mask), EINVAL); /* too early */
+	CHECK_FAILS(rdma->rdma_init_qp_attr(client->id, &attr, &mask), EINVAL); /* no REP yet */
 	CHECK_FAILS(rdma->rdma_establish(client->id), EINVAL);
 
 	*server = take_request(&it.listener);
@@ -329,7 +333,7 @@ static void everything_from_the_library(void)
 	CHECK(id->send_cq && id->recv_cq);
 	CHECK(id->send_cq_channel && id->recv_cq_channel);
 	CHECK(attr.send_cq == id->send_cq && attr.recv_cq == id->recv_cq);
-	CHECK_FAILS(rdma->rdma_create_qp(id, NULL, &attr), EINVAL); /* one is enough */
+	CHECK_FAILS(rdma->rdma_create_qp(id, NULL, &attr), EINVAL); /* already has a queue pair */
 	rdma->rdma_destroy_qp(id);
 	attr.recv_cq = attr.send_cq = NULL;
 	attr.cap.max_send_sge = 1 << 20;
@@ -338,13 +342,14 @@ static void everything_from_the_library(void)
 	connection_close(&it);
 }
 
-/* Between two listeners of a server there is none for a moment: that alone is no refusal. */
+/* Check that a client keeps trying for a while if its port has no listener, because the server may
+ * be replacing it. */
 static void listener_comes_late(void)
 {
 	struct connection it = {.listener = bound(RDMA_PS_TCP, host, 0)};
 
 	it.client = ask(host, port_of(it.listener.id));
-	expect_nothing(it.client.channel); /* which has seen that there is no listener */
+	expect_nothing(it.client.channel); /* not rejected yet */
 	CHECK_OK(rdma->rdma_listen(it.listener.id, 1));
 	it.server = take_request(&it.listener);
 	accept_side(&it.server);
@@ -352,7 +357,8 @@ static void listener_comes_late(void)
 	connection_close(&it);
 }
 
-/* The queue pair is in error when REP comes: there is no connection, and the server is told. */
+/* Check that the client reports a connection error and rejects the connection if its queue pair is
+ * in error when REP arrives. */
 static void queue_pair_in_error(void)
 {
 	struct connection it = requested();
@@ -368,8 +374,8 @@ static void queue_pair_in_error(void)
 	connection_close(&it);
 }
 
-/* A port that is bound, without a listener: another id's, or the client's own, to which TCP
- * would connect it. */
+/* Check that a connection to a bound port without a listener is rejected. The port belongs to
+ * another id, or to the client itself, which TCP would connect to itself. */
 static void no_listener(bool own)
 {
 	struct side taken = bound(RDMA_PS_TCP, host, 0);
@@ -397,7 +403,7 @@ int main(void)
 	cm_begin(100);
 	for (int i = 0; i < (int)sizeof(pattern); i++)
 		pattern[i] = (uint8_t)(i + 1);
-	STEP(no_listener(false)); /* what is made once is made now */
+	STEP(no_listener(false)); /* creates resources that later steps reuse */
 	before = resources();
 	STEP(whole_way(host, 56, 196, true));
 	STEP(whole_way(host, 0, 0, false));

@@ -1,4 +1,5 @@
-/* Datagram services: asked for, found, refused, asked for again; hostile and lost datagrams. */
+/* Test datagram services: lookup, rejection and repeated requests, and hostile or lost
+ * datagrams. */
 #include "cm_side.h"
 
 #include "cm/cm_internal.h"
@@ -43,7 +44,7 @@ static void answer(struct rdma_cm_id *id, uint32_t qpn, const char *text)
 	CHECK_OK(rdma->rdma_accept(id, &said));
 }
 
-/* Both end with it; the request, unless NULL, is the one that was answered. */
+/* Expect this result of a lookup. Then destroy the asker, and `request` unless it is NULL. */
 static void expect_found(struct side *asker, uint32_t qpn, const char *text,
 			 struct rdma_cm_id *request)
 {
@@ -96,14 +97,15 @@ static void refused(void)
 	acknowledge(event);
 	CHECK_OK(rdma->rdma_destroy_id(request));
 	side_close(&asker);
-	asker = ask_for(host, port_of(service.id), "?"); /* no service takes this one */
+	asker = ask_for(host, port_of(service.id), "?"); /* never taken by the service */
 	wait_for_event(service.channel);
 	side_close(&service);
 	expect_status(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id, SOFT_SIDR_REJECTED);
 	side_close(&asker);
 }
 
-/* Between two services of a server there is none for a moment: that alone is no refusal. */
+/* Check that a lookup on a port without a service is repeated for a while, because a server may be
+ * replacing its service. */
 static void no_service(bool comes_late)
 {
 	struct side service = serve_at(host, 0, 0);
@@ -113,7 +115,7 @@ static void no_service(bool comes_late)
 	struct side asker = ask_for(host, port, "?");
 
 	if (comes_late) {
-		expect_nothing(asker.channel); /* which has seen that there is no service */
+		expect_nothing(asker.channel); /* not failed yet */
 		service = serve_at(host, port, 0);
 		struct rdma_cm_id *request = take(&service, "?");
 
@@ -127,7 +129,8 @@ static void no_service(bool comes_late)
 	side_close(&asker);
 }
 
-/* A request outlives its listener, and a listener its requests. */
+/* Check that a request outlives its listener, and that it can be accepted after the asker is
+ * gone. */
 static void ends_in_any_order(void)
 {
 	struct side service = serve_at(host, 0, 0);
@@ -142,14 +145,15 @@ static void ends_in_any_order(void)
 	service = serve_at(host, 0, 0);
 	asker = ask_for(host, port_of(service.id), "?");
 	request = take(&service, "?");
-	side_close(&asker); /* it does not wait for the answer */
+	side_close(&asker); /* before the response */
 	answer(request, 7, "");
 	side_drop(&service);
 	CHECK_OK(rdma->rdma_destroy_id(request));
 	side_close(&service);
 }
 
-/* A backlog of one: the second asks again until the first has been taken. */
+/* Check that with a backlog of one, the second client repeats its request until the application has
+ * taken the first request. */
 static void backlog(void)
 {
 	struct side service = serve_at(host, 0, 1);
@@ -215,7 +219,7 @@ static struct soft_cm_message get(int fd, union address *from)
 	return message;
 }
 
-/* The same question again gets the same answer, and no second request. */
+/* Check that a repeated request gets the same response and is not reported again. */
 static void said_again(void)
 {
 	struct side service = serve_at("127.0.0.1", 0, 0);
@@ -244,7 +248,8 @@ static void said_again(void)
 	side_close(&service);
 }
 
-/* Datagrams that are no whole SIDR_REQ are ignored: no answer, no request. */
+/* Check that datagrams other than a complete SIDR_REQ are ignored, without a response or an
+ * event. */
 static void malformed_requests(void)
 {
 	struct side service = serve_at("127.0.0.1", 0, 0);
@@ -267,14 +272,15 @@ static void malformed_requests(void)
 	put(fd, &there, &(struct soft_cm_message){.type = SOFT_SIDR_REP, .number = 5});
 	put(fd, &there, &question);
 	CHECK_OK(rdma->rdma_destroy_id(take(&service, "")));
-	CHECK_EQUAL(get(fd, &from).type, SOFT_SIDR_REP); /* of the last one alone: rejected */
+	/* Only the valid request gets a response, because it was rejected. */
+	CHECK_EQUAL(get(fd, &from).type, SOFT_SIDR_REP);
 	expect_nothing(service.channel);
 	close(fd);
 	side_close(&service);
 }
 
-/* The client repeats its request when nothing comes, ignores answers to other requests, and gives
- * up. */
+/* Check that the client repeats an unanswered request, ignores responses to other requests, and
+ * finally gives up. */
 static void lost_datagrams(void)
 {
 	union address own, from;
@@ -324,7 +330,7 @@ static void wrong_uses(void)
 	CHECK_FAILS(rdma->rdma_connect(asker.id, NULL), EINVAL);
 	CHECK_FAILS(rdma->rdma_reject(asker.id, NULL, 0), EINVAL);
 	request = take(&service, "");
-	CHECK_FAILS(rdma->rdma_accept(request, NULL), EINVAL); /* which queue pair? */
+	CHECK_FAILS(rdma->rdma_accept(request, NULL), EINVAL); /* no queue pair given */
 	question.private_data_len = SOFT_SIDR_REP_PRIVATE + 1;
 	CHECK_FAILS(rdma->rdma_accept(request, &question), EINVAL);
 	answer(request, 1, "");
@@ -337,7 +343,8 @@ static void wrong_uses(void)
 	side_close(&service);
 }
 
-/* A port space is a port space; within one, a port is taken once. */
+/* Check that ids of different port spaces can use the same port, but two ids of one port space
+ * cannot. */
 static void ports(void)
 {
 	struct side connections = listen_at(host, 0);
@@ -363,7 +370,7 @@ int main(void)
 
 	cm_begin(60);
 	STEP(no_service(false));
-	before = resources(); /* with the sanitizer's own thread, which starts with the first */
+	before = resources(); /* the sanitizer's thread has started by now */
 	STEP(found(host, host));
 	STEP(found("::1", "::1"));
 	STEP(found("0.0.0.0", "127.0.0.3"));

@@ -1,5 +1,5 @@
-/* Endpoints that wait (rdma_create_ep and its like), what names and devices are looked up for,
- * shared receive queues of an id; tests/cm looks up the rest. */
+/* Test blocking endpoints (rdma_create_ep(3)), address lookup with hints only, the lifetime of
+ * librdmacm devices, and the shared receive queue of an id. tests/cm tests the other lookups. */
 #include "cm_side.h"
 
 #include <netdb.h>
@@ -32,7 +32,7 @@ static struct ibv_qp_init_attr small_queues(void)
 
 /* ---- names and devices --------------------------------------------------------------------- */
 
-/* libfabric asks in this way: there is nothing to look up, the hints have both addresses. */
+/* Test a lookup without a name, as libfabric does. The hints contain both addresses. */
 static void hints_without_a_name(void)
 {
 	union address source = address_of(host, 0), destination = address_of(host, 7471);
@@ -48,7 +48,7 @@ static void hints_without_a_name(void)
 	CHECK_OK(rdma->rdma_getaddrinfo(NULL, NULL, &hints, &answer));
 	CHECK_EQUAL(answer->ai_flags, RAI_NUMERICHOST);
 	CHECK_EQUAL(answer->ai_port_space, RDMA_PS_TCP);
-	CHECK_EQUAL(answer->ai_qp_type, 0); /* the hints do not say */
+	CHECK_EQUAL(answer->ai_qp_type, 0); /* not set in the hints */
 	CHECK_EQUAL(answer->ai_src_len, sizeof(source.v4));
 	CHECK(memcmp(answer->ai_src_addr, &source, sizeof(source.v4)) == 0);
 	CHECK_EQUAL(answer->ai_dst_len, sizeof(destination.v4));
@@ -83,8 +83,8 @@ static void make_a_queue_pair_on(struct ibv_context *context)
 	CHECK_OK(rdma->ibv_dealloc_pd(pd));
 }
 
-/* The device of librdmacm stays open: programs use it when they have freed the list, or have
- * destroyed their last id. */
+/* Check that librdmacm devices stay open when the list has been freed or the last id destroyed,
+ * because programs continue to use them. */
 static void device_of_a_program(void)
 {
 	struct ibv_context **list, *context;
@@ -125,7 +125,8 @@ static void *client(void *argument)
 	return NULL;
 }
 
-/* Each side waits for the other's answer: rdma_disconnect(3). */
+/* Disconnect in a thread, because the call waits for the other side's response
+ * (rdma_disconnect(3)). */
 static void *leave(void *argument)
 {
 	struct peer *peer = argument;
@@ -152,7 +153,8 @@ static void finish(pthread_t thread, struct peer *peer, int result)
 	CHECK_EQUAL(peer->result, result);
 }
 
-/* What rdma_client and rdma_server do: every call waits for its end. */
+/* Connect and disconnect two endpoints, as the rdma_client and rdma_server examples do. Each call
+ * blocks until it has completed. */
 static void endpoints(void)
 {
 	struct ibv_qp_init_attr attr = small_queues();
@@ -211,7 +213,7 @@ static void wrong_uses(void)
 	struct rdma_cm_id *id = NULL;
 	int before;
 
-	CHECK_FAILS(rdma->rdma_get_request(side.id, &id), EINVAL); /* it does not wait */
+	CHECK_FAILS(rdma->rdma_get_request(side.id, &id), EINVAL); /* the id is not synchronous */
 	answer->ai_dst_addr->sa_family = AF_UNIX;
 	before = resources();
 	CHECK_FAILS(rdma->rdma_create_ep(&id, answer, NULL, NULL), EINVAL);
@@ -251,7 +253,7 @@ int main(void)
 
 	cm_begin(60);
 	STEP(device_of_a_program());
-	before = resources(); /* with the sanitizer's own thread, which starts with the first */
+	before = resources(); /* the sanitizer's thread has started by now */
 	STEP(hints_without_a_name());
 	STEP(endpoints());
 	STEP(rejected());

@@ -1,11 +1,11 @@
-/* Hostile peers: plain TCP clients that connect to a listener, plain TCP servers that rdma_connect
- * is aimed at.  Each is handled in bounded time and space, without effect on the others. */
+/* Test hostile peers, which are plain TCP clients and servers. Each must be handled in bounded time
+ * and space, without affecting other connections. */
 #include "cm_stranger.h"
 #include "engine/engine_internal.h"
 
 #include <sys/resource.h>
 
-/* Waits until the other side has closed; what it said before goes to `bytes`. */
+/* Read into `bytes` until the peer closes the connection. Returns the number of bytes read. */
 static size_t read_to_end(int fd, uint8_t *bytes, size_t room)
 {
 	size_t have = 0;
@@ -25,7 +25,7 @@ static void is_closed(int fd)
 	close(fd);
 }
 
-/* The listener still serves a peer of this protocol. */
+/* Check that the listener still serves clients that follow the protocol. */
 static void still_works(struct side *listener)
 {
 	struct side client, server;
@@ -45,7 +45,7 @@ static void garbage_clients(void)
 		size_t length;
 	} cases[] = {
 		{"GET / HTTP/1.1\r\n\r\n", 18},
-		{"\x01\x07\x02\x83", 4}, /* another method */
+		{"\x01\x07\x02\x83", 4}, /* invalid MAD method */
 	};
 	struct side listener = listen_at(host, 0);
 	int fd;
@@ -56,9 +56,9 @@ static void garbage_clients(void)
 		is_closed(fd);
 	}
 	fd = tcp_to(port_of(listener.id));
-	say(fd, (struct soft_cm_message){.type = SOFT_CM_RTU}); /* where a request belongs */
+	say(fd, (struct soft_cm_message){.type = SOFT_CM_RTU}); /* instead of a request */
 	is_closed(fd);
-	fd = tcp_to(port_of(listener.id)); /* nothing at all, closed and reset */
+	fd = tcp_to(port_of(listener.id)); /* closed without sending anything */
 	close(fd);
 	fd = tcp_to(port_of(listener.id));
 	CHECK_OK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0},
@@ -68,7 +68,8 @@ static void garbage_clients(void)
 	side_close(&listener);
 }
 
-/* Says nothing, or half a request: closed after request_ms. */
+/* Check that a client that sends nothing or only half a request is disconnected after
+ * request_ms. */
 static void silent_clients(void)
 {
 	struct soft_cm_limits before = soft_device.cm->limits;
@@ -88,7 +89,7 @@ static void silent_clients(void)
 	side_close(&listener);
 }
 
-/* Refused by the listener itself, with the reason. */
+/* Check that the listener itself rejects invalid requests with the correct reason. */
 static void refused_requests(void)
 {
 	static const struct {
@@ -110,21 +111,22 @@ static void refused_requests(void)
 		bytes[SOFT_MAD_HEADER + cases[i].at] = cases[i].value;
 		write_all(fd, bytes, sizeof(bytes));
 		CHECK_EQUAL(hear(fd, SOFT_CM_REJ).reason, cases[i].reason);
-		/* What was not read may turn the end into a reset; nothing more is said. */
+		/* Unread data may turn the end of the stream into a reset, but no further message
+		 * follows. */
 		is_closed(fd);
 	}
 	still_works(&listener);
 	side_close(&listener);
 }
 
-/* Gone, or talking nonsense, between its request and our answer. */
+/* Test clients that close the connection or violate the protocol after their request. */
 static void client_leaves(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct side server;
 	int fd = asking(&listener, &server);
 
-	close(fd); /* with MRA unread: a reset, or an end */
+	close(fd); /* may cause a reset, because MRA is unread */
 	expect_silent_end(&listener, &server);
 
 	fd = asking(&listener, &server);
@@ -145,7 +147,8 @@ static void client_leaves(void)
 
 static const struct soft_cm_message ready_to_use = {.type = SOFT_CM_RTU};
 
-/* Up to REP; the server side is in between rdma_accept and RTU. */
+/* Connect a client up to REP. The server has called rdma_accept() and waits for RTU. Returns the
+ * client's socket. */
 static int accepted_client(struct side *listener, struct side *server)
 {
 	int fd = asking(listener, server);
@@ -155,7 +158,8 @@ static int accepted_client(struct side *listener, struct side *server)
 	return fd;
 }
 
-/* After RTU the stream is the queue pair's, and what comes is not a frame. */
+/* Check that data after RTU is passed to the queue pair, which fails because the data is not a
+ * frame. */
 static void garbage_after_rtu(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -166,7 +170,7 @@ static void garbage_after_rtu(void)
 
 	soft_cm_encode(&ready_to_use, bytes);
 	memset(bytes + SOFT_MAD_SIZE, 0xff, 64);
-	write_all(fd, bytes, sizeof(bytes)); /* in one piece: the rest must reach the queue pair */
+	write_all(fd, bytes, sizeof(bytes)); /* one write, so the garbage arrives with RTU */
 	expect_status(listener.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
 	event = expect(listener.channel, RDMA_CM_EVENT_DISCONNECTED, server.id);
 	CHECK(event->status < 0);
@@ -177,7 +181,8 @@ static void garbage_after_rtu(void)
 	side_close(&listener);
 }
 
-/* rdma_notify(3): the application knows before RTU comes; it is told once. */
+/* Check that rdma_notify(3) reports ESTABLISHED before RTU arrives, and that it is reported only
+ * once. */
 static void established_early(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -191,14 +196,14 @@ static void established_early(void)
 	CHECK_FAILS(rdma->rdma_notify(server.id, IBV_EVENT_COMM_EST), EISCONN);
 	expect_status(listener.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
 	hear(fd, SOFT_CM_REP);
-	say(fd, ready_to_use); /* and the end without a goodbye */
+	say(fd, ready_to_use); /* then close without a DISCONNECT frame */
 	close(fd);
 	expect_status(listener.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, -ECONNRESET);
 	side_drop(&server);
 	side_close(&listener);
 }
 
-/* MRA, and again instead of RTU. */
+/* Test a client that sends MRA twice instead of RTU. */
 static void repeats_itself(void)
 {
 	static const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
@@ -227,13 +232,13 @@ static void ends_before_rtu(void)
 	expect_end(&server);
 	side_drop(&server);
 
-	fd = accepted_client(&listener, &server); /* it takes its answer back */
+	fd = accepted_client(&listener, &server); /* the application rejects after accepting */
 	CHECK_OK(rdma->rdma_reject(server.id, NULL, 0));
 	hear(fd, SOFT_CM_REJ);
 	is_closed(fd);
 	side_drop(&server);
 
-	fd = accepted_client(&listener, &server); /* its queue pair has failed */
+	fd = accepted_client(&listener, &server); /* the server's queue pair fails */
 	CHECK_OK(rdma->ibv_modify_qp(server.id->qp, &attr, IBV_QP_STATE));
 	say(fd, ready_to_use);
 	is_closed(fd);
@@ -251,8 +256,8 @@ static bool depend_on_engine(void)
 	return depend;
 }
 
-/* The engine's thread wakes up for every frame of others while a channel depends on it.  One of an application
- * that is woken early does not, since its threads do the work. */
+/* Check that channels with early wake-ups do not depend on the engine's thread, which would
+ * otherwise wake up for every incoming frame. */
 static void silent_after_the_reply(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -263,9 +268,9 @@ static void silent_after_the_reply(void)
 	CHECK(completions);
 	CHECK(depend_on_engine());
 	soft_wake_early(listener.channel->fd);
-	CHECK(!depend_on_engine()); /* it is woken by every frame itself */
+	CHECK(!depend_on_engine()); /* frames wake up the application directly */
 	soft_wake_early(completions->fd);
-	CHECK(!depend_on_engine()); /* in place of that one */
+	CHECK(!depend_on_engine()); /* the completion channel receives the wake-ups now */
 	CHECK_OK(rdma->ibv_destroy_comp_channel(completions));
 	CHECK(!depend_on_engine());
 	close(fd);
@@ -274,7 +279,7 @@ static void silent_after_the_reply(void)
 	side_close(&listener);
 }
 
-/* A listener goes while connections are half open. */
+/* Check that destroying a listener closes its half-open connections. */
 static void door_closes(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -282,17 +287,17 @@ static void door_closes(void)
 
 	for (int i = 0; i < 3; i++)
 		fds[i] = tcp_to(port_of(listener.id));
-	still_works(&listener); /* they have been let in */
+	still_works(&listener); /* the others have been accepted by now */
 	side_close(&listener);
 	for (int i = 0; i < 3; i++)
 		is_closed(fds[i]);
 }
 
-/* More silent connections than may be half open: the oldest go, requests come through, and the
- * process keeps its file descriptors. */
+/* Test a flood of silent connections beyond the half-open limit. The oldest must be closed,
+ * requests must get through, and the process must keep free file descriptors. */
 static void flood(bool few_descriptors)
 {
-	enum { CLIENTS = 400, LIMIT = 64, CLOSING = 16 }; /* of still_works, on their way out */
+	enum { CLIENTS = 400, LIMIT = 64, CLOSING = 16 }; /* CLOSING: left by still_works() */
 	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = listen_at(host, 0);
 	static int clients[CLIENTS];
@@ -301,7 +306,7 @@ static void flood(bool few_descriptors)
 
 	CHECK_OK(getrlimit(RLIMIT_NOFILE, &files));
 	low = files;
-	/* an eighth of the process's descriptors is for half-open connections */
+	/* Half-open connections may use an eighth of the process's descriptors. */
 	low.rlim_cur = 8 * LIMIT;
 	if (few_descriptors)
 		CHECK_OK(setrlimit(RLIMIT_NOFILE, &low));
@@ -311,7 +316,7 @@ static void flood(bool few_descriptors)
 	resources_before = resources();
 	for (int i = 0; i < CLIENTS; i++)
 		clients[i] = tcp_to(port_of(listener.id));
-	still_works(&listener); /* all connections before this one have been looked at */
+	still_works(&listener); /* all earlier connections have been handled */
 	at_most = resources_before + (CLIENTS + LIMIT + CLOSING) * 1000;
 	CHECK(resources() <= at_most);
 	for (int i = 0; i < CLIENTS; i++) {
@@ -330,8 +335,9 @@ static void flood(bool few_descriptors)
 	side_close(&listener);
 }
 
-/* Whole requests in numbers, none of which the application takes: eight are reported, then as many
- * wait as may, of which the oldest is refused for each further one. */
+/* Test a flood of complete requests that the application does not take. Eight are reported, and up
+ * to `waiting` more are parked. Each further request evicts the oldest parked one, which is
+ * rejected. */
 static void flood_of_requests(int backlog, int waiting)
 {
 	enum { CLIENTS = 100, REPORTED = 8, LIMIT = 16 };
@@ -356,13 +362,13 @@ static void flood_of_requests(int backlog, int waiting)
 				    SOFT_CM_REASON_NO_RESOURCES);
 	}
 	soft_device.cm->limits = before;
-	side_close(&listener); /* with all of them in it */
+	side_close(&listener); /* requests still pending */
 	for (int i = 0; i < CLIENTS; i++)
 		close(clients[i]);
 }
 
-/* Of many requests the application has few before it, however large its backlog; the next ones are those of
- * hosts that have sent few. */
+/* Check that only a few requests are pending as events, however large the backlog is, and that
+ * hosts with few requests are served next. */
 static void few_are_reported(void)
 {
 	enum { CLIENTS = 20, BACKLOG = 64, LIMIT = 32, FEW = 8 };
@@ -400,7 +406,8 @@ static void few_are_reported(void)
 		close(clients[i]);
 }
 
-/* No file descriptors left: the listener waits without burning the CPU, and comes back. */
+/* Check that a listener without free file descriptors waits without using the CPU, and accepts
+ * connections again later. */
 static void out_of_descriptors(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -412,7 +419,7 @@ static void out_of_descriptors(void)
 	CHECK_OK(getrlimit(RLIMIT_NOFILE, &limit));
 	for (int i = 0; i < 4; i++)
 		clients[i] = socket(AF_INET, SOCK_STREAM, 0);
-	first = dup(0); /* the lowest free one */
+	first = dup(0); /* lowest free descriptor */
 	close(first);
 	low = limit;
 	low.rlim_cur = (rlim_t)first;
@@ -428,7 +435,7 @@ static void out_of_descriptors(void)
 	wait.fd = listener.channel->fd;
 	CHECK_EQUAL(poll(&wait, 1, 200), 0); /* no connection can be accepted */
 	used = now_ns(CLOCK_PROCESS_CPUTIME_ID) - used;
-	CHECK(used < (now_ns(CLOCK_MONOTONIC) - start) / 2); /* nor is it tried without a pause */
+	CHECK(used < (now_ns(CLOCK_MONOTONIC) - start) / 2); /* no busy loop of accept() calls */
 	CHECK_OK(setrlimit(RLIMIT_NOFILE, &limit));
 	spare = dup(0);
 	server = take_request(&listener);
@@ -466,7 +473,7 @@ static void answered_with(int server, uint16_t port, const void *bytes, size_t l
 	expect_nothing(client.channel);
 	if (length)
 		is_closed(connection);
-	CHECK_FAILS(rdma->rdma_connect(client.id, NULL), EINVAL); /* it had its chance */
+	CHECK_FAILS(rdma->rdma_connect(client.id, NULL), EINVAL); /* the id cannot connect again */
 	side_close(&client);
 }
 
@@ -487,11 +494,11 @@ static void strange_servers(void)
 		      -EPROTONOSUPPORT);
 	answered_with(server, port, early, sizeof(early), RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
 	answered_with(server, port, waits, sizeof(waits), RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
-	answered_with(server, port, NULL, 0, RDMA_CM_EVENT_REJECTED, 8); /* closed without a word */
+	answered_with(server, port, NULL, 0, RDMA_CM_EVENT_REJECTED, 8); /* no response at all */
 	close(server);
 }
 
-/* After its first word it goes. */
+/* Test a server that closes the connection after its first message. */
 static void leaving_server(void)
 {
 	uint16_t port;

@@ -1,11 +1,12 @@
-/* The life of ids and channels: destroyed in every state and at any moment, moved between channels,
- * used without a channel, called in the wrong state. */
+/* Test the life cycle of ids and channels: destruction in every state, migration between channels,
+ * synchronous ids, and calls in the wrong state. */
 #define _GNU_SOURCE /* pthread_timedjoin_np */
 #include "cm_side.h"
 
 /* ---- destroyed in each state --------------------------------------------------------------- */
 
-/* Idle, bound, resolved with the event not taken (it is dropped), with the route resolved. */
+/* Destroy ids that are idle or bound, that have an unread event (which is dropped), or that have
+ * resolved a route. */
 static void before_connecting(void)
 {
 	struct side side = side_with_id();
@@ -23,7 +24,8 @@ static void before_connecting(void)
 	side_close(&side);
 }
 
-/* The client's queue pair has been destroyed behind its id's back, which would have been moved. */
+/* Check that a client can be rejected after its queue pair was destroyed with ibv_destroy_qp(). A
+ * rejection normally moves the queue pair to the error state. */
 static void rejected_without_queue_pair(void)
 {
 	struct connection it = requested();
@@ -37,11 +39,12 @@ static void rejected_without_queue_pair(void)
 
 enum goes {
 	BOTH,
-	ID_ONLY, /* the queue pair is left over */
-	QUEUE_PAIR_ONLY, /* the connection ends when the application says so */
+	ID_ONLY, /* the queue pair remains */
+	QUEUE_PAIR_ONLY, /* the id remains until rdma_disconnect() */
 };
 
-/* Connected: the other side learns it, whatever goes first. */
+/* Check that the peer is notified when the id of a connection, its queue pair or both are
+ * destroyed. */
 static void while_connected(enum goes what)
 {
 	struct connection it = connected();
@@ -65,7 +68,8 @@ static void while_connected(enum goes what)
 	connection_close(&it);
 }
 
-/* id->verbs is one for all ids, and an application may use it longer than the id. */
+/* Check that all ids share one device context, and that the application may use it after destroying
+ * the id. */
 static void the_device_context(void)
 {
 	struct side side = side_with_id();
@@ -76,16 +80,16 @@ static void the_device_context(void)
 
 	resolve_to(&side, host, 7777);
 	verbs = side.id->verbs;
-	CHECK_EQUAL(rdma->ibv_close_device(verbs), EINVAL); /* not ours to close */
+	CHECK_EQUAL(rdma->ibv_close_device(verbs), EINVAL); /* owned by the library */
 	side_drop(&side);
-	expect_resources(before); /* unused, it costs nothing... */
-	CHECK_OK(rdma->ibv_query_device(verbs, &attr)); /* ...and is not dangling */
+	expect_resources(before); /* no resources held without objects */
+	CHECK_OK(rdma->ibv_query_device(verbs, &attr)); /* pointer still valid */
 	CHECK_OK(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_TCP));
 	resolve_to(&side, host, 7777);
 	CHECK(side.id->verbs == verbs);
 	cq = rdma->ibv_create_cq(verbs, 1, NULL, NULL, 0);
 	side_drop(&side);
-	CHECK(resources() > before); /* something is on it: it works on */
+	CHECK(resources() > before); /* the CQ keeps the device open */
 	CHECK_OK(rdma->ibv_destroy_cq(cq));
 	expect_resources(before);
 	side_close(&side);
@@ -93,7 +97,7 @@ static void the_device_context(void)
 
 /* ---- events keep what they are about ------------------------------------------------------- */
 
-/* Whether the thread ends within a moment. */
+/* Wait 20 ms for the thread to end. Returns 0 if it has ended, or ETIMEDOUT. */
 static int join_soon(pthread_t thread)
 {
 	struct timespec soon;
@@ -113,7 +117,7 @@ static void *destroy(void *id)
 	return NULL;
 }
 
-/* rdma_destroy_id(3) waits until what was taken of the id's events is acknowledged. */
+/* Check that rdma_destroy_id(3) waits until all events taken from the id are acknowledged. */
 static void destroy_waits(void)
 {
 	struct side side = side_with_id();
@@ -132,7 +136,8 @@ static void destroy_waits(void)
 	side_close(&side);
 }
 
-/* A CONNECT_REQUEST belongs to the listener: the new id can go before it is acknowledged. */
+/* Check that the id of a request can be destroyed before its CONNECT_REQUEST event is acknowledged,
+ * because the event belongs to the listener. */
 static void request_outlives_its_id(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -150,7 +155,8 @@ static void request_outlives_its_id(void)
 
 /* ---- channels ------------------------------------------------------------------------------ */
 
-/* The fd: blocking by default, readable exactly while there is an event, O_NONBLOCK honoured. */
+/* Check that the channel's descriptor is blocking by default, is readable exactly while an event is
+ * pending, and honours O_NONBLOCK. */
 static void the_descriptor(void)
 {
 	struct side side = side_with_id();
@@ -184,8 +190,8 @@ static void *wait_in_vain(void *channel)
 	return NULL;
 }
 
-/* Destroying the channel leaves a thread that waits for an event waiting, and one that only comes
- * then as well; a signal ends it. */
+/* Check that a thread keeps waiting for an event if the channel is destroyed during the wait, or
+ * before it (`late`). Only a signal ends the wait. */
 static void channel_under_a_thread(bool late)
 {
 	struct sigaction interrupt = {.sa_handler = ignore}, before;
@@ -201,7 +207,7 @@ static void channel_under_a_thread(bool late)
 	if (!late)
 		rdma->rdma_destroy_event_channel(side.channel);
 	CHECK_EQUAL(join_soon(thread), ETIMEDOUT);
-	do { /* until it is where a signal interrupts it */
+	do { /* repeat until the signal arrives during the wait */
 		CHECK_OK(pthread_kill(thread, SIGUSR1));
 		rc = join_soon(thread);
 	} while (rc == ETIMEDOUT);
@@ -209,7 +215,8 @@ static void channel_under_a_thread(bool late)
 	CHECK_OK(sigaction(SIGUSR1, &before, NULL));
 }
 
-/* The wrong order of cleaning up: the channel first.  The other side learns that we are gone. */
+/* Destroy the channel before its ids, which is the wrong order. The peers must still be
+ * notified. */
 static void channel_first(void)
 {
 	struct connection it = connected();
@@ -232,7 +239,8 @@ static void migrate_to(struct side *side, struct rdma_event_channel *channel)
 	side->channel = channel;
 }
 
-/* rdma_migrate_id(3): what is queued moves along, and later events go to the new channel. */
+/* Check that rdma_migrate_id(3) moves pending events, and that later events are reported on the new
+ * channel. */
 static void migrate(void)
 {
 	struct connection it = requested();
@@ -248,7 +256,7 @@ static void migrate(void)
 	expect_nothing(other.channel);
 	side_drop(&it.server);
 	side_close(&it.client);
-	/* A listener moves with its requests. */
+	/* Pending requests move with their listener. */
 	it.client = ask(host, port_of(it.listener.id));
 	wait_for_event(it.listener.channel);
 	struct rdma_event_channel *before = it.listener.channel;
@@ -263,7 +271,8 @@ static void migrate(void)
 	connection_close(&it);
 }
 
-/* NULL makes an id synchronous, and a channel makes it asynchronous again. */
+/* Check that migrating an id to NULL makes it synchronous, and migrating it to a channel makes it
+ * asynchronous again. */
 static void migrate_to_no_channel(void)
 {
 	struct side side = side_with_id();
@@ -284,7 +293,8 @@ static void migrate_to_no_channel(void)
 
 /* ---- calls in the wrong state -------------------------------------------------------------- */
 
-/* Every call that the state does not allow, on an id in that state. */
+/* Check that all calls fail in the id's current state, except those whose letters are in
+ * `allowed`. */
 static void wrong_calls(struct rdma_cm_id *id, const char *allowed)
 {
 	union address address = address_of(host, 0), to = address_of(host, 7777);
@@ -364,7 +374,7 @@ static void wrong_arguments(void)
 	CHECK_FAILS(rdma->rdma_destroy_id(NULL), EINVAL);
 	rdma->rdma_destroy_event_channel(NULL);
 
-	/* No id, and no more than one of what an id has. */
+	/* Calls fail if an argument is NULL, or if the id has no device yet. */
 	struct rdma_conn_param parameters = {0};
 	struct ibv_qp_init_attr qp = {0};
 	struct ibv_srq_init_attr srq = {0};
@@ -397,7 +407,7 @@ static void wrong_arguments(void)
 	CHECK_FAILS(rdma->rdma_create_srq(side.id, NULL, &srq), EINVAL);
 	CHECK_FAILS(rdma->rdma_set_local_ece(NULL, &ece), EINVAL);
 	CHECK_FAILS(rdma->rdma_set_local_ece(side.id, NULL), EINVAL);
-	CHECK_FAILS(rdma->rdma_set_local_ece(side.id, &ece), EINVAL); /* of a later version */
+	CHECK_FAILS(rdma->rdma_set_local_ece(side.id, &ece), EINVAL); /* unknown comp_mask bit */
 	CHECK_FAILS(rdma->rdma_get_remote_ece(NULL, &ece), EINVAL);
 	CHECK_FAILS(rdma->rdma_get_remote_ece(side.id, NULL), EINVAL);
 	CHECK_FAILS(rdma->rdma_reject_ece(NULL, NULL, 0), EINVAL);

@@ -1,4 +1,4 @@
-/* The connection manager's messages as MADs: known bytes, what is refused. */
+/* Test the encoding of the connection manager's messages as MADs: known bytes, and invalid MADs. */
 #include "cm/cm_mad.h"
 
 #include "cm_check.h"
@@ -11,7 +11,7 @@ static struct soft_cm_mad example(enum soft_cm_type type)
 	struct soft_cm_mad mad;
 	struct soft_cm_message *message = &mad.message;
 
-	memset(&mad, 0, sizeof(mad)); /* with its padding: it is compared as bytes */
+	memset(&mad, 0, sizeof(mad)); /* also clears the padding for memcmp() */
 	message->type = type;
 	mad.transaction = 0x1122334455667788;
 	if (type != SOFT_SIDR_REP)
@@ -67,7 +67,7 @@ static struct soft_cm_mad example(enum soft_cm_type type)
 	return mad;
 }
 
-/* After the header: runs of bytes that are not zero, and where private data begins. */
+/* A run of bytes that are not all zero. Its offset counts from the end of the MAD header. */
 struct run {
 	uint8_t at;
 	const char *hex;
@@ -136,7 +136,8 @@ static void known_bytes(void)
 
 static void refused(void)
 {
-	/* Base version, class, its version, method, attribute ID, and the version of rdma_cm's header. */
+	/* Invalid base version, class, class version, method, attribute ID, and version in the
+	 * rdma_cm header. */
 	static const struct {
 		uint8_t at, value;
 	} wrong[] = {{0, 2},     {1, 0x03},  {2, 1},   {3, 0x81},  {16, 1},
@@ -151,7 +152,8 @@ static void refused(void)
 	}
 }
 
-/* Of a stream: every cut, the ports, what follows, another version. */
+/* Test decoding from a stream: truncated and corrupted messages, the ports, and an unknown message
+ * type. */
 static void between_two(void)
 {
 	for (int type = SOFT_CM_REQ; type <= SOFT_SIDR_REP; type++) {
@@ -164,7 +166,8 @@ static void between_two(void)
 		sent.path_port = has_ports ? 0x5678 : 0;
 		soft_cm_encode(&sent, bytes);
 		for (size_t cut = 0; cut < sizeof(bytes); cut++) {
-			/* AddressSanitizer sees a read behind it. */
+			/* Use a copy of the exact size, so that AddressSanitizer detects reads
+			 * beyond its end. */
 			uint8_t *copy = malloc(cut + 1);
 
 			memcpy(copy + 1, bytes, cut);
@@ -176,9 +179,9 @@ static void between_two(void)
 			free(copy);
 		}
 		CHECK_EQUAL(soft_cm_decode(bytes, sizeof(bytes), &got), 0);
-		sent.path_mtu = sent.traffic_class = 0; /* a stranger does not choose them */
+		sent.path_mtu = sent.traffic_class = 0; /* ignored if chosen by the peer */
 		CHECK(memcmp(&got, &sent, sizeof(got)) == 0);
-		bytes[17] = 0x19; /* a message that there is not */
+		bytes[17] = 0x19; /* unknown attribute ID */
 		CHECK_EQUAL(soft_cm_decode(bytes, sizeof(bytes), &got), EPROTO);
 	}
 }

@@ -1,4 +1,4 @@
-/* Multicast groups of an id: joined, attached, left, and what cannot be joined. */
+/* Test multicast groups of an id: joining, attaching and leaving them, and invalid joins. */
 #include "cm_side.h"
 
 #include "cm/cm_internal.h"
@@ -15,7 +15,7 @@ static struct side with_queue_pair(void)
 	return side;
 }
 
-/* The event's group; the queue pair is attached by then. */
+/* Wait for MULTICAST_JOIN, by which time the queue pair is attached. Returns the group's GID. */
 static union ibv_gid joined(struct side *side, void *context)
 {
 	struct rdma_cm_event *event = expect(side->channel, RDMA_CM_EVENT_MULTICAST_JOIN, side->id);
@@ -39,14 +39,14 @@ static void attached_while_joined(const char *text)
 
 	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, &side));
 	gid = joined(&side, &side);
-	CHECK_EQUAL(rdma->ibv_destroy_qp(side.id->qp), EBUSY); /* it is attached */
+	CHECK_EQUAL(rdma->ibv_destroy_qp(side.id->qp), EBUSY); /* still attached */
 	CHECK_OK(rdma->rdma_leave_multicast(side.id, &group.any));
-	CHECK_EQUAL(rdma->ibv_detach_mcast(side.id->qp, &gid, 0), EINVAL); /* it is not */
+	CHECK_EQUAL(rdma->ibv_detach_mcast(side.id->qp, &gid, 0), EINVAL); /* no longer attached */
 	CHECK_FAILS(rdma->rdma_leave_multicast(side.id, &group.any), EADDRNOTAVAIL);
 	side_close(&side);
 }
 
-/* Joined twice and left once: still in it. */
+/* Check that a group joined twice must be left twice. */
 static void twice(void)
 {
 	struct side side = with_queue_pair();
@@ -62,7 +62,7 @@ static void twice(void)
 	side_close(&side);
 }
 
-/* What is left before its event has been taken is not told any more. */
+/* Check that leaving a group drops its unread MULTICAST_JOIN event. */
 static void left_before_it_is_told(void)
 {
 	struct side side = bound(RDMA_PS_UDP, "127.0.0.1", 0);
@@ -73,10 +73,10 @@ static void left_before_it_is_told(void)
 	CHECK_OK(rdma->rdma_leave_multicast(side.id, &group.any));
 	(void)joined(&side, &other);
 	expect_nothing(side.channel);
-	side_close(&side); /* in the other group */
+	side_close(&side); /* still a member of the other group */
 }
 
-/* A queue pair goes with its id's groups; one that cannot be attached is an error of the join. */
+/* Check that a queue pair can be destroyed while its id is in a group. */
 static void ends(void)
 {
 	struct side side = with_queue_pair();
@@ -85,7 +85,7 @@ static void ends(void)
 	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, NULL));
 	(void)joined(&side, NULL);
 	rdma->rdma_destroy_qp(side.id);
-	CHECK_OK(rdma->ibv_destroy_cq(side.cq)); /* so the queue pair is gone */
+	CHECK_OK(rdma->ibv_destroy_cq(side.cq)); /* not used by a queue pair any more */
 	side.cq = NULL;
 	side_close(&side);
 }

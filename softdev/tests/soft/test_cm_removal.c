@@ -1,5 +1,5 @@
-/* The device goes, or gets another address: RDMA_CM_EVENT_DEVICE_REMOVAL,
- * RDMA_CM_EVENT_ADDR_CHANGE. */
+/* Test the removal of a device (RDMA_CM_EVENT_DEVICE_REMOVAL) and a change of its address
+ * (RDMA_CM_EVENT_ADDR_CHANGE). */
 #include "cm_side.h"
 
 static void raise_event(enum ibv_event_type type)
@@ -24,7 +24,8 @@ static void bind_at(const char *text, int error)
 	side_close(&side);
 }
 
-/* An id that is removed can only be destroyed; what comes after it is healthy. */
+/* Check that ids of a removed device can no longer be used, only destroyed. New ids work when all
+ * old ones are gone. */
 static void removal(void)
 {
 	struct connection it = connected();
@@ -43,7 +44,7 @@ static void removal(void)
 	raise_event(IBV_EVENT_DEVICE_FATAL);
 	FOR_EACH (i, removed)
 		told(removed[i], RDMA_CM_EVENT_DEVICE_REMOVAL);
-	expect_nothing(it.listener.channel); /* of `asked`, which is not accepted */
+	expect_nothing(it.listener.channel); /* no event for `asked`, which is not accepted */
 	expect_nothing(it.client.channel);
 	expect_nothing(untouched.channel);
 	CHECK_OK(rdma->ibv_query_qp(it.client.id->qp, &state, IBV_QP_STATE, &initial));
@@ -56,7 +57,7 @@ static void removal(void)
 	side_close(&asking);
 	connection_close(&it);
 	side_close(&service);
-	bind_at(host, ENODEV); /* what listens on all addresses is on the device as well */
+	bind_at(host, ENODEV); /* the wildcard listener is on the device, too */
 	side_close(&anywhere);
 	bind_at(host, 0);
 	side_close(&untouched);
@@ -72,12 +73,12 @@ static void another_address(void)
 	told(&it.listener, RDMA_CM_EVENT_ADDR_CHANGE);
 	told(&it.server, RDMA_CM_EVENT_ADDR_CHANGE);
 	expect_nothing(unbound.channel);
-	send_message(&it.client, &it.server, 3); /* the connection stays */
+	send_message(&it.client, &it.server, 3); /* the connection is still up */
 	connection_close(&it);
 	side_close(&unbound);
 }
 
-/* Of two devices, what has the address of one goes with it. */
+/* Check that the removal of one of two devices affects only the ids with its address. */
 static void removal_of_one(void)
 {
 	struct ibv_context **list;
@@ -103,7 +104,7 @@ static void removal_of_one(void)
 	CHECK(asked.id->verbs == asking.id->verbs && asked.id->verbs == stays.id->verbs);
 	side_drop(&asked);
 	side_close(&asking);
-	/* Nor is the other one reached by way of the listener on all addresses. */
+	/* The wildcard listener cannot be reached at the address of the removed device. */
 	asking = bound(RDMA_PS_TCP, "127.0.0.1", 0);
 	side_ask(&asking, "127.0.0.2", port_of(anywhere.id));
 	expect_status(asking.channel, RDMA_CM_EVENT_REJECTED, asking.id,

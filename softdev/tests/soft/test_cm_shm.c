@@ -1,5 +1,5 @@
-/* Which wire a connection of the CM gets: a channel through shared memory where both sides are
- * willing, the handshake's own stream where one is not, or says that it found no channel. */
+/* Test the path of a CM connection. Connections use shared memory if both sides support it and a
+ * channel is available, or else the handshake's TCP stream. */
 #include "cm_stranger.h"
 #include "record_side.h"
 
@@ -16,7 +16,7 @@ static bool is_over_shm(const struct side *side)
 	bool local = link->chan.path->calls->name == AIORDMA_WIRE_SHARED_MEMORY;
 
 	CHECK_EQUAL(link->base.state, SOFT_LINK_UP);
-	CHECK(link->watch.fd < 0); /* nothing is left of the socket of the handshake */
+	CHECK(link->watch.fd < 0); /* the link no longer owns the handshake's socket */
 	soft_unlock();
 	return local;
 }
@@ -34,7 +34,7 @@ static void one_process(void)
 	connection_close(&it);
 }
 
-/* The client asks, from that address, the server speaks first. */
+/* Connect two processes. The client connects from `source`, and the server sends first. */
 static void two_processes(const char *of_server, const char *of_client, const char *source)
 {
 	bool chan = strcmp(of_server, "tcp") && strcmp(of_client, "tcp");
@@ -59,7 +59,7 @@ static void two_processes(const char *of_server, const char *of_client, const ch
 		side_post_send(&server);
 		side_completion(&server, 1, IBV_WC_SUCCESS);
 		CHECK_EQUAL(is_over_shm(&server), chan);
-		CHECK_EQUAL(write(ports[1], &port, sizeof(port)), sizeof(port)); /* looked */
+		CHECK_EQUAL(write(ports[1], &port, sizeof(port)), sizeof(port)); /* path checked */
 		expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
 		side_drop(&server);
 		side_close(&listener);
@@ -85,8 +85,8 @@ static void two_processes(const char *of_server, const char *of_client, const ch
 	CHECK_OK(unsetenv("AIORDMA_EMBEDDED_LINKS"));
 }
 
-/* Connections to the same service port of a process share the stream of the first, which may end
- * before the others. */
+/* Check that connections to the same port of a process share one stream, which outlives the first
+ * connection. */
 static void shared_stream(void)
 {
 	enum { COUNT = 4 };
@@ -120,14 +120,14 @@ static void shared_stream(void)
 
 /* ---- a peer in our hands ------------------------------------------------------------------- */
 
-/* The end of no channel: "this stream it is". */
+/* Encode SOFT_RECORD_END for channel 0, which selects the stream of the handshake. */
 static void selection(uint8_t at[RECORD_HEADER])
 {
 	record_header(at, SOFT_RECORD_END, 0, 0, 0);
 }
 
-/* The passive side names a port without a process: the active side goes on with the stream, and
- * tells it. */
+/* Test a passive side whose shared-memory port belongs to no process. The active side must use the
+ * stream and announce this on it. */
 static void no_process(void)
 {
 	uint8_t expected[RECORD_HEADER], record[RECORD_HEADER], bytes[SOFT_FRAME_HEADER];
@@ -152,7 +152,8 @@ static void no_process(void)
 	side_close(&client);
 }
 
-/* A client that is willing, up to RTU: it has not chosen yet. */
+/* Connect a client that supports shared memory, up to RTU, before it selects a path. Returns its
+ * socket. */
 static int undecided(struct side *listener, struct side *server)
 {
 	int fd = tcp_to(port_of(listener->id));
@@ -177,7 +178,7 @@ static void while_undecided(enum what what)
 	uint8_t byte, record[RECORD_HEADER];
 
 	side_post_send(&server);
-	/* It is not said by which wire. */
+	/* The server sends nothing until the client has selected a path. */
 	CHECK_EQUAL(recv(fd, &byte, 1, MSG_DONTWAIT), -1);
 	CHECK_EQUAL(errno, EAGAIN);
 	switch (what) {

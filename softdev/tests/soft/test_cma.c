@@ -1,5 +1,5 @@
-/* One copy between two processes (src/path/shm/cma.c, cma_export.c), without queue pairs: the
- * owner of the memory is the parent, the child copies. */
+/* Test copies between two processes (src/path/shm/cma.c, cma_export.c) without queue pairs. Unless
+ * stated otherwise, the parent owns the memory and the child copies. */
 #define _GNU_SOURCE
 #include "cma_side.h"
 
@@ -10,9 +10,9 @@
 
 enum { MIB = 1 << 20, PAGE = 4096 };
 
-static struct soft_cma_page *pages; /* of the parent, of the child */
+static struct soft_cma_page *pages; /* the parent's page, then the child's */
 
-/* Two processes with a page for each, as two local peers have them, and memory of their own. */
+/* Two processes that share one page per side, as local peers do, and have private memory. */
 struct scene {
 	struct process process;
 	struct soft_cma cma;
@@ -45,7 +45,7 @@ static void begin(struct scene *scene, size_t length)
 	scene->process = split();
 	CHECK_OK(soft_cma_init(&scene->cma, page_of(scene->process.child),
 			       page_of(!scene->process.child)));
-	scene->cma.peer_secret_at = (uintptr_t)scene->cma.secret; /* the same place after a fork */
+	scene->cma.peer_secret_at = (uintptr_t)scene->cma.secret; /* same in both processes */
 	process_barrier(&scene->process);
 }
 
@@ -54,7 +54,7 @@ static bool probe(struct scene *scene)
 	return soft_cma_probe(&scene->cma, scene->process.child ? scene->process.child : getppid());
 }
 
-/* Both may copy from each other. */
+/* Start a scene in which each process may copy from the other. */
 static void begin_open(struct scene *scene, size_t length)
 {
 	begin(scene, length);
@@ -89,7 +89,7 @@ static struct soft_cma_desc grant_of(struct soft_cma *cma, const uint8_t *memory
 	return refer(export, memory, length);
 }
 
-/* As a frame's payload is taken in: piece by piece. */
+/* Copy in steps of `step` bytes, as when a frame's payload is received in parts. */
 static enum soft_cma_result copy_all(struct soft_cma *cma, const struct soft_cma_desc *desc,
 				     uint8_t *to, uint32_t step)
 {
@@ -120,7 +120,7 @@ static unsigned take_all_back(struct soft_cma *cma)
 
 /* ---- copying ------------------------------------------------------------------------------- */
 
-/* Memory that is not there, or may not be written, on either side; in the middle of a piece. */
+/* Test unmapped memory at the owner and read-only memory at the copying side. */
 static void holes(void)
 {
 	struct scene scene;
@@ -139,7 +139,7 @@ static void holes(void)
 	} else {
 		hear(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 8 * PAGE), SOFT_CMA_UNREADABLE);
-		/* Not at all where it is, and after a good part. */
+		/* The first copy fails at its second page, and the next one at its start. */
 		CHECK_OK(mprotect(memory + PAGE, PAGE, PROT_READ));
 		hear(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 2 * PAGE), SOFT_CMA_UNWRITABLE);
@@ -150,21 +150,21 @@ static void holes(void)
 		CHECK(filled(memory + PAGE, PAGE, 1));
 	}
 	process_barrier(&scene.process);
-	if (scene.process.child) /* each was done with, also where it failed */
+	if (scene.process.child) /* all exports are done, even after failed copies */
 		CHECK_EQUAL(take_all_back(&scene.cma), 0);
 	end(&scene);
 }
 
-/* The thread sanitizer takes pages at any time, to note what is read: a copy then looks as one into
- * fresh pages. */
+/* ThreadSanitizer may allocate memory during a copy, which then looks like a copy into fresh
+ * pages. */
 #ifdef __SANITIZE_THREAD__
 #define COUNTS_PAGES false
 #else
 #define COUNTS_PAGES true
 #endif
 
-/* The child copies from the parent, which sees before the last copy, and not earlier, that it is asked
- * for no more. */
+/* Copy `count` times from the parent to the child, which calls `prepare` before each copy. The
+ * parent must be asked to back off only before the last copy. */
 static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to))
 {
 	struct scene scene;
@@ -180,15 +180,16 @@ static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to
 		} else {
 			prepare(number, scene.memory);
 			hear(&scene.process, &desc, sizeof(desc));
-			/* Short ones are not measured. */
+			/* The last copy is short, so it is not measured. */
 			CHECK_EQUAL(copy_all(&scene.cma, &desc, scene.memory,
 					     number < last ? MIB : PAGE),
 				    SOFT_CMA_COPIED);
 		}
 		process_barrier(&scene.process);
 	}
-	if (scene.process
-		    .child) { /* in time it is over; and a clock of another world is not believed */
+	if (scene.process.child) {
+		/* The request to back off expires. A time too far in the future is ignored,
+		 * because the peer may be in another time namespace. */
 		page_of(false)->backoff_until = soft_now() - 1;
 		CHECK(!soft_cma_backs_off(&scene.cma));
 		page_of(false)->backoff_until = UINT64_MAX;
@@ -197,7 +198,7 @@ static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to
 	end(&scene);
 }
 
-/* One slow copy alone says nothing. */
+/* Make every copy slow except the second. One slow copy alone has no effect. */
 static void one_is_quick(int number, uint8_t *to)
 {
 	(void)to;
@@ -211,19 +212,20 @@ static void four_into_fresh_pages(int number, uint8_t *to)
 		CHECK_OK(madvise(to, MIB, MADV_DONTNEED));
 }
 
-/* After two slow copies in a row the copying side asks for no more, and the other side knows. */
+/* Check that the copying side asks the owner to back off after two slow copies in a row. */
 static void too_slow(void)
 {
 	backs_off_at_last(5, one_is_quick);
 }
 
-/* The ring would wait for the kernel's fresh pages as well: a copy into them says nothing. */
+/* Check that slow copies into fresh pages do not count, because the ring would also wait for the
+ * kernel to allocate the pages. */
 static void slow_into_fresh_pages(void)
 {
 	backs_off_at_last(6, four_into_fresh_pages);
 }
 
-/* What a record that took so long, because it was interrupted, makes of the mean. */
+/* Returns the mean after a measurement of one second, as if the thread had been interrupted. */
 static uint64_t mean_after_one_of_a_second(uint64_t mean)
 {
 	struct soft_cma cma = {.took_ns = mean};
@@ -242,8 +244,9 @@ static int a_millisecond_later(clockid_t clock, struct timespec *time)
 	return 0;
 }
 
-/* Slow is what takes longer than the ring's two copies, 16 times where it would wake a sleeper: a
- * copy of a MiB takes a millisecond here. */
+/* Compare copies with the ring. A copy is slow if it takes longer than both copies through the
+ * ring. The limit is 16 times as high if the ring would wake up a sleeping side. Here the parent
+ * copies, and each copy of 1 MiB takes 1 ms. */
 static void beside_the_ring(void)
 {
 	static const struct {
@@ -293,8 +296,8 @@ static void beside_the_ring(void)
 
 /* ---- what the kernel says ------------------------------------------------------------------ */
 
-/* A process with the right number that is not the one: the secret says so.  One that has become
- * another program is the same. */
+/* Check that the secret detects another process with the same PID, which covers execve(2) as
+ * well. */
 static void another_process(void)
 {
 	struct scene scene;
@@ -303,12 +306,12 @@ static void another_process(void)
 	begin(&scene, PAGE);
 	if (!scene.process.child) {
 		hear(&scene.process, &desc, sizeof(desc));
-		CHECK(!soft_cma_probe(&scene.cma, 0)); /* the peer is not known */
-		/* The memory is there too, but not the secret. */
+		CHECK(!soft_cma_probe(&scene.cma, 0)); /* unknown peer */
+		/* This process has memory at the same address, but not the peer's secret. */
 		CHECK(!soft_cma_probe(&scene.cma, getpid()));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, scene.memory, PAGE), SOFT_CMA_GONE);
 		CHECK(probe(&scene));
-		scene.cma.peer_secret_at = 8; /* nothing is there */
+		scene.cma.peer_secret_at = 8; /* unmapped address */
 		CHECK(!probe(&scene));
 	} else {
 		desc = grant_of(&scene.cma, scene.memory, PAGE);
@@ -320,9 +323,9 @@ static void another_process(void)
 
 /* ---- taking back --------------------------------------------------------------------------- */
 
-/* The other side is stopped while it is busy: taking back does not wait for it longer than bounded,
- * and what it copies when it goes on counts as nothing.  Other memory can still be taken back
- * without waiting, and after some such waits nothing is exported any more. */
+/* Stop the peer in the middle of a copy. The revocation must time out, and the copy must be
+ * discarded. Other memory can be revoked without waiting. After several timeouts, exporting
+ * stops. */
 static void stopped_while_busy(void)
 {
 	struct scene scene;
@@ -333,7 +336,7 @@ static void stopped_while_busy(void)
 
 	if (!scene.process.child) {
 		hear(&scene.process, descs, sizeof(descs));
-		/* Where soft_cma_copy is between its mark and its copy. */
+		/* Set the busy mark, as soft_cma_copy() does before copying. */
 		__atomic_store_n(&scene.cma.own->busy, descs[0].slot + 1, __ATOMIC_SEQ_CST);
 		process_barrier(&scene.process);
 		raise(SIGSTOP);
@@ -356,8 +359,8 @@ static void stopped_while_busy(void)
 	CHECK_EQUAL(take_all_back(&scene.cma), 2);
 	CHECK_EQUAL(scene.cma.timeouts, 1);
 	used = now_ns(CLOCK_PROCESS_CPUTIME_ID) - used;
-	CHECK(used < (now_ns(CLOCK_MONOTONIC) - start) / 2); /* asleep, not spinning */
-	/* The slot that it is busy with is not in use, so the revocation does not wait. */
+	CHECK(used < (now_ns(CLOCK_MONOTONIC) - start) / 2); /* sleeps instead of spinning */
+	/* The peer is busy with a slot that is not in use, so revoking does not wait. */
 	for (int i = 0; i < 3; i++) {
 		struct soft_cma_desc next = grant_of(&scene.cma, memory, MIB);
 
@@ -382,7 +385,7 @@ static bool is_psn(const struct soft_cma_export *export, const void *what)
 	return export->psn == *(const uint32_t *)what;
 }
 
-/* All slots in use, and used again in any order. */
+/* Use all slots, and reuse them in any order. */
 static void bookkeeping(void)
 {
 	struct soft_cma cma;
@@ -404,7 +407,7 @@ static void bookkeeping(void)
 	CHECK_EQUAL(export->slot, descs[77].slot);
 	CHECK(export->generation != descs[77].generation);
 	CHECK(!soft_cma_export_new(&cma));
-	/* What was said of an older generation means nothing now. */
+	/* A message about an older generation has no effect. */
 	soft_cma_done(&cma, &descs[77]);
 	CHECK(!soft_cma_export_new(&cma));
 	CHECK_EQUAL(copy_all(&cma, &descs[77], &copy, 1), SOFT_CMA_REVOKED);
@@ -415,7 +418,7 @@ static void bookkeeping(void)
 	CHECK_EQUAL(copy, 7);
 	unsigned count = soft_cma_revoke(&cma, is_psn, &which, lost);
 
-	CHECK_EQUAL(count, (SOFT_CMA_SLOTS + 1) / 3); /* but [1]; and the last one more */
+	CHECK_EQUAL(count, (SOFT_CMA_SLOTS + 1) / 3); /* without descs[1], plus the latest one */
 	for (unsigned i = 1; i < count; i++)
 		CHECK(lost[i - 1].order < lost[i].order);
 	CHECK_EQUAL(lost[count - 1].slot, last);
@@ -426,7 +429,8 @@ static void bookkeeping(void)
 	free(page);
 }
 
-/* A piece's length, of 64 bits, that makes the sum of 32 bits right; what else may come: fuzz_cma. */
+/* Check that lengths of pieces are rejected if only an overflow makes their sum correct. fuzz_cma
+ * tests other invalid descriptors. */
 static void wrong_lengths(void)
 {
 	const struct soft_cma_desc desc = {

@@ -1,6 +1,5 @@
-/* Messages that are long enough to be referred to, between two processes: what arrives, what
- * happens when the memory is taken away in the middle, and that nothing else changes where the
- * kernel does not let one process copy from another. */
+/* Test messages between two processes that are long enough for descriptors, and memory deregistered
+ * before it is copied. The results must be the same if the kernel forbids copying. */
 #define _GNU_SOURCE
 #include "cma_side.h"
 #include "trace_side.h"
@@ -10,9 +9,10 @@
 
 enum { MIB = 1 << 20, PAGE = 4096, PIECES = 20 };
 
-static bool forbidden; /* for the whole program */
+static bool forbidden; /* whether copying is forbidden from the start */
 
-/* The parent asks, the child answers. */
+/* The parent is the requester and the child the responder, except for the READs of
+ * forbidden_later(). */
 struct scene {
 	struct process process;
 	struct side side;
@@ -24,7 +24,7 @@ static bool is_parent(const struct scene *scene)
 	return scene->process.child;
 }
 
-/* With a message there and back, so that it is certain that they are connected. */
+/* Bring up the queue pairs and exchange a message in each direction, so that they are connected. */
 static void bring_scene_up(struct scene *scene)
 {
 	struct side *side = &scene->side;
@@ -45,7 +45,7 @@ static void open_scene(struct scene *scene, struct options options)
 	scene->process = split();
 	options.sges = PIECES;
 	if (!options.timeout)
-		options.timeout = 255; /* never: one of them will be kept waiting */
+		options.timeout = 255; /* none, because some steps keep one side waiting */
 	open_side(&scene->side, options);
 	bring_scene_up(scene);
 }
@@ -57,13 +57,14 @@ static void close_scene(struct scene *scene)
 	join(&scene->process);
 }
 
-/* The bytes of a message that take no way through the rings: all but a last frame that is short. */
+/* Returns how many bytes of a message are copied directly. Only a short last frame uses the
+ * rings. */
 static uint64_t cma_bytes(uint32_t length)
 {
 	return forbidden ? 0 : length - (length % MIB < SOFT_CMA_DESC_LEAST ? length % MIB : 0);
 }
 
-/* Pieces of about the same length, each a little away from the next. */
+/* Split a message into `count` pieces of about the same length, with small gaps between them. */
 static void cut(const struct side *side, size_t at, uint32_t length, int count,
 		struct ibv_sge *sges)
 {
@@ -120,8 +121,8 @@ static void post_pieces(struct scene *scene, enum ibv_wr_opcode opcode, struct i
 	CHECK_OK(scene->side.context->ops.post_send(scene->side.qp, &wr, &bad));
 }
 
-/* Memory changes hands: what the other process asks for is read by the device's thread, under its
- * lock, which is how the thread sanitizer knows the order. */
+/* Acquire the device's lock, so that ThreadSanitizer sees the order of accesses by the test and by
+ * the device's thread. */
 static void hand_over(struct side *side)
 {
 	CHECK(state_of(side) != IBV_QPS_RESET);
@@ -139,8 +140,8 @@ static uint64_t given_so_far(void)
 
 /* ---- every byte ---------------------------------------------------------------------------- */
 
-/* One message, from the pieces of one side to those of the other; the one whose it is to copy has
- * copied what is long, and nothing else. */
+/* Transfer one message between the pieces of both sides. The copying side must have copied the long
+ * frames and nothing else. */
 static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t length,
 			  int pieces, size_t at, unsigned seed)
 {
@@ -179,9 +180,9 @@ static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32
 	process_barrier(&scene->process);
 	if (read || pieces <= SOFT_CMA_PIECES)
 		CHECK_EQUAL(copied_so_far() - copied, expected);
-	else /* some of it carried, because a descriptor cannot have so many */
+	else /* too many pieces for one descriptor, so some data is carried */
 		CHECK(copied_so_far() - copied <= expected);
-	/* Before, between and behind there is what was there. */
+	/* The memory before, between and after the pieces is unchanged. */
 	CHECK(side->memory[at - 1] == 0xee);
 	if (!is_parent(scene) && !send)
 		CHECK(side->memory[at + 2] == 0xee && side->memory[at + 3 + length] == 0xee);
@@ -211,7 +212,8 @@ static void every_byte(void)
 	close_scene(&scene);
 }
 
-/* The child may copy at first, and then not any more: what was under way is sent again. */
+/* Forbid copying in the child after the first round. Transfers that have started are repeated
+ * through the ring. */
 static void forbidden_later(void)
 {
 	enum { EACH = 4 * MIB };
@@ -258,7 +260,8 @@ static void forbidden_later(void)
 
 /* ---- taken away in the middle -------------------------------------------------------------- */
 
-/* The other side cannot see what has been said to it before its port is up again. */
+/* Set this process's port up or down. While it is down, the process does not handle its peer's
+ * messages. */
 static void port(bool up)
 {
 	CHECK_OK(aiordma_embedded_raise(up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR));
@@ -270,8 +273,9 @@ static void deregister(struct side *side)
 	CHECK_OK(mprotect(side->memory, side->options.memory, PROT_NONE));
 }
 
-/* The requester's memory: its request fails with a local protection error (IBTA 10.7.2.2), and what
- * was posted after it is flushed; the other side has done what came before, and has no error. */
+/* Deregister the requester's memory. Its request fails with a local protection error (IBTA
+ * 10.7.2.2), and later ones are flushed. The responder executes the earlier requests and reports no
+ * error. */
 static void requester_deregisters(void)
 {
 	for (int send = 0; send < 2; send++) {
@@ -314,7 +318,7 @@ static void requester_deregisters(void)
 	}
 }
 
-/* Wait for QP_ACCESS_ERR, which follows the events of the port and of the connection. */
+/* Wait for IBV_EVENT_QP_ACCESS_ERR, skipping the earlier events of the port and the connection. */
 static void expect_access_error(struct side *side)
 {
 	struct ibv_async_event event = {0};
@@ -326,9 +330,10 @@ static void expect_access_error(struct side *side)
 	expect_state(side, IBV_QPS_ERR);
 }
 
-/* The responder's, when it has answered already: a remote access error (IBTA 9.7.4.1.5), which its
- * own application hears of as well.  The answers behind it, which are withdrawn too, use up no
- * retry: a requester that has none completes with the same status. */
+/* Deregister the responder's memory after it has responded. The requester gets a remote access
+ * error (IBTA 9.7.4.1.5), and the responder's application gets an event. Later responses are
+ * revoked as well, but use up no retries. A requester without retries therefore completes with the
+ * same status. */
 static void responder_deregisters(uint8_t retry_cnt, unsigned reads)
 {
 	struct scene scene;
@@ -336,7 +341,7 @@ static void responder_deregisters(uint8_t retry_cnt, unsigned reads)
 
 	open_scene(&scene, (struct options){.memory = 2 * MIB, .retry_cnt = retry_cnt});
 	if (is_parent(&scene)) {
-		process_barrier(&scene.process); /* the other side's port is down */
+		process_barrier(&scene.process); /* the peer's port is down now */
 		for (unsigned i = 1; i <= reads; i++)
 			POST(side, IBV_WR_RDMA_READ, .wr_id = i, .length = 2 * MIB,
 			     AT(&scene.peer, 0));
@@ -379,8 +384,8 @@ static void responder_deregisters(uint8_t retry_cnt, unsigned reads)
 	close_scene(&scene);
 }
 
-/* While its process holds the device's lock, a side takes nothing in.  The parent posts, then both
- * sides hold or release their locks as the step needs it. */
+/* Acquire the child's device lock. The child handles no messages until the step releases the
+ * lock. */
 static void begin_holding(struct scene *scene)
 {
 	if (!is_parent(scene))
@@ -388,8 +393,8 @@ static void begin_holding(struct scene *scene)
 	process_barrier(&scene->process);
 }
 
-/* The responder has refused a request behind the READ, because the requester's memory has gone,
- * before its own memory goes.  The READ comes first, so its error is the one that counts. */
+/* Deregister the requester's memory, then the responder's. By then, the responder has refused a
+ * request that follows the READ. The READ comes first, so its error is the one reported. */
 static void both_deregister(void)
 {
 	struct scene scene;
@@ -397,7 +402,7 @@ static void both_deregister(void)
 	struct ibv_mr *source = NULL;
 
 	if (forbidden)
-		return; /* what is sent through the ring cannot be withdrawn */
+		return; /* data in the ring cannot be revoked */
 	open_scene(&scene, (struct options){.memory = 2 * MIB});
 	begin_holding(&scene);
 	if (is_parent(&scene)) {
@@ -424,14 +429,14 @@ static void both_deregister(void)
 	close_scene(&scene);
 }
 
-/* Wait until the side has taken in all that its peer has sent before it failed. */
+/* Wait until the side has handled everything its peer sent before it failed. */
 static void await_disconnect(struct side *side)
 {
 	while (LOCKED(soft_qp_of(side->qp)->link != NULL))
 		CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
 }
 
-/* Let the time pass in which the peer could still answer. */
+/* Expire the timer that waits for a response from the peer. */
 static void use_up_retries(struct side *side)
 {
 	struct soft_timer *timer = &soft_qp_of(side->qp)->reach_timer;
@@ -443,10 +448,10 @@ static void use_up_retries(struct side *side)
 	soft_unlock();
 }
 
-/* The side whose memory is copied, called the owner here, fails, and its memory goes, before the
- * other side takes in what refers to it.  A queue pair in error neither sends nor answers, so the
- * other side has no access error: its READ fails when its retries are used up (IBTA 9.7.6.1.3), its
- * receive waits, and its queue pair has no error. */
+/* Move the owner's queue pair to the error state and deregister its memory before the peer handles
+ * the descriptors. The owner is the side whose memory is copied. It sends no responses in this
+ * state, so the peer gets no access error. The peer's READ fails when its retries are exhausted
+ * (IBTA 9.7.6.1.3), and its receive stays posted. */
 static void owner_fails(enum ibv_wr_opcode opcode)
 {
 	const bool read = opcode == IBV_WR_RDMA_READ;
@@ -490,7 +495,8 @@ static void owner_fails(enum ibv_wr_opcode opcode)
 	close_scene(&scene);
 }
 
-/* The responder fails, and its memory goes, before it takes in a request for that memory. */
+/* Move the responder's queue pair to the error state and deregister its memory before it handles a
+ * request for this memory. */
 static void responder_fails(enum ibv_wr_opcode opcode, uint32_t length)
 {
 	struct scene scene;
@@ -516,8 +522,8 @@ static void responder_fails(enum ibv_wr_opcode opcode, uint32_t length)
 	close_scene(&scene);
 }
 
-/* The memory of one side goes, is unmapped and used again, at any moment: whatever completes well
- * has the bytes that were there. */
+/* Deregister, unmap and reuse the memory of one side at random times. Requests that succeed must
+ * have transferred the original bytes. */
 static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 {
 	enum { ROUNDS = 40, WINDOW = 4 };
@@ -527,7 +533,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 
 	open_scene(&scene, (struct options){.memory = WINDOW * MIB});
 	for (unsigned round = 0; round < ROUNDS; round++) {
-		bool owner = read != is_parent(&scene); /* of what will be copied */
+		bool owner = read != is_parent(&scene); /* owner of the memory to be copied */
 		size_t length = side->options.memory;
 		struct ibv_wc wc = {0};
 
@@ -556,7 +562,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 			CHECK(side->mr = verbs->ibv_reg_mr(side->pd, side->memory, length,
 							   ALL_RIGHTS));
 		}
-		/* The requests of the parent, one after the other. */
+		/* The parent's requests complete in order. */
 		for (unsigned i = 0; is_parent(&scene) && i < WINDOW; i++) {
 			wc = next_wc(side);
 			CHECK_EQUAL(wc.wr_id, i);
@@ -568,7 +574,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 		if (is_parent(&scene) && wc.status != IBV_WC_SUCCESS)
 			CHECK_EQUAL(wc.status, read ? IBV_WC_REM_ACCESS_ERR : IBV_WC_LOC_PROT_ERR);
 		process_barrier(&scene.process);
-		/* And what the child has received; the rest is flushed. */
+		/* The child's receives complete in order, and the remaining ones are flushed. */
 		if (!is_parent(&scene))
 			CHECK_OK(to_state(side, IBV_QPS_ERR));
 		for (unsigned i = 0; !is_parent(&scene) && i < WINDOW; i++) {
@@ -591,7 +597,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 int main(void)
 {
 	limit_seconds(110);
-	soft_device.shm->slow = UINT64_MAX; /* whatever the machine does meanwhile */
+	soft_device.shm->slow = UINT64_MAX; /* no copy counts as slow, even on a busy machine */
 	for (int way = 0; way < 2; way++) {
 		forbidden = way;
 		if (forbidden)

@@ -1,5 +1,5 @@
-/* Extended completion queues (ibv_create_cq_ex(3)), moderation (ibv_modify_cq(3)), and what the
- * extended queries tell. */
+/* Test extended completion queues (ibv_create_cq_ex(3)), moderation (ibv_modify_cq(3)), and the
+ * extended queries. */
 #include "extended_side.h"
 
 static void queries(void)
@@ -29,7 +29,7 @@ static void queries(void)
 	CHECK_EQUAL(device.attr.comp_mask, 0);
 	CHECK_EQUAL(device.after[0], 0xee);
 
-	/* A caller compiled with an older header, or a newer one. */
+	/* An older or newer caller passes a shorter or longer struct. */
 	memset(&device, 0xee, sizeof(device));
 	CHECK_OK(ex->query_device_ex(context, NULL, &device.attr,
 				     offsetof(struct ibv_device_attr_ex, hca_core_clock)));
@@ -55,7 +55,7 @@ static void queries(void)
 	uint64_t before = now_ns(CLOCK_MONOTONIC);
 
 	CHECK_OK(ex->query_rt_values(context, &values));
-	CHECK_EQUAL(values.comp_mask, IBV_VALUES_MASK_RAW_CLOCK); /* what is known */
+	CHECK_EQUAL(values.comp_mask, IBV_VALUES_MASK_RAW_CLOCK); /* supported values only */
 	CHECK_EQUAL(values.raw_clock.tv_sec, 0);
 	CHECK((uint64_t)values.raw_clock.tv_nsec >= before &&
 	      (uint64_t)values.raw_clock.tv_nsec <= now_ns(CLOCK_MONOTONIC));
@@ -103,7 +103,7 @@ static void creating(void)
 						    .comp_mask = refused[i].comp_mask,
 						    .flags = refused[i].flags},
 		       refused[i].error);
-	attr.flags = UINT32_MAX; /* not looked at without its bit in comp_mask */
+	attr.flags = UINT32_MAX; /* ignored unless comp_mask contains its bit */
 	struct ibv_cq_ex *bare = try_cq(context, attr, 0);
 
 	CHECK(bare->read_opcode && bare->read_vendor_err && bare->read_wc_flags);
@@ -158,7 +158,7 @@ static void reading(struct side *a, struct side *b)
 		expect_done(a, i);
 	}
 	CHECK_OK(start_waiting(cq));
-	CHECK_EQUAL(cq->start_poll(cq, &attr), EDEADLK); /* twice is a mistake, not a deadlock */
+	CHECK_EQUAL(cq->start_poll(cq, &attr), EDEADLK); /* an error instead of a deadlock */
 	for (unsigned i = 1; i <= 3; i++) {
 		CHECK_EQUAL(cq->wr_id, 100 + i);
 		CHECK_EQUAL(cq->status, IBV_WC_SUCCESS);
@@ -173,12 +173,13 @@ static void reading(struct side *a, struct side *b)
 		CHECK(cq->read_completion_ts(cq) >= last);
 		last = cq->read_completion_ts(cq);
 		CHECK(cq->read_completion_wallclock_ns(cq) >= wall_before);
-		/* Between start and end the application may post, and the device may complete. */
+		/* Between start_poll and end_poll, the application may post work, and the device
+		 * may add completions. */
 		receive_at(b, 200 + i, 0, 4096);
 		POST(b, IBV_WR_RDMA_WRITE, .wr_id = 7, REMOTE(a, 0));
 		CHECK_OK(next_waiting(cq));
 	}
-	/* The writes come after the receives. */
+	/* The completions of the WRITEs follow those of the receives. */
 	for (unsigned i = 1; i <= 3; i++) {
 		CHECK_EQUAL(cq->wr_id, 7);
 		CHECK_EQUAL(cq->read_opcode(cq), IBV_WC_RDMA_WRITE);
@@ -189,8 +190,8 @@ static void reading(struct side *a, struct side *b)
 	CHECK_EQUAL(cq->start_poll(cq, &attr), ENOENT);
 }
 
-/* ibv_cq_ex_to_cq is a cast: all the older calls work, and what one way has taken the other way
- * does not see again. */
+/* ibv_cq_ex_to_cq() is only a cast, so the basic calls must work on an extended CQ. Each completion
+ * is returned once, through either interface. */
 static void as_plain_cq(struct side *a, struct side *b)
 {
 	struct ibv_cq *found;
@@ -215,7 +216,7 @@ static void as_plain_cq(struct side *a, struct side *b)
 	CHECK_EQUAL(cq->wr_id, 2);
 	uint64_t second = cq->read_completion_ts(cq);
 
-	CHECK(second > 0); /* the resize has kept the times */
+	CHECK(second > 0); /* timestamp preserved by the resize */
 	expect_done(b, 3);
 	CHECK_OK(cq->next_poll(cq));
 	CHECK_EQUAL(cq->wr_id, 4);
@@ -227,7 +228,7 @@ static void overrunning(void)
 {
 	struct side a, b;
 
-	/* Ignored: the oldest are lost, nothing else happens. */
+	/* If overruns are ignored, the oldest completions are lost without an error. */
 	open_extended_pair(&a, &b, (struct options){0},
 			   (struct extras){.cqe = 2,
 					   .cq_flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN |
@@ -248,7 +249,8 @@ static void overrunning(void)
 	expect_state(&b, IBV_QPS_RTS);
 	close_pair(&a, &b);
 
-	/* Not ignored: what it has is handed out, then an error that needs no end_poll. */
+	/* Otherwise, the stored completions are returned first. After that, start_poll fails and
+	 * needs no end_poll. */
 	open_extended_pair(&a, &b, (struct options){0}, (struct extras){.cqe = 1});
 	receive_at(&b, 1, 0, 64);
 	receive_at(&b, 2, 0, 64);
@@ -292,7 +294,7 @@ static void take_event(struct side *side)
 	CHECK_OK(side->context->ops.req_notify_cq(side->cq, 0));
 }
 
-/* One message arrives, and is not looked at. */
+/* Send a message from `a` to `b`, and leave the receive's completion in the CQ. */
 static void arrive(struct side *a, struct side *b)
 {
 	receive_at(b, 1, 0, 64);
@@ -301,7 +303,7 @@ static void arrive(struct side *a, struct side *b)
 
 static void moderating(void)
 {
-	const uint16_t never = 65535; /* microseconds: longer than the steps below take */
+	const uint16_t never = 65535; /* microseconds; longer than the steps below take */
 	struct ibv_modify_cq_attr attr = {.attr_mask = 2};
 	struct side a, b;
 
@@ -309,7 +311,7 @@ static void moderating(void)
 	CHECK_EQUAL(extended(b.context)->modify_cq(b.cq, &attr), EINVAL);
 	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 0));
 
-	/* By count: the third one makes the event. */
+	/* The third completion reaches the count and raises an event. */
 	CHECK_OK(moderate(&b, 3, never));
 	uint64_t begin = now_ns(CLOCK_MONOTONIC);
 
@@ -322,21 +324,21 @@ static void moderating(void)
 	CHECK(event_is_there(&b));
 	take_event(&b);
 
-	/* By time: a single one waits for the period, and no longer than a thread sleeps. */
+	/* A single completion raises an event when the period has elapsed. */
 	CHECK_OK(moderate(&b, 100, 20000));
 	begin = now_ns(CLOCK_MONOTONIC);
 	arrive(&a, &b);
 	take_event(&b);
 	CHECK(now_ns(CLOCK_MONOTONIC) - begin >= 20000 * 1000u);
 
-	/* What is held back is let go by a change. */
+	/* A change of the moderation raises the delayed event. */
 	CHECK_OK(moderate(&b, 100, never));
 	arrive(&a, &b);
 	CHECK_OK(moderate(&b, 0, 0));
 	CHECK(event_is_there(&b));
 	take_event(&b);
 
-	/* Off: a count or a period alone is no moderation. */
+	/* Moderation is off unless both the count and the period are set. */
 	CHECK_OK(moderate(&b, 100, 0));
 	arrive(&a, &b);
 	CHECK(event_is_there(&b));
@@ -346,7 +348,8 @@ static void moderating(void)
 	CHECK(event_is_there(&b));
 	take_event(&b);
 
-	/* Destroyed with an event held back: its time comes and goes before that of another. */
+	/* Destroy a CQ while its event is delayed. Its period would end before that of the other
+	 * CQ. */
 	struct side c, d;
 
 	OPEN_PAIR(&c, &d);

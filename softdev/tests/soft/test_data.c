@@ -1,8 +1,9 @@
-/* The bytes that a READ has.  What other operations move: tests/pair, tests/verbs, test_cma_frames. */
+/* Test which bytes a READ returns. tests/pair, tests/verbs and test_cma_frames test the data of
+ * other operations. */
 #include "verbs_side.h"
 
-/* A READ has the bytes from before the requests that were posted with it, behind it, without a
- * fence: read_order.c. */
+/* Check that a READ returns the bytes from before the requests posted after it, even without a
+ * fence (read_order.c). */
 static void read_before(struct side *a, struct side *b)
 {
 	static const struct request behind[] = {
@@ -12,11 +13,11 @@ static void read_before(struct side *a, struct side *b)
 		 .length = 8,
 		 .remote = 16,
 		 .compare_add = 1},
-		{.opcode = IBV_WR_SEND, .length = 100}, /* to 500 */
+		{.opcode = IBV_WR_SEND, .length = 100}, /* received at offset 500 */
 	};
 	enum { LARGE = 32000 };
 
-	/* What is kept for a READ is given back: often enough for any bound. */
+	/* Repeat often enough to exceed any limit if the bytes kept for READs were not released. */
 	for (unsigned round = 0; round < 40; round++) {
 		struct request chain[2] = {
 			{.opcode = IBV_WR_RDMA_READ,

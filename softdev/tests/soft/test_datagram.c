@@ -1,4 +1,4 @@
-/* Datagrams between processes, and what else comes to their socket. */
+/* Test datagrams between processes, and other datagrams that arrive at their sockets. */
 #include "ud/ud.h"
 #include "ud_side.h"
 
@@ -9,7 +9,7 @@
 
 /* ---- between processes --------------------------------------------------------------------- */
 
-/* The index of a GID that this host has, or -1. */
+/* Returns the index of a GID, or -1 if this host does not have it. */
 static int index_of(struct ibv_context *context, const char *ip)
 {
 	union ibv_gid wanted = {.raw = {[10] = 0xff, [11] = 0xff}}, gid;
@@ -35,7 +35,8 @@ static void check_grh(const uint8_t *grh, const struct address *from, const stru
 		CHECK(!memcmp(grh, nothing, 20));
 		CHECK_EQUAL(grh[20], 0x45);
 		CHECK_EQUAL(grh[21], 33);
-		/* IPv4, UDP, BTH, DETH with immediate data, payload, ICRC. */
+		/* The length includes IPv4, UDP, BTH, DETH with immediate data, the padded payload,
+		 * and ICRC. */
 		CHECK_EQUAL(grh[22] << 8 | grh[23], 20 + 8 + 12 + 8 + 4 + ((length + 3) & ~3u) + 4);
 		CHECK_EQUAL(grh[28], 17);
 		CHECK_EQUAL(grh[29], IPPROTO_UDP);
@@ -55,7 +56,8 @@ static void check_grh(const uint8_t *grh, const struct address *from, const stru
 	}
 }
 
-/* Two processes in turns. The child answers to where the message came from. */
+/* Send messages between two processes in turns. The child responds to the source of the first
+ * message. */
 static void between_processes(const char *ip)
 {
 	enum { ROUNDS = 100 };
@@ -104,8 +106,8 @@ static void between_processes(const char *ip)
 	join(&process);
 }
 
-/* From one address of the host to each of the others that it can reach: what the receiver learns is
- * the one that the sender chose, not the one that the kernel would have. */
+/* Send from each address of the host to each address that it can reach. The receiver must see the
+ * sender's choice, not the kernel's. */
 static void from_any_to_any(void)
 {
 	struct process process = split();
@@ -146,21 +148,21 @@ static void from_any_to_any(void)
 
 /* ---- what no peer would send --------------------------------------------------------------- */
 
-/* Bytes of a datagram that make it one that is not taken: ud.h has their places. */
+/* Changes that make a datagram invalid. ud.h describes the header. */
 static const struct {
 	uint8_t at, length, value;
 } wrong[] = {
-	{0, 1, 'x'},        {4, 1, 99},           /* version */
-	{6, 1, 1},            /* reserved */
-	{8, 3, 0xff},         /* to: all members of a group */
-	{8 + 3, 1, 1},        /* more than 24 bits */
-	{12, 4, 0xff},        /* from: likewise */
-	{12 + 2, 1, 0x7a},    /* another process's */
-	{24 + 3, 1, 0x10},    /* more than class and label */
-	{28, 16, 0xff},       /* source GID */
-	{28 + 15, 1, 9},      /* not the sender's own */
-	{44 + 12, 1, 0xe0},   /* destination GID: a group, not to its socket */
-	{44 + 15, 1, 9},      /* not us */
+	{0, 1, 'x'},        {4, 1, 99},           /* magic, version */
+	{6, 1, 1},            /* service level other than 0 */
+	{8, 3, 0xff},         /* multicast receiver */
+	{8 + 3, 1, 1},        /* receiver above 24 bits */
+	{12, 4, 0xff},        /* sender above 24 bits */
+	{12 + 2, 1, 0x7a},    /* sender of another process */
+	{24 + 3, 1, 0x10},    /* bits above traffic class and flow label */
+	{28, 16, 0xff},       /* invalid source GID */
+	{28 + 15, 1, 9},      /* source GID other than the address */
+	{44 + 12, 1, 0xe0},   /* multicast GID at a unicast socket */
+	{44 + 15, 1, 9},      /* destination GID of another host */
 };
 
 static void hostile(struct side *side)
@@ -190,7 +192,7 @@ static void hostile(struct side *side)
 	}
 	for (int i = 0; i < 3; i++)
 		CHECK_EQUAL(send(fd, good, wrong_sizes[i], 0), wrong_sizes[i]);
-	/* All in one socket: what is right comes after all of those. */
+	/* One socket preserves the order, so this valid datagram arrives after all invalid ones. */
 	CHECK_EQUAL(send(fd, good, SOFT_DATAGRAM_HEADER + 3, 0), SOFT_DATAGRAM_HEADER + 3);
 	struct ibv_wc wc = expect_done(side, 1);
 
@@ -202,7 +204,8 @@ static void hostile(struct side *side)
 
 /* ---- the port ------------------------------------------------------------------------------ */
 
-/* While there is no UD queue pair the port is kept, but nothing is let in. */
+/* Check that without a UD queue pair, the port stays reserved but the socket accepts no
+ * datagrams. */
 static void deaf(void)
 {
 	struct side rc;
@@ -223,7 +226,7 @@ static void deaf(void)
 				    queued_at("/proc/net/udp6", own.port),
 			    0);
 
-		/* The second round comes after one that listened. */
+		/* The second round tests the state after a UD queue pair has been closed. */
 		UD_OPEN(&ud);
 		close_side(&ud);
 	}
@@ -245,7 +248,7 @@ static bool has_ipv6(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(between_processes(NULL)); /* first: they fork, and no device has been opened */
+	STEP(between_processes(NULL)); /* forks, so no device may have been opened yet */
 	STEP(between_processes("127.0.0.1"));
 	if (has_ipv6())
 		STEP(between_processes("::1"));

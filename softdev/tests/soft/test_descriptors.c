@@ -1,6 +1,6 @@
-/* A program that closes all descriptors while it has a device open, as daemons do when they start: the
- * device's thread does not burn a core, and closing the device harms no file that has taken one of
- * its numbers.  Nor does a fork. */
+/* Test programs that close all file descriptors while a device is open, as daemons do at startup.
+ * The device's thread must not spin. Closing the device or forking must not close reused
+ * descriptors. */
 #include "engine/engine_internal.h"
 #include "verbs_side.h"
 
@@ -18,13 +18,13 @@ static bool is_device_thread(const char *number)
 	FILE *file = fopen(path, "r");
 
 	if (!file)
-		return false; /* it has ended meanwhile */
+		return false; /* ended since it was listed */
 	(void)!fgets(name, sizeof(name), file);
 	fclose(file);
 	return !strcmp(name, "aiordma-device\n");
 }
 
-/* One that has been joined may be listed for a moment. */
+/* Wait until no device thread is listed. A joined thread may be listed for a moment longer. */
 static void expect_no_device_thread(void)
 {
 	for (bool any = true; any; sched_yield()) {
@@ -45,14 +45,14 @@ static void close_all(void)
 		close(fd);
 }
 
-/* The engine's thread looks at its descriptors when they are gone, and ends. */
+/* Check that the engine's thread ends if it wakes up after its descriptors have been closed. */
 static void thread_ends(void)
 {
 	struct side side;
 
 	OPEN(&side);
 	soft_lock();
-	soft_engine_schedule_step(); /* it wakes up, and waits for the lock */
+	soft_engine_schedule_step(); /* the thread wakes up and waits for the lock */
 	while (!soft_counter_get(&soft_device.engine->waiting))
 		sched_yield();
 	close_all();
@@ -63,8 +63,8 @@ static void thread_ends(void)
 	expect_no_device_thread();
 }
 
-/* It sleeps, and nothing wakes it any more; the numbers are other files' by now, whichever call comes
- * first. */
+/* Check that destroying the device's objects leaves reused descriptors alone, even if a queue pair
+ * is modified first. Nothing can wake up the device's thread, which is asleep. */
 static void expect_others_stay(bool modifies)
 {
 	struct side a, b;
@@ -85,7 +85,7 @@ static void expect_others_stay(bool modifies)
 	for (int i = 0; i < 16; i++) {
 		struct pollfd readable = {.fd = pipes[i][0], .events = POLLIN};
 
-		CHECK_EQUAL(poll(&readable, 1, 0), 0); /* nothing was written into it */
+		CHECK_EQUAL(poll(&readable, 1, 0), 0); /* nothing written into the pipe */
 		for (int end = 0; end < 2; end++) {
 			CHECK_OK(fstat(pipes[i][end], &now));
 			CHECK(now.st_ino == before[i][end].st_ino);
@@ -103,7 +103,7 @@ static void others_stay_when_modified(void)
 	expect_others_stay(true);
 }
 
-/* The last object takes its context along, and with it the thread. */
+/* Check that destroying the last object also closes its context and ends the device's thread. */
 static void closed_before(void)
 {
 	struct ibv_context *context = open_device();
@@ -128,7 +128,7 @@ static void opens_anew(void)
 	close_side(&old);
 }
 
-/* A start that was refused has opened nothing: the child of a fork closes nothing of the program's. */
+/* Check that a device that failed to start owns no descriptors, so forked children close none. */
 static void refused_before_a_fork(void)
 {
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "smoke", 1));
@@ -137,7 +137,7 @@ static void refused_before_a_fork(void)
 	CHECK(list && !verbs->ibv_open_device(list[0]));
 	CHECK_EQUAL(errno, EINVAL);
 	verbs->ibv_free_device_list(list);
-	for (int fd = 0; fd < 3; fd++) /* whatever the test was started with */
+	for (int fd = 0; fd < 3; fd++) /* the standard descriptors may have been closed */
 		if (fcntl(fd, F_GETFD) < 0)
 			CHECK_EQUAL(open("/dev/null", O_RDWR), fd);
 	pid_t child = fork();

@@ -1,10 +1,10 @@
-/* Several devices in one process: AIORDMA_EMBEDDED_DEVICES. */
+/* Test several devices in one process (AIORDMA_EMBEDDED_DEVICES). */
 #include "fault_side.h"
 #include "ud_side.h"
 
 #include "objects/objects.h"
 
-/* A side of that device, with its first GID. */
+/* Options for a side on device `number`. */
 #define OF(number, ...)                                                                            \
 	(struct options)                                                                           \
 	{                                                                                          \
@@ -51,7 +51,7 @@ static void wrong_wishes(void)
 	FOR_EACH (i, wrong)
 		expect_setting_refused("AIORDMA_EMBEDDED_DEVICES", wrong[i],
 				       "expected a number of devices from 1 to 4");
-	CHECK_OK(verbs->ibv_close_device(open_device())); /* unset, and asked again */
+	CHECK_OK(verbs->ibv_close_device(open_device())); /* the variable is unset and read again */
 }
 
 static void most(void)
@@ -67,7 +67,7 @@ static void most(void)
 	PAIR(one_message, .device = 3);
 }
 
-/* Names, GUIDs, addresses. */
+/* Check that devices differ in their names, GUIDs and addresses. */
 static void told_apart(void)
 {
 	struct side sides[2];
@@ -89,7 +89,7 @@ static void told_apart(void)
 	CHECK(verbs->ibv_get_device_guid(sides[0].context->device) !=
 	      verbs->ibv_get_device_guid(sides[1].context->device));
 	CHECK_OK(verbs->ibv_query_port(sides[1].context, 1, (void *)&port));
-	CHECK_EQUAL(port.gid_tbl_len, 1); /* the host's other addresses are the first one's */
+	CHECK_EQUAL(port.gid_tbl_len, 1); /* other host addresses belong to the first device */
 	close_pair(&sides[0], &sides[1]);
 }
 
@@ -102,13 +102,13 @@ static void one_to_the_other(void)
 	send_one(&b, &a);
 	DO(&a, IBV_WR_RDMA_READ, .length = 60000, REMOTE(&b, 0));
 	close_pair(&a, &b);
-	/* Without a GID, an address is one of the same device. */
+	/* Both sides can also be on the second device. */
 	OPEN_PAIR(&a, &b, .device = 1);
 	send_one(&a, &b);
 	close_pair(&a, &b);
 }
 
-/* A queue pair is not reached at the GID of another device. */
+/* Check that a queue pair cannot be reached at the GID of another device. */
 static void wrong_address(void)
 {
 	struct side a, b;
@@ -150,7 +150,8 @@ static void datagrams(void)
 	close_pair(&a, &b);
 }
 
-/* A port that is down silences its own device, and the other ones' connections with that. */
+/* Check that a port that is down stops the traffic of its device, including connections from other
+ * devices. */
 static void port_of_one(void)
 {
 	struct side a, b, c, d, x, y;
@@ -184,7 +185,7 @@ static void port_of_one(void)
 	expect_done(&d, 2);
 	expect_done(&x, 2);
 	expect_done(&y, 2);
-	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR)); /* of all */
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR)); /* all ports */
 	expect_event(&a, IBV_EVENT_PORT_ERR);
 	expect_event(&d, IBV_EVENT_PORT_ERR);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
@@ -195,7 +196,7 @@ static void port_of_one(void)
 	close_pair(&x, &y);
 }
 
-/* A process of another host may have the same port as this one. */
+/* Check that this process's ports do not affect a peer on another host with the same IP port. */
 static void port_and_a_stranger(void)
 {
 	struct side c, d;
@@ -216,7 +217,7 @@ static void port_and_a_stranger(void)
 	close_pair(&c, &d);
 }
 
-/* Its own port, of two processes: the other one's goes on. */
+/* Set a device's port down in one of two processes. The other device's connection must continue. */
 static void port_of_one_of_two_processes(void)
 {
 	struct process process = split();
@@ -254,12 +255,13 @@ static void port_of_one_of_two_processes(void)
 	join(&process);
 }
 
-/* A long one: the other device's queue pair gives up as well, whatever its own port does meanwhile. */
+/* Check that a queue pair gives up when its peer's port stays down, even if its own port changes in
+ * the meantime. */
 static void given_up(void)
 {
 	struct side x, y;
 
-	/* Half a second: the first message is not to be given up, however slow the machine. */
+	/* The retries take half a second, so the first message succeeds even on a slow machine. */
 	open_side(&x, OF(0, .timeout = 16, .retry_cnt = 1));
 	open_side(&y, OF(1, .timeout = 16, .retry_cnt = 1));
 	connect_pair(&x, &y);
@@ -312,7 +314,7 @@ static void faults_of_one(void)
 	close_pair(&c, &d);
 }
 
-/* What is of one device is nothing to the other. */
+/* Check that objects of different devices cannot be combined. */
 static void kept_apart(void)
 {
 	struct side a, b;

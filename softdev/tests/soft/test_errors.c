@@ -1,10 +1,10 @@
-/* What goes wrong, and what both ends are told: completion status, flushes in order, asynchronous
- * events, states. */
+/* Test errors at both ends: completion status, the order of flushed requests, asynchronous events,
+ * and states. */
 #include "objects/objects.h"
 #include "verbs_side.h"
 
-/* A request from a that b refuses: a gets `status`, its later work and b's are flushed, and b an
- * event. */
+/* Post a request to `a` that `b` refuses. It must complete with `status`, later work of both sides
+ * must be flushed, and `b` must get an event of `type`. */
 static void refused(struct options options, struct request request, enum ibv_wc_status status,
 		    enum ibv_event_type type)
 {
@@ -13,11 +13,11 @@ static void refused(struct options options, struct request request, enum ibv_wc_
 	open_pair(&a, &b, options);
 	if (request.remote < b.options.memory)
 		request.remote += (uintptr_t)b.memory;
-	request.rkey ^= b.mr->rkey; /* 0: the right one */
+	request.rkey ^= b.mr->rkey; /* 0 becomes the correct key */
 	request.wr_id = 2;
 	receive_at(&a, 10, 0, 8);
 	post_recvs(&b, 11, 2, 8);
-	/* One good request before, so that the bad one's turn has to come. */
+	/* A valid request comes first, so the invalid one has to wait for its turn. */
 	struct request requests[3] = {
 		{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8},
 		request,
@@ -34,7 +34,8 @@ static void refused(struct options options, struct request request, enum ibv_wc_
 	expect_wc(&b, 12, IBV_WC_WR_FLUSH_ERR);
 	expect_state(&b, IBV_QPS_ERR);
 	expect_event(&b, type);
-	/* In ERR work is still taken, and flushed (IBTA 10.3.1.7). */
+	/* In the error state, work requests are still accepted, and then flushed (IBTA
+	 * 10.3.1.7). */
 	RUN(&a, IBV_WC_WR_FLUSH_ERR, IBV_WR_SEND, .wr_id = 4, .length = 8);
 	receive_at(&a, 5, 0, 8);
 	expect_wc(&a, 5, IBV_WC_WR_FLUSH_ERR);
@@ -51,7 +52,7 @@ static void invalid_refused(struct options options, struct request request)
 	refused(options, request, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
 }
 
-/* Every bit of a key is a part of it. */
+/* Check that a single wrong bit in a key, or a range beyond the region, is refused. */
 static void bad_keys_and_ranges(void)
 {
 	static const enum ibv_wr_opcode opcodes[] = {
@@ -75,8 +76,8 @@ static void bad_keys_and_ranges(void)
 	}
 }
 
-/* Of the queue pair, and a region of another protection domain; of the region itself:
- * tests/verbs/test_posting_failures.py. */
+/* Test rights missing at the queue pair, and regions of another protection domain.
+ * tests/verbs/test_posting_failures.py tests rights missing at the region. */
 static void rights_missing(void)
 {
 	static const struct {
@@ -120,7 +121,7 @@ static void atomics(void)
 	close_pair(&a, &b);
 }
 
-/* The receiver's key is wrong; the sender's: test_rules.c. */
+/* Test an invalid local key at the receiver. test_rules.c tests one at the sender. */
 static void local_protection(struct side *a, struct side *b)
 {
 	post_wrong_recv(b, 4, 100);
@@ -129,7 +130,8 @@ static void local_protection(struct side *a, struct side *b)
 	expect_wc(a, 5, IBV_WC_REM_OP_ERR);
 }
 
-/* A receive whose SGE is longer than its region takes each message that fits into the region. */
+/* Check that a receive whose SGE is longer than its region accepts messages that fit into the
+ * region. */
 static void receive_beyond_its_region(struct side *a, struct side *b)
 {
 	const uint32_t room = 64;
@@ -160,7 +162,7 @@ static void read_depth(void)
 {
 	struct side a, b;
 
-	/* The requester was told a greater depth than the responder keeps to. */
+	/* The requester's READ depth is greater than the responder's. */
 	OPEN(&a, .depth = 16, .memory = 1 << 20);
 	OPEN(&b, .depth = 16, .answers = 1, .memory = 1 << 20);
 	connect_pair(&a, &b);
@@ -170,7 +172,8 @@ static void read_depth(void)
 		reads[i] = (struct request){
 			.opcode = IBV_WR_RDMA_READ, .wr_id = i, .length = 1 << 20, REMOTE(&b, 0)};
 	CHECK_OK(post_chain(&a, reads, 8));
-	/* With RoCE it is several requests, of which the second one is too many. */
+	/* Over RoCE, one READ consists of several requests, the second of which exceeds the
+	 * depth. */
 	const unsigned whole = strcmp(getenv("AIORDMA_EMBEDDED_LINKS"), "roce") ? 1 : 0;
 
 	if (whole)
@@ -180,7 +183,7 @@ static void read_depth(void)
 		expect_wc(&a, i, IBV_WC_WR_FLUSH_ERR);
 	close_pair(&a, &b);
 
-	/* It was told none at all: such a READ could never be sent. */
+	/* With a depth of 0, the READ could never be sent. */
 	OPEN_PAIR(&a, &b, .depth = 255);
 	RUN(&a, IBV_WC_LOC_QP_OP_ERR, IBV_WR_RDMA_READ, .wr_id = 1, .length = 8, REMOTE(&b, 0));
 	close_pair(&a, &b);
@@ -197,11 +200,11 @@ static void posting(void)
 		struct request request;
 		int error;
 	} wrong[] = {
-		/* Inline: too much, and where it makes no sense. */
+		/* Inline data that is too long, or that belongs to a READ. */
 		{{.opcode = IBV_WR_SEND, .flags = IBV_SEND_INLINE, .length = 257}, EINVAL},
 		{{.opcode = IBV_WR_RDMA_READ, .flags = IBV_SEND_INLINE, .length = 8}, EINVAL},
 		{{.opcode = IBV_WR_SEND, .flags = 1u << 7}, EINVAL}, /* no such flag */
-		/* Operations that do not exist, or not here. */
+		/* Opcodes that do not exist or are not supported. */
 		{{.opcode = (enum ibv_wr_opcode)99}, EINVAL},
 		{{.opcode = IBV_WR_DRIVER1}, EOPNOTSUPP},
 		{{.opcode = IBV_WR_TSO}, EOPNOTSUPP},
@@ -211,7 +214,7 @@ static void posting(void)
 	OPEN(&b);
 	struct address address_a = address_of_side(&a), address_b = address_of_side(&b);
 
-	/* States: IBTA 10.3.1. */
+	/* Sends are refused until RTS, and receives until INIT (IBTA 10.3.1). */
 	CHECK_EQUAL(post(&a, send), EINVAL);
 	CHECK_EQUAL(post_recv_at(&a, 0, 0, 8), EINVAL);
 	CHECK_OK(to_init(&a));
@@ -221,7 +224,7 @@ static void posting(void)
 	CHECK_EQUAL(post(&a, send), EINVAL);
 	CHECK_OK(to_rts(&a));
 
-	/* Counts. */
+	/* The number of SGEs is too high or negative. */
 	CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), EINVAL);
 	CHECK(bad == &wr);
 	CHECK_EQUAL(a.context->ops.post_recv(a.qp, &recv, &bad_recv), EINVAL);
@@ -231,7 +234,7 @@ static void posting(void)
 	FOR_EACH (i, wrong)
 		CHECK_EQUAL(post(&a, wrong[i].request), wrong[i].error);
 
-	/* Room: the good ones of a chain are posted, the first bad one is named. */
+	/* The queue has room for four requests of the chain. `bad` points to the fifth. */
 	struct ibv_send_wr chain[6];
 
 	for (int i = 0; i < 6; i++)
@@ -250,8 +253,8 @@ static void posting(void)
 	close_pair(&a, &b);
 }
 
-/* A full CQ: an event, no more completions, and the end of the queue pairs that complete there, once
- * (IBTA 11.6.3.2); for good. */
+/* Check that a CQ overrun raises an event, stops all further completions, and moves the CQ's queue
+ * pairs to the error state once (IBTA 11.6.3.2). The CQ remains unusable. */
 static void cq_overrun(void)
 {
 	struct side a, b;
@@ -278,8 +281,8 @@ static void cq_overrun(void)
 	close_pair(&a, &b);
 }
 
-/* Completions that have not been polled go with the queue pair, from the middle of what others have
- * completed on the same queues; events armed for them have come and stay. */
+/* Check that resetting or destroying a queue pair removes its unpolled completions from a shared
+ * CQ. Events already raised for them remain. */
 static void reset_takes_completions_back(bool destroyed)
 {
 	struct side a, b;
@@ -292,10 +295,10 @@ static void reset_takes_completions_back(bool destroyed)
 	CHECK_OK(verbs->ibv_destroy_qp(b.qp));
 	struct ibv_cq *spare = b.cq;
 
-	b.cq = a.cq; /* both complete on one */
+	b.cq = a.cq; /* one CQ for both queue pairs */
 	b.qp = create_qp(&b);
 	connect_pair(&a, &b);
-	/* So that what lies there goes beyond the end of the ring. */
+	/* Advance the ring, so that the completions below wrap around its end. */
 	for (unsigned i = 0; i < 5; i++) {
 		DO(&a, IBV_WR_RDMA_WRITE, .wr_id = i);
 	}
@@ -304,7 +307,7 @@ static void reset_takes_completions_back(bool destroyed)
 		receive_at(&b, 10 + i, 0, 8);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 	}
-	/* Without polling: the event, and then until all six are there. */
+	/* Wait for the event, and then for all six completions, without polling the CQ. */
 	CHECK_OK(verbs->ibv_get_cq_event(a.channel, &cq, &context));
 	verbs->ibv_ack_cq_events(cq, 1);
 	while (__atomic_load_n(&soft_cq_of(a.cq)->count, __ATOMIC_ACQUIRE) != 6)
@@ -328,7 +331,7 @@ static void reset_takes_completions_back(bool destroyed)
 	close_pair(&b, &a);
 }
 
-/* From the queue of its sends and that of its receives. */
+/* Check that a reset removes completions from both the send CQ and the receive CQ. */
 static void reset_takes_back_from_both(struct side *a)
 {
 	struct ibv_cq *receives = verbs->ibv_create_cq(a->context, 4, NULL, NULL, 0);

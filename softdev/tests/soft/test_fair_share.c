@@ -1,4 +1,4 @@
-/* Which of the peers that have proved nothing is evicted for a new one: engine/fair_share.h. */
+/* Test which unverified peer is evicted for a new one (engine/fair_share.h). */
 #include "cm_check.h"
 #include "engine/engine.h"
 
@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 
 enum {
-	LIMIT = 16, /* of which two are a network's share */
+	LIMIT = 16, /* a network's share is 2 */
 	HOSTS = LIMIT + 9,
 	FLOOD = 40
 };
@@ -15,7 +15,7 @@ static struct soft_places places;
 static struct soft_place peers[64];
 static int used;
 
-/* With the same hash, for what has been found out about it. */
+/* Remove all peers. The hash seed stays the same, so known bucket collisions remain valid. */
 static void begin(void)
 {
 	uint64_t seed = places.seed;
@@ -44,7 +44,7 @@ static void come_from(const char *format, int number)
 	come(host);
 }
 
-/* The number of the one that is evicted, which is then gone. */
+/* Evict a peer and release its place. Returns its index in `peers`, or -1 if no peer is evicted. */
 static int evicted(void)
 {
 	struct soft_place *place = soft_places_evicted(&places, LIMIT);
@@ -55,7 +55,7 @@ static int evicted(void)
 	return (int)(place - peers);
 }
 
-/* Whether two of them share a bucket of these levels. */
+/* Returns whether the two peers share a bucket on one of the levels. */
 static bool meet(const struct soft_place *one, const struct soft_place *other, int first, int last)
 {
 	for (int level = first; level <= last; level++)
@@ -64,7 +64,8 @@ static bool meet(const struct soft_place *one, const struct soft_place *other, i
 	return false;
 }
 
-/* Hosts of different networks that share no bucket, since the hash has a random seed. */
+/* Hosts in different networks that share no bucket. They are found at run time, because the hash
+ * has a random seed. */
 static char hosts[HOSTS][32];
 
 static void find_hosts(void)
@@ -96,7 +97,7 @@ static void oldest_of_all(void)
 
 static void oldest_of_the_fullest(void)
 {
-	static const int comes[] = {11 /* a new host */, 20 /* the full one again */, 0};
+	static const int comes[] = {11 /* a new host */, 20 /* the fullest host */, 0};
 
 	begin();
 	for (int i = 0; i < LIMIT; i++)
@@ -107,7 +108,7 @@ static void oldest_of_the_fullest(void)
 	}
 }
 
-/* Whether a host shares no bucket with those of a flood. */
+/* Returns whether a host shares no bucket with the hosts of a flood. */
 static bool is_apart_from(const char *host, const char *format)
 {
 	begin();
@@ -120,7 +121,7 @@ static bool is_apart_from(const char *host, const char *format)
 	return true;
 }
 
-/* A flood of a network of many hosts goes for itself, and for no peer that was there before. */
+/* Check that a flood from one network evicts only peers of this network. */
 static void a_network(const char *format)
 {
 	const char *before[2];
@@ -140,8 +141,8 @@ static void a_network(const char *format)
 	CHECK(peers[0].places && peers[1].places);
 }
 
-/* The newest one, of the fullest network, may share a bucket with a host elsewhere that has more than
- * its share: its owner relies on it all the same. */
+/* Check that the newest peer is never evicted, because its owner relies on this. Here it belongs to
+ * the fullest network, and shares a bucket with a host elsewhere that exceeds its share. */
 static void never_the_newest(void)
 {
 	char host[32];
@@ -165,7 +166,8 @@ static void never_the_newest(void)
 	CHECK(gone >= 0 && gone < LIMIT);
 }
 
-/* Two hosts may share a bucket: of so many pairs, at most a few. */
+/* Returns how many of 99 pairs of addresses share a bucket on the last level. A few pairs may do so
+ * by chance. */
 static int in_one_network(const char *format)
 {
 	int count = 0;
@@ -208,7 +210,8 @@ static void is_next(int number)
 	CHECK_EQUAL(soft_places_next(&places, LIMIT) - peers, number);
 }
 
-/* The oldest, but last the newest of a network with more than its share. */
+/* Check that the oldest peer within its share is served first, or else the newest peer of the
+ * emptiest network. */
 static void served_next(void)
 {
 	char alike[64];
@@ -230,7 +233,7 @@ static void served_next(void)
 	is_next(0);
 	come(hosts[0]);
 	is_next(5);
-	do { /* of its network */
+	do { /* find another host of its network */
 		CHECK(++last < 255);
 		snprintf(alike, sizeof(alike), "%.*s%d", (int)strlen(hosts[0]) - 1, hosts[0], last);
 		come(alike);

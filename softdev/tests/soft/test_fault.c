@@ -1,5 +1,5 @@
-/* Faults on command: each kind strikes where the spec says, the counts tell it, and the same seed
- * strikes at the same places.  tests/pair has what reliable connections make of it. */
+/* Test injected faults. Each kind must occur where the spec says and be counted, and the same seed
+ * must select the same places. tests/pair tests how reliable connections handle faults. */
 #include "fault_side.h"
 
 #include "inject/inject.h"
@@ -7,7 +7,7 @@
 
 /* ---- fault specs -------------------------------------------------------------------------- */
 
-/* Of a spec with one part that is wrong the error names that part. */
+/* Check that the error message names the invalid part of a spec. */
 static void wrong_specs(void)
 {
 	static const struct {
@@ -76,7 +76,8 @@ static void right_specs(void)
 	CHECK(!soft_faults_set);
 }
 
-/* As often as asked for, and elsewhere on another connection. */
+/* Check that faults occur with the requested probability, and at different places on each
+ * connection. */
 static void chance(void)
 {
 	enum { MANY = 100000 };
@@ -90,7 +91,7 @@ static void chance(void)
 		same += strikes == soft_fault_strikes(SOFT_FAULT_LOSS, 2, 0, i, i);
 	}
 	CHECK(struck > MANY * 29 / 100 && struck < MANY * 31 / 100);
-	CHECK(same < MANY * 60 / 100); /* 0.58 where they have nothing to do with each other */
+	CHECK(same < MANY * 60 / 100); /* 0.58 if independent */
 	no_faults();
 }
 
@@ -130,7 +131,7 @@ static void send_datagram(struct pair *pair, uint32_t imm)
 	expect_done(&pair->a, 1);
 }
 
-/* Which of many come, as a string of digits: how often each. */
+/* Send datagrams under the fault spec. Stores how often each one arrives as a digit in `came`. */
 static void which_come(const char *text, char came[DATAGRAMS + 1])
 {
 	struct pair pair;
@@ -144,7 +145,7 @@ static void which_come(const char *text, char came[DATAGRAMS + 1])
 		for (unsigned n = 0; n < 2; n++)
 			receive_at(&pair.b, 0, 0, 128);
 		send_datagram(&pair, i);
-		/* Within a process they are there at once, or never. */
+		/* Within a process, a datagram arrives immediately or never. */
 		while (poll_cq(&pair.b, 1, &wc) == 1) {
 			CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
 			came[wc.imm_data]++;
@@ -191,7 +192,7 @@ static void late_datagrams(void)
 	for (uint32_t i = 0; i < 8; i++)
 		CHECK_EQUAL(expect_done(&pair.b, i).imm_data, i);
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 20000000);
-	/* Those that are under way when the receiver goes are forgotten. */
+	/* Delayed datagrams are dropped when their receiver is closed. */
 	send_datagram(&pair, 9);
 	close_datagrams(&pair);
 	no_faults();
@@ -212,8 +213,8 @@ static void receive_number(struct side *b, uint8_t number)
 	CHECK_EQUAL(b->memory[64 * number], number);
 }
 
-/* Late, on a link that is up already and on one that comes up; in order, and nothing fails even if
- * it is later than all retries of a lossy way would take. */
+/* Check that delayed frames arrive in order, on an existing link (`up_before`) and on a new one.
+ * Requests succeed even if the delay exceeds the time for all retries. */
 static void late_frames(bool up_before)
 {
 	struct aiordma_fault_counts before = counts();
@@ -235,10 +236,10 @@ static void late_frames(bool up_before)
 	}
 	for (unsigned i = 1; i < 8; i++)
 		expect_done(&a, i);
-	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 40000000); /* there and back */
+	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 40000000); /* delayed in both directions */
 	CHECK(counts().delayed - before.delayed >= 8);
 	CHECK_EQUAL(counts().retried, before.retried);
-	if (up_before) { /* what is under way when the spec goes comes before all that is new */
+	if (up_before) { /* frames in flight precede new ones after the spec is cleared */
 		send_number(&a, &b, 8);
 		soft_progress();
 		no_faults();
@@ -253,7 +254,8 @@ static void late_frames(bool up_before)
 	no_faults();
 }
 
-/* A message that has come is received although its sender is gone by then; so is its end. */
+/* Check that a delayed message is received even if its sender has exited, and that the end of the
+ * stream is delayed as well. */
 static void late_ends(bool killed)
 {
 	struct process process = split();
@@ -291,7 +293,8 @@ static void late_ends(bool killed)
 	no_faults();
 }
 
-/* What is late waits in memory, which is bounded: beyond that the oldest comes early. */
+/* Check that delayed frames use a limited amount of memory. Beyond the limit, the oldest frames are
+ * handled early. */
 static void much_is_late(void)
 {
 	enum { LONG = 1 << 20, MANY = 70 };
@@ -308,7 +311,7 @@ static void much_is_late(void)
 	no_faults();
 }
 
-/* No more than so many bytes in so much time. */
+/* Check that the device does not exceed the rate in the spec. */
 static void slow_device(void)
 {
 	enum { LONG = 400000 };
@@ -327,7 +330,7 @@ static void slow_device(void)
 	no_faults();
 }
 
-/* One request, one answer: found out by the other side's time. */
+/* Check that the loss of a single request or response is detected by a timeout. */
 static void one_lost_frame(const char *which)
 {
 	struct aiordma_fault_counts before = counts();
@@ -342,16 +345,16 @@ static void one_lost_frame(const char *which)
 		   .compare_add = 1);
 		CHECK_EQUAL(*(uint64_t *)(void *)a.memory, i);
 	}
-	/* Of each connection, and this one has two ends here, of which one has requests to take in
-	 * and the other one answers. */
+	/* Each end counts the frames it receives. Only one end receives requests, and only the
+	 * other receives responses. */
 	CHECK_EQUAL(counts().lost - before.lost, 1);
-	/* Also for nothing, if an answer has taken more than the millisecond of the time-out. */
+	/* A slow response may cause additional retries, because the timeout is only 1 ms. */
 	CHECK(counts().retried - before.retried >= 1);
 	close_pair(&a, &b);
 	no_faults();
 }
 
-/* Of one queue pair alone. */
+/* Check that a spec with `qp` affects only this queue pair. */
 static void one_queue_pair(void)
 {
 	struct side a, b, c, d;
@@ -382,8 +385,8 @@ static void receive_uc(struct side *side, uint32_t length, uint32_t imm)
 	receive_at(side, 1, 0, side->options.memory);
 }
 
-/* What unreliable connections lose is lost: the rest of a message of which a part is missing too.
- * What comes twice is received twice. */
+/* Check that UC does not recover lost frames. If a frame is lost, the rest of its message is lost
+ * as well. A duplicated message is received twice. */
 static void lost_on_uc(void)
 {
 	enum { LONG = 600000 };
@@ -396,7 +399,7 @@ static void lost_on_uc(void)
 	spec("loss=@3");
 	send_uc(&a, 8, 2);
 	receive_uc(&b, 8, 2);
-	send_uc(&a, LONG, 3); /* its second frame is the third one */
+	send_uc(&a, LONG, 3); /* its second frame is lost */
 	send_uc(&a, 8, 4);
 	receive_uc(&b, 8, 4);
 	spec("duplicate=@1");
@@ -414,7 +417,7 @@ static void cut_links(void)
 	struct aiordma_fault_counts before = counts();
 	struct side a, b, c, d;
 
-	/* Of those that are there the first one... */
+	/* The first existing link is cut. */
 	OPEN_PAIR(&a, &b, .ends_with_peer = true);
 	one_message(&a, &b);
 	post_recvs(&a, 2, 1, 8);
@@ -425,7 +428,7 @@ static void cut_links(void)
 	expect_event(&a, IBV_EVENT_QP_FATAL);
 	expect_event(&b, IBV_EVENT_QP_FATAL);
 	CHECK_EQUAL(counts().cut - before.cut, 1);
-	/* ...and no other one. */
+	/* Links created later are not cut. */
 	OPEN_PAIR(&c, &d);
 	one_message(&c, &d);
 	close_pair(&c, &d);
@@ -448,7 +451,7 @@ static void cut_after_bytes(void)
 	while ((wc = next_wc(&b)).status == IBV_WC_SUCCESS)
 		came++;
 	CHECK_EQUAL(wc.status, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(came, 9); /* with their headers */
+	CHECK_EQUAL(came, 9); /* 10,000 bytes with headers */
 	while ((wc = next_wc(&a)).status == IBV_WC_SUCCESS)
 		;
 	CHECK_EQUAL(wc.status, IBV_WC_RETRY_EXC_ERR);
@@ -458,7 +461,8 @@ static void cut_after_bytes(void)
 
 /* ---- the environment ----------------------------------------------------------------------- */
 
-/* A right spec of the environment is in force when the device is opened, an empty one is none. */
+/* Check that a valid spec in the environment takes effect when the device is opened, and that an
+ * empty one sets no faults. */
 static void environment(void)
 {
 	static const char *const texts[] = {"", "seed=3,loss=0.5"};
@@ -477,7 +481,7 @@ static void environment(void)
 int main(void)
 {
 	limit_seconds(100);
-	STEP(in_child(environment)); /* whose copy of the device has never been opened */
+	STEP(in_child(environment)); /* in a process that has never opened a device */
 	for (int wire = 0; wire < 2; wire++) {
 		links_of(wire ? "tcp" : "shared");
 		STEP(late_ends(false));

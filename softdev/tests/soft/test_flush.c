@@ -1,5 +1,5 @@
-/* RDMA FLUSH (IBTA volume 1, annex A19; ibv_wr_post(3)): what was written before is in its place, the
- * rights that it needs, and what is refused. */
+/* Test RDMA FLUSH (IBTA volume 1, annex A19; ibv_wr_post(3)): the completion of earlier WRITEs, the
+ * required access rights, and invalid requests. */
 #include "extended_side.h"
 
 #include "adopted_side.h"
@@ -8,7 +8,8 @@ enum {
 	LENGTH = 1 << 20, /* many frames */
 	RIGHTS = ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL,
 	OPERATIONS = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_RDMA_WRITE,
-	/* Without the right for all of it, as programs do that have persistent memory sometimes. */
+	/* Rights of a queue pair that exceed those of its regions, as in programs that sometimes
+	 * use persistent memory. */
 	EVERYTHING = RIGHTS | IBV_ACCESS_FLUSH_PERSISTENT,
 };
 
@@ -40,7 +41,7 @@ static void write_all(struct side *side, const struct side *peer)
 	POST(side, IBV_WR_RDMA_WRITE, .wr_id = 8, .length = LENGTH, REMOTE(peer, 0));
 }
 
-/* `b`'s memory has the right to be flushed. */
+/* Connect two sides. The region of `b` may be flushed. */
 static void open_flushed(struct side *a, struct side *b, struct options options)
 {
 	options.memory = LENGTH;
@@ -61,7 +62,8 @@ static struct flush all_of(const struct side *side)
 			      .types = IBV_FLUSH_GLOBAL};
 }
 
-/* When it completes, every byte written before is there, and it has changed none. */
+/* Check that all earlier WRITEs are complete when a FLUSH completes, and that the FLUSH changes no
+ * bytes. */
 static void after_writes(void)
 {
 	struct side a, b;
@@ -74,7 +76,7 @@ static void after_writes(void)
 
 		if (i % 2)
 			what = (struct flush){.rkey = what.rkey,
-					      .address = 1, /* ignored, as the length is */
+					      .address = 1, /* ignored, like the length */
 					      .length = SIZE_MAX,
 					      .types = IBV_FLUSH_GLOBAL,
 					      .level = IBV_FLUSH_MR};
@@ -83,7 +85,7 @@ static void after_writes(void)
 		CHECK_EQUAL(expect_done(&a, 9).opcode, IBV_WC_FLUSH);
 		CHECK(filled(b.memory, LENGTH, i));
 	}
-	/* An empty range is one, too, wherever it is inside. */
+	/* An empty range is valid anywhere in the region, even at its end. */
 	struct flush what = all_of(&b);
 
 	what.address += LENGTH;
@@ -93,7 +95,8 @@ static void after_writes(void)
 	close_pair(&a, &b);
 }
 
-/* Any one of these ends the connection with that status, and completes nothing at the other side. */
+/* Check that each of these requests ends the connection with the expected status, and completes
+ * nothing at the peer. */
 static void refused_by_the_peer(void)
 {
 	enum {
@@ -138,7 +141,7 @@ static void refused_by_the_peer(void)
 	}
 }
 
-/* What posting refuses, and what registering does. */
+/* Test FLUSH requests that cannot be posted, and regions that cannot be registered. */
 static void refused_here(void)
 {
 	struct side a, b;
@@ -159,19 +162,19 @@ static void refused_here(void)
 		what.level = wrong[i].level;
 		CHECK_EQUAL(flush(&a, what), EINVAL);
 	}
-	/* Outside of wr_start and wr_complete it does nothing. */
+	/* wr_flush() has no effect outside wr_start() and wr_complete(). */
 	newer(&a)->wr_flush(&newer(&a)->before, 1, 1, 1, 0, 0);
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_FLUSH}), EOPNOTSUPP);
-	/* It has no data. */
+	/* A FLUSH cannot have data. */
 	struct ibv_qp_ex *qp = &newer(&a)->before;
 
 	qp->wr_start(qp);
 	newer(&a)->wr_flush(qp, 1, 1, 1, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
 	qp->wr_set_sge(qp, a.mr->lkey, (uintptr_t)a.memory, 8);
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
-	/* Nothing here has storage behind it that the device would know. */
+	/* The device cannot make any memory persistent. */
 	REFUSED(verbs->ibv_reg_mr(a.pd, a.memory, LENGTH, EVERYTHING), EOPNOTSUPP);
-	/* A message is at most 1 GiB, and so is a range. */
+	/* The length of a range is limited to 1 GiB, like that of a message. */
 	struct flush what = all_of(&b);
 
 	what.length = (size_t)3 << 30;
@@ -200,14 +203,14 @@ static void frames(void)
 		uint8_t syndrome;
 		uint32_t length;
 		uint8_t flags;
-		enum soft_nak nak; /* 0: the stream ends */
+		enum soft_nak nak; /* 0 if the stream ends */
 	} cases[] = {
 		{.syndrome = 0, .nak = SOFT_NAK_INVALID_REQUEST},
 		{.syndrome = 8 | IBV_FLUSH_GLOBAL, .nak = SOFT_NAK_INVALID_REQUEST},
 		{.syndrome = 2 << SOFT_FLUSH_LEVEL_SHIFT | IBV_FLUSH_GLOBAL,
 		 .nak = SOFT_NAK_INVALID_REQUEST},
 		{.syndrome = 0xff, .nak = SOFT_NAK_INVALID_REQUEST},
-		{.syndrome = IBV_FLUSH_GLOBAL, .nak = SOFT_NAK_REMOTE_ACCESS}, /* the key is 0 */
+		{.syndrome = IBV_FLUSH_GLOBAL, .nak = SOFT_NAK_REMOTE_ACCESS}, /* invalid key 0 */
 		{.syndrome = IBV_FLUSH_GLOBAL, .length = 8},
 		{.syndrome = IBV_FLUSH_GLOBAL, .flags = SOFT_FRAME_MORE},
 	};

@@ -1,7 +1,6 @@
-/* A peer that has a connection and means harm: keys that it guesses, payload that it refers to, answers
- * that it never fetches.  What that costs is bounded.  (Keys that are not for it, and ranges: test_errors;
- * nonsense in frames: test_link; and the fuzzers.)
- */
+/* Tests of connected peers that are hostile. They guess keys, announce payload without sending it,
+ * and never read responses. The cost to the device must be bounded. Wrong keys and ranges are
+ * tested in test_errors, and malformed frames in test_link and by the fuzzers. */
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
@@ -12,7 +11,7 @@ enum { SECRET = 0x5a };
 
 struct scene {
 	struct side side;
-	int fd; /* of the peer */
+	int fd; /* the peer's end of the stream */
 	uint32_t psn;
 };
 
@@ -30,7 +29,7 @@ static void close_scene(struct scene *scene)
 	close_side(&scene->side);
 }
 
-/* A request at the scene's own memory. */
+/* Send a request for the scene's memory from the peer. */
 static void say(struct scene *scene, uint8_t opcode, uint32_t rkey, uint32_t total)
 {
 	const bool read = opcode == SOFT_READ;
@@ -49,8 +48,7 @@ static void say(struct scene *scene, uint8_t opcode, uint32_t rkey, uint32_t tot
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* One key says nothing about the next: all differ, in their upper bits and in their lower ones, and
- * do not count up. */
+/* Check that keys are unpredictable: they differ, do not count up, and have no constant bits. */
 static void keys_are_random(struct side *side)
 {
 	enum { KEYS = 1000 };
@@ -72,13 +70,13 @@ static void keys_are_random(struct side *side)
 	}
 	CHECK_EQUAL(ones, 0xffffffff);
 	CHECK_EQUAL(zeros, 0xffffffff);
-	CHECK(same <= 1); /* one of 8,600 runs draws a number twice */
+	CHECK(same <= 1); /* about one run in 8,600 repeats a random key */
 	CHECK(rising > KEYS / 4 && rising < KEYS - KEYS / 4);
 }
 
 /* ---- frames for another wire ------------------------------------------------------------------- */
 
-/* All that was said has been read, or the other end is closed. */
+/* Drive the device until it has read everything sent to it, or has closed the connection. */
 static void await_reading(const struct scene *scene)
 {
 	int unread = 1;
@@ -89,9 +87,10 @@ static void await_reading(const struct scene *scene)
 	}
 }
 
-/* A frame that refers to its payload, which only a process of this host may send, and through
- * shared memory: it may be longer than what a socket carries.  Nothing of what follows is taken for
- * its payload, neither what comes with the header nor what comes after it was read. */
+/* Check that a frame with a reference to its payload ends the connection when it arrives on a
+ * socket. Only a process on this host may send such a frame, and only through shared memory, where
+ * it may be longer than a socket record. The device must not treat the bytes that follow as
+ * payload, whether they arrive with the header or later. */
 static void payload_elsewhere(void)
 {
 	static const uint32_t lengths[] = {8192, SOFT_FRAME_MAX + 1};
@@ -104,7 +103,7 @@ static void payload_elsewhere(void)
 
 			open_scene(&scene, (struct options){.memory = SOFT_CMA_FRAME_MAX});
 			struct side *side = &scene.side;
-			/* Chunks of a null region are all at the same place. */
+			/* All chunks of a null region use the same memory. */
 			struct ibv_mr *null = extended(side->context)->alloc_null_mr(side->pd);
 			CHECK(null);
 			struct ibv_sge sge = {
@@ -147,8 +146,8 @@ static void payload_elsewhere(void)
 
 /* ---- what it costs --------------------------------------------------------------------------- */
 
-/* READs of much, none of whose answers is fetched: no more than were agreed on, and no memory for
- * the answers.  Another queue pair does not wait for that one. */
+/* Check that large READs whose responses the peer never reads do not block another queue pair.
+ * Their responses are not buffered, and their number is limited to the negotiated depth. */
 static void unread_answers(void)
 {
 	enum { BIG = 8 << 20, DEPTH = 4 };
@@ -165,14 +164,15 @@ static void unread_answers(void)
 	one_message(&a, &b);
 	close_pair(&a, &b);
 
-	/* One more than was agreed on: IBTA 9.7.4.3.1. */
+	/* One READ more than the negotiated depth is an error (IBTA 9.7.4.3.1). */
 	say(&scene, SOFT_READ, scene.side.mr->rkey, 8);
 	expect_event(&scene.side, IBV_EVENT_QP_REQ_ERR);
 	close_scene(&scene);
 }
 
-/* Short READs that wait for the answer to a long one, and WRITEs over what they read: of their bytes
- * a bounded number is kept (read_order.c), and none is given away once the key has gone. */
+/* Check that the device keeps a bounded number of bytes of short READs that wait behind a long one
+ * while WRITEs overwrite them (read_order.c). It must not send these bytes after their region has
+ * been deregistered. */
 static void kept_answers(void)
 {
 	enum { BIG = 8 << 20, SHORT = 32 * 1024, DEPTH = 4 };
@@ -210,7 +210,7 @@ static void kept_answers(void)
 	close_scene(&scene);
 }
 
-/* Messages for which there is no receive: a NAK each, nothing is kept. */
+/* Check that messages without a posted receive are not stored. Each one only causes an RNR NAK. */
 static void unreceived_messages(void)
 {
 	struct scene scene;

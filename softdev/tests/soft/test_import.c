@@ -1,4 +1,4 @@
-/* Objects of one context under another one: ibv_import_device(3), ibv_import_pd(3),
+/* Tests of objects imported into another context: ibv_import_device(3), ibv_import_pd(3),
  * ibv_import_mr(3), ibv_import_dm(3). */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
@@ -25,8 +25,8 @@ static enum ibv_wc_status write_to(struct side *side, const struct ibv_mr *mr, c
 	return next_wc(side).status;
 }
 
-/* A queue pair made with the imported domain gives its peer the memory that is registered with the
- * original. */
+/* Check that a queue pair in the imported domain gives its peer access to memory that was
+ * registered in the original domain. */
 static void domains_and_regions(struct side *a, struct side *b)
 {
 	struct ibv_context *context = import(b->context), *stranger = open_device();
@@ -40,7 +40,7 @@ static void domains_and_regions(struct side *a, struct side *b)
 
 	CHECK(mr && !mr->addr && mr->pd == pd && mr->context == context);
 	CHECK(mr->length == b->mr->length && mr->lkey == b->mr->lkey && mr->rkey == b->mr->rkey);
-	REFUSED(verbs->ibv_import_mr(pd, a->mr->handle), EINVAL); /* of another domain */
+	REFUSED(verbs->ibv_import_mr(pd, a->mr->handle), EINVAL); /* region of another domain */
 	REFUSED(verbs->ibv_import_mr(pd, 0), EINVAL);
 	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
 		    IBV_REREG_MR_ERR_INPUT);
@@ -55,9 +55,9 @@ static void domains_and_regions(struct side *a, struct side *b)
 	CHECK_OK(to_state(a, IBV_QPS_RESET));
 	connect_pair(a, b);
 	CHECK_EQUAL(write_to(a, mr, b->memory), IBV_WC_SUCCESS);
-	CHECK_EQUAL(write_to(b, a->mr, a->memory), IBV_WC_SUCCESS); /* from that memory */
+	CHECK_EQUAL(write_to(b, a->mr, a->memory), IBV_WC_SUCCESS); /* local access works, too */
 
-	/* A window of the original keeps both from being deregistered. */
+	/* A window bound to the original region also prevents deregistration through an import. */
 	struct ibv_mr *bound =
 		verbs->ibv_reg_mr(own, b->memory, 64, ALL_RIGHTS | IBV_ACCESS_MW_BIND);
 	struct ibv_mr *import_of_it = bound ? verbs->ibv_import_mr(pd, bound->handle) : NULL;
@@ -76,7 +76,8 @@ static void domains_and_regions(struct side *a, struct side *b)
 	verbs->ibv_unimport_mr(import_of_it);
 	dereg(bound);
 
-	/* Deregistered by the import, the memory is closed; what refers to it goes afterwards. */
+	/* Deregistering an import ends access to the region. The other handles are released
+	 * afterwards. */
 	struct ibv_mr *other = verbs->ibv_import_mr(pd, b->mr->handle);
 
 	CHECK(other);
@@ -87,7 +88,7 @@ static void domains_and_regions(struct side *a, struct side *b)
 	verbs->ibv_unimport_mr(b->mr);
 	b->mr = NULL;
 
-	/* Unimported while a queue pair uses it: the original waits for that. */
+	/* An unimported domain keeps the original busy while a queue pair uses it. */
 	struct ibv_pd *unused = verbs->ibv_import_pd(context, own->handle);
 
 	CHECK(unused);
@@ -128,7 +129,8 @@ static void device_memory(void)
 	CHECK_OK(verbs->ibv_close_device(stranger));
 }
 
-/* What is no descriptor of an open context of this process: it stays the caller's. */
+/* Check that ibv_import_device rejects a descriptor that does not belong to an open context of this
+ * process. The descriptor remains the caller's. */
 static void other_files(void)
 {
 	struct ibv_context *context = open_device();
@@ -151,7 +153,8 @@ static void other_files(void)
 int main(void)
 {
 	limit_seconds(60);
-	/* A sanitizer starts a thread of its own with the first one of the program. */
+	/* A sanitizer starts its own thread together with the program's first one. Open a device
+	 * before counting, so that both are included. */
 	CHECK_OK(verbs->ibv_close_device(open_device()));
 	int before = resources();
 

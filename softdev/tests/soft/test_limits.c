@@ -1,9 +1,9 @@
-/* Limits of the process (setrlimit(2)) that forbid what the device would like to have. */
+/* Tests of process limits (setrlimit(2)) that restrict the device. */
 #include <sys/resource.h>
 
 #include "verbs_side.h"
 
-/* Files may have no length, and so memory that processes share cannot either: they use TCP. */
+/* Check that processes use TCP if RLIMIT_FSIZE forbids the files for shared memory. */
 static void no_long_files(void)
 {
 	struct process process = split();
@@ -26,7 +26,7 @@ static void no_long_files(void)
 	CHECK(filled(side.memory + 4096, 4096, process.child == 0));
 	process_barrier(&process);
 	close_side(&side);
-	CHECK_OK(setrlimit(RLIMIT_FSIZE, &before)); /* what counts coverage writes files */
+	CHECK_OK(setrlimit(RLIMIT_FSIZE, &before)); /* coverage tools write files */
 	join(&process);
 }
 

@@ -1,4 +1,4 @@
-/* Streams that come late, break, or bring what no peer would send. */
+/* Tests of streams that are late, break, or carry data that no correct peer would send. */
 #include "adopted_side.h"
 #include "ud_side.h"
 
@@ -10,7 +10,8 @@
 
 /* ---- making the stream --------------------------------------------------------------------- */
 
-/* The PSN of the own sends becomes known last; a peer that expects another one is not the peer. */
+/* Check that a peer with the wrong PSN is rejected even if the mismatch is found late. A queue pair
+ * learns its own send PSN last, in the transition to RTS. */
 static void wrong_psn_found_late(void)
 {
 	struct side a, b;
@@ -31,7 +32,8 @@ static void wrong_psn_found_late(void)
 	close_pair(&a, &b);
 }
 
-/* Their path MTUs differ: neither gets a stream, and one line of stderr for each names both. */
+/* Check that queue pairs with different path MTUs get no stream, and that stderr names both
+ * MTUs. */
 static void other_mtu(void)
 {
 	struct side a, b;
@@ -55,8 +57,8 @@ static void other_mtu(void)
 	close_pair(&a, &b);
 }
 
-/* An acknowledgement of nothing says that the stream is chosen; which PSN it has, a queue pair in RTR
- * cannot know. */
+/* Check that a queue pair in RTR accepts the empty acknowledgement with which its peer chooses a
+ * stream. Any PSN is valid there, because the queue pair does not know its send PSN yet. */
 static void chosen_before_rts(void)
 {
 	for (uint32_t psn = 5; psn < 1u << 24; psn += 1u << 23) {
@@ -100,7 +102,7 @@ static void expect_hung_up(int fd)
 	close(fd);
 }
 
-/* A stream to that port, introduced. */
+/* Connect to the port and exchange stream handshakes. Returns the socket. */
 static int greet(uint16_t port)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
@@ -127,11 +129,11 @@ static void introduce(int fd, const struct soft_hello *hello, uint32_t number)
 static void hostile_peers(void)
 {
 	static const struct {
-		uint32_t word, length; /* of a record */
+		uint32_t word, length; /* header word and length of a record */
 	} nonsense[] = {
-		{0, 0}, /* kinds that are none */
+		{0, 0}, /* invalid kinds */
 		{5u << 24, 0},
-		{SOFT_RECORD_OPEN << 24 | 47, 47}, /* lengths that they do not have */
+		{SOFT_RECORD_OPEN << 24 | 47, 47}, /* invalid lengths for the kind */
 		{SOFT_RECORD_ACCEPT << 24, 0},
 		{SOFT_RECORD_END << 24 | 4, 4},
 		{SOFT_RECORD_DATA << 24, 0},
@@ -144,7 +146,7 @@ static void hostile_peers(void)
 	OPEN_PAIR(&a, &b);
 	struct address address = address_of_side(&b);
 
-	/* Nonsense, and a web browser. */
+	/* Send garbage, and then the request of a web browser. */
 	int fd = connect_to(address.port);
 
 	fill(bytes, sizeof(bytes), 3);
@@ -156,7 +158,7 @@ static void hostile_peers(void)
 
 	CHECK(send(fd, get, sizeof(get) - 1, 0) > 0);
 	expect_hung_up(fd);
-	/* Another version is told ours, in case it can say so. */
+	/* A peer with another version receives this version, so that it can report the mismatch. */
 	fd = connect_to(address.port);
 	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO_STREAM});
 	bytes[8]++;
@@ -173,7 +175,7 @@ static void hostile_peers(void)
 		CHECK(send(fd, record, RECORD_HEADER + nonsense[i].length, 0) > 0);
 		expect_hung_up(fd);
 	}
-	/* Introductions that are wrong in one thing each. */
+	/* Send HELLOs with one fault each. */
 	for (int wrong = 0; wrong < 4; wrong++) {
 		struct soft_hello hello = {
 			.kind = SOFT_HELLO,
@@ -191,7 +193,7 @@ static void hostile_peers(void)
 			hello.to ^= 0x800000;
 		if (wrong == 2)
 			hello.receive_psn ^= 1;
-		/* 3: right in everything, but it has its peer already */
+		/* 3: a correct HELLO, but the queue pair already has its peer */
 		fd = greet(address.port);
 		introduce(fd, &hello, 5);
 		if (wrong == 0) {
@@ -202,11 +204,12 @@ static void hostile_peers(void)
 			guesses[wrong] = fd;
 		}
 	}
-	/* Which of them name a queue pair that is there, is not told: when a later one is through. */
+	/* The device does not reveal which HELLO names an existing queue pair. It has handled all
+	 * of them when a later stream completes its handshake. */
 	close(greet(address.port));
 	for (int wrong = 1; wrong < 4; wrong++)
 		CHECK(recv(guesses[wrong], bytes, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
-	/* Many streams that send nothing, or half a handshake, do not keep others out. */
+	/* Many streams that send nothing or part of a handshake must not lock out other peers. */
 	int fds[300];
 
 	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO_STREAM});
@@ -214,8 +217,8 @@ static void hostile_peers(void)
 		fds[i] = connect_to(address.port);
 		CHECK_EQUAL(send(fds[i], bytes, (size_t)(i % 40), MSG_NOSIGNAL), i % 40);
 	}
-	expect_hung_up(fds[0]); /* the oldest had to go */
-	/* So had these, which have no channel. */
+	expect_hung_up(fds[0]); /* evicted as the oldest */
+	/* The streams with a faulty HELLO have no channel, so they were evicted as well. */
 	for (int wrong = 1; wrong < 4; wrong++)
 		expect_hung_up(guesses[wrong]);
 	struct side c, d;
@@ -226,12 +229,13 @@ static void hostile_peers(void)
 	for (int i = 1; i < 300; i++)
 		close(fds[i]);
 
-	/* The first pair noticed nothing of all this. */
+	/* The first pair still works. */
 	one_message(&a, &b);
 	close_pair(&a, &b);
 }
 
-/* A queue pair for datagrams has no peer, whatever fits the zeros that it has in its place. */
+/* Check that a UD queue pair refuses streams. Its peer fields are zero, but zeros in a HELLO must
+ * not match them. */
 static void stream_to_datagrams(void)
 {
 	for (uint8_t opcode = SOFT_SEND; opcode <= SOFT_ATOMIC_DATA; opcode++) {
@@ -253,18 +257,19 @@ static void stream_to_datagrams(void)
 						       .length = SOFT_ATOMIC_ARGUMENTS,
 						       .dma_length = SOFT_ATOMIC_ARGUMENTS});
 		CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
-		/* All of that has been read when a later stream is through. */
+		/* The device has read everything above when a later stream completes its
+		 * handshake. */
 		close(greet(port_of_number(side.qp->qp_num)));
 		CHECK_EQUAL(verbs->device->wire(side.qp), AIORDMA_WIRE_NONE);
 		CHECK(recv(fd, bytes, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
-		soft_lock(); /* nor does the connection manager bring it one */
+		soft_lock(); /* the CM cannot attach a stream either */
 		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fd, NULL, 0), EINVAL);
 		soft_unlock();
 		close_side(&side);
 	}
 }
 
-static uint64_t stands_at; /* atomic: the device's time, which passes while this is 0 */
+static uint64_t stands_at; /* atomic: time of the stopped clock in ns, or 0 to use the real clock */
 
 static int clock_that_stands(clockid_t clock, struct timespec *now)
 {
@@ -276,9 +281,10 @@ static int clock_that_stands(clockid_t clock, struct timespec *now)
 	return 0;
 }
 
-/* A stream that has made too many wrong guesses is refused unseen: also what is right, and waits for
- * its queue pair if it is seen.  A new stream has one guess, or there would be ever new ones; one that
- * is older than a second has a thousand more. */
+/* Check that a stream with too many wrong guesses is refused unchecked, even if its next HELLO is
+ * correct. A checked HELLO would be held until its queue pair is ready. A new stream has only one
+ * guess, because a peer can open any number of streams. A stream with full credit, such as one from
+ * the CM, has a thousand more. */
 static void guesses(bool of_cm, uint32_t wrong, bool unseen)
 {
 	uint8_t record[RECORD_HEADER];
@@ -298,7 +304,7 @@ static void guesses(bool of_cm, uint32_t wrong, bool unseen)
 		introduce(fd, &hello, i);
 	hello.to = side.qp->qp_num;
 	introduce(fd, &hello, 5000);
-	hello.kind = SOFT_HELLO_ACK; /* refused in any case, and in order */
+	hello.kind = SOFT_HELLO_ACK; /* always refused, after the messages before it */
 	introduce(fd, &hello, 5001);
 	do {
 		CHECK(hear_exactly(fd, record, sizeof(record)));
@@ -313,8 +319,9 @@ static void guesses(bool of_cm, uint32_t wrong, bool unseen)
 	close_side(&side);
 }
 
-/* Brings up a side that connects to the test, at the socket that it returns: the smaller number connects,
- * and that is the device's. */
+/* Bring up a side that connects to a socket of the test. The smaller queue pair number connects
+ * first, so the test takes a higher number than any device. Returns the listening socket, and
+ * stores the test's number in `*highest`. */
 static int open_to_door(struct side *side, uint32_t *highest)
 {
 	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -327,7 +334,7 @@ static int open_to_door(struct side *side, uint32_t *highest)
 	return door;
 }
 
-/* A queue pair that leaves before its introduction is answered takes that back. */
+/* Check that a queue pair withdraws its HELLO if it enters ERR before the peer responds. */
 static void leaves_unanswered(void)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE], record[RECORD_HEADER];
@@ -341,7 +348,7 @@ static void leaves_unanswered(void)
 	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
 	CHECK(soft_hello_decode(bytes, &hello));
 	CHECK_EQUAL(hello.kind, SOFT_HELLO_STREAM);
-	/* Nothing else before the answer. */
+	/* The device sends nothing more before the response. */
 	CHECK(recv(fd, record, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
 	CHECK(hear_exactly(fd, record, sizeof(record)));
@@ -351,7 +358,7 @@ static void leaves_unanswered(void)
 	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
 	CHECK(soft_hello_decode(bytes, &hello));
 	CHECK_EQUAL(hello.to, highest);
-	/* It takes none on a stream that it has made: refused as what is refused in any case. */
+	/* The device refuses every HELLO on a stream that it opened, including a correct one. */
 	struct soft_hello right = {
 		.kind = SOFT_HELLO,
 		.from = highest,
@@ -375,13 +382,13 @@ static void leaves_unanswered(void)
 	CHECK_EQUAL(record[3], SOFT_RECORD_END);
 	CHECK_EQUAL(soft_take32(record + 4), 0);
 	CHECK_EQUAL(soft_take32(record + 8), number);
-	expect_hung_up(fd); /* without a channel it ends */
+	expect_hung_up(fd); /* a stream without a channel is closed */
 	close(door);
 	close_side(&side);
 }
 
-/* One that does so while the answer is under way has taken in nothing of what came with the answer,
- * though its kernel has: it does not count as done. */
+/* Check that a request fails if the peer withdraws its HELLO while the response is in flight. The
+ * data sent after the response has reached the peer's kernel, but not its queue pair. */
 static void leaves_accepted(struct side *side)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE], record[RECORD_HEADER];
@@ -409,17 +416,17 @@ static void leaves_accepted(struct side *side)
 	CHECK_EQUAL(record[3], SOFT_RECORD_DATA);
 	CHECK(hear_exactly(fd, bytes, SOFT_FRAME_HEADER + 8));
 	CHECK(soft_frame_decode(bytes, &frame));
-	CHECK_EQUAL(frame.syndrome, IBV_MTU_4096); /* for a peer without a handshake */
+	CHECK_EQUAL(frame.syndrome, IBV_MTU_4096); /* checked by a peer without a handshake */
 	record_header(record, SOFT_RECORD_END, 0, 0, 6);
 	CHECK_EQUAL(send(fd, record, sizeof(record), 0), sizeof(record));
-	expect_hung_up(fd); /* that was its only channel */
+	expect_hung_up(fd); /* its only channel has ended */
 	expect_wc(side, 1, IBV_WC_RETRY_EXC_ERR);
 }
 
 /* ---- the end of a stream ------------------------------------------------------------------- */
 
-/* The other process is killed: in the middle of its transfer, while a child of its own is still alive, and
- * when it has been asked for a READ that it has not begun, since it is stopped. */
+/* State of the peer process when killed: in the middle of its transfer, with a living child, or
+ * stopped before serving a READ. */
 enum way { IN_TRANSFER, WITH_CHILD, STOPPED, WAYS };
 
 static void killed(enum way way)
@@ -429,12 +436,12 @@ static void killed(enum way way)
 	struct side side;
 	struct address peer = open_peers(&process, &side,
 					 (struct options){.memory = BIG,
-							  .timeout = 255, /* time ends nothing */
+							  .timeout = 255, /* never times out */
 							  .ends_with_peer = true},
 					 2, 8);
 
 	process_barrier(&process);
-	/* A stream is there when something has come through it. */
+	/* Exchange a message to ensure that the stream exists. */
 	POST(&side, IBV_WR_SEND_WITH_IMM, .wr_id = 4);
 	expect_two(&side);
 	process_barrier(&process);
@@ -444,7 +451,7 @@ static void killed(enum way way)
 
 			CHECK(child >= 0);
 			if (child == 0) {
-				/* Until the parent is gone and the test with it. */
+				/* Wait until the test process closes its socket. */
 				char byte;
 
 				while (read(process.fd, &byte, 1) > 0)
@@ -482,7 +489,8 @@ static void killed(enum way way)
 
 /* ---- hostile frames ------------------------------------------------------------------------ */
 
-/* It ends the queue pair, and nothing else happens. */
+/* Check that a frame ends the queue pair and has no other effect. `refused` states whether the
+ * device sends a NAK. */
 static void ends_by(const struct soft_frame *said, bool refused)
 {
 	struct soft_frame frame = *said;
@@ -509,8 +517,8 @@ static void ends_by(const struct soft_frame *said, bool refused)
 	close_side(&side);
 }
 
-/* What cannot be a frame ends the stream, a request that is out of place is refused.  Answers are to the
- * first request, which was not made. */
+/* Check that an invalid frame ends the stream, and that a request out of sequence is refused. The
+ * responses name the first request, which was never posted. */
 static void impossible_frames(void)
 {
 	static const struct soft_frame ends[] = {
@@ -521,11 +529,11 @@ static void impossible_frames(void)
 		{.opcode = SOFT_SEND, .psn = 1 << 24, .length = 8},
 		{.opcode = SOFT_SEND, .length = 8, .msn = 1 << 24},
 		{.opcode = SOFT_SEND, .length = 8, .dma_length = 0x40000001},
-		/* no whole units or nothing */
+		/* parts that are empty or not a multiple of the path MTU */
 		{.opcode = SOFT_SEND, .length = 8, .flags = SOFT_FRAME_MORE},
 		{.opcode = SOFT_SEND, .flags = SOFT_FRAME_MORE},
 		{.opcode = SOFT_SEND, .flags = SOFT_FRAME_CONTINUES},
-		/* what the last frame says */
+		/* a flag that only the last frame may have */
 		{.opcode = SOFT_SEND,
 
 		 .length = 4096,
@@ -552,9 +560,10 @@ static void impossible_frames(void)
 	static const struct soft_frame refused[] = {
 		{.opcode = SOFT_SEND, .length = 8, .flags = SOFT_FRAME_CONTINUES},
 		{.opcode = SOFT_WRITE, .length = 8, .flags = SOFT_FRAME_CONTINUES},
-		/* of a stream without a handshake: its PSNs would mean other places */
+		/* another path MTU, for which PSNs mean other offsets; a handshake would reject
+		 * it */
 		{.opcode = SOFT_SEND, .length = 8, .syndrome = IBV_MTU_256},
-		/* another length than that of the message */
+		/* a length that contradicts the message's length */
 		{.opcode = SOFT_WRITE, .length = 8, .dma_length = 4},
 		{.opcode = SOFT_WRITE, .length = 8, .dma_length = 16},
 		{.opcode = SOFT_WRITE,
@@ -570,7 +579,7 @@ static void impossible_frames(void)
 		ends_by(&refused[i], true);
 }
 
-/* Answers to requests that were made, wrong in one thing each: a bad response. */
+/* Check that a response with one fault fails its request with IBV_WC_BAD_RESP_ERR. */
 static void impossible_answers(void)
 {
 	const struct {
@@ -611,7 +620,7 @@ static void impossible_answers(void)
 
 int main(void)
 {
-	static struct soft_platform platform; /* threads of the device outlive main */
+	static struct soft_platform platform; /* static because the device's threads outlive main */
 
 	platform = *soft_device.platform;
 	platform.clock = clock_that_stands;

@@ -1,5 +1,5 @@
-/* Another machine, as far as the device can see: a stream between two addresses (liveness.c).  In a
- * network of our own, so that it can be cut. */
+/* Tests of a stream between two addresses, which the device treats as a stream to another machine
+ * (liveness.c). They run in a network namespace, so that they can cut the path. */
 #define _GNU_SOURCE /* unshare */
 #include "link/link_internal.h"
 
@@ -16,7 +16,8 @@ enum {
 	LIMIT_US = 1000000, /* AIORDMA_EMBEDDED_PATH_TIMEOUT is 1 */
 };
 
-/* Only loopback, and only ours; false where this user may not have that. */
+/* Set the namespace's loopback interface up or down. Returns false if this user is not permitted to
+ * do so. */
 static bool set_loopback(bool up)
 {
 	struct ifreq request = {.ifr_name = "lo", .ifr_flags = up ? IFF_UP : 0};
@@ -35,7 +36,7 @@ static bool own_network(void)
 	       set_loopback(true);
 }
 
-/* A stream from 127.0.0.1 to 127.0.0.2; the other end is ours to speak for. */
+/* Connect a stream from 127.0.0.1 to 127.0.0.2. The test plays the peer on `*other`. */
 static int connect_streams(int *other)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET};
@@ -55,7 +56,8 @@ static int connect_streams(int *other)
 	return fd;
 }
 
-/* Returns our end of the stream, which is the device's. */
+/* Open a side with a stream to another address. Returns the device's end of the stream, and stores
+ * the test's end in `*other`. */
 static int open_elsewhere(struct side *a, int *other, struct options options)
 {
 	open_side(a, options);
@@ -95,9 +97,9 @@ static int option(int fd, int level, int name)
 	return value;
 }
 
-/* A peer that takes nothing but whose machine answers is no lost path, however long that lasts: its
- * process may have been stopped.  The kernel asks it less and less often, soon more seldom than our
- * patience is long. */
+/* Check that a path is not lost while the peer reads nothing but its machine responds, because the
+ * peer's process may just be stopped. The kernel's probes become less frequent, until their
+ * interval exceeds the time limit. */
 static void stopped(void)
 {
 	uint64_t last = 0;
@@ -105,7 +107,7 @@ static void stopped(void)
 	int other;
 
 	open_to_elsewhere(&a, &other, 1);
-	write_bytes(&a, BIG); /* more than fits */
+	write_bytes(&a, BIG); /* more than the socket buffers hold */
 	for (int looks = 0; looks < 14;) {
 		struct pollfd failure = {.fd = a.context->async_fd, .events = POLLIN};
 		struct soft_tcp_path path = path_of(&a);
@@ -114,14 +116,14 @@ static void stopped(void)
 		looks += path.liveness_timer.deadline_ns != last;
 		last = path.liveness_timer.deadline_ns;
 	}
-	close(other); /* as its end would */
+	close(other); /* as if its process had exited */
 	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
 	close_side(&a);
 }
 
-/* What has been sent and is not answered by the other machine itself ends the connection.  Of the time
- * when the engine did not run nothing counts: a process that was stopped itself does not take its own
- * silence for its peer's. */
+/* Check that a connection fails if the other machine does not respond to data within the time
+ * limit. Time during which the engine did not run does not count, because a stopped process must
+ * not mistake its own silence for its peer's. */
 static void lose_path(bool stops)
 {
 	struct side a;
@@ -132,7 +134,7 @@ static void lose_path(bool stops)
 	uint64_t start = soft_now();
 
 	write_bytes(&a, 8);
-	if (stops) { /* as in a process that is stopped, the engine does not run */
+	if (stops) { /* the lock stops the engine, as in a stopped process */
 		soft_lock();
 		CHECK_OK(usleep(LIMIT_US * 3 / 2));
 		start = soft_now();
@@ -142,7 +144,7 @@ static void lose_path(bool stops)
 	CHECK(soft_now() - start >= LIMIT_US * UINT64_C(1000));
 	struct ibv_async_event event = {.event_type = IBV_EVENT_GID_CHANGE};
 
-	while (event.event_type == IBV_EVENT_GID_CHANGE) { /* addresses have gone, too */
+	while (event.event_type == IBV_EVENT_GID_CHANGE) { /* cutting the path also removes GIDs */
 		CHECK_OK(verbs->ibv_get_async_event(a.context, &event));
 		verbs->ibv_ack_async_event(&event);
 	}
@@ -153,13 +155,14 @@ static void lose_path(bool stops)
 	close_side(&a);
 }
 
-/* How long: the time that is set, or what the queue pair's own timeouts come to if that is more
- * (IBTA 9.7.6.1.3); with a timeout of 0 for ever.  While nothing is under way the kernel asks, for the
- * time that is set, if the queue pair is to end with its peer. */
+/* Check the time limit of a path. It is the configured timeout, or the total timeout of the queue
+ * pair if that is longer (IBTA 9.7.6.1.3). A queue pair timeout of 0 means no limit. While no data
+ * is in flight, the kernel probes the path for the configured time if the queue pair ends with its
+ * peer. */
 static void long_timeout(void)
 {
 	static const struct {
-		uint8_t timeout; /* 255 for 0 */
+		uint8_t timeout; /* 255 stands for 0 */
 		uint64_t ns;
 	} cases[] = {
 		{255, 0},
@@ -185,7 +188,8 @@ static void long_timeout(void)
 	}
 }
 
-/* A request that is posted while the kernel's probes are unanswered begins no time of its own. */
+/* Check that a request posted while the kernel's probes are unanswered does not restart the time
+ * limit. */
 static void lost_while_idle(void)
 {
 	const int first = 1, others = 30;
@@ -212,7 +216,7 @@ static void lost_while_idle(void)
 	close_side(&a);
 }
 
-/* An introduction by a stream of before that nothing answers any more: the new one is used. */
+/* Check that the CM uses the new stream if the HELLO on an existing stream gets no response. */
 static void unanswered(void)
 {
 	struct sockaddr_in peer;
@@ -245,7 +249,8 @@ static void unanswered(void)
 	close_side(&a);
 }
 
-/* The owner of such a queue pair would not hear of it: the path is left alone, as by a card. */
+/* Check that an idle path is not probed if the queue pair does not end with its peer. Its owner
+ * would not learn of a loss, just as with a card. */
 static void idle_without_probes(void)
 {
 	struct side a;
@@ -256,7 +261,7 @@ static void idle_without_probes(void)
 	close_side(&a);
 }
 
-/* What is no time is refused, and it is said what is wrong. */
+/* Check that an invalid timeout is rejected with an explanation. */
 static void no_time(void)
 {
 	static const char *const wrong[] = {"soon", "0",  "3601", "5s",

@@ -1,18 +1,18 @@
-/* Ten thousand queue pairs between two processes: each carries its own message, and none needs a file
- * descriptor.  It also says what they cost (docs/scale.md). */
+/* Connect ten thousand queue pairs between two processes. Each one carries its own message, and
+ * none needs its own file descriptor. The test also prints their cost (docs/scale.md). */
 #include "leaks.h"
 #include "verbs_side.h"
 
 enum {
-	FILES = 16, /* of a device with a local peer, however many queue pairs there are */
+	FILES = 16, /* maximum for a device with a local peer */
 	QPS = 10000,
-	MOST_BYTES = 8192, /* of memory for a queue pair, its link and its CQ entries */
+	MOST_BYTES = 8192, /* maximum per queue pair, including its link and CQ entries */
 };
 
-static struct side side; /* all have its domain, queue and memory */
+static struct side side; /* provides the domain, CQ and memory of all queue pairs */
 static struct ibv_qp *qps[QPS];
 static uint32_t numbers[QPS], peers[QPS];
-static int left; /* completions to come; below zero: some of the next ones came already */
+static int left; /* outstanding completions; negative if some of the next batch arrived early */
 
 static size_t resident(void)
 {
@@ -68,7 +68,7 @@ static void complete(int count)
 	}
 }
 
-/* The number of each, so that a message in the wrong place is found. */
+/* Send each queue pair's index, so that a misdirected message is detected. */
 static void send_all(void)
 {
 	for (size_t i = 0; i < QPS; i++) {
@@ -83,7 +83,7 @@ static void send_all(void)
 		CHECK_EQUAL(words(1)[i], i);
 }
 
-/* Nothing to do: nothing is done, as soon as the work before has settled. */
+/* Check that an idle device uses almost no CPU time once earlier work has settled. */
 static void check_idle(void)
 {
 	uint64_t cpu, time;
@@ -91,8 +91,7 @@ static void check_idle(void)
 	do {
 		cpu = now_ns(CLOCK_PROCESS_CPUTIME_ID);
 		time = now_ns(CLOCK_MONOTONIC);
-		poll(NULL, 0,
-		     500); /* not to wait for something: this is how much time is looked at */
+		poll(NULL, 0, 500); /* measuring interval in ms */
 		cpu = now_ns(CLOCK_PROCESS_CPUTIME_ID) - cpu;
 		time = now_ns(CLOCK_MONOTONIC) - time;
 	} while (cpu > time / 5);
@@ -105,7 +104,7 @@ static void between_processes(void)
 	struct side first;
 
 	limit_seconds(100);
-	OPEN(&first); /* what a process needs in any case */
+	OPEN(&first); /* allocates what any process needs */
 	size_t before = resident();
 	int files = entries_of("/proc/self/fd");
 

@@ -1,6 +1,6 @@
-/* Regions of every kind: on demand, null, of a file, of the device's own memory; registered anew;
- * and the domains they are in.  ibv_reg_mr(3), ibv_rereg_mr(3), ibv_alloc_dm(3), ibv_advise_mr(3).
- */
+/* Tests of memory regions of all kinds (on demand, null, file-backed, device memory), of
+ * reregistration, and of parent domains: ibv_reg_mr(3), ibv_rereg_mr(3), ibv_alloc_dm(3),
+ * ibv_advise_mr(3). */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 #include "objects/objects.h"
@@ -24,7 +24,7 @@ static bool resident(uint8_t *page)
 	return is & 1;
 }
 
-/* One request of a to the memory behind b's key. */
+/* Access b's region with one request from a. Returns the completion status. */
 static enum ibv_wc_status access_to(struct side *a, enum ibv_wr_opcode opcode,
 				    const struct ibv_mr *mr, uint64_t address, uint32_t length)
 {
@@ -38,7 +38,7 @@ static enum ibv_wc_status write_to(struct side *a, const struct ibv_mr *mr, uint
 	return access_to(a, IBV_WR_RDMA_WRITE, mr, address, length);
 }
 
-/* That ends the connection, which is made anew. */
+/* Check that a write is refused, and reconnect the pair, because the error ends the connection. */
 static void cannot_write(struct side *a, struct side *b, const struct ibv_mr *mr, uint64_t address,
 			 uint32_t length)
 {
@@ -58,7 +58,8 @@ static void on_demand(struct side *a, struct side *b)
 
 	uint8_t *memory = pages(4);
 
-	/* Nothing is checked: a hole is no error until it is accessed. */
+	/* Registration does not check the pages. A hole causes an error only when it is
+	 * accessed. */
 	CHECK_OK(munmap(memory + PAGE, PAGE));
 	CHECK_OK(mprotect(memory + 2 * PAGE, PAGE, PROT_READ));
 	struct ibv_mr *mr = verbs->ibv_reg_mr(b->pd, memory, 4 * PAGE, rights);
@@ -73,17 +74,17 @@ static void on_demand(struct side *a, struct side *b)
 	cannot_write(a, b, mr, (uintptr_t)memory + 2 * PAGE, 8);
 	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory + 2 * PAGE, 8),
 		    IBV_WC_SUCCESS);
-	/* A long one that comes to a hole on its way, in either direction. */
+	/* A long READ fails when it reaches the hole. */
 	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 4 * PAGE),
 		    IBV_WC_REM_ACCESS_ERR);
 	connect_again(a, b);
-	/* Mapped later. */
+	/* The hole may be mapped later. */
 	CHECK(mmap(memory + PAGE, PAGE, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory + PAGE);
-	fill(a->memory, 16, 5); /* where the reads have put theirs */
+	fill(a->memory, 16, 5); /* overwritten by the READs */
 	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_SUCCESS);
 	CHECK(filled(memory + PAGE - 8, 16, 5));
-	/* The same through a window. */
+	/* A window on the region respects the page protection. */
 	struct ibv_mw *mw = b->context->ops.alloc_mw(b->pd, IBV_MW_TYPE_2);
 
 	CHECK(mw);
@@ -99,10 +100,10 @@ static void on_demand(struct side *a, struct side *b)
 	expect_done(b, 6);
 	RUN(a, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
 	    .remote = (uintptr_t)memory + 2 * PAGE,
-	    .rkey = bind.bind_mw.rkey); /* that page cannot be written */
+	    .rkey = bind.bind_mw.rkey); /* a read-only page */
 	connect_again(a, b);
 	CHECK_OK(b->context->ops.dealloc_mw(mw));
-	/* As the source and the target of one's own requests. */
+	/* A hole also causes an error as the source of a local request. */
 	CHECK_OK(munmap(memory + PAGE, PAGE));
 	struct request local = {.opcode = IBV_WR_SEND, .wr_id = 2, .length = 64, .lkey = mr->lkey};
 
@@ -111,7 +112,8 @@ static void on_demand(struct side *a, struct side *b)
 	connect_again(a, b);
 	dereg(mr);
 
-	/* The whole address space (also tests/verbs/test_special_regions.py): of what is there. */
+	/* A region of the whole address space gives access to mapped memory only. See also
+	 * tests/verbs/test_special_regions.py. */
 	CHECK(mr = verbs->ibv_reg_mr(b->pd, NULL, SIZE_MAX, rights));
 	CHECK(!mr->addr && mr->length == SIZE_MAX);
 	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory + 100, 8), IBV_WC_SUCCESS);
@@ -120,7 +122,7 @@ static void on_demand(struct side *a, struct side *b)
 	CHECK_EQUAL(write_to(a, mr, UINT64_MAX - 4, 8), IBV_WC_REM_ACCESS_ERR);
 	dereg(mr);
 
-	/* Combinations that ibv_reg_mr(3) excludes. */
+	/* ibv_reg_mr(3) excludes these combinations. */
 	REFUSED(verbs->ibv_reg_mr(b->pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB),
 		EINVAL);
 	REFUSED(verbs->ibv_reg_mr_iova2(b->pd, NULL, SIZE_MAX, 4096, IBV_ACCESS_ON_DEMAND), EINVAL);
@@ -130,7 +132,8 @@ static void on_demand(struct side *a, struct side *b)
 	munmap(memory, 4 * PAGE);
 }
 
-/* New pages come when they are used, and are all there for other registrations. */
+/* Check that memory registered with soft_reg_own_mr is populated on first access, and that any
+ * other registration populates all of it. */
 static void own(struct side *a, struct side *b)
 {
 	const int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
@@ -145,7 +148,7 @@ static void own(struct side *a, struct side *b)
 	CHECK(filled(memory + PAGE - 8, 16, 5));
 	CHECK(resident(memory) && resident(memory + PAGE));
 	CHECK(!resident(memory + 2 * PAGE) && !resident(memory + 3 * PAGE));
-	/* Nothing else is taken on the caller's word. */
+	/* Rights and bounds are still checked. */
 	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 8),
 		    IBV_WC_REM_ACCESS_ERR);
 	connect_again(a, b);
@@ -159,7 +162,8 @@ static void own(struct side *a, struct side *b)
 	munmap(memory, 4 * PAGE);
 }
 
-/* All memory at once, of what is mapped later too: nothing for peers. */
+/* Check that a local region of the whole address space includes memory mapped later, and cannot
+ * grant rights to peers. */
 static void all(struct side *a, struct side *b)
 {
 	REFUSED(soft_reg_own_mr(a->pd, NULL, SIZE_MAX,
@@ -236,12 +240,12 @@ static void advising(void)
 		    ENOTSUP);
 	CHECK_EQUAL(advise(&a, prefetch, 2, mr->lkey, memory, 1), EINVAL);
 	CHECK_EQUAL(extended(a.context)->advise_mr(a.pd, prefetch, 0, NULL, 0), EINVAL);
-	CHECK_OK(advise(&a, prefetch, 0, a.mr->lkey, a.memory, 1)); /* not on demand */
+	CHECK_OK(advise(&a, prefetch, 0, a.mr->lkey, a.memory, 1)); /* not an on-demand region */
 	CHECK_EQUAL(advise(&a, prefetch, 0, ~mr->lkey, memory, 1), ENOENT);
 	CHECK_EQUAL(advise(&other, prefetch, 0, mr->lkey, memory, 1), EPERM);
 	CHECK_EQUAL(advise(&a, for_write, 0, readable->lkey, memory, 1), EPERM);
 	CHECK_EQUAL(advise(&a, prefetch, 0, mr->lkey, memory + PAGE, 4 * PAGE), EFAULT);
-	/* Pages that are not there: an error for a caller that waits for them. */
+	/* Missing pages are an error only if the caller waits for the prefetch. */
 	CHECK_OK(munmap(memory + 3 * PAGE, PAGE));
 	CHECK_OK(advise(&a, prefetch, 0, mr->lkey, memory, 4 * PAGE));
 	CHECK_EQUAL(advise(&a, prefetch, flush, mr->lkey, memory, 4 * PAGE), EFAULT);
@@ -259,7 +263,8 @@ static void null_region(struct side *a, struct side *b)
 	struct ibv_mr *mr = extended(a->context)->alloc_null_mr(a->pd);
 
 	CHECK(mr && mr->pd == a->pd && mr->length == SIZE_MAX && mr->rkey == 0);
-	/* Longer than what the device has of it in one piece, between data of ours. */
+	/* The null region's part lies between two buffers, and is longer than the device's block of
+	 * zeros. */
 	fill(a->memory, 100, 4);
 	fill(b->memory, 1 << 20, 1);
 	struct ibv_sge sges[3] = {
@@ -279,18 +284,19 @@ static void null_region(struct side *a, struct side *b)
 	for (int i = 0; i < 700000; i++)
 		CHECK(b->memory[50 + i] == 0);
 	CHECK(!memcmp(b->memory + 700050, a->memory + 50, 50));
-	/* As the target of a read: only the ends are kept. */
+	/* As the target of a READ, the null region discards its data, so only the ends are
+	 * stored. */
 	fill(b->memory, 1 << 20, 7);
 	wr.opcode = IBV_WR_RDMA_READ;
 	CHECK_OK(post_wr(a, &wr));
 	expect_done(a, 1);
 	CHECK(filled(a->memory, 50, 7) && !memcmp(a->memory + 50, b->memory + 700050, 50));
-	/* What was thrown away is not found again. */
+	/* Discarded data cannot be read back. */
 	wr.opcode = IBV_WR_RDMA_WRITE;
 	CHECK_OK(post_wr(a, &wr));
 	expect_done(a, 1);
 	CHECK(b->memory[50] == 0 && b->memory[700049] == 0);
-	/* Not for peers, windows and rereg. */
+	/* A null region cannot be reregistered or accessed by peers. */
 	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
 		    IBV_REREG_MR_ERR_INPUT);
 	CHECK_EQUAL(errno, EINVAL);
@@ -336,7 +342,7 @@ static void dmabuf(struct side *a, struct side *b)
 	CHECK(mr && mr->length == PAGE);
 	int other = dup(fd);
 
-	CHECK_OK(close(fd)); /* the region stays */
+	CHECK_OK(close(fd)); /* the region stays valid */
 	fill(a->memory, 200, 3);
 	CHECK_EQUAL(write_to(a, mr, 0x10064 + 10, 200), IBV_WC_SUCCESS);
 	CHECK_EQUAL(pread(other, seen, 200, PAGE + 110), 200);
@@ -345,11 +351,12 @@ static void dmabuf(struct side *a, struct side *b)
 		    IBV_REREG_MR_ERR_INPUT);
 	cannot_write(a, b, mr, 0x10063, 1);
 	cannot_write(a, b, mr, 0x10064 + PAGE, 1);
-	/* Cut short behind our back: an error, not the end of the process. */
+	/* Access to a file that was truncated after registration fails, but does not kill the
+	 * process. */
 	CHECK_OK(ftruncate(other, PAGE));
 	CHECK_EQUAL(write_to(a, mr, 0x10064, 8), IBV_WC_REM_ACCESS_ERR);
 	dereg(mr);
-	/* For reading alone a file that cannot be written will do. */
+	/* A read-only file is sufficient for a region without write access. */
 	char path[64];
 
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", other);
@@ -409,7 +416,7 @@ static void device_memory(struct side *a, struct side *b)
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, NULL, 4), EFAULT);
 	CHECK_EQUAL(dm->memcpy_from_dm(NULL, dm, 1000, 4), EFAULT);
 	CHECK_EQUAL(dm->memcpy_from_dm(NULL, dm, 1000, 0), 0);
-	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1001, a->memory, 4), EINVAL); /* no words */
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1001, a->memory, 4), EINVAL); /* not aligned to words */
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, a->memory, 5), EINVAL);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1002, 4), EINVAL);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1000, 2), EINVAL);
@@ -419,18 +426,18 @@ static void device_memory(struct side *a, struct side *b)
 	REFUSED(ex->reg_dm_mr(b->pd, dm, 1, 4096, rights), EINVAL);
 	REFUSED(ex->reg_dm_mr(b->pd, dm, 0, 4096, rights | IBV_ACCESS_ON_DEMAND), EINVAL);
 	REFUSED(ex->reg_dm_mr(b->pd, dm, 0, 4096, IBV_ACCESS_ZERO_BASED | PEER_RIGHTS), EINVAL);
-	REFUSED(ex->reg_dm_mr(a->pd, dm, 0, 4096, rights), EINVAL); /* another context's */
+	REFUSED(ex->reg_dm_mr(a->pd, dm, 0, 4096, rights), EINVAL); /* domain of another context */
 	struct ibv_mr *mr = ex->reg_dm_mr(b->pd, dm, 1000, 1000, rights);
 
 	CHECK(mr && mr->length == 1000 && !mr->addr);
-	/* Nothing of it can be registered as well, for what that is worth. */
+	/* A region of length zero can be registered, too. */
 	struct ibv_mr *nothing = ex->reg_dm_mr(b->pd, dm, 4096, 0, rights);
 
 	CHECK(nothing && nothing->length == 0);
 	cannot_write(a, b, nothing, 0, 1);
 	dereg(nothing);
 	CHECK_EQUAL(ex->free_dm(dm), EBUSY);
-	/* Addresses are offsets in the region. */
+	/* Addresses are offsets within the region. */
 	memset(a->memory, 0, 300);
 	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, 0, 300), IBV_WC_SUCCESS);
 	CHECK(filled(a->memory, 300, 2));
@@ -444,7 +451,7 @@ static void device_memory(struct side *a, struct side *b)
 	   .compare_add = 1);
 	CHECK_OK(dm->memcpy_from_dm(&before, dm, 1008, 8));
 	CHECK_EQUAL(before, 42);
-	/* As the source of the owner's own request. */
+	/* Use the device memory as the source of the owner's request. */
 	struct ibv_sge sge = {.addr = 700, .length = 300, .lkey = mr->lkey};
 	struct ibv_send_wr wr = {.wr_id = 4,
 				 .sg_list = &sge,
@@ -479,7 +486,7 @@ static void reregistering(struct side *a, struct side *b)
 	uint32_t key = mr->rkey;
 	uint64_t first = (uintptr_t)b->memory, second = first + 8 * PAGE;
 
-	/* Refused: nothing has changed. */
+	/* Refused calls change nothing. */
 	const struct {
 		int flags;
 		struct ibv_pd *pd;
@@ -493,7 +500,7 @@ static void reregistering(struct side *a, struct side *b)
 		{moved, NULL, b->memory, 0, 0},
 		{moved, NULL, b->memory, PAGE, ALL_RIGHTS},
 		{domain, NULL, NULL, 0, 0},
-		{domain, a->pd, NULL, 0, 0}, /* of another context */
+		{domain, a->pd, NULL, 0, 0}, /* domain of another context */
 	};
 
 	FOR_EACH (i, refused) {
@@ -524,7 +531,7 @@ static void reregistering(struct side *a, struct side *b)
 	CHECK_EQUAL(write_to(a, mr, first, 8), IBV_WC_SUCCESS);
 	dereg(mr);
 
-	/* A failure of the registration itself: the region is not to be used any more. */
+	/* If registering the new memory fails, the region becomes unusable. */
 	uint8_t *memory = pages(2);
 
 	CHECK_OK(munmap(memory + PAGE, PAGE));
@@ -533,10 +540,10 @@ static void reregistering(struct side *a, struct side *b)
 	CHECK_EQUAL(errno, EFAULT);
 	CHECK_EQUAL(rereg(mr, moved, NULL, memory, PAGE, 0), IBV_REREG_MR_ERR_INPUT);
 	CHECK_EQUAL(write_to(a, mr, first, 8), IBV_WC_REM_ACCESS_ERR);
-	dereg(mr); /* "the user still needs to call ibv_dereg_mr" */
+	dereg(mr); /* still required: ibv_rereg_mr(3) */
 	connect_again(a, b);
 
-	/* To on demand and back, and zero based. */
+	/* Make the region on-demand and zero-based. Changing it back fails because of the hole. */
 	mr = verbs->ibv_reg_mr(b->pd, memory, PAGE, ALL_RIGHTS);
 	CHECK_OK(rereg(mr, moved | access, NULL, memory, 2 * PAGE,
 		       ALL_RIGHTS | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED));
@@ -544,7 +551,7 @@ static void reregistering(struct side *a, struct side *b)
 	CHECK(filled(memory + 8, 8, 6));
 	CHECK_EQUAL(write_to(a, mr, PAGE, 8), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(rereg(mr, access, NULL, NULL, 0, ALL_RIGHTS), IBV_REREG_MR_ERR_CMD);
-	CHECK_EQUAL(errno, EFAULT); /* there is the hole */
+	CHECK_EQUAL(errno, EFAULT); /* because of the hole */
 	dereg(mr);
 	munmap(memory, PAGE);
 }
@@ -566,7 +573,7 @@ static void parent_domains(struct side *a, struct side *b)
 	init.comp_mask = 8;
 	REFUSED(ex->alloc_parent_domain(b->context, &init), EOPNOTSUPP);
 	init.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
-	REFUSED(ex->alloc_parent_domain(b->context, &init), EINVAL); /* without functions */
+	REFUSED(ex->alloc_parent_domain(b->context, &init), EINVAL); /* no allocator */
 	init.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
 	init.td = td;
 	struct ibv_pd *parent = ex->alloc_parent_domain(b->context, &init);
@@ -577,17 +584,18 @@ static void parent_domains(struct side *a, struct side *b)
 		EINVAL);
 	CHECK_EQUAL(ex->dealloc_td(td), EBUSY);
 
-	/* "completely interchangeable": a region of the one, a queue pair of the other; the reverse is
-	 * below, and in tests/verbs/test_special_regions.py. */
+	/* A queue pair of the protection domain can use a region of its parent domain ("completely
+	 * interchangeable"). The reverse is tested below and in
+	 * tests/verbs/test_special_regions.py. */
 	struct ibv_mr *mr = verbs->ibv_reg_mr(parent, b->memory, PAGE, ALL_RIGHTS);
 
 	CHECK(mr && mr->pd == parent);
 	CHECK_EQUAL(write_to(a, mr, (uintptr_t)b->memory, 8), IBV_WC_SUCCESS);
-	/* A CQ of it. */
+	/* Create a CQ in the parent domain. */
 	struct ibv_cq_init_attr_ex cq_init = {
 		.cqe = 1, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = b->pd};
 
-	REFUSED(ex->create_cq_ex(b->context, &cq_init), EINVAL); /* no parent domain */
+	REFUSED(ex->create_cq_ex(b->context, &cq_init), EINVAL); /* not a parent domain */
 	cq_init.parent_domain = parent;
 	struct ibv_cq_ex *cq = ex->create_cq_ex(b->context, &cq_init);
 
@@ -599,11 +607,11 @@ static void parent_domains(struct side *a, struct side *b)
 	CHECK_OK(ex->dealloc_td(td));
 }
 
-/* An allocator of the application: what it has been asked for, and what it is to answer. */
+/* An application's allocator, with a record of its calls and the behaviour to simulate. */
 struct allocator {
-	struct ibv_pd *pd; /* that it is of */
+	struct ibv_pd *pd; /* its parent domain */
 	unsigned asked, live, declined;
-	uint64_t types; /* a bit for each */
+	uint64_t types; /* bit mask of the requested resource types */
 	bool decline, fail;
 };
 
@@ -615,7 +623,7 @@ static void *allocate(struct ibv_pd *pd, void *context, size_t size, size_t alig
 	void *memory;
 
 	CHECK(pd == allocator->pd && size && alignment && resource_type < 64);
-	CHECK_OK(verbs->ibv_query_gid(pd->context, 1, 0, &gid)); /* the lock is free */
+	CHECK_OK(verbs->ibv_query_gid(pd->context, 1, 0, &gid)); /* deadlocks if the lock is held */
 	allocator->asked++;
 	allocator->types |= 1u << resource_type;
 	if (allocator->fail)
@@ -641,8 +649,8 @@ static void release(struct ibv_pd *pd, void *context, void *memory, uint64_t res
 	free(memory);
 }
 
-/* The queues of a parent domain's queue pairs, shared receive queues and completion queues are in
- * memory of its allocator. */
+/* Check that queue pairs, SRQs and CQs in a parent domain allocate their queues with its
+ * allocator. */
 static void allocators(struct side *a, struct side *b)
 {
 	struct verbs_context *ex = extended(b->context);
@@ -691,7 +699,7 @@ static void allocators(struct side *a, struct side *b)
 		CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), EBUSY);
 		CHECK_OK(verbs->ibv_destroy_srq(srq));
 		CHECK_OK(verbs->ibv_destroy_cq((struct ibv_cq *)cq));
-		CHECK(decline || allocator.live); /* those of the queue pair */
+		CHECK(decline || allocator.live); /* the queue pair's queues */
 	}
 	destroy_qp(b);
 	CHECK_EQUAL(allocator.live, 0);

@@ -1,5 +1,5 @@
-/* Multicast groups (IBTA vol 1, 10.5; ibv_attach_mcast(3)).  Those that have left one:
- * tests/verbs/test_multicast.py. */
+/* Tests of multicast groups (IBTA vol 1, 10.5; ibv_attach_mcast(3)). Queue pairs that have left a
+ * group are tested in tests/verbs/test_multicast.py. */
 #include "ud/ud.h"
 #include "ud_side.h"
 
@@ -37,7 +37,7 @@ static void send_to(struct side *side, const union ibv_gid *group, int index, ui
 
 	fill(side->memory, 64, (unsigned)seed);
 	UD_POST(side, .ah = ah, .qpn = ALL_MEMBERS, .qkey = QKEY, .wr_id = 100, .length = 64);
-	CHECK_OK(verbs->ibv_destroy_ah(ah)); /* what is posted has been sent */
+	CHECK_OK(verbs->ibv_destroy_ah(ah)); /* the message has been sent already */
 }
 
 static void expect(struct side *side, uint64_t seed, const struct address *from,
@@ -66,8 +66,8 @@ static void open_member(struct side *side)
 	receive_at(side, 1, 4096, 4096);
 }
 
-/* Each attached queue pair of both processes gets each message once, the sender's own too; from the
- * loopback address and from every other one that this host has. */
+/* Check that each attached queue pair of both processes receives each message once, including the
+ * sender's own messages. Messages are sent from every address of this host. */
 static void between_processes(const char *ip)
 {
 	const union ibv_gid group = group_of(ip);
@@ -79,7 +79,7 @@ static void between_processes(const char *ip)
 	open_member(&a);
 	open_member(&b);
 	UD_OPEN(&sender, .signal_none = true);
-	for (int i = 0; i < 2; i++) /* twice: no error, and no second copy */
+	for (int i = 0; i < 2; i++) /* attaching twice succeeds and adds no copy */
 		CHECK_OK(verbs->ibv_attach_mcast(a.qp, &group, 0));
 	CHECK_OK(verbs->ibv_attach_mcast(b.qp, &group, 0));
 	struct address from[2] = {address_of_side(&a), address_of_side(&sender)};
@@ -93,7 +93,7 @@ static void between_processes(const char *ip)
 			bool member = turn & 1, mine = (turn < 2) == (process.child != 0);
 			struct address source = mine ? from[!member] : theirs[!member];
 
-			source.gid = gid; /* of one host */
+			source.gid = gid; /* both processes are on one host */
 			if (mine)
 				send_to(member ? &a : &sender, &group, index, (uint64_t)turn);
 			expect(&a, (uint64_t)turn, &source, &group);
@@ -155,7 +155,7 @@ static void limits(void)
 		group.raw[15] = (uint8_t)i;
 		CHECK_OK(verbs->ibv_detach_mcast(side.qp, &group, 0));
 	}
-	for (int i = 0; i < device.max_mcast_qp_attach; i++) /* one queue pair, as often as LIDs */
+	for (int i = 0; i < device.max_mcast_qp_attach; i++) /* one attachment per LID */
 		CHECK_OK(verbs->ibv_attach_mcast(side.qp, &group, (uint16_t)i));
 	CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, UINT16_MAX), ENOMEM);
 	for (int i = 0; i < device.max_mcast_qp_attach; i++)
@@ -163,7 +163,7 @@ static void limits(void)
 	close_side(&side);
 }
 
-/* Any host on the network can send to a group. */
+/* Check that invalid datagrams to a group are dropped. Any host on the network can send them. */
 static void hostile(void)
 {
 	const union ibv_gid group = group_of("::ffff:239.77.1.3");
@@ -199,7 +199,7 @@ static void hostile(void)
 		CHECK_EQUAL(sendto(fd, bytes, sizeof(bytes), 0, (struct sockaddr *)&to, sizeof(to)),
 			    sizeof(bytes));
 	}
-	struct ibv_wc wc = expect_done(&side, 1); /* the last one is right */
+	struct ibv_wc wc = expect_done(&side, 1); /* only the last one is valid */
 
 	CHECK_EQUAL(wc.src_qp, number);
 	CHECK_EQUAL(side.memory[4096 + GRH], 5);
@@ -210,8 +210,8 @@ static void hostile(void)
 	close(fd);
 }
 
-/* What it inherited counts for nothing in the child, neither as long as it is there nor when it
- * goes: the child may be in as many groups as any process, and in no more. */
+/* Check that groups inherited over fork do not count towards the child's limits, before or after it
+ * detaches from them. The child can join as many groups as any other process. */
 static inline void limits_of_a_child(void)
 {
 	const union ibv_gid group = group_of("::ffff:239.77.1.6");
@@ -237,9 +237,9 @@ static inline void limits_of_a_child(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(between_processes("::ffff:239.77.1.2")); /* first: they fork */
+	STEP(between_processes("::ffff:239.77.1.2")); /* first, because it forks */
 	STEP(between_processes("ff12:401b:ffff::77"));
-#ifndef __SANITIZE_THREAD__ /* which cannot follow into the child */
+#ifndef __SANITIZE_THREAD__ /* ThreadSanitizer cannot follow the child */
 	STEP(limits_of_a_child());
 #endif
 	STEP(refused());

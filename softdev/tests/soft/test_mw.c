@@ -1,14 +1,14 @@
-/* Memory windows and invalidation: ibv_alloc_mw(3), ibv_bind_mw(3), ibv_post_send(3); IBTA 10.6.6,
- * 10.6.7, 9.4.1.1.  What a window opens, and the end of a bind, on every device:
- * tests/verbs/test_memory_window.py. */
+/* Tests of memory windows and invalidation: ibv_alloc_mw(3), ibv_bind_mw(3), ibv_post_send(3); IBTA
+ * 9.4.1.1, 10.6.6, 10.6.7. The access that a window grants, and its end, are tested on every device
+ * in tests/verbs/test_memory_window.py. */
 #include "adopted_side.h"
 
 enum {
 	REMOTE_RIGHTS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
-	MR_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND, /* nothing for peers by itself */
+	MR_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND, /* no direct access for peers */
 };
 
-/* b has a region that peers reach through windows alone. */
+/* A connected pair. Peers can access b's memory region only through a window. */
 struct scene {
 	struct side a, b;
 	struct ibv_mr *mr;
@@ -43,7 +43,7 @@ static void close_scene(struct scene *scene)
 	close_pair(&scene->a, &scene->b);
 }
 
-/* A step that has a scene to itself. */
+/* Run a test with its own scene. */
 #define SCENE(test, type)                                                                          \
 	do {                                                                                       \
 		struct scene scene;                                                                \
@@ -90,7 +90,7 @@ static int bind_type_2(struct side *side, struct ibv_mw *mw, uint64_t wr_id, uin
 	return post_wr(side, &wr);
 }
 
-/* A bind that succeeds; the window's key. */
+/* Bind the window. Returns its new key. */
 static uint32_t bound(struct scene *scene, struct ibv_mw_bind_info info)
 {
 	uint32_t key = next_key(scene->mw->rkey);
@@ -131,7 +131,8 @@ static void allowed(struct scene *scene, struct request request)
 
 /* ---- allocation ---------------------------------------------------------------------------- */
 
-/* The object itself: tests/verbs/test_memory_window.py. */
+/* Check the device's window capabilities. The windows themselves are tested in
+ * tests/verbs/test_memory_window.py. */
 static void objects(struct side *side)
 {
 	const unsigned flags = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
@@ -140,7 +141,7 @@ static void objects(struct side *side)
 
 	CHECK_OK(verbs->ibv_query_device(side->context, &device));
 	CHECK_EQUAL(device.device_cap_flags & flags, flags);
-	CHECK(!(device.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2A)); /* one or the other */
+	CHECK(!(device.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2A)); /* excludes type 2B */
 	CHECK(device.max_mw > 0);
 	REFUSED(side->context->ops.alloc_mw(side->pd, (enum ibv_mw_type)3), EINVAL);
 	struct ibv_mw *mw = side->context->ops.alloc_mw(side->pd, IBV_MW_TYPE_1);
@@ -151,7 +152,7 @@ static void objects(struct side *side)
 	CHECK_OK(dealloc(mw));
 }
 
-/* Its key is for peers: nothing of our own goes through it. */
+/* Check that local requests cannot use a window's key, which is for peers only. */
 static void not_an_lkey(struct scene *scene)
 {
 	uint32_t key = bound(scene, part(scene->mr, 0, 4096, REMOTE_RIGHTS));
@@ -161,7 +162,8 @@ static void not_an_lkey(struct scene *scene)
 
 /* ---- the end of a window ------------------------------------------------------------------- */
 
-/* What a peer may not end: the receive fails here, the request there (IBTA 9.9.3). */
+/* Check that a peer can invalidate only a bound type 2 window of its own queue pair. Otherwise, the
+ * owner's receive and the peer's request fail (IBTA 9.9.3). */
 static void invalidation_refused(void)
 {
 	for (int way = 0; way < 6; way++) {
@@ -176,14 +178,14 @@ static void invalidation_refused(void)
 		if (way == 1)
 			key = scene.mr->rkey;
 		if (way == 2)
-			key ^= 1; /* the key before or after */
+			key ^= 1; /* the window's previous or next key */
 		if (way == 3)
 			key ^= 0x10000; /* another object */
 		if (way == 4) {
 			CHECK_OK(invalidate(&scene.b, 71, key, 0));
 			expect_done(&scene.b, 71);
 		}
-		if (way == 5) { /* another queue pair's */
+		if (way == 5) { /* a window of another queue pair */
 			scene.b.qp = create_qp(&scene.b);
 			connect_pair(&scene.b, &c);
 		}
@@ -215,7 +217,7 @@ static void local_invalidation_refused(void)
 				       bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
 
 		if (way == 1)
-			key = scene.mr->lkey; /* registered for good, until it is deregistered */
+			key = scene.mr->lkey; /* valid until the region is deregistered */
 		if (way == 2)
 			key ^= 1;
 		receive_at(&scene.b, 60, 8192, 8);
@@ -227,13 +229,14 @@ static void local_invalidation_refused(void)
 	}
 }
 
-/* The peer is stopped in the middle of what it does, and nothing is touched after the completion.
- */
+/* Check that an invalidation stops a transfer in progress, and that nothing accesses the memory
+ * after its completion. */
 static void invalidated_under_fire(void)
 {
 	enum { BIG = 64 << 20 };
 
-	/* Should we not get our turn meanwhile, it may all be done before: once more. */
+	/* Repeat a round if the transfer finishes before the invalidation, because this thread was
+	 * not scheduled in time. */
 	for (int round = 0, late = 0; round < 2;) {
 		struct scene scene;
 
@@ -246,14 +249,15 @@ static void invalidated_under_fire(void)
 		CHECK_OK(post(&scene.a, request));
 		CHECK_OK(invalidate(&scene.b, 71, key, 0));
 		expect_done(&scene.b, 71);
-		CHECK_OK(mprotect(scene.b.memory, BIG, PROT_NONE)); /* would be seen */
+		CHECK_OK(mprotect(scene.b.memory, BIG, PROT_NONE)); /* exposes late accesses */
 		wc = next_wc(&scene.a);
 		close_scene(&scene);
 		if (wc.status == IBV_WC_SUCCESS) {
 			CHECK(++late < 50);
 			continue;
 		}
-		/* A frame of an answer that was under way could not be finished. */
+		/* A response frame that was partly sent cannot be finished, which ends the
+		 * stream. */
 		CHECK(wc.status == IBV_WC_REM_ACCESS_ERR || wc.status == IBV_WC_RETRY_EXC_ERR);
 		round++;
 	}
@@ -261,7 +265,7 @@ static void invalidated_under_fire(void)
 
 /* ---- binds that fail ----------------------------------------------------------------------- */
 
-/* A bind of type 2 that is posted and fails; the receives are flushed behind it. */
+/* Post a type 2 bind that fails and flushes the receive. Closes the scene. */
 static void bind_of_fails(struct scene *scene, struct ibv_mw *mw, uint32_t rkey,
 			  struct ibv_mw_bind_info info)
 {
@@ -301,7 +305,7 @@ static void region_does_not_allow(void)
 		bool fine;
 	} cases[] = {
 		{IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_WRITE, false},
-		{IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_WRITE, false},  /* C10-74 */
+		{IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_WRITE, false}, /* C10-74 */
 		{IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_ATOMIC, false}, /* C10-74 */
 		{IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ, true},
 		{IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED, IBV_ACCESS_REMOTE_READ, false},
@@ -331,7 +335,7 @@ static void wrong_objects(void)
 {
 	struct scene scene, other;
 
-	/* A region of another domain, a window of another domain: C10-72. */
+	/* The region or the window belongs to another domain (C10-72). */
 	open_scene(&other, IBV_MW_TYPE_2);
 	open_scene(&scene, IBV_MW_TYPE_2);
 	bind_fails(&scene, next_key(scene.mw->rkey), part(other.mr, 0, 64, REMOTE_RIGHTS));
@@ -339,13 +343,14 @@ static void wrong_objects(void)
 	bind_of_fails(&scene, other.mw, next_key(other.mw->rkey),
 		      part(scene.mr, 0, 64, REMOTE_RIGHTS));
 	close_scene(&other);
-	/* A window's key where a region's should be. */
+	/* The bind names a window's key instead of a region's. */
 	open_scene(&scene, IBV_MW_TYPE_2);
 	struct ibv_mr imposter = *scene.mr;
 
 	imposter.lkey = scene.mw->rkey;
 	bind_fails(&scene, next_key(scene.mw->rkey), part(&imposter, 0, 64, REMOTE_RIGHTS));
-	/* A key whose upper bits are not the window's; no length; twice: o10-37.2.40, o10-37.2.30. */
+	/* The key has the wrong upper bits, the length is 0 (o10-37.2.40), or the window is already
+	 * bound (o10-37.2.30). */
 	open_scene(&scene, IBV_MW_TYPE_2);
 	bind_fails(&scene, scene.mw->rkey ^ 0x100, part(scene.mr, 0, 64, REMOTE_RIGHTS));
 	open_scene(&scene, IBV_MW_TYPE_2);
@@ -356,14 +361,14 @@ static void wrong_objects(void)
 	bind_fails(&scene, next_key(key), part(scene.mr, 0, 64, REMOTE_RIGHTS));
 }
 
-/* What can be seen at once is refused at once. */
+/* Check that errors detectable at post time are reported immediately. */
 static void posting(struct scene *scene)
 {
 	struct ibv_mw_bind_info info = part(scene->mr, 0, 64, REMOTE_RIGHTS);
 
 	CHECK_EQUAL(bind_type_1(&scene->b, scene->mw, 1, info), EINVAL); /* ibv_bind_mw(3) */
 	CHECK_EQUAL(bind_type_2(&scene->b, NULL, 1, 1, info), EINVAL);
-	info.mw_access_flags |= IBV_ACCESS_MW_BIND; /* no right of a window */
+	info.mw_access_flags |= IBV_ACCESS_MW_BIND; /* not valid for a window */
 	CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 1, 1, info), EINVAL);
 	info = part(scene->mr, 0, 64, REMOTE_RIGHTS);
 	info.mr = NULL;
@@ -371,7 +376,8 @@ static void posting(struct scene *scene)
 	expect_no_wc(&scene->b);
 }
 
-/* The window may be gone when the bind's turn comes: it waits in SQD (IBTA 10.3.1.5). */
+/* Check that a bind fails if its window is deallocated before the bind executes. The bind waits in
+ * SQD (IBTA 10.3.1.5). */
 static void gone_meanwhile(struct scene *scene)
 {
 	CHECK_OK(to_state(&scene->b, IBV_QPS_SQD));
@@ -385,8 +391,8 @@ static void gone_meanwhile(struct scene *scene)
 
 /* ---- order --------------------------------------------------------------------------------- */
 
-/* A fence waits for READs before it (IBTA 10.8.3.3), and nothing else does.  The peer is in our
- * hands: it answers when we say so. */
+/* Check that a request waits for earlier READs only if it is fenced (IBTA 10.8.3.3). The test plays
+ * the peer and decides when to respond. */
 static void fence(void)
 {
 	for (int fenced = 0; fenced < 2; fenced++) {
@@ -404,14 +410,15 @@ static void fence(void)
 		hear_frame(fd, NULL, 0);
 		CHECK_OK(side.context->ops.bind_mw(side.qp, mw, &bind));
 		expect_no_wc(&side);
-		/* A region with a window bound to it is busy, so we see whether it is. */
+		/* A region with a bound window is busy, which shows whether the bind has
+		 * executed. */
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), fenced ? 0 : EBUSY);
 		say_frame(
 			fd,
 			(struct soft_frame){.opcode = SOFT_READ_DATA, .length = 8, .psn = side.psn},
 			NULL);
 		expect_done(&side, 1);
-		/* Fenced it comes too late for the region. */
+		/* A fenced bind executes only after the region has been deregistered. */
 		expect_wc(&side, 2, fenced ? IBV_WC_MW_BIND_ERR : IBV_WC_SUCCESS);
 		CHECK_OK(dealloc(mw));
 		if (!fenced)

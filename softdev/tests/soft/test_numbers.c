@@ -1,4 +1,4 @@
-/* Queue pair numbers: the port that they say, and what is not to be guessed of them. */
+/* Tests of queue pair numbers, which encode the process's port and are otherwise unpredictable. */
 #define _GNU_SOURCE /* unshare */
 #include "verbs_side.h"
 
@@ -26,7 +26,8 @@ static struct ibv_qp *next(struct side *side)
 	return side->qp;
 }
 
-/* One port of the process in all of them, TCP and UDP; the rest is chance. */
+/* Check that all numbers of a process encode the same port, which is bound for TCP and UDP, and
+ * that the other bits are random. */
 static void what_they_say(struct side *side)
 {
 	enum { COUNT = 200 };
@@ -46,14 +47,16 @@ static void what_they_say(struct side *side)
 		bits_set += (unsigned)__builtin_popcount((qps[i]->qp_num ^ qps[i - 1]->qp_num) &
 							 0x3fff);
 	}
-	/* Half of 14 bits differ; 200 times, a tenth of that more or less has no chance. */
+	/* On average, 7 of the 14 random bits differ between two numbers. Over 200 numbers, the
+	 * average practically never deviates by a whole bit. */
 	CHECK(bits_set > (COUNT - 1) * 6 && bits_set < (COUNT - 1) * 8);
 	for (int i = 0; i < COUNT; i++)
 		CHECK_OK(verbs->ibv_destroy_qp(qps[i]));
 	side->qp = NULL;
 }
 
-/* What is still sent to a queue pair that has gone finds none. */
+/* Check that a number is not reused soon, so that late packets for a destroyed queue pair do not
+ * reach another one. */
 static void not_again_at_once(struct side *side)
 {
 	enum { COUNT = 2048 };
@@ -66,7 +69,7 @@ static void not_again_at_once(struct side *side)
 	}
 }
 
-/* As many as the device says, and then no more. */
+/* Check that exactly as many queue pairs can be created as the device reports. */
 static void all_of_them(struct side *side)
 {
 	struct ibv_device_attr device;
@@ -114,12 +117,13 @@ static int take_name(uint16_t port)
 	return fd;
 }
 
-/* In a network namespace of its own: whatever of a port is taken, the device takes another one; if
- * there is none, a queue pair cannot be made, and can be later. */
+/* Check that the device skips a port that is in use for TCP, UDP or the Unix socket. If no port is
+ * free, a queue pair cannot be created until a port is released. Runs in its own network
+ * namespace. */
 static void taken(void)
 {
 	enum {
-		LEFT = 500 /* of 1,000 */
+		LEFT = 500 /* index of the only free port */
 	};
 	struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP};
 	struct rlimit files;

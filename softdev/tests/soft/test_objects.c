@@ -1,5 +1,5 @@
-/* Devices, ports, GIDs, protection domains, regions, completion queues and their events: what the
- * calls return, what they refuse, and what waits for what. */
+/* Tests of devices, ports, GIDs, protection domains, memory regions, CQs and their events: what the
+ * calls return, when they fail, and when they wait. */
 #define _GNU_SOURCE /* unshare */
 #include <sched.h>
 
@@ -7,7 +7,8 @@
 
 #include "objects/objects.h"
 
-/* Processes of a network namespace have the same GUID, those of another one, with the same host name, another. */
+/* Check that all processes in a network namespace have the same GUID, and that another namespace
+ * with the same host name has a different one. */
 static void guid_of_a_network(void)
 {
 	struct ibv_context *context = open_device();
@@ -49,7 +50,7 @@ static void device_and_port(void)
 	CHECK(device.max_qp_wr >= 4096 && device.max_sge >= 16 && device.max_cqe >= 65536);
 	CHECK(device.node_guid == verbs->ibv_get_device_guid(context->device));
 
-	/* The older struct ends before port_cap_flags2. */
+	/* The older struct does not include port_cap_flags2, so the call must not write it. */
 	memset(&port, 0xee, sizeof(port));
 	CHECK_OK(verbs->ibv_query_port(context, 1, (void *)&port.attr));
 	CHECK_EQUAL(port.attr.port_cap_flags2, 0xeeee);
@@ -58,7 +59,7 @@ static void device_and_port(void)
 	CHECK_EQUAL(port.attr.active_mtu, IBV_MTU_4096);
 	CHECK_EQUAL(port.attr.active_width, 2);
 	CHECK_EQUAL(port.attr.active_speed, 64);
-	CHECK(port.attr.lid && port.attr.lid < 0xc000); /* of no group */
+	CHECK(port.attr.lid && port.attr.lid < 0xc000); /* not a multicast LID */
 	CHECK(port.attr.gid_tbl_len >= 1);
 	CHECK_EQUAL(verbs->ibv_query_port(context, 0, (void *)&port.attr), EINVAL);
 	CHECK_EQUAL(verbs->ibv_query_port(context, 2, (void *)&port.attr), EINVAL);
@@ -173,12 +174,12 @@ static void creating(struct side *a)
 		};
 		REFUSED(verbs->ibv_create_qp(a->pd, &init), no_qps[i].error);
 	}
-	/* In use. */
+	/* Objects in use cannot be destroyed. */
 	CHECK_EQUAL(verbs->ibv_destroy_cq(a->cq), EBUSY);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(a->pd), EBUSY);
 	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(a->channel), EBUSY);
 
-	/* What was given is what query tells. */
+	/* A query returns the values given at creation. */
 	struct ibv_qp_attr attr;
 
 	CHECK_OK(verbs->ibv_query_qp(a->qp, &attr, IBV_QP_CAP, &init));
@@ -194,8 +195,8 @@ static int modify(struct side *side, struct ibv_qp_attr attr, int mask)
 	return verbs->ibv_modify_qp(side->qp, &attr, mask);
 }
 
-/* Values that must be refused, and leave everything as it was.  Each transition, with each
- * attribute: tests/verbs/test_transitions.py. */
+/* Check that invalid attribute values are rejected without any change. Each transition with each
+ * attribute is tested in tests/verbs/test_transitions.py. */
 static void transitions(struct side *a)
 {
 	const int init_mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
@@ -230,7 +231,7 @@ static void transitions(struct side *a)
 	}
 	CHECK_EQUAL(state_of(a), IBV_QPS_RESET);
 	CHECK_OK(to_init(a));
-	/* Flags of regions mean nothing to a queue pair and harm nothing. */
+	/* A queue pair ignores access flags that only apply to memory regions. */
 	attr = (struct ibv_qp_attr){
 		.port_num = 1,
 		.qp_state = IBV_QPS_INIT,
@@ -248,7 +249,7 @@ static void transitions(struct side *a)
 	no_rtr[4].max_dest_rd_atomic = 200;
 	no_rtr[5].min_rnr_timer = 32;
 	no_rtr[6].dest_qp_num = 1 << 24;
-	no_rtr[7].ah_attr.is_global = 0; /* and another LID than the port's */
+	no_rtr[7].ah_attr.is_global = 0; /* the LID is not the port's */
 	for (int i = 0; i < 8; i++)
 		CHECK_EQUAL(modify(a, no_rtr[i], rtr_mask), EINVAL);
 	CHECK_EQUAL(modify(a, rtr, rtr_mask | IBV_QP_ALT_PATH), EOPNOTSUPP);
@@ -268,7 +269,7 @@ static void transitions(struct side *a)
 	CHECK_EQUAL(attr.dest_qp_num, own.qpn);
 	CHECK_EQUAL(attr.min_rnr_timer, 12);
 	CHECK_EQUAL(attr.timeout, 20);
-	attr.cur_qp_state = IBV_QPS_SQD; /* which it is not */
+	attr.cur_qp_state = IBV_QPS_SQD; /* not the current state */
 	CHECK_EQUAL(modify(a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE), EINVAL);
 	attr.cur_qp_state = IBV_QPS_RTS;
 	CHECK_OK(modify(a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE));
@@ -309,8 +310,8 @@ static void one_event(struct side *side)
 	verbs->ibv_ack_cq_events(cq, 1);
 }
 
-/* The child of a fork has none of its parent's device: nothing can be made with what it inherits, and it
- * can open a device of its own. */
+/* Check that the child of a fork can create nothing with inherited objects, but can open its own
+ * device. */
 static void in_the_child_of_a_fork(void)
 {
 	struct ibv_srq_init_attr shared = {.attr = {.max_wr = 4, .max_sge = 1}};
@@ -345,17 +346,17 @@ static void in_the_child_of_a_fork(void)
 		REFUSED(extended(context)->alloc_td(context, &thread), ENODEV);
 		struct ibv_dm *dm = extended(context)->alloc_dm(context, &memory);
 
-		CHECK(dm); /* test_multi_process_alloc_dm of rdma-core */
+		CHECK(dm); /* required by rdma-core's test_multi_process_alloc_dm */
 		CHECK_OK(extended(context)->free_dm(dm));
 		REFUSED(extended(context)->open_xrcd(context, &domain), ENODEV);
 		CHECK_EQUAL(to_init(&side), ENODEV);
-#if defined(__SANITIZE_THREAD__) /* which has no threads in the child of a process with threads */
+#if defined(__SANITIZE_THREAD__) /* ThreadSanitizer allows no new threads here */
 		close_side(&side);
 #else
 		struct side own;
 
 		OPEN(&own);
-		close_side(&side); /* changes nothing for the device that the child has opened */
+		close_side(&side); /* does not affect the child's own device */
 		verbs->device->wake_early(own.channel->fd);
 		CHECK(soft_container(own.channel, struct soft_comp_channel, ibv)->channel.early);
 		close_side(&own);
@@ -377,7 +378,7 @@ static void events(int comp_vector)
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	no_event(&b);
 
-	/* Arming is for what comes later, and for one event. */
+	/* Arming applies to later completions, and to a single event. */
 	send_one(&a, &b, 0);
 	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 0));
 	no_event(&b);
@@ -389,7 +390,7 @@ static void events(int comp_vector)
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 
-	/* Solicited only; and asking for less does not take back more. */
+	/* A request for solicited events does not revoke an earlier request for all events. */
 	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 1));
 	send_one(&a, &b, 0);
 	no_event(&b);
@@ -409,7 +410,7 @@ static void events(int comp_vector)
 	one_event(&b);
 	expect_wc(&b, 9, IBV_WC_WR_FLUSH_ERR);
 
-	/* An event that was not taken does not hold up destruction. */
+	/* An unread event does not block destruction. */
 	CHECK_OK(a.context->ops.req_notify_cq(a.cq, 0));
 	receive_at(&a, 9, 0, 8);
 	enter_state(&a, IBV_QPS_ERR);
@@ -417,7 +418,7 @@ static void events(int comp_vector)
 	close_pair(&a, &b);
 }
 
-/* Two CQs on one channel, several events of one of them. */
+/* Check that two CQs on one channel take turns when one of them has several events. */
 static void shared_channel(struct side *a, struct side *b)
 {
 	struct ibv_cq *cq;
@@ -436,7 +437,7 @@ static void shared_channel(struct side *a, struct side *b)
 	CHECK_OK(b->context->ops.req_notify_cq(other.cq, 0));
 	receive_at(&other, 1, 0, 8);
 	enter_state(&other, IBV_QPS_ERR);
-	/* In turns: one that is busy does not hold up the other. */
+	/* A busy CQ does not delay the other CQ's event. */
 	CHECK_OK(verbs->ibv_get_cq_event(b->channel, &cq, &context));
 	CHECK(cq == b->cq && context == b);
 	CHECK_OK(verbs->ibv_get_cq_event(b->channel, &cq, &context));
@@ -446,7 +447,7 @@ static void shared_channel(struct side *a, struct side *b)
 		CHECK(cq == b->cq);
 	}
 	CHECK_FAILS(verbs->ibv_get_cq_event(b->channel, &cq, &context), EAGAIN);
-	verbs->ibv_ack_cq_events(b->cq, 3); /* together */
+	verbs->ibv_ack_cq_events(b->cq, 3); /* all events in one call */
 	verbs->ibv_ack_cq_events(other.cq, 1);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(other.cq), EBUSY);
 	CHECK_OK(verbs->ibv_destroy_qp(other.qp));
@@ -455,8 +456,8 @@ static void shared_channel(struct side *a, struct side *b)
 
 static struct side *acking;
 
-/* Waits until the destroyer is asleep in its wait, which no clock tells: the state of the thread.
- */
+/* Acknowledge the event once the main thread sleeps in ibv_destroy_cq, according to its state in
+ * `tid_file`. */
 static void *ack_later(void *tid_file)
 {
 	for (;;) {
@@ -477,7 +478,7 @@ static void *ack_later(void *tid_file)
 	return NULL;
 }
 
-/* ibv_destroy_cq waits for the acknowledgement of what was taken. */
+/* Check that ibv_destroy_cq waits until every event that was read has been acknowledged. */
 static void destroy_waits(struct side *a, struct side *b)
 {
 	struct ibv_cq *cq;
@@ -505,7 +506,7 @@ static void resize(void)
 	OPEN(&a);
 	OPEN(&b, .cqe = 5);
 	connect_pair(&a, &b);
-	/* Once around the ring, so that its content wraps. */
+	/* Go around the ring once, so that its contents wrap. */
 	for (int round = 0; round < 3; round++) {
 		for (unsigned i = 0; i < 4; i++)
 			send_one(&a, &b, 0);
@@ -518,7 +519,8 @@ static void resize(void)
 	close_pair(&a, &b);
 }
 
-/* Whatever is left open when the device is closed stays valid until it is destroyed, but silent. */
+/* Check that objects left open when the device is closed remain valid until they are destroyed, but
+ * no longer respond to peers. */
 static void closing_early(struct side *a, struct side *b)
 {
 	send_one(a, b, 0);
@@ -527,7 +529,7 @@ static void closing_early(struct side *a, struct side *b)
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
 	RUN(a, IBV_WC_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, REMOTE(b, 0));
-	/* As long as eight tries of 4.096 us * 2^14 take, not sooner: IBTA 9.7.6.1.3. */
+	/* The request fails only after eight attempts of 4.096 us * 2^14 each (IBTA 9.7.6.1.3). */
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 8 * (4096ull << 14));
 }
 

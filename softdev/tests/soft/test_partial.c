@@ -1,6 +1,6 @@
-/* Frames that the socket has in part, when the send queue fails or goes back to their message, the
- * queue pair ends, the port is down: the other side gets them whole, with the bytes of the moment when
- * they were sent.  It is the test, and reads only when it wants to. */
+/* Tests of frames that are partly sent when the send queue fails, a message restarts, the queue
+ * pair ends, or the port goes down. The peer must receive these frames whole, with their original
+ * data. The test plays the peer and decides when to read. */
 #include <sys/socket.h>
 
 #include "record_side.h"
@@ -11,24 +11,25 @@
 #include "link/link_internal.h"
 
 enum {
-	REST = 64, /* of a message: what its second frame carries */
+	REST = 64, /* payload of a message's second frame */
 	LONG = SOFT_FRAME_MAX + REST,
 	UNIT = 4096, /* the path MTU */
-	PSNS = SOFT_FRAME_MAX / UNIT + 1, /* of a long message */
-	CODE = 1, /* of an RNR timer: 10 us */
+	PSNS = SOFT_FRAME_MAX / UNIT + 1, /* number in a long message */
+	CODE = 1, /* RNR timer code for 10 us */
 };
 
 struct stage {
 	struct side side;
-	int fd; /* the other end of the stream */
+	int fd; /* the test's end of the stream */
 	const struct soft_tcp_path *tcp;
 };
 
 static uint8_t payload[SOFT_FRAME_MAX];
 
-/* What sendmsg takes at once, and in all until it has no room: this program is linked with --wrap. */
+/* Limits of sendmsg, which this program replaces with --wrap. They apply to each call, and to all
+ * calls until sendmsg fails with EAGAIN. */
 static size_t most_at_once = SIZE_MAX, most_in_all = SIZE_MAX;
-static int sent; /* how often it has taken anything since */
+static int sent; /* number of successful calls since the limits were set */
 
 ssize_t __real_sendmsg(int fd, const struct msghdr *message, int flags);
 ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags);
@@ -55,7 +56,7 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 	return n;
 }
 
-/* Under the lock, as each use. */
+/* Set the limits of sendmsg, which the device's lock protects. */
 static void limit_sending(size_t at_once, size_t in_all)
 {
 	soft_lock();
@@ -67,7 +68,7 @@ static void limit_sending(size_t at_once, size_t in_all)
 
 static void open_stage(struct stage *stage, struct options options)
 {
-	const struct address absent = {.psn = 100, .qpn = 77}; /* LID 0: the stream comes from us */
+	const struct address absent = {.psn = 100, .qpn = 77}; /* LID 0: the test is the peer */
 	const int small = 4096; /* less than a frame */
 	int fds[2];
 
@@ -100,7 +101,7 @@ static void put(const struct stage *stage, struct soft_frame frame)
 	say_bytes(stage->fd, bytes, sizeof(bytes));
 }
 
-/* The next frame, of which `begun` are its first bytes. */
+/* Read the next frame, whose first `count` bytes are already in `begun`. */
 static struct soft_frame get_rest(const struct stage *stage, const uint8_t *begun, size_t count)
 {
 	struct soft_frame frame;
@@ -139,7 +140,7 @@ static bool is_partial(struct stage *stage)
 
 /* ---- the send queue fails -------------------------------------------------------------------- */
 
-/* A message of two frames, the second of which is all of another region. */
+/* Post a message of two frames. Returns the region that contains all data of the second frame. */
 static struct ibv_mr *post_in_two_regions(struct stage *stage)
 {
 	struct side *side = &stage->side;
@@ -158,7 +159,8 @@ static struct ibv_mr *post_in_two_regions(struct stage *stage)
 	return rest;
 }
 
-/* Reads no more than it takes until the request has completed; the number of bytes in `begun`. */
+/* Read from the stream until the request has failed. Returns the number of bytes stored in
+ * `begun`. */
 static size_t until_failed(struct stage *stage, uint8_t *begun, size_t room)
 {
 	struct ibv_wc wc;
@@ -176,9 +178,9 @@ static size_t until_failed(struct stage *stage, uint8_t *begun, size_t room)
 	return count;
 }
 
-/* The memory of a message's second frame goes while its first one is on its way out: the request
- * fails, in SQD as well, and the frame has the bytes that it had.  A queue pair of UC goes on with
- * the next message, which has the same slot. */
+/* Check that a request fails, in SQD as well, if the memory of its second frame is deregistered
+ * while its first frame is being sent. The first frame keeps its data. A UC queue pair continues
+ * with the next message, which uses the same slot. */
 static void memory_gone(bool uc, bool draining)
 {
 	static uint8_t begun[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_FRAME_MAX];
@@ -214,7 +216,7 @@ static void memory_gone(bool uc, bool draining)
 	close_stage(&stage);
 }
 
-/* Without memory for the rest of the frame the stream is given up. */
+/* Check that the stream is closed if memory for the rest of a frame cannot be allocated. */
 static void no_memory(struct stage *stage)
 {
 	shortage_begin(1);
@@ -232,7 +234,8 @@ static void put_record(struct stage *stage, size_t length)
 	path->calls->put(path, SOFT_RECORD_DATA, STREAM_CHAN, 0, &iov, &end, 1);
 }
 
-/* Nor does it send what other queue pairs have for it in the same step. */
+/* Check that a stream that fails this way sends no more data in the same step, even for other queue
+ * pairs. */
 static void no_memory_before(struct stage *stage)
 {
 	soft_lock();
@@ -265,8 +268,8 @@ static bool rnr_is_over(struct soft_qp *qp)
 	return LOCKED(!qp->rnr_waiting);
 }
 
-/* An RNR NAK refuses a message when its header has come, while the rest of the frame is on its way
- * out.  The message begins again behind that frame, wherever that is when the time is over. */
+/* Check that a message restarts after an RNR NAK for a frame that is still being sent. The message
+ * restarts behind that frame, which may end before or after the RNR timer expires. */
 static void not_ready(bool over_first)
 {
 	enum { RETRIES = 3 };
@@ -277,7 +280,7 @@ static void not_ready(bool over_first)
 	POST(side, IBV_WR_SEND, .wr_id = 1, .length = LONG);
 	POST(side, IBV_WR_SEND, .wr_id = 2, .length = REST);
 	CHECK(is_partial(&stage));
-	/* Code 0: for 655 ms, or until the test says that they are over. */
+	/* Code 0 means 655 ms, but the test ends this wait earlier. */
 	put(&stage, (struct soft_frame){.opcode = SOFT_RNR_NAK,
 					.psn = side->psn,
 					.syndrome = over_first ? CODE : 0});
@@ -321,11 +324,12 @@ static void get_old(const struct stage *stage, uint8_t opcode, uint32_t offset, 
 		CHECK_EQUAL(payload[i], 0xaa);
 }
 
-/* Wherever the socket cuts: each byte comes once, and DISCONNECT behind the rest, itself in parts. */
+/* Check that each byte is sent once, wherever the socket splits the data. DISCONNECT follows the
+ * data and may be split, too. */
 static void cut(size_t at_once)
 {
 	static const uint32_t lengths[] = {8, 0, 1100, 100};
-	const int enough = 1 << 20; /* each part counts as some hundred bytes */
+	const int enough = 1 << 20; /* each part occupies several hundred bytes */
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.uc = true});
@@ -345,8 +349,8 @@ static void cut(size_t at_once)
 	close_stage(&stage);
 }
 
-/* An answer's memory goes while its first frame is on its way out: that frame has the bytes that it
- * had, and the refusal follows it. */
+/* Check that the first frame of a response keeps its data if the memory is deregistered while the
+ * frame is being sent. A NAK follows the frame. */
 static void answer_withdrawn(struct stage *stage)
 {
 	struct side *side = &stage->side;
@@ -366,7 +370,8 @@ static void answer_withdrawn(struct stage *stage)
 	expect_end(stage);
 }
 
-/* The other side ends: what it had is done, and the message is not whose rest is here. */
+/* Check that a message that was sent whole succeeds when the peer closes the stream, and that a
+ * partly sent message fails. */
 static void peer_ends(struct stage *stage)
 {
 	limit_sending(SIZE_MAX, 2 * (RECORD_HEADER + SOFT_FRAME_HEADER) + 8 + 100);
@@ -383,7 +388,8 @@ static void peer_ends(struct stage *stage)
 
 /* ---- records that go out together --------------------------------------------------------------- */
 
-/* Of two frames, with one call; and the second one is not begun where the socket takes just the first. */
+/* Check that two frames are sent with one call. If the socket accepts only the first frame, the
+ * second must not be built yet. */
 static void together(bool first_alone)
 {
 	const int enough = 2 * LONG;
@@ -404,7 +410,8 @@ static void together(bool first_alone)
 	close_stage(&stage);
 }
 
-/* An acknowledgement behind answers makes no record longer than one may be. */
+/* Check that a record does not exceed its maximum length when an acknowledgement follows
+ * responses. */
 static void acknowledged_behind_answers(struct stage *stage)
 {
 	enum { SHORTER = SOFT_FRAME_MAX - 8 };
@@ -446,18 +453,19 @@ static void set_ticking(bool ticking)
 	soft_unlock();
 }
 
-/* From now on what is posted second waits for the next step. */
+/* Delay the output of all posts after the first one until the next step. */
 static void begin_to_delay(void)
 {
-	while (!LOCKED(soft_device.engine->asleep)) /* it does not end the tick */
+	while (!LOCKED(soft_device.engine->asleep)) /* so that it cannot end the tick */
 		;
 	soft_hold_polling(1);
 	set_ticking(true);
 	soft_progress();
 }
 
-/* Of what a thread posts that will poll again, the first goes out at once, and the rest with its next
- * step, or when it says that it will poll no more. */
+/* Check that only the first request of a thread that has announced its next poll is sent
+ * immediately. The others are sent at the next step, or when the thread withdraws the
+ * announcement. */
 static void delayed(struct stage *stage)
 {
 	uint8_t byte;
@@ -479,7 +487,8 @@ static void delayed(struct stage *stage)
 	soft_hold_polling(-1);
 }
 
-/* The end of a channel for which there is no room at once goes before the end of the stream. */
+/* Check that a channel's END record is sent before the stream closes, even if the socket had no
+ * room for the record at first. */
 static void ends_later(struct stage *stage)
 {
 	uint8_t record[RECORD_HEADER];
@@ -518,7 +527,8 @@ static void port_down(struct stage *stage)
 	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
 }
 
-/* What was delayed before its device's port went down, and the other one's has no part in that. */
+/* Check that delayed frames are not sent while their device's port is down. The port of the other
+ * device has no effect on them. */
 static void delayed_port_down(struct stage *stage)
 {
 	uint8_t byte;
@@ -540,7 +550,7 @@ static void delayed_port_down(struct stage *stage)
 	soft_hold_polling(-1);
 }
 
-/* The child of a fork sends nothing of what it has inherited. */
+/* Check that the child of a fork does not send inherited output. */
 static void forked(struct stage *stage)
 {
 	limit_sending(SIZE_MAX, RECORD_HEADER);

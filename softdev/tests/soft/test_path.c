@@ -1,9 +1,10 @@
-/* The path of two processes, which carries the frames of all their queue pairs: whichever it is. */
+/* Tests of the path between two processes, which carries the frames of all their queue pairs. They
+ * apply to every kind of path. */
 #include "leaks.h"
 #include "verbs_side.h"
 #include "link/link_internal.h"
 
-/* However many queue pairs, there are no more sockets than for the first. */
+/* Check that additional queue pairs need no additional sockets. */
 static void many(void)
 {
 	enum { MANY = 20 };
@@ -19,21 +20,21 @@ static void many(void)
 		bring_up_receiving(&sides[i], &peer, 1, 1, 64);
 		fill(sides[i].memory + 64, 64, (unsigned)i);
 		POST(&sides[i], IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
-		/* Sent and received, in either order. */
+		/* The send and the receive complete in either order. */
 		expect_two(&sides[i]);
 		CHECK(filled(sides[i].memory, 64, (unsigned)i));
 		process_barrier(&process);
 		if (i == 0)
 			sockets = open_sockets();
-		CHECK(open_sockets() <= sockets + 1); /* a stream each way, at most */
+		CHECK(open_sockets() <= sockets + 1); /* at most one stream each way */
 	}
 	for (int i = 0; i < MANY; i++)
 		close_side(&sides[i]);
 	join(&process);
 }
 
-/* A queue pair whose application takes nothing holds up no other on the path, and what waits for it
- * waits in the sender's queue. */
+/* Check that a queue pair whose application posts no receives does not block others on the same
+ * path. Its messages wait in the sender's queue. */
 static void slow_receiver(void)
 {
 	enum { SIZE = 1 << 20, MESSAGES = 16, ROUNDS = 100 };
@@ -84,7 +85,8 @@ static int count(struct soft_path *path, enum soft_record_kind kind, uint32_t to
 	return taken;
 }
 
-/* As docs/how-to-add.md says: a copy of a path's table with its own `put` sees what goes through it. */
+/* Check that replacing `put` in a copy of a path's table makes its traffic observable, as described
+ * in docs/how-to-add.md. */
 static void observed(void)
 {
 	static struct soft_path_calls counting;
@@ -113,7 +115,7 @@ static void observed(void)
 	close_peers(&process, &side);
 }
 
-static bool connects = true; /* this process can, to others */
+static bool connects = true; /* whether connect() works in this process */
 
 int __real_connect(int fd, const struct sockaddr *address, socklen_t length);
 int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length);
@@ -125,14 +127,14 @@ int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length)
 	return -1;
 }
 
-/* Of two queue pairs, the one whose attempts come to nothing is reached by the other one. */
+/* Check that two queue pairs connect even if only one of them can open a connection. */
 static void one_connects(bool smaller)
 {
 	struct process process = split();
 	struct side side;
 
 	limit_seconds(20);
-	OPEN(&side, .timeout = 255); /* time ends nothing */
+	OPEN(&side, .timeout = 255); /* never times out */
 	struct address peer = exchange(&process, &side);
 
 	connects = (side.qp->qp_num < peer.qpn) == smaller;

@@ -1,6 +1,6 @@
-/* A process that ends right after it has received: its peer's requests succeed, as with cards, which
- * acknowledge what has reached memory whatever becomes of the process.  A queue pair whose peer ends
- * while it is idle: tests/pair/test_hosts.c. */
+/* Tests of a process that exits right after receiving messages. Its peer's requests must succeed,
+ * as with cards, which acknowledge data in memory whatever happens to the process. Idle queue pairs
+ * whose peer exits are tested in tests/pair/test_hosts.c. */
 #include "verbs_side.h"
 
 #include <signal.h>
@@ -10,9 +10,9 @@
 
 enum {
 	ROUNDS = 5,
-	TALK = 16, /* messages each way, answered at once: then acknowledgements are delayed */
-	LAST = 3, /* that are received and not answered */
-	FIRST_LAST = 10, /* the wr_id of the first of them */
+	TALK = 16, /* messages each way, after which acknowledgements are delayed */
+	LAST = 3, /* messages received without a reply */
+	FIRST_LAST = 10, /* wr_id of the first message without a reply */
 	LONG = 40000,
 };
 
@@ -27,7 +27,7 @@ static void leave(enum way way)
 	CHECK_OK(kill(getpid(), SIGKILL));
 }
 
-/* The parent's side of the end. */
+/* Wait for the child to exit, and close the parent's side. */
 static void left(const struct process *process, struct side *side)
 {
 	int status;
@@ -61,7 +61,7 @@ static void receive_many(struct side *side, int count, enum ibv_wc_status status
 		expect_wc(side, 1, status);
 }
 
-/* Two processes that are connected, and used to being answered. */
+/* Connect two processes, and exchange messages until each one expects replies. */
 static struct process talk(struct side *side)
 {
 	struct process process;
@@ -82,7 +82,7 @@ static struct process talk(struct side *side)
 	return process;
 }
 
-/* The child leaves without a word when it has received all. */
+/* Check that messages succeed if the child exits immediately after receiving them all. */
 static void received_and_gone(enum way way, uint32_t length)
 {
 	for (int round = 0; round < ROUNDS; round++) {
@@ -99,8 +99,9 @@ static void received_and_gone(enum way way, uint32_t length)
 	}
 }
 
-/* What the child's device has not taken in fails, and only that: it takes nothing in while this
- * thread of it has the lock.  A socket does not tell how much of it was read. */
+/* Check that only the messages that the child's device has not read fail. The child holds the lock,
+ * so that its device reads nothing more. This needs shared memory, because a socket does not report
+ * how much has been read. */
 static void one_received_and_gone(void)
 {
 	struct side side;
@@ -125,8 +126,9 @@ static void one_received_and_gone(void)
 	left(&process, &side);
 }
 
-/* What it has sent before is received, also if its end is noticed first, as here: nothing is taken in
- * while this thread has the lock. */
+/* Check that a message that the child sends before it exits is received, even if the exit is
+ * noticed first. This thread holds the lock, so that its device does not read the message
+ * earlier. */
 static void sent_and_gone(void)
 {
 	struct side side;
@@ -157,7 +159,8 @@ static bool waits_for_a_receive(struct side *side)
 	return LOCKED(soft_qp_of(side->qp)->rnr_waiting);
 }
 
-/* The child's: the request that was sent again is read from its socket, and not refused. */
+/* Read the repeated request from the child's socket without refusing it. Returns with the lock
+ * held. */
 static void read_one(struct side *side)
 {
 	char record[SOFT_TCP_RECORD_HEADER + SOFT_FRAME_HEADER + 8];
@@ -176,7 +179,8 @@ static void nothing(struct side *side)
 	(void)side;
 }
 
-/* Refused for want of a receive: that it was read, once or again, is no success. */
+/* Check that a message refused for lack of a receive fails when the child exits, even if the child
+ * has read its repetition. */
 static void refused_and_gone(void (*before)(struct side *side))
 {
 	struct side side;
@@ -204,14 +208,15 @@ static struct soft_shm_peer *peer_of(const struct soft_qp *qp)
 	return soft_container(soft_link_of(qp)->chan.path, struct soft_shm_peer, path);
 }
 
-/* The child's: the refused message and the one behind it are read, and no more. */
+/* Let the child's device read the message to refuse and the one after it, but no more. The caller
+ * must hold the lock. */
 static void refuse_one(struct side *side)
 {
 	const struct soft_qp *qp = soft_qp_of(side->qp);
 	struct soft_shm_peer *peer = peer_of(qp);
 
 	while (!qp->responder.resend_wanted)
-		soft_shm_peer_receive(peer, 1); /* a record */
+		soft_shm_peer_receive(peer, 1); /* one record */
 	soft_shm_peer_receive(peer, 1);
 	soft_notify_pipe_notify(&peer->pipe);
 	soft_notify_finish();
@@ -222,8 +227,9 @@ static uint64_t written_by(struct side *side)
 	return LOCKED(peer_of(soft_qp_of(side->qp))->out.mine);
 }
 
-/* In the ring, what was refused and sent again lies behind what was sent before: it counts as unread
- * all the same.  The child's device does nothing by itself while this thread of it has the lock. */
+/* Check that a refused message counts as unread after it has been repeated, although the repetition
+ * lies behind later messages in the ring. The child holds the lock, so that its device reads only
+ * what the test reads. */
 static void refused_repeated_and_gone(void)
 {
 	enum { COUNT = 5, LENGTH = 8 };
@@ -257,7 +263,8 @@ static void refused_repeated_and_gone(void)
 	left(&process, &side);
 }
 
-/* The owner of the queue pair has asked to hear of it (abi/device_calls.h). */
+/* Check that a queue pair fails when its peer exits, if its owner has called end_with_peer
+ * (abi/device_calls.h). */
 static void ends_with_its_peer(enum way way)
 {
 	struct side side;

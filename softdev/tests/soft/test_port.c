@@ -1,5 +1,5 @@
-/* What can happen to the device and its port (aiordma_embedded_raise), and the events that tell it:
- * ibv_get_async_event(3). */
+/* Tests of device and port events (ibv_get_async_event(3)), which aiordma_embedded_raise
+ * simulates. */
 #define _GNU_SOURCE /* unshare */
 #include <arpa/inet.h>
 #include <net/if.h>
@@ -44,7 +44,7 @@ static void send_one(struct side *from, struct side *to, uint64_t wr_id)
 	expect_wc(to, wr_id, IBV_WC_SUCCESS);
 }
 
-/* A short break: nothing moves, nothing is lost. */
+/* Check that a short port failure delays messages but loses none. */
 static void down_and_up(void)
 {
 	struct side a, b;
@@ -57,7 +57,7 @@ static void down_and_up(void)
 	expect_port_event(&a, IBV_EVENT_PORT_ERR);
 	expect_port_event(&b, IBV_EVENT_PORT_ERR);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
-	CHECK(!event_is_there(&a)); /* it is down already */
+	CHECK(!event_is_there(&a)); /* the port is already down */
 
 	receive_at(&b, 2, 0, 64);
 	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
@@ -76,7 +76,7 @@ static void down_and_up(void)
 	send_one(&b, &a, 3);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	CHECK(!event_is_there(&a));
-	/* Destroyed while it is down; the next device begins with a port that is up. */
+	/* Destroy the pair while the port is down. The port of the next device must be active. */
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	close_pair(&a, &b);
 	OPEN_PAIR(&a, &b);
@@ -85,7 +85,7 @@ static void down_and_up(void)
 	close_pair(&a, &b);
 }
 
-/* A queue pair that is brought up while the port is down is connected when it is up. */
+/* Check that a queue pair brought up while the port is down connects once the port is active. */
 static void connected_later(void)
 {
 	struct side a, b;
@@ -104,7 +104,7 @@ static void connected_later(void)
 	close_pair(&a, &b);
 }
 
-/* A long one: retries are over (IBTA 9.7.6.1.3). */
+/* Check that requests fail when a port failure outlasts their retries (IBTA 9.7.6.1.3). */
 static void given_up(struct side *a, struct side *b)
 {
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
@@ -112,7 +112,7 @@ static void given_up(struct side *a, struct side *b)
 	expect_port_event(b, IBV_EVENT_PORT_ERR);
 	RUN(a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	CHECK_EQUAL(state_of(a), IBV_QPS_ERR);
-	/* The other had nothing under way: it finds out with its next request. */
+	/* The peer had no request in flight, so it detects the failure with its next request. */
 	CHECK_EQUAL(state_of(b), IBV_QPS_RTS);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	expect_port_event(b, IBV_EVENT_PORT_ACTIVE);
@@ -120,7 +120,7 @@ static void given_up(struct side *a, struct side *b)
 	CHECK(!event_is_there(b));
 }
 
-/* The peer is another process, whose own port is up. */
+/* Check that requests fail if only the port of the peer process is down. */
 static void given_up_by_the_peer(void)
 {
 	struct process process = split();
@@ -149,7 +149,7 @@ static void given_up_by_the_peer(void)
 	join(&process);
 }
 
-/* Unreliable ones lose what they send, and go on. */
+/* Check that UC queue pairs lose messages while the port is down, but continue to work. */
 static void unreliable(struct side *a, struct side *b)
 {
 	send_one(a, b, 1);
@@ -160,7 +160,7 @@ static void unreliable(struct side *a, struct side *b)
 	send_one(b, a, 4);
 }
 
-/* Nothing is found by it. */
+/* Check that connections work after a LID change, because peers are not found by LID. */
 static void another_lid(struct side *a, struct side *b)
 {
 	struct side c, d;
@@ -186,7 +186,7 @@ static void device_fatal(struct side *a, struct side *b)
 	CHECK_EQUAL(to_state(a, IBV_QPS_RESET), EIO);
 	init.send_cq = init.recv_cq = a->cq;
 	REFUSED(verbs->ibv_create_qp(a->pd, &init), EIO);
-	/* Opened anew, it works. */
+	/* A newly opened device works. */
 	struct side c, d;
 
 	OPEN_PAIR(&c, &d);
@@ -208,7 +208,7 @@ static void only_told(void)
 	};
 	struct side a;
 
-	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE)); /* to no context */
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE)); /* no context is open */
 	OPEN(&a);
 	FOR_EACH (i, told) {
 		CHECK_OK(aiordma_embedded_raise(told[i]));
@@ -263,7 +263,8 @@ static int try_gid(struct side *side, int index)
 	return to_rtr(side, &own);
 }
 
-/* With addresses of its own, which no other process sees. */
+/* Check that the GID table follows address changes, in a network namespace that no other process
+ * uses. */
 static void addresses_change(void)
 {
 	struct process process = split();
@@ -274,7 +275,7 @@ static void addresses_change(void)
 		CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
 		change_interface("lo", NULL, IFF_UP);
 		OPEN(&side);
-		int fixed = port_of(&side).gid_tbl_len; /* 127.0.0.1, and ::1 where there is IPv6 */
+		int fixed = port_of(&side).gid_tbl_len; /* 127.0.0.1, and ::1 if IPv6 is enabled */
 
 		change_interface("lo:1", "127.9.9.1", 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
@@ -285,7 +286,8 @@ static void addresses_change(void)
 		CHECK(gid_at_is(&side, fixed + 1, "127.9.9.2"));
 		CHECK_OK(try_gid(&side, fixed));
 
-		/* What goes leaves a hole, so that the others keep their index. */
+		/* A removed address leaves an empty entry, so that the other entries keep their
+		 * index. */
 		change_interface("lo:1", NULL, 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
 		CHECK_EQUAL(port_of(&side).gid_tbl_len, fixed + 2);
@@ -331,8 +333,9 @@ static int rtr_without_a_gid(struct side *side)
 					    IBV_QP_MIN_RNR_TIMER);
 }
 
-/* Many programs take the first GID, so that has to reach other hosts.  Entries stay in place all the
- * same, and an address without a GID means the device even if the first entry is empty. */
+/* Check the order of the GID table. Loopback addresses come last, because many programs use the
+ * first GID, which must reach other hosts. Later changes do not move entries. An address without a
+ * GID means this device, even if the first entry is empty. */
 static void loopback_addresses_come_last(void)
 {
 	struct process process = split();
@@ -348,7 +351,7 @@ static void loopback_addresses_come_last(void)
 		CHECK(gid_at_is(&side, 0, "10.9.9.2"));
 		CHECK(gid_at_is(&side, 1, "127.0.0.1"));
 		CHECK(gid_at_is(&side, 2, "127.9.9.1"));
-		int count = port_of(&side).gid_tbl_len; /* ::1 may be the last one */
+		int count = port_of(&side).gid_tbl_len; /* the last entry may be ::1 */
 
 		change_interface("lo:3", "10.9.9.3", 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
@@ -369,7 +372,8 @@ static void loopback_addresses_come_last(void)
 
 /* ---- an interface of its own ----------------------------------------------------------------- */
 
-/* Beside changes of addresses: ::1 goes and comes with the interface. */
+/* Check the next event and the port's state. GID changes are skipped, because ::1 comes and goes
+ * with the interface. */
 static void expect_change(struct side *side, enum ibv_event_type type, enum ibv_port_state state)
 {
 	struct ibv_async_event event;
@@ -389,7 +393,7 @@ static void follows_its_interface(void)
 
 	CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "lo", 1));
-	for (int i = 0; i < 2; i++) { /* the second time anew */
+	for (int i = 0; i < 2; i++) { /* the second time with a new device */
 		OPEN(&side);
 		CHECK_EQUAL(port_of(&side).state, IBV_PORT_DOWN);
 		CHECK(!event_is_there(&side));
@@ -398,14 +402,14 @@ static void follows_its_interface(void)
 	OPEN(&side);
 	change_interface("lo", NULL, IFF_UP);
 	expect_change(&side, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
-	change_interface("lo:1", "127.9.9.1", 0); /* with a label */
+	change_interface("lo:1", "127.9.9.1", 0); /* address with a label */
 	while (!gid_at_is(&side, index, "127.9.9.1"))
 		index = (index + 1) % port_of(&side).gid_tbl_len;
 
-	/* What a test has taken down stays down as long as nothing happens to the interface. */
+	/* A port that a test has taken down stays down until the interface changes. */
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	expect_change(&side, IBV_EVENT_PORT_ERR, IBV_PORT_DOWN);
-	OPEN(&later); /* and is read again */
+	OPEN(&later); /* reads the interface's state again */
 	CHECK_EQUAL(port_of(&later).state, IBV_PORT_DOWN);
 	close_side(&later);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
@@ -435,7 +439,8 @@ static void change_route(unsigned long request, unsigned short flags)
 	close(fd);
 }
 
-/* RTR and address handles to 203.0.113.1 (TEST-NET-3), which the routing table decides about. */
+/* Check the results of entering RTR and of creating an address handle for 203.0.113.1 (TEST-NET-3).
+ * `expected` depends on the routing table. */
 static void goes_there(struct side *side, int expected)
 {
 	struct address there = address_of_side(side);
@@ -452,7 +457,7 @@ static void goes_there(struct side *side, int expected)
 		CHECK_OK(verbs->ibv_destroy_ah(ah));
 }
 
-/* Leaves the host one port for UDP, which is taken. */
+/* Reduce the ephemeral UDP ports to a single one, and occupy it. */
 static void take_all_ports(void)
 {
 	struct sockaddr_in any = {.sin_family = AF_INET};

@@ -1,5 +1,5 @@
-/* Progress: by the engine's thread when the application is busy, by the application's threads when
- * they poll, by none when there is nothing to do.  And what is left when all is closed. */
+/* Tests of progress. The engine's thread works while the application is busy, and the application's
+ * threads work while they poll. Without work, no thread runs. */
 #define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "engine/engine_internal.h"
 #include "leaks.h"
@@ -11,7 +11,8 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-/* Nothing is left: no thread, no file descriptor; many times, and with streams made and broken. */
+/* Check that repeatedly closing all devices leaves no thread or file descriptor behind, with and
+ * without a stream. */
 static void nothing_left(void)
 {
 	int before = resources();
@@ -27,8 +28,8 @@ static void nothing_left(void)
 	}
 }
 
-/* A line of the status of the device's thread, behind what it begins with; false if that thread has
- * not even begun. */
+/* Find the status line of the device's thread that starts with `begins`, and copy the rest of the
+ * line to `value`. Returns false if the thread has not started yet. */
 static bool find_status(const char *begins, char value[256])
 {
 	DIR *dir = opendir("/proc/self/task");
@@ -62,7 +63,7 @@ static void wait_for_status(const char *begins, char value[256])
 		sched_yield();
 }
 
-/* How often the device's thread has gone to sleep. */
+/* Returns how often the device's thread has gone to sleep. */
 static long naps(void)
 {
 	char value[256];
@@ -71,9 +72,8 @@ static long naps(void)
 	return strtol(value, NULL, 10);
 }
 
-/* It may look around for some milliseconds after the last work, and on a busy machine these take
- * their time. Then nothing wakes it: whatever does would do so again, until the test's time is up.
- */
+/* Wait until the device's thread stays asleep. After the last work, it polls for some milliseconds,
+ * or longer on a busy machine. If something keeps waking it, the test times out. */
 static void falls_asleep(void)
 {
 	long before;
@@ -84,8 +84,9 @@ static void falls_asleep(void)
 	} while (naps() != before);
 }
 
-/* Signals of others are for the application's threads.  A fault of the device's own thread reaches the
- * application's handler: were it blocked, the kernel would end the process without a word. */
+/* Check that the device's thread blocks all signals except those for its own faults, so that the
+ * application's threads receive the others. If a fault's signal were blocked, the kernel would kill
+ * the process without calling the application's handler. */
 static void signals(void)
 {
 	static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
@@ -106,14 +107,15 @@ static void signals(void)
 	close_side(&side);
 }
 
-/* An idle device with open connections uses no processor time at all. */
+/* Check that an idle device with open connections uses no CPU time. */
 static void idle(struct side *a, struct side *b)
 {
 	one_message(a, b);
 	falls_asleep();
 }
 
-/* What a process knows of its peer's being awake it does not know over TCP. */
+/* Returns whether processes communicate through shared memory. Over TCP, a process does not know
+ * whether its peer is awake. */
 static bool by_shared_memory(void)
 {
 	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
@@ -121,14 +123,15 @@ static bool by_shared_memory(void)
 	return !links || strcmp(links, "tcp");
 }
 
-/* One more, in a word of the peer's memory; what was there goes to offset 64 of the own one. */
+/* Increment a word of the peer's memory. Stores the previous value at offset 64 of the local
+ * memory. */
 static void count(struct side *side, const struct address *peer, int word)
 {
 	RUN(side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
 	    .offset = 64, AT(peer, 8u * (unsigned)word), .compare_add = 1);
 }
 
-/* The same between processes, both of which have polled and then waited. */
+/* Check that two connected processes use no CPU time after both have polled and then waited. */
 static void idle_peers(void)
 {
 	struct process process;
@@ -147,8 +150,8 @@ static void idle_peers(void)
 	close_peers(&process, &side);
 }
 
-/* A process that computes serves its peer's writes, reads and atomics: it computes until it has.
- * Also one that has said that it would be back soon, and is not. */
+/* Check that a process serves its peer's requests while it computes. If `stays` is true, it has
+ * announced that it will poll again soon, but does not. */
 static void busy_application(bool stays)
 {
 	enum { WRITES = 200, POLLED = 50, DONE = 1 };
@@ -171,7 +174,7 @@ static void busy_application(bool stays)
 			soft_hold_polling(1);
 			soft_busy_poll(0);
 		}
-		/* No call of ours: only looking at memory, as a computation does. */
+		/* Only read memory, as a computation does, without calling the device. */
 		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE))
 			;
 		CHECK(__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) == WRITES);
@@ -181,15 +184,15 @@ static void busy_application(bool stays)
 	close_peers(&process, &side);
 }
 
-/* The fd of the channel, which no longer blocks, is readable when there is work too (wake_early). */
+/* Make the channel's fd non-blocking, and also readable when the device has work (wake_early). */
 static void show_work(struct ibv_comp_channel *channel)
 {
 	CHECK_OK(fcntl(channel->fd, F_SETFL, O_NONBLOCK));
 	verbs->device->wake_early(channel->fd);
 }
 
-/* A thread asleep in ibv_get_cq_event wakes up, and so does one that waits with its own poll on a
- * channel that shows events alone. */
+/* Check that a thread wakes up if it waits in ibv_get_cq_event, or in poll() on the channel's fd
+ * with or without wake_early. */
 static void waking(void)
 {
 	for (int way = 0; way < 3; way++) {
@@ -199,9 +202,9 @@ static void waking(void)
 		void *context;
 
 		open_peers(&process, &side, (struct options){0}, 1, 8);
-		if (way == 1) /* the fd shows events alone */
+		if (way == 1) /* the fd is readable for events only */
 			CHECK_OK(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK));
-		if (way == 2) /* it may also show work */
+		if (way == 2) /* the fd is also readable for work */
 			show_work(side.channel);
 		for (int i = 0; i < 300; i++) {
 			bool mine = (i & 1) == (process.child != 0);
@@ -218,7 +221,7 @@ static void waking(void)
 					CHECK_EQUAL(poll(&at, 1, -1), 1);
 				int rc = verbs->ibv_get_cq_event(side.channel, &cq, &context);
 
-				/* Readable is a promise, unless it was renounced. */
+				/* A readable fd guarantees an event, except with wake_early. */
 				CHECK(rc == 0 || (way == 2 && errno == EAGAIN));
 				if (rc)
 					continue;
@@ -233,7 +236,7 @@ static void waking(void)
 	}
 }
 
-/* Four threads, each with a pair of its own, and one that opens and closes beside them. */
+/* Exchange messages on a pair that only this thread uses. */
 static void *talk(void *unused)
 {
 	struct side a, b;
@@ -268,8 +271,8 @@ static void threads(void)
 		CHECK_OK(pthread_join(thread[i], NULL));
 }
 
-/* What other threads are in the middle of when one forks: a lock held while polling, and events
- * taken that the child will not acknowledge. */
+/* Simulate threads that a fork interrupts: locks are held, and events have been read but not
+ * acknowledged. */
 static void begin_what_a_child_cannot_end(struct side *a, struct ibv_async_event *event)
 {
 	struct ibv_cq *cq;
@@ -281,7 +284,7 @@ static void begin_what_a_child_cannot_end(struct side *a, struct ibv_async_event
 	CHECK_OK(verbs->ibv_get_cq_event(a->channel, &cq, &context));
 	CHECK_OK(verbs->ibv_get_async_event(a->context, event));
 	CHECK_EQUAL(event->event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
-#ifndef __SANITIZE_THREAD__ /* it does not like locks to be destroyed that are held */
+#ifndef __SANITIZE_THREAD__ /* ThreadSanitizer reports the destruction of held locks */
 	pthread_mutex_lock(&soft_cq_of(a->cq)->lock);
 	pthread_mutex_lock(&a->cq->mutex);
 	pthread_mutex_lock(&a->qp->mutex);
@@ -307,7 +310,7 @@ static bool armed_counts(void)
 	return LOCKED(soft_engine_armed_counts());
 }
 
-/* Its acknowledgement of the last message, once more, waits for company until it is hurried. */
+/* Make the side's last acknowledgement due again, but delay it until hurry_acknowledgement. */
 static void delay_acknowledgement(struct side *side)
 {
 	soft_lock();
@@ -315,7 +318,7 @@ static void delay_acknowledgement(struct side *side)
 	struct soft_link *link = soft_link_of(soft_qp_of(side->qp));
 	bool ticking = soft_device.engine->ticking;
 
-	link->replies = 100; /* its application is known to answer */
+	link->replies = 100; /* the application is known to reply */
 	soft_device.engine->ticking = true;
 	soft_ack_later(&link->base);
 	soft_device.engine->ticking = ticking;
@@ -332,9 +335,9 @@ static void hurry_acknowledgement(struct side *b)
 	soft_unlock();
 }
 
-/* The child of a fork has none of its parent's device, can have one of its own, and may drop what it
- * inherited.  An acknowledgement that waits at that moment is the parent's: the child's device neither
- * sends it, nor tells the parent that it could not. */
+/* Check that the child of a fork cannot use its parent's device, but can open its own and close
+ * what it inherited. An acknowledgement that is delayed during the fork belongs to the parent. The
+ * child's device must not send it, or report to the parent that it could not. */
 static void forking(void)
 {
 	struct ibv_async_event event;
@@ -353,9 +356,9 @@ static void forking(void)
 		limit_seconds(60);
 		hurry_acknowledgement(&b);
 		CHECK(!soft_engine_has_delayed());
-		/* Its streams are the parent's: this one goes nowhere, but does no harm. */
+		/* The streams belong to the parent, so this message is lost but does no harm. */
 		POST(&a, IBV_WR_SEND, .wr_id = 9, .length = 8);
-#ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
+#ifndef __SANITIZE_THREAD__ /* ThreadSanitizer cannot start threads in this child */
 		struct side c, d;
 
 		OPEN_PAIR(&c, &d);
@@ -369,7 +372,7 @@ static void forking(void)
 		_exit(0);
 	}
 	expect_ended_well(child);
-	/* The parent noticed nothing. */
+	/* The parent is not affected. */
 	expect_no_event(&b);
 	hurry_acknowledgement(&b);
 	one_message(&a, &b);
@@ -377,8 +380,8 @@ static void forking(void)
 	end_it(&busy, &event);
 }
 
-/* The child of a fork does not take a thread that its parent has for its own: one that polled then, so
- * that peers need not notify, and a CQ that was armed. */
+/* Check that the child of a fork does not count its parent's threads and CQs as its own. During the
+ * fork, a thread polls, so that peers need not notify, and a CQ is armed. */
 static void forking_while_polling(void)
 {
 	struct side side;
@@ -392,7 +395,7 @@ static void forking_while_polling(void)
 	if (child == 0) {
 		CHECK(!armed_counts());
 		close_side(&side);
-#ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
+#ifndef __SANITIZE_THREAD__ /* ThreadSanitizer cannot start threads in this child */
 		waking();
 #endif
 		CHECK(!armed_counts());
@@ -403,8 +406,8 @@ static void forking_while_polling(void)
 	close_side(&side);
 }
 
-/* Parts of a message are counted on their way, of which more was to follow; not one that goes as a
- * whole, and not what asks for a READ. */
+/* Check that each transferred part of a message is counted, except for the last one. Messages of a
+ * single part and READ requests are not counted. */
 static void parts(struct side *a, struct side *b)
 {
 	enum { LONG = 3 * 1024 * 1024 };
@@ -416,13 +419,14 @@ static void parts(struct side *a, struct side *b)
 		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = 64, REMOTE(b, LONG));
 		CHECK_EQUAL(soft_engine_parts(), before);
 		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = LONG, REMOTE(b, LONG));
-		/* Sent and taken in, by the same process here. */
+		/* This process both sends and receives the parts. */
 		CHECK(soft_engine_parts() - before >= 4);
 	}
 }
 
-/* A process without work of its own is told that it has served a peer, however small the request,
- * unless its device's thread has: the peer asks again until the process is told. */
+/* Check that an idle process learns of the requests that it has served for a peer, however small.
+ * Requests served by its device's thread do not count, so the peer repeats its request until one
+ * has counted. */
 static void serving(void)
 {
 	const uint64_t told = (uint64_t)1 << 32;
@@ -450,9 +454,9 @@ static void serving(void)
 	close_peers(&process, &side);
 }
 
-/* The process that writes is told whether the other one was awake; not over TCP.  Once is enough: on a
- * busy machine an application may be kept from its processor while its device's thread serves a
- * thousand requests. */
+/* Check that a process learns whether its peer was awake when it wrote, except over TCP. One
+ * counted write is enough. On a busy machine, the application may not run while its device's thread
+ * serves a thousand requests. */
 static void meeting(void)
 {
 	enum { TIMES = 1000, DONE = 1 };
@@ -463,7 +467,7 @@ static void meeting(void)
 	uint64_t *words = (uint64_t *)(void *)side.memory;
 
 	if (process.child) {
-		process_barrier(&process); /* the peer polls from now on */
+		process_barrier(&process); /* the peer now polls */
 		unsigned awake = soft_engine_writes(false);
 
 		for (int i = 0; knows ? soft_engine_writes(false) == awake : i < TIMES; i++)
@@ -492,8 +496,8 @@ static void meeting(void)
 	close_peers(&process, &side);
 }
 
-/* A CQ that is armed for a thread that sleeps does not make peers notify a process that polls another
- * one for ever, as UCX does with its datagrams; until it is armed again. */
+/* Check that peers stop notifying if one thread sleeps on an armed CQ while another polls a
+ * different CQ, as UCX does for datagrams. They must notify again once the CQ is armed again. */
 static void armed_elsewhere(struct side *side)
 {
 	struct ibv_wc wc;
@@ -507,14 +511,15 @@ static void armed_elsewhere(struct side *side)
 		CHECK(armed_counts());
 		CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 		CHECK(armed_counts());
-		while (armed_counts()) /* limit_seconds bounds it */
+		while (armed_counts()) /* bounded by limit_seconds */
 			CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 	}
 	CHECK_OK(verbs->ibv_destroy_cq(cq));
 	CHECK_OK(verbs->ibv_destroy_comp_channel(channel));
 }
 
-/* The machine's clock; one that stands; one on which each reading is a millisecond after the last. */
+/* The device's clock: REAL is the machine's clock, STANDS has stopped, and RUNS advances by one
+ * millisecond with each reading. */
 static enum { REAL, STANDS, RUNS } pace;
 
 static int paced_clock(clockid_t clock, struct timespec *now)
@@ -531,7 +536,8 @@ static int paced_clock(clockid_t clock, struct timespec *now)
 	return 0;
 }
 
-/* How often this thread sleeps in so many polls of an empty CQ: a yield is no sleep. */
+/* Returns how often this thread sleeps during `polls` polls of an empty CQ. A yield does not
+ * count. */
 static long sleeps_in_polls(struct side *side, int polls)
 {
 	struct rusage before, after;
@@ -544,8 +550,9 @@ static long sleeps_in_polls(struct side *side, int polls)
 	return after.ru_nvcsw - before.ru_nvcsw;
 }
 
-/* A thread whose yields cost it its turns sleeps until there is work, and keeps its turn for that; one
- * that has the processor to itself never sleeps, nor one that will sleep anyway. */
+/* Check that a polling thread with slow yields sleeps until there is work, so that it keeps its
+ * time slice for that work. It does not sleep if its yields are fast, or if it will sleep
+ * anyway. */
 static void crowded(struct side *side)
 {
 	__atomic_store_n(&pace, STANDS, __ATOMIC_RELAXED);
@@ -559,7 +566,7 @@ static void crowded(struct side *side)
 
 int main(void)
 {
-	static struct soft_platform platform; /* threads of the device outlive main */
+	static struct soft_platform platform; /* static because the device's threads outlive main */
 
 	platform = *soft_device.platform;
 	platform.clock = paced_clock;
@@ -579,6 +586,6 @@ int main(void)
 	STEP(threads());
 	STEP(forking());
 	STEP(forking_while_polling());
-	SIDE(crowded); /* the last: its time is far ahead */
+	SIDE(crowded); /* last, because its clock is far ahead */
 	return 0;
 }

@@ -1,5 +1,5 @@
-/* Queue pairs made by create_qp_ex, and posting by building (ibv_wr_post(3)): what the builders refuse
- * and keep.  Each operation of theirs: tests/verbs/test_batch.py. */
+/* Tests of create_qp_ex and of the wr_* builders (ibv_wr_post(3)): what the builders reject and
+ * copy. Each operation is tested in tests/verbs/test_batch.py. */
 #include "extended_side.h"
 #include "ud_side.h"
 
@@ -9,7 +9,8 @@ enum {
 		IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
 };
 
-/* What a queue pair of that type cannot have, or cannot be made without. */
+/* Check that create_qp_ex rejects unsupported operations, flags and limits, and requires a
+ * domain. */
 static void creating(void)
 {
 	const uint32_t as_usual = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS |
@@ -22,7 +23,7 @@ static void creating(void)
 		uint32_t sges;
 		int error;
 	} cases[] = {
-		/* ibv_wr_post(3), "USAGE", "QP Type Supported" */
+		/* ibv_wr_post(3), section "USAGE", column "QP Type Supported" */
 		{.operations = IBV_QP_EX_WITH_TSO, .error = EOPNOTSUPP},
 		{.operations = UINT64_C(1) << 40, .error = EOPNOTSUPP},
 		{IBV_QPT_UC, IBV_QP_EX_WITH_RDMA_READ, .error = EOPNOTSUPP},
@@ -38,13 +39,14 @@ static void creating(void)
 		{.comp_mask = as_usual | IBV_QP_INIT_ATTR_IND_TABLE, .error = EOPNOTSUPP},
 		{.comp_mask = as_usual | IBV_QP_INIT_ATTR_RX_HASH, .error = EOPNOTSUPP},
 		{.create_flags = IBV_QP_CREATE_SCATTER_FCS, .error = EOPNOTSUPP},
-		/* of datagrams only */
+		/* for UD only */
 		{.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, .error = EOPNOTSUPP},
 		{.comp_mask = as_usual | IBV_QP_INIT_ATTR_MAX_TSO_HEADER,
 		 .max_tso_header = 64,
 		 .error = EOPNOTSUPP},
 		{.sges = 1000, .error = EINVAL},
-		/* Not looked at without its bit: a queue pair that is not an extended one. */
+		/* The operations are ignored without their comp_mask bit, so this queue pair is not
+		 * extended. */
 		{.comp_mask = IBV_QP_INIT_ATTR_PD, .operations = UINT64_MAX},
 	};
 	struct side a;
@@ -82,14 +84,15 @@ static void sge(struct ibv_qp_ex *qp, struct side *side, size_t offset, uint32_t
 	qp->wr_set_sge(qp, side->mr->lkey, (uintptr_t)side->memory + offset, length);
 }
 
-/* IBTA annex A19: eight bytes at once, with the right to write. */
+/* Check that ATOMIC WRITE writes eight bytes and requires the right to write (IBTA annex A19). */
 static void atomic_write(void)
 {
 	const uint64_t word = 0x0102030405060708;
 	struct side a, b;
 	uint64_t seen;
 
-	/* No room for inline data was asked for: the word is something else. */
+	/* The word of an ATOMIC WRITE is not inline data, so one byte of inline space is
+	 * sufficient. */
 	open_extended_side(&a, (struct options){0},
 			   (struct extras){.operations = IBV_QP_EX_WITH_ATOMIC_WRITE |
 							 IBV_QP_EX_WITH_LOCAL_INV,
@@ -100,7 +103,7 @@ static void atomic_write(void)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	qp->wr_start(qp);
-	for (unsigned i = 0; i < 6; i++) { /* more than the first room of a batch */
+	for (unsigned i = 0; i < 6; i++) { /* more than a batch's initial capacity */
 		seen = word + i;
 		qp->wr_id = i;
 		qp->wr_atomic_write(qp, b.mr->rkey, (uintptr_t)b.memory + 8 * i, &seen);
@@ -113,7 +116,7 @@ static void atomic_write(void)
 		memcpy(&seen, b.memory + 8 * i, 8);
 		CHECK_EQUAL(seen, word + i);
 	}
-	/* By ibv_post_send, from memory. */
+	/* ibv_post_send reads the word from memory. */
 	struct request request = {.opcode = IBV_WR_ATOMIC_WRITE,
 				  .wr_id = 9,
 				  .length = 8,
@@ -123,7 +126,7 @@ static void atomic_write(void)
 	memcpy(a.memory, &word, 8);
 	carry_out(&a, IBV_WC_SUCCESS, request);
 	CHECK(!memcmp(b.memory + 64, &word, 8));
-	/* A setter for what takes none: ibv_wr_post(3), "setters". */
+	/* These operations have no setter (ibv_wr_post(3), "setters"). */
 	for (int local = 0; local < 2; local++) {
 		qp->wr_start(qp);
 		if (local)
@@ -133,7 +136,8 @@ static void atomic_write(void)
 		sge(qp, &a, 0, 8);
 		CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
 	}
-	/* What it must be: inline no more than a word, eight bytes, aligned, allowed. */
+	/* The word must have eight bytes, even if it is inline. It must also be aligned, and the
+	 * peer must allow the write. */
 	request.flags = IBV_SEND_INLINE;
 	request.length = 16;
 	CHECK_EQUAL(post(&a, request), EINVAL);
@@ -183,7 +187,7 @@ static void unreliable(void)
 	close_pair(&a, &b);
 }
 
-/* IBV_QP_CREATE_BLOCK_SELF_MCAST_LB: others of the group hear it, the sender does not. */
+/* Check that IBV_QP_CREATE_BLOCK_SELF_MCAST_LB hides a multicast message from its sender only. */
 static void no_echo(void)
 {
 	const union ibv_gid group = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 239, [15] = 77}};
@@ -216,7 +220,7 @@ static void no_echo(void)
 		CHECK_OK(qp->wr_complete(qp));
 		expect_wc(sides[i], 9, IBV_WC_SUCCESS);
 		CHECK_OK(verbs->ibv_destroy_ah(ah));
-		/* b hears both, a only b's. */
+		/* b receives both messages, and a receives only b's. */
 		CHECK_EQUAL(expect_wc(&b, (uint64_t)i + 1, IBV_WC_SUCCESS).src_qp,
 			    sides[i]->qp->qp_num);
 	}
@@ -226,7 +230,8 @@ static void no_echo(void)
 	close_pair(&a, &b);
 }
 
-/* "The data may be reused as soon as the setter returns." */
+/* Check that the setters copy inline data: "The data may be reused as soon as the setter
+ * returns." */
 static void inline_data(void)
 {
 	struct side a, b;
@@ -243,14 +248,14 @@ static void inline_data(void)
 		receive_at(&b, i, 64 * i, 64);
 	qp->wr_start(qp);
 	qp->wr_id = 1;
-	/* More than the first room of a batch, so that its memory moves. */
+	/* Exceed the batch's initial capacity, so that its memory moves. */
 	for (unsigned i = 0; i < 4; i++) {
 		qp->wr_send(qp);
 		qp->wr_set_inline_data(qp, first, 3);
 		first[0]++;
 	}
 	first[0] = 'o';
-	qp->wr_flags = IBV_SEND_INLINE; /* not by the flag: this is the data's own matter */
+	qp->wr_flags = IBV_SEND_INLINE; /* ignored, because the setter decides */
 	qp->wr_send(qp);
 	qp->wr_set_sge(qp, a.mr->lkey, (uintptr_t)a.memory, 5);
 	memcpy(a.memory, "later", 5);
@@ -268,7 +273,7 @@ static void inline_data(void)
 	CHECK_EQUAL(expect_wc(&b, 5, IBV_WC_SUCCESS).byte_len, 5);
 	CHECK(!memcmp(b.memory + 64 * 5, "later", 5));
 	CHECK_EQUAL(expect_wc(&b, 6, IBV_WC_SUCCESS).byte_len, 7);
-	/* A read without data is none either. */
+	/* The flag is also ignored for a READ without data. */
 	qp->wr_start(qp);
 	qp->wr_id = 7;
 	qp->wr_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
@@ -279,7 +284,7 @@ static void inline_data(void)
 	close_pair(&a, &b);
 }
 
-/* Data by value needs no SGE: neither inline data nor the word of an atomic write. */
+/* Check that inline data and the word of an ATOMIC WRITE need no SGE. */
 static void no_sges(void)
 {
 	const uint64_t word = 0x0102030405060708;
@@ -315,7 +320,7 @@ static void no_sges(void)
 	CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_SUCCESS).byte_len, 0);
 	CHECK(!memcmp(b.memory + 64, "by value", 8));
 	CHECK(!memcmp(b.memory, &word, 8));
-	/* One of the program's is too many. */
+	/* An explicit SGE exceeds the limit of 0. */
 	qp->wr_start(qp);
 	qp->wr_send(qp);
 	sge(qp, &a, 0, 8);
@@ -327,7 +332,7 @@ static void no_sges(void)
 	close_pair(&a, &b);
 }
 
-/* The batch is empty again, and nothing of it was posted. */
+/* Check that the batch is empty and that none of its requests was posted. */
 static void nothing_happened(struct side *a, struct side *b)
 {
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
@@ -350,12 +355,13 @@ static void mistakes(struct side *a, struct side *b)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
 	struct ibv_data_buf huge = {data, SIZE_MAX};
 
-	CHECK_EQUAL(qp->wr_complete(qp), EINVAL); /* not begun */
+	CHECK_EQUAL(qp->wr_complete(qp), EINVAL); /* no wr_start */
 	qp->wr_send(qp);
 	qp->wr_abort(qp);
 	nothing_happened(a, b);
 
-/* A good request, a mistake, a good request: the first error is told, and none of it posted. */
+/* Put a mistake between valid requests. wr_complete must return the first error and post
+ * nothing. */
 #define MISTAKE(error, ...)                                                                        \
 	do {                                                                                       \
 		qp->wr_start(qp);                                                                  \
@@ -386,29 +392,28 @@ static void mistakes(struct side *a, struct side *b)
 	MISTAKE(ENOMEM, for (int i = 0; i < 8; i++) qp->wr_send(qp)); /* max_send_wr */
 #undef MISTAKE
 
-	/* A setter with nothing to set. */
+	/* A setter without an operation is an error. */
 	qp->wr_start(qp);
 	qp->wr_set_sge(qp, 0, 0, 0);
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
-	/* What only posting finds: nothing of the batch is posted either. */
+	/* An error that is only found when posting also rejects the whole batch. */
 	qp->wr_start(qp);
 	qp->wr_send(qp);
 	qp->wr_rdma_read(qp, b->mr->rkey, (uintptr_t)b->memory);
 	qp->wr_set_inline_data(qp, data, 4); /* a read cannot be inline */
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
 	nothing_happened(a, b);
-	/* Abort. */
 	qp->wr_start(qp);
 	qp->wr_send(qp);
 	qp->wr_abort(qp);
 	nothing_happened(a, b);
-	/* Nothing between start and complete. */
+	/* An empty batch is valid. */
 	qp->wr_start(qp);
 	CHECK_OK(qp->wr_complete(qp));
 	nothing_happened(a, b);
 }
 
-/* The queue pair's state, and room that a batch needs as a whole. */
+/* Check that posting depends on the queue pair's state, and on space for the whole batch. */
 static void states_and_room(void)
 {
 	struct side a, b;
@@ -421,7 +426,7 @@ static void states_and_room(void)
 	qp->wr_send(qp);
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL); /* RESET: IBTA 10.3.1.1 */
 	connect_pair(&a, &b);
-	/* Six that wait for a receive, then three: two would fit. */
+	/* Six requests wait for a receive. The queue has space for two more, but not for three. */
 	for (int batch = 0; batch < 2; batch++) {
 		qp->wr_start(qp);
 		for (int i = 0; i < (batch ? 3 : 6); i++) {
@@ -434,7 +439,7 @@ static void states_and_room(void)
 	for (unsigned i = 0; i < 6; i++)
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 	expect_no_wc(&a);
-	/* ERR takes requests and flushes them. */
+	/* In ERR, requests are accepted and flushed. */
 	enter_state(&a, IBV_QPS_ERR);
 	qp->wr_start(qp);
 	qp->wr_id = 9;
@@ -444,7 +449,7 @@ static void states_and_room(void)
 	close_pair(&a, &b);
 }
 
-/* Batches of two threads do not mix. */
+/* A pair whose sender is shared by two threads. Their batches must not be mixed. */
 static struct side sender, receiver;
 
 static void *send_pairs(void *first)
@@ -464,7 +469,7 @@ static void *send_pairs(void *first)
 		if (qp->wr_complete(qp) == 0)
 			i++;
 		else
-			sched_yield(); /* no room */
+			sched_yield(); /* queue full */
 	}
 	return NULL;
 }

@@ -1,8 +1,8 @@
-/* What a responder refuses, it refuses before anything of it has happened, and for the first reason
- * that there is (IBTA 9.7.4.1). */
+/* Tests for requests that the responder refuses. It refuses a request before executing any part of
+ * it, and reports the first error that applies (IBTA 9.7.4.1). */
 #include "verbs_side.h"
 
-/* A chain of which the last request is refused with `status`, and the responder told `event`. */
+/* Post a chain whose last request is refused with `status`, and expect `event` at the responder. */
 static void last_refused(struct side *a, struct side *b, const struct request *requests, int count,
 			 enum ibv_wc_status status, enum ibv_event_type event)
 {
@@ -13,7 +13,7 @@ static void last_refused(struct side *a, struct side *b, const struct request *r
 	CHECK_EQUAL(state_of(b), IBV_QPS_ERR);
 }
 
-/* An atomic takes a place among the answers as a READ does (IBTA 9.7.4.3.1). */
+/* An atomic counts towards max_dest_rd_atomic, like a READ (IBTA 9.7.4.3.1). */
 static void too_many_atomics(void)
 {
 	struct side a, b;
@@ -32,12 +32,12 @@ static void too_many_atomics(void)
 	};
 
 	last_refused(&a, &b, requests, 2, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
-	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + (1 << 20)), 0); /* not carried out */
+	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + (1 << 20)), 0); /* not executed */
 	close_pair(&a, &b);
 }
 
-/* A WRITE that would end beyond its region, or whose region does not allow it, writes nothing at
- * all, and takes no receive. */
+/* A WRITE that exceeds its region, or for which the region lacks the access right, writes nothing
+ * and consumes no receive. */
 static void nothing_written(bool immediate)
 {
 	enum { BIG = 1 << 20 };
@@ -58,7 +58,7 @@ static void nothing_written(bool immediate)
 			.rkey = mr->rkey,
 		};
 
-		/* Without a receive, too: what it may not do comes before what it could not. */
+		/* No receive is posted, but the access error takes precedence over the RNR NAK. */
 		last_refused(&a, &b, &request, 1, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
 		for (size_t i = 0; i < BIG; i++)
 			CHECK_EQUAL(b.memory[i], 0);
@@ -67,8 +67,8 @@ static void nothing_written(bool immediate)
 	}
 }
 
-/* The address must be aligned (C9-104), and here also the memory that it stands for, where a region
- * has addresses of its own choice. */
+/* The address of an atomic must be aligned (C9-104). This device also requires aligned memory,
+ * which makes a difference if the region has its own IOVA. */
 static void alignment(void)
 {
 	static const uint64_t addresses[2] = {0x10000, 0x10004};

@@ -1,12 +1,13 @@
-/* The reliability protocol, frame by frame, where tests/pair cannot look: a stream that takes little, keys that
- * are guessed, half of the circle of PSNs (IBTA vol 1, 9.7.4.1.2, 9.7.5.1, 9.7.6.1).  The other side is the test. */
+/* Frame-level tests of the reliability protocol for cases that tests/pair cannot produce: a slow
+ * reader, guessed keys, and half of the PSN space in flight (IBTA vol 1, 9.7.4.1.2, 9.7.5.1,
+ * 9.7.6.1). The test acts as the peer. */
 #include "adopted_side.h"
 #include "extended_side.h"
 #include "link/link_internal.h"
 
 enum {
 	FIRST = PEER_PSN,
-	PIECE = 256, /* the path MTU: one PSN */
+	PIECE = 256, /* path MTU, the payload of one PSN */
 	BEGIN = SOFT_FRAME_MORE,
 };
 
@@ -25,7 +26,7 @@ static struct soft_frame get(const struct stage *stage, uint8_t *payload)
 	return hear_frame(stage->fd, payload, 4 * PIECE);
 }
 
-/* Of a READ that came again: its memory may not be read any more. */
+/* Expect a NAK for a repeated READ whose memory can no longer be read. */
 static void get_refusal(const struct stage *stage, uint32_t psn)
 {
 	struct soft_frame frame = get(stage, NULL);
@@ -35,7 +36,7 @@ static void get_refusal(const struct stage *stage, uint32_t psn)
 	CHECK_EQUAL(frame.psn, psn);
 }
 
-/* Everything that was put has been taken in, and nothing has come of it. */
+/* Check that the device processes all frames without responding. */
 static void get_nothing(const struct stage *stage)
 {
 	uint8_t byte;
@@ -50,7 +51,7 @@ static void open_stage(struct stage *stage, struct options options)
 {
 	options.mtu = IBV_MTU_256;
 	open_side(&stage->side, options);
-	/* Of what the other side does not read at once most has to wait. */
+	/* Limit the send buffer, so that most output waits until the test reads it. */
 	stage->fd = adopt_narrow(&stage->side, 4096);
 }
 
@@ -71,7 +72,7 @@ static struct soft_frame remote(const struct stage *stage, uint8_t opcode, uint3
 				   .rkey = stage->side.mr->rkey};
 }
 
-/* Also while a WRITE to it is awaited: the device writes with its lock held. */
+/* Read the first word of the memory with the lock held, because a WRITE may be changing it. */
 static uint64_t word(const struct stage *stage)
 {
 	uint64_t value;
@@ -84,7 +85,8 @@ static uint64_t word(const struct stage *stage)
 
 /* ---- the responder ------------------------------------------------------------------------- */
 
-/* Carried out again, also in part, with what is there now; refused if that is not allowed any more. */
+/* A duplicate READ of all or part of the data is executed again and returns the current data. A
+ * duplicate that asks for more data, or has another key, is ignored. */
 static void reads(struct stage *stage)
 {
 	uint8_t data[4 * PIECE];
@@ -104,19 +106,21 @@ static void reads(struct stage *stage)
 	CHECK_EQUAL(frame.psn, FIRST + 1);
 	CHECK_EQUAL(frame.length, PIECE);
 	CHECK(!memcmp(data, stage->side.memory + PIECE, PIECE));
-	/* Several at once: those behind the first one will be asked for again. */
+	/* Each duplicate drops the unsent responses after it, because the requester will repeat
+	 * those requests, too. */
 	for (int again = 0; again < 4; again++)
 		put(stage, remote(stage, SOFT_READ, FIRST, 0, PIECE), NULL);
 	put(stage, remote(stage, SOFT_READ, FIRST + 2, 0, PIECE), NULL);
 	do {
 		frame = get(stage, data);
 	} while (frame.psn != FIRST + 2 || frame.opcode != SOFT_READ_DATA);
-	/* More than was asked for the first time. */
+	/* Request more data than the first time. */
 	put(stage, remote(stage, SOFT_READ, FIRST + 2, 0, PIECE + 1), NULL);
 	frame = remote(stage, SOFT_READ, FIRST, 0, PIECE);
 	frame.rkey ^= 1;
 	put(stage, frame, NULL);
-	/* Not with the key of the first time, though that one is good: who tries keys learns nothing. */
+	/* Another key is ignored even if it is valid, so that duplicates cannot be used to guess
+	 * keys. */
 	struct ibv_mr *other = verbs->ibv_reg_mr(stage->side.pd, stage->side.memory, PIECE,
 						 IBV_ACCESS_REMOTE_READ);
 
@@ -135,7 +139,7 @@ static struct soft_frame answer(uint8_t opcode, uint32_t psn)
 	return (struct soft_frame){.opcode = opcode, .psn = psn};
 }
 
-/* There is none where nothing gets lost. */
+/* No retry timer runs on a stream, because streams lose nothing. */
 static void no_timer(struct stage *stage)
 {
 	POST(&stage->side, IBV_WR_SEND);
@@ -143,7 +147,7 @@ static void no_timer(struct stage *stage)
 	CHECK(LOCKED(!soft_qp_of(stage->side.qp)->retry_timer.running));
 }
 
-/* No more PSNs are under way than half of the circle has, those of the answers to READs included. */
+/* At most half of the PSN space is in flight, including the PSNs of READ responses. */
 static void window(struct stage *stage)
 {
 	struct side *side = &stage->side;
@@ -192,7 +196,8 @@ static bool is_partial(struct stage *stage)
 	return partial;
 }
 
-/* Answers that are given again hold places: a READ that finds none is not one too many. */
+/* Repeated responses occupy slots. If this leaves no slot for a new READ, the READ is treated as
+ * lost, not as one READ too many. */
 static void no_place(struct stage *stage)
 {
 	memset(stage->side.memory, 0xaa, LONG);
@@ -209,8 +214,8 @@ static void no_place(struct stage *stage)
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
-/* The requester may have had the bytes, and the memory may be closed for that reason: the rest of the
- * answer that is given again is refused, and the queue pair goes on. */
+/* The requester may already have the data, and the owner may have deregistered the memory for this
+ * reason. The rest of a repeated response is then refused, but the queue pair stays usable. */
 static void closed_before_again(struct stage *stage)
 {
 	struct side *side = &stage->side;
@@ -252,17 +257,16 @@ static void get_words(const struct stage *stage, uint32_t psn, uint64_t first)
 	CHECK_EQUAL(soft_take64(long_payload), first);
 }
 
-/* In SQD the peer is allowed more READs at a time, while answers wait (ibv_modify_qp(3)): these go
- * out as they would have, with the bytes from before a WRITE behind them, and so do those of the
- * READs that are new.  The answers to atomics are still known. */
+/* Raise max_dest_rd_atomic in SQD while responses wait (ibv_modify_qp(3)). The waiting responses
+ * are still sent, with the data from before a later WRITE. The new READs are answered, too. */
 static void more_at_a_time(void)
 {
 	enum {
 		BEFORE = 2,
 		AFTER = 16,
-		LEFT = 100, /* of the word */
+		LEFT = 100, /* value of the word after the atomic */
 		SOURCE = 8192,
-		BEHIND = FIRST + 1 + PSNS, /* the PSN behind the long READ's */
+		BEHIND = FIRST + 1 + PSNS, /* first PSN after the long READ */
 	};
 	struct ibv_qp_attr attr = {.max_dest_rd_atomic = AFTER};
 	uint8_t arguments[SOFT_ATOMIC_ARGUMENTS] = {LEFT}, changed[8] = {7};
@@ -276,7 +280,7 @@ static void more_at_a_time(void)
 		words[i] = 1000 + i;
 	put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST, sizeof(arguments), 8), arguments);
 	CHECK_EQUAL(get_long(&stage).opcode, SOFT_ATOMIC_DATA);
-	frame = remote(&stage, SOFT_READ, FIRST + 1, 0, LONG); /* in two frames */
+	frame = remote(&stage, SOFT_READ, FIRST + 1, 0, LONG); /* response in two frames */
 	frame.address += SOURCE;
 	put(&stage, frame, NULL);
 	put(&stage, remote(&stage, SOFT_READ, BEHIND, 0, 8), NULL);
@@ -300,10 +304,10 @@ static void more_at_a_time(void)
 	get_words(&stage, BEHIND, LEFT);
 	for (uint32_t i = BEFORE; i < AFTER; i++)
 		get_words(&stage, BEHIND + i, 1000 + i);
-	/* One of those from before is known when it comes again. */
+	/* A READ from before the change is recognized when it is repeated. */
 	put(&stage, remote(&stage, SOFT_READ, BEHIND, 0, 8), NULL);
 	get_words(&stage, BEHIND, changed[0]);
-	/* Fewer again: the places that there are stay. */
+	/* Lower the limit. Existing slots remain usable. */
 	attr.max_dest_rd_atomic = BEFORE;
 	enter_state(&stage.side, IBV_QPS_SQD);
 	CHECK_OK(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC));

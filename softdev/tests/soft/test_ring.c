@@ -1,6 +1,5 @@
-/* The ring of records: what goes in comes out, at every place of it; one thread writes while
- * another reads, both asleep whenever they can be; and what the other side may write there by
- * itself. */
+/* Tests for the record ring: records at all positions, a writer and a reader thread that sleep
+ * whenever they can, and shared memory that the other side has corrupted. */
 #define _GNU_SOURCE /* memfd_create */
 #include "cm_check.h"
 #include "path/shm/copy.h"
@@ -59,7 +58,7 @@ static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 	soft_ring_done(&reader, &record);
 }
 
-/* By whatever instructions this processor has it: all of it, and nothing beside it. */
+/* Each copy routine writes all bytes of the range and none beside it. */
 static void copying(void)
 {
 	enum { MOST = 70000, BESIDE = 64 };
@@ -93,7 +92,7 @@ static void nothing(void)
 	CHECK(!soft_ring_has_input(&reader));
 }
 
-/* Whose reader keeps up stays in the first pages. */
+/* The ring reuses its first pages as long as the reader keeps up. */
 static void warm(void)
 {
 	uint64_t furthest = 0;
@@ -119,7 +118,7 @@ static void room(void)
 		put(1, count, 0, 5000);
 		count++;
 	}
-	/* None of it is wasted. */
+	/* No room is wasted. */
 	CHECK((count + 1) * (5000u + 2 * SOFT_RECORD_HEADER) > SOFT_RING_SIZE);
 	ssize_t rest = soft_ring_room(&writer, 1);
 
@@ -130,7 +129,7 @@ static void room(void)
 	CHECK(!soft_ring_must_notify(&writer));
 	take(1, 0, 0, 5000);
 	CHECK(soft_ring_room_requested(&reader));
-	CHECK(!soft_ring_room_requested(&reader)); /* said once */
+	CHECK(!soft_ring_room_requested(&reader)); /* reported once */
 	CHECK(soft_ring_room(&writer, 1) >= 5000);
 	for (uint32_t i = 1; i < count; i++)
 		take(1, i, 0, 5000);
@@ -143,12 +142,12 @@ static void waking(void)
 	begin();
 	put(1, 1, 1, 1);
 	CHECK(!soft_ring_flush(&writer));
-	CHECK(soft_ring_arm(&reader)); /* there is something already */
+	CHECK(soft_ring_arm(&reader)); /* the ring already has input */
 	take(1, 1, 1, 1);
 	CHECK(soft_ring_is_armed(&reader));
 	put(1, 1, 1, 1);
 	CHECK(soft_ring_flush(&writer));
-	CHECK(!soft_ring_flush(&writer)); /* one call is enough */
+	CHECK(!soft_ring_flush(&writer)); /* one notification is enough */
 	CHECK(!soft_ring_is_armed(&reader));
 	take(1, 1, 1, 1);
 	CHECK(!soft_ring_arm(&reader));
@@ -177,8 +176,8 @@ static void sleep_at(int fd)
 
 static uint32_t length_of(uint32_t number)
 {
-	/* Short ones in a row, so that the reader catches up and sleeps; long ones, so that the
-	 * writer has to. */
+	/* Series of short records let the reader catch up and sleep. Long records make the writer
+	 * sleep. */
 	return number % 1000 < 900 ? number % 64 : number * 2654435761u % 60000;
 }
 
@@ -233,7 +232,7 @@ static void *read_all(void *unused)
 	return NULL;
 }
 
-/* A wake-up that is lost leaves one of them asleep for ever, or both. */
+/* A lost wake-up would leave one or both threads asleep forever. */
 static void threads(void)
 {
 	pthread_t a, b;
@@ -252,7 +251,8 @@ static void threads(void)
 
 /* ---- the other side's nonsense ------------------------------------------------------------- */
 
-/* What has once been seen of a header counts: a record does not grow while it is taken. */
+/* The reader copies each header only once, so the size of a record cannot change while it is
+ * read. */
 static void changed_meanwhile(void)
 {
 	struct soft_record record;
@@ -267,7 +267,7 @@ static void changed_meanwhile(void)
 	CHECK_EQUAL(reader.mine, 64 + SOFT_RECORD_HEADER);
 	CHECK_EQUAL(shared.head, reader.mine);
 	nothing();
-	/* Nor does a writer believe in its own position as the other side has changed it. */
+	/* The writer never reads its own position from shared memory. */
 	shared.tail = 999;
 	put(2, 1, 1, 64);
 	take(2, 1, 1, 64);

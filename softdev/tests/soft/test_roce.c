@@ -1,4 +1,4 @@
-/* The path of RoCE v2, packet by packet. */
+/* Packet-level tests of RoCE v2 paths. */
 #define _GNU_SOURCE /* sendmmsg */
 #include <netinet/udp.h>
 #include <sys/syscall.h>
@@ -10,7 +10,8 @@
 
 /* ---- what comes in --------------------------------------------------------------------------- */
 
-/* Messages of one and of three packets, over the end of the PSNs; each is acknowledged, with their number. */
+/* Receive messages of one and of three packets across the PSN wrap-around. Each acknowledgement
+ * contains the MSN. */
 static void received(struct stage *stage)
 {
 	receive_at(&stage->side, 1, 0, 1000);
@@ -32,13 +33,14 @@ static void received(struct stage *stage)
 	no_answer(stage);
 }
 
-/* A gap is told once, a duplicate is acknowledged again, a missing receive is RNR. */
+/* A gap causes a single NAK, a duplicate is acknowledged again, and a missing receive causes an RNR
+ * NAK. */
 static void out_of_turn(struct stage *stage)
 {
 	request(stage, SOFT_ROCE_SEND_ONLY, 7);
 	answer(stage, PEER_PSN, SOFT_ROCE_RNR_NAK | 9);
 	receive_at(&stage->side, 1, 0, 1000);
-	request(stage, SOFT_ROCE_SEND_ONLY, 7); /* behind what was refused: discarded */
+	request(stage, SOFT_ROCE_SEND_ONLY, 7); /* follows a refused request: discarded */
 	no_answer(stage);
 	stage->psn = PEER_PSN;
 	request(stage, SOFT_ROCE_SEND_ONLY, 7);
@@ -55,7 +57,8 @@ static void out_of_turn(struct stage *stage)
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
-/* What any host can send, and what a peer must not: nothing happens, and nothing is answered. */
+/* Packets that any host can send, or that a peer must not send, have no effect and get no
+ * response. */
 static void dropped(void)
 {
 	static const struct {
@@ -66,7 +69,7 @@ static void dropped(void)
 		{SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY, 7},
 		{SOFT_ROCE_XRC | SOFT_ROCE_SEND_ONLY, 7},
 		{SOFT_ROCE_CNP, SOFT_ROCE_CNP_PAYLOAD},
-		{SOFT_ROCE_ACKNOWLEDGE, 0}, /* of what was never sent */
+		{SOFT_ROCE_ACKNOWLEDGE, 0}, /* acknowledges a packet that was never sent */
 		{SOFT_ROCE_ATOMIC_ACKNOWLEDGE, 0},
 		{SOFT_ROCE_READ_RESPONSE_ONLY, 7},
 		{SOFT_ROCE_READ_RESPONSE_FIRST, MTU},
@@ -86,12 +89,12 @@ static void dropped(void)
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.pkey = 0x1234;
 	throw(&stage, packet);
-	/* from another host, as itself and as the peer */
+	/* from another host, with the ICRC for its own address and for the peer's address */
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	throw_bytes(stage.stranger, bytes, build(bytes, stranger_gid, &packet));
 	throw_bytes(stage.stranger, bytes, build(bytes, peer_gid, &packet));
-	/* each of its bits changed on the way, but those that a network may change: the reserved bits
-	 * beside FECN and BECN */
+	/* with each bit flipped, except FECN, BECN and the reserved bits next to them, which a
+	 * network may change */
 	length = build(bytes, peer_gid, &packet);
 	for (size_t bit = 0; bit < 8 * length; bit++) {
 		if (bit / 8 == 4)
@@ -100,7 +103,7 @@ static void dropped(void)
 		throw_bytes(stage.peer, bytes, length);
 		bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
 	}
-	/* and cut short */
+	/* truncated to each length */
 	for (size_t cut = 1; cut < length; cut++)
 		throw_bytes(stage.peer, bytes, cut);
 	no_answer(&stage);
@@ -111,14 +114,14 @@ static void dropped(void)
 	close_stage(&stage);
 }
 
-/* A request that is too long or too short for its place in the message ends the queue pair in its turn, and not
- * before (IBTA 9.7.4.1.6); with UC it is dropped. */
+/* A request whose length does not fit its position in the message ends the queue pair, but only
+ * when its PSN is expected (IBTA 9.7.4.1.6). UC drops the request. */
 static void wrong_length(void)
 {
 	static const struct {
 		uint8_t opcode;
 		uint32_t length, dma_length;
-		bool goes_on; /* behind the first packet of a SEND */
+		bool goes_on; /* follows the first packet of a SEND */
 	} wrong[] = {
 		{SOFT_ROCE_SEND_FIRST, MTU - 1, 0, false},
 		{SOFT_ROCE_SEND_FIRST, 2 * MTU, 0, false},
@@ -165,7 +168,8 @@ static void wrong_length(void)
 	}
 }
 
-/* READs are answered by as many packets as they asked for, and by none without the key. */
+/* A READ is answered with one packet per MTU. A READ with a wrong key is answered only with a
+ * NAK. */
 static void read_by_peer(struct stage *stage)
 {
 	struct soft_roce_packet packet;
@@ -195,7 +199,7 @@ static void read_by_peer(struct stage *stage)
 	no_answer(stage);
 }
 
-/* With the right to flush it. */
+/* Open a stage whose queue pair and memory allow FLUSH. */
 static void open_flushed(struct stage *stage, struct options options)
 {
 	options.rights = ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL;
@@ -205,7 +209,7 @@ static void open_flushed(struct stage *stage, struct options options)
 						 (int)options.rights));
 }
 
-/* Of the side's memory, with the PSN that comes so many behind the first. */
+/* Build a request for the side's memory. Its PSN is the peer's first PSN plus `number`. */
 static struct soft_roce_packet remote(const struct stage *stage, uint8_t opcode, uint32_t number)
 {
 	struct soft_roce_packet packet =
@@ -219,7 +223,7 @@ static struct soft_roce_packet remote(const struct stage *stage, uint8_t opcode,
 	return packet;
 }
 
-/* IBTA annex A19: a READ response (only) without data. */
+/* Expect a "READ response only" packet without data (IBTA annex A19). */
 static void expect_empty(const struct stage *stage, uint32_t number, uint32_t msn)
 {
 	const uint32_t psn = (PEER_PSN + number) & 0xffffff;
@@ -249,7 +253,8 @@ static void expect_empty(const struct stage *stage, uint32_t number, uint32_t ms
 	next_packet(stage, SOFT_ROCE_READ_RESPONSE_ONLY);
 }
 
-/* ATOMIC WRITE and FLUSH are answered each by itself, and again when they come again, which writes nothing. */
+/* ATOMIC WRITE and FLUSH are answered individually. A duplicate is answered again, but writes
+ * nothing. */
 static void answers_as_read(void)
 {
 	struct stage stage;
@@ -275,7 +280,7 @@ static void answers_as_read(void)
 	close_stage(&stage);
 }
 
-/* Packets that come at once, all but the last of the same length. */
+/* Send packets as one run. All packets except the last must have the same length. */
 static void throw_together(const struct stage *stage, const struct soft_roce_packet *packets,
 			   int count)
 {
@@ -290,7 +295,7 @@ static void throw_together(const struct stage *stage, const struct soft_roce_pac
 	throw_bytes(stage->peer, bytes, length);
 }
 
-/* A FLUSH that was not asked for drops no answer, whatever its PSN. */
+/* A FLUSH that repeats no earlier request must not drop waiting responses, whatever its PSN. */
 static void forged_duplicate(struct stage *stage)
 {
 	throw_together(stage,
@@ -300,8 +305,8 @@ static void forged_duplicate(struct stage *stage)
 	next_packet(stage, SOFT_ROCE_ATOMIC_ACKNOWLEDGE);
 }
 
-/* A requester that counts no FLUSH has more of them under way than there are places for answers, and READs behind
- * them: what finds no place is asked for again, and is no error. */
+/* A requester that does not count FLUSHes may send more FLUSHes and READs than there are response
+ * slots. A request without a slot is requested again, and is not an error. */
 static void uncounted(void)
 {
 	struct stage stage;
@@ -326,7 +331,8 @@ static void uncounted(void)
 
 /* ---- what goes out --------------------------------------------------------------------------- */
 
-/* A WRITE with immediate data in three packets; the peer has lost one, and gets it again. */
+/* Send a WRITE with immediate data in three packets. The peer misses the second, so the last two
+ * are retransmitted. */
 static void written(struct stage *stage)
 {
 	const uint8_t opcodes[] = {SOFT_ROCE_WRITE_FIRST, SOFT_ROCE_WRITE_MIDDLE,
@@ -347,7 +353,7 @@ static void written(struct stage *stage)
 			      packet.dma_length == 2 * MTU + 1);
 	}
 	CHECK_EQUAL(packet.immediate, 77);
-	acknowledge(stage, psn, SOFT_ROCE_NAK | 31); /* a code that only this device knows */
+	acknowledge(stage, psn, SOFT_ROCE_NAK | 31); /* NAK code that only this device uses */
 	acknowledge(stage, psn + 1, SOFT_ROCE_NAK | 0);
 	CHECK_EQUAL(next_packet(stage, opcodes[1]).psn, (psn + 1) & 0xffffff);
 	next_packet(stage, opcodes[2]);
@@ -356,8 +362,9 @@ static void written(struct stage *stage)
 	no_answer(stage);
 }
 
-/* IBTA annex A19: a peer answers ATOMIC WRITE and FLUSH as a READ of nothing.  With data that would be an answer to
- * something else.  They count as READs; without any agreed, one at a time is sent. */
+/* A peer answers ATOMIC WRITE and FLUSH with an empty READ response (IBTA annex A19). A response
+ * with data must belong to another request. Both operations count as READs. If max_rd_atomic is 0,
+ * the requester sends them one at a time. */
 static void answered_as_read(uint8_t depth)
 {
 	const struct address peer = address_of_peer();
@@ -395,7 +402,8 @@ static void answered_as_read(uint8_t depth)
 	close_stage(&stage);
 }
 
-/* What any host sends to the ports from which packets go out takes no memory: nothing reads there. */
+/* Packets that a host sends to our source ports must not occupy memory, because nothing reads these
+ * sockets. */
 static void sender(struct stage *stage)
 {
 	struct sockaddr_in from;
@@ -418,7 +426,8 @@ static void sender(struct stage *stage)
 	expect_wc(&stage->side, 5, IBV_WC_SUCCESS);
 }
 
-/* The requester waits as long as RNR NAK says; a syndrome that means nothing (IBTA table 45) is dropped. */
+/* The requester retries after the delay in an RNR NAK, and ignores reserved syndromes (IBTA table
+ * 45). */
 static void not_ready(struct stage *stage)
 {
 	const uint32_t psn = stage->side.psn;
@@ -433,7 +442,8 @@ static void not_ready(struct stage *stage)
 	expect_wc(&stage->side, 5, IBV_WC_SUCCESS);
 }
 
-/* What the kernel says of the next send, of whichever thread, once; and how many sends it was to split. */
+/* `refusal` is the error of the next sendmmsg() in any thread. `splits` counts the messages that
+ * the kernel is asked to split. */
 static int refusal, splits;
 
 int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
@@ -449,8 +459,9 @@ int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 	return -1;
 }
 
-/* A full socket is waited for.  What is too long for the network, and what it cannot split, is lost; from
- * then on nothing is given to it to split.  Another socket may be of another interface. */
+/* A full socket (EAGAIN) only delays a packet. Packets that are too long for the network, or that
+ * the kernel cannot split, are lost. After EIO this socket sends no runs, but other sockets do,
+ * because they may use other interfaces. */
 static void refused(int error, uint32_t packets)
 {
 	struct stage stage;
@@ -484,7 +495,7 @@ struct owner_name {
 	uint8_t gid[16], ip_port[2];
 };
 
-/* The name of the process that has the port of the device's address (share.c). */
+/* Returns the socket name of the process that owns the port at the device's address (share.c). */
 static struct owner_name name_of_owner(void)
 {
 	struct owner_name name = {.family = AF_UNIX, .prefix = "\0aiordma/roce"};
@@ -493,7 +504,7 @@ static struct owner_name name_of_owner(void)
 	return name;
 }
 
-/* The error says what to do. */
+/* The error message says how to solve the problem. */
 static void port_in_use(struct side *side)
 {
 	const struct address peer = address_of_peer();
@@ -509,7 +520,7 @@ static void port_in_use(struct side *side)
 	CHECK(strstr(text, "127.0.0.1, UDP port 4791") && strstr(text, "rdma link delete"));
 	CHECK_EQUAL(state_of(side), IBV_QPS_INIT);
 	close(fd);
-	/* Another user's process can hold the name of the address, and do nothing (share.c). */
+	/* Another user's process may bind the owner's name without listening on it (share.c). */
 	const struct owner_name name = name_of_owner();
 
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -517,12 +528,12 @@ static void port_in_use(struct side *side)
 	CHECK_EQUAL(to_rtr(side, &peer), EADDRINUSE);
 	close(fd);
 	CHECK_OK(to_rtr(side, &peer));
-	/* Nothing is received once no queue pair needs it. */
+	/* The port is closed when no queue pair needs it. */
 	destroy_qp(side);
 	close(bound(device_gid));
 }
 
-/* The process that has the port may send descriptors to one that shares it (share.c). */
+/* Descriptors that the port's owner sends to a guest are closed (share.c). */
 static void unexpected_descriptors(struct side *side)
 {
 	const struct address peer = address_of_peer();
@@ -543,7 +554,8 @@ static void unexpected_descriptors(struct side *side)
 	CHECK(guest >= 0);
 	soft_put_control(&message, SOL_SOCKET, SCM_RIGHTS, (int[]){door, door}, 2 * sizeof(int));
 	CHECK_EQUAL(sendmsg(guest, &message, 0), 0);
-	/* An empty message makes it look for the owner again. */
+	/* The guest treats the empty message as the end of the connection, and looks for the owner
+	 * again. */
 	int again = accept4(door, NULL, NULL, SOCK_CLOEXEC);
 
 	CHECK(again >= 0);

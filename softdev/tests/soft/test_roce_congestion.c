@@ -1,12 +1,13 @@
-/* What bounds the packets of RoCE v2 that are under way: the window, what makes it smaller, READs in parts. */
+/* Tests for the congestion control of RoCE v2: the window, the events that reduce it, and the
+ * splitting of long READs. */
 #include <netinet/udp.h>
 
 #include "roce_stage.h"
 
 enum {
 	UNIT = 4096,
-	WINDOW = 32 * 1024 / UNIT, /* at first */
-	PACKETS = 256, /* of a long message */
+	WINDOW = 32 * 1024 / UNIT, /* initial window */
+	PACKETS = 256, /* length of the long message */
 };
 
 static void open_long(struct stage *stage)
@@ -19,7 +20,7 @@ static void post_long(struct stage *stage)
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 5, .length = PACKETS * UNIT);
 }
 
-/* So many packets of the long message come, from that one on, and no more for now. */
+/* Expect exactly `count` packets of the long message, starting with number `from`. */
 static void burst(const struct stage *stage, uint32_t from, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++)
@@ -27,19 +28,20 @@ static void burst(const struct stage *stage, uint32_t from, uint32_t count)
 	no_answer(stage);
 }
 
-/* All before that packet have arrived. */
+/* Acknowledge all packets before number `packet`. */
 static void arrived(struct stage *stage, uint32_t packet)
 {
 	acknowledge(stage, stage->side.psn + packet - 1, DONE);
 }
 
-/* The first packet that is missing is that one. */
+/* Report packet number `packet` as lost. */
 static void lost(struct stage *stage, uint32_t packet)
 {
 	acknowledge(stage, stage->side.psn + packet, SOFT_ROCE_NAK | 0);
 }
 
-/* A message of which 16 packets are under way, from number 8 on, and a window of as many. */
+/* Open a stage with a window of 16 packets, and with packets 8 to 23 of a long message in
+ * flight. */
 static void open_grown(struct stage *stage)
 {
 	open_long(stage);
@@ -51,8 +53,8 @@ static void open_grown(struct stage *stage)
 
 /* ---- the window ------------------------------------------------------------------------------ */
 
-/* No packet more than the window has is under way; it grows by what is acknowledged; and that is asked for
- * four times in each. */
+/* The packets in flight never exceed the window. The window grows by the number of packets
+ * acknowledged. An acknowledgement is requested for each quarter of the window. */
 static void exact(void)
 {
 	struct stage stage;
@@ -72,7 +74,7 @@ static void exact(void)
 	close_stage(&stage);
 }
 
-/* So do short messages, one after the other. */
+/* A series of short messages is limited by the window, too. */
 static void several(void)
 {
 	enum { LENGTH = 3, MESSAGES = 4 };
@@ -99,7 +101,7 @@ static void several(void)
 	close_stage(&stage);
 }
 
-/* What was never full does not grow. */
+/* An unused window does not grow. */
 static void unused(void)
 {
 	struct stage stage;
@@ -117,7 +119,8 @@ static void unused(void)
 	close_stage(&stage);
 }
 
-/* A loss halves it, once for what was under way; then it grows by a packet for each window. */
+/* A loss halves the window, but only once for all packets then in flight. Afterwards the window
+ * grows by one packet per window acknowledged. */
 static void halved_by_loss(void)
 {
 	struct stage stage;
@@ -131,9 +134,9 @@ static void halved_by_loss(void)
 	burst(&stage, 2 * WINDOW, WINDOW + 1);
 	arrived(&stage, 3 * WINDOW + 1);
 	burst(&stage, 3 * WINDOW + 1, WINDOW + 2);
-	lost(&stage, 3 * WINDOW + 1); /* another one */
+	lost(&stage, 3 * WINDOW + 1); /* a new loss */
 	burst(&stage, 3 * WINDOW + 1, WINDOW / 2 + 1);
-	/* A receive was missing, which is no loss. */
+	/* An RNR NAK means that a receive was missing, and not that a packet was lost. */
 	acknowledge(&stage, stage.side.psn + 3 * WINDOW + 1, SOFT_ROCE_RNR_NAK | 1);
 	burst(&stage, 3 * WINDOW + 1, WINDOW / 2 + 1);
 	close_stage(&stage);
@@ -150,7 +153,8 @@ static void throw_notification(const struct stage *stage, int from)
 	throw_bytes(from, bytes, build(bytes, peer_gid, &packet));
 }
 
-/* The peer's network is congested: the same as a loss, but nothing is sent again. */
+/* A congestion notification from the peer halves the window like a loss, but nothing is
+ * retransmitted. */
 static void halved_by_notification(void)
 {
 	struct stage stage;
@@ -162,13 +166,15 @@ static void halved_by_notification(void)
 	throw_notification(&stage, stage.peer);
 	throw_notification(&stage, stage.peer);
 	no_answer(&stage);
-	/* Of 17 packets 8 are allowed from now on, and one more for those that have arrived. */
+	/* The window shrinks from 17 packets to 8, and then grows by one for this
+	 * acknowledgement. */
 	arrived(&stage, 2 * WINDOW + 2);
 	burst(&stage, 3 * WINDOW + 2, 1);
 	close_stage(&stage);
 }
 
-/* Said all the time, it leaves four packets and what they make the window grow by; after that it grows on. */
+/* Constant notifications reduce the window to four packets plus the growth from each
+ * acknowledgement. When they stop, the window continues to grow. */
 static void halved_without_end(void)
 {
 	static const uint32_t windows[] = {WINDOW, 6, 5, 5, 5};
@@ -188,7 +194,7 @@ static void halved_without_end(void)
 	close_stage(&stage);
 }
 
-/* With nothing under way it says nothing. */
+/* A notification has no effect if nothing is in flight. */
 static void late_notification(void)
 {
 	struct stage stage;
@@ -206,7 +212,7 @@ static void late_notification(void)
 	close_stage(&stage);
 }
 
-/* What has met congestion is told to its sender, but for acknowledgements; and not too often. */
+/* Packets that a router has marked trigger CNPs, at a limited rate. Acknowledgements never do. */
 static void marked(struct stage *stage)
 {
 	enum { NOT_MARKED = 2, MARKED = 3, MANY = 100, BETWEEN_NS = 50000 };
@@ -233,7 +239,7 @@ static void marked(struct stage *stage)
 	arrived(stage, 1);
 	no_answer(stage);
 
-	stage->psn = PEER_PSN; /* duplicates, and acknowledged again */
+	stage->psn = PEER_PSN; /* duplicates, which are acknowledged again */
 	const uint64_t begin = now_ns(CLOCK_MONOTONIC);
 
 	for (int i = 0; i < MANY; i++)
@@ -248,7 +254,8 @@ static void marked(struct stage *stage)
 	      told <= 1 + (now_ns(CLOCK_MONOTONIC) - begin - QUIET_MS * 1000000) / BETWEEN_NS);
 }
 
-/* Routers may mark what is sent; the rest of the traffic class is the queue pair's, alone, in a run, and of what answers. */
+/* Single packets, runs and responses are sent as ECN-capable, so that routers can mark them. The
+ * other bits are the queue pair's traffic class. */
 static void may_be_marked(uint8_t traffic_class)
 {
 	struct stage stage;
@@ -267,7 +274,8 @@ static void may_be_marked(uint8_t traffic_class)
 	close_stage(&stage);
 }
 
-/* An acknowledgement goes out behind the packets of the same send, so that they are one run. */
+/* An acknowledgement is sent after the packets of the same flush. If it were sent between them, it
+ * would split their run. */
 static void acknowledged_behind(void)
 {
 	enum { ACK = SOFT_ROCE_BTH + 4 + SOFT_ROCE_ICRC };
@@ -280,7 +288,8 @@ static void acknowledged_behind(void)
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = (WINDOW + 1) * UNIT);
 	for (int i = 0; i < WINDOW; i++)
 		next_packet(&stage, i ? SOFT_ROCE_SEND_MIDDLE : SOFT_ROCE_SEND_FIRST);
-	/* Two packets that come at once: they open the window, and want an acknowledgement. */
+	/* Send two packets in one run. The first opens the window, and the second requests an
+	 * acknowledgement. */
 	packet = packet_of(&stage, SOFT_ROCE_ACKNOWLEDGE, 0);
 	packet.psn = (stage.side.psn + WINDOW - 1) & 0xffffff;
 	packet.syndrome = DONE;
@@ -294,8 +303,8 @@ static void acknowledged_behind(void)
 	close_stage(&stage);
 }
 
-/* Packets from the middle of a message that come again are acknowledged again: the acknowledgements were lost, and
- * no others may be in the peer's window. */
+/* Duplicates from the middle of a message are acknowledged again. Their acknowledgements were lost,
+ * and the peer's window may not allow any other packets. */
 static void acknowledged_again(struct stage *stage)
 {
 	receive_at(&stage->side, 1, 0, 1000);
@@ -310,7 +319,7 @@ static void acknowledged_again(struct stage *stage)
 
 /* ---- READs ----------------------------------------------------------------------------------- */
 
-/* A request for those packets of the answer. */
+/* Expect a request for `count` response packets, starting with number `first`. */
 static void expect_read(const struct stage *stage, uint32_t first, uint32_t count)
 {
 	const struct soft_roce_packet packet = next_packet(stage, SOFT_ROCE_READ_REQUEST);
@@ -321,7 +330,7 @@ static void expect_read(const struct stage *stage, uint32_t first, uint32_t coun
 	CHECK_EQUAL(packet.dma_length, count * UNIT);
 }
 
-/* The answer's packet with that number; each has other bytes. */
+/* Send response packet `number`. The contents of each packet are different. */
 static void give(const struct stage *stage, uint32_t number, bool first, bool last)
 {
 	static uint8_t bytes[UNIT];
@@ -345,8 +354,8 @@ static void give_part(const struct stage *stage, uint32_t from, uint32_t count)
 		give(stage, from + i, i == 0, i == count - 1);
 }
 
-/* A long READ is several requests, the answers of which fit the window; what is lost is asked for again from
- * there to where the request ended, and only as much as the window has then. */
+/* A long READ is split into requests whose responses fit into the window. After a loss, the rest of
+ * the request is requested again, but at most as much as fits into the current window. */
 static void read_in_parts(void)
 {
 	struct stage stage;
@@ -362,12 +371,12 @@ static void read_in_parts(void)
 		expect_read(&stage, i, 2);
 	no_answer(&stage);
 	give_part(&stage, 0, 2);
-	expect_read(&stage, 8, 3); /* a fourth part of 10 */
-	no_answer(&stage); /* four is max_rd_atomic */
+	expect_read(&stage, 8, 3); /* a quarter of the window of 10 packets, rounded up */
+	no_answer(&stage); /* max_rd_atomic is 4 */
 	give(&stage, 4, true, false);
 	expect_read(&stage, 2, 2);
 	expect_read(&stage, 4, 2);
-	no_answer(&stage); /* of 5 packets */
+	no_answer(&stage); /* the window is 5 packets */
 	give(&stage, 2, true, false);
 	expect_read(&stage, 6, 2);
 	give(&stage, 4, true, false);
@@ -375,7 +384,7 @@ static void read_in_parts(void)
 	expect_read(&stage, 4, 2);
 	expect_read(&stage, 6, 2);
 	no_answer(&stage);
-	/* Answers to the first requests have only been slow. */
+	/* The responses to the first requests were late, not lost. */
 	give(&stage, 3, false, true);
 	give_part(&stage, 4, 2);
 	give_part(&stage, 6, 2);
@@ -399,7 +408,7 @@ static void read_in_parts(void)
 	close_stage(&stage);
 }
 
-/* Each part is a READ to the responder, which has agreed to four (max_rd_atomic). */
+/* Each part is a READ to the responder, so max_rd_atomic limits their number to four. */
 static void reads_agreed(void)
 {
 	struct stage stage;
@@ -415,7 +424,7 @@ static void reads_agreed(void)
 	no_answer(&stage);
 	give_part(&stage, 0, 1);
 	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
-	expect_read(&stage, 5, 3); /* of 9 */
+	expect_read(&stage, 5, 3); /* a quarter of the window of 9 packets, rounded up */
 	no_answer(&stage);
 	close_stage(&stage);
 }

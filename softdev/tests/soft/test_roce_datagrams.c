@@ -1,5 +1,5 @@
-/* Datagrams of RoCE v2, packet by packet: UD queue pairs, and the MADs of queue pair 1.  This test is the
- * peer. */
+/* Packet-level tests of RoCE v2 datagrams: UD queue pairs, and the MADs of queue pair 1. The test
+ * acts as the peer. */
 #define _GNU_SOURCE /* gettid */
 #include "cm/cm_internal.h"
 #include "cm/cm_mad.h"
@@ -17,7 +17,7 @@ enum {
 
 #define GSI_QKEY 0x80010000u
 
-/* Of a second device. */
+/* The GID of the second device. */
 static const uint8_t second_gid[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 2};
 static const uint8_t ipv6_gid[16] = {[15] = 1};
 
@@ -44,7 +44,7 @@ static socklen_t address_at(const uint8_t gid[16], uint16_t port, struct sockadd
 	return sizeof(*in6);
 }
 
-/* A socket there, or -1 and errno. */
+/* Create a socket bound to this address. Returns -1 and sets errno on failure. */
 static int bound(const uint8_t gid[16], uint16_t port)
 {
 	struct sockaddr_storage here;
@@ -73,7 +73,7 @@ static bool is_free(const uint8_t gid[16])
 
 /* ---- packets --------------------------------------------------------------------------------- */
 
-/* From port 4790 of the source, whose ICRC that must be. */
+/* Build a packet with the ICRC for UDP port 4790 of the source. */
 static size_t build(uint8_t *bytes, const uint8_t source[16], const uint8_t destination[16],
 		    const struct soft_roce_packet *packet)
 {
@@ -151,7 +151,7 @@ static void received(const uint8_t source[16], const uint8_t destination[16])
 		struct soft_roce_packet packet = packet_to(&side, opcode, lengths[i / 2]);
 
 		if (i == 3)
-			packet.pkey = 0x7fff; /* a limited member */
+			packet.pkey = 0x7fff; /* limited membership */
 		receive_at(&side, i, 0, 8192);
 		throw(source, destination, packet);
 		struct ibv_wc wc = expect_wc(&side, i, IBV_WC_SUCCESS);
@@ -167,7 +167,7 @@ static void received(const uint8_t source[16], const uint8_t destination[16])
 	close_side(&side);
 }
 
-/* What any host can send: nothing happens, and nothing is answered. */
+/* Datagrams that any host can send are dropped without a response. */
 static void dropped(void)
 {
 	int peer = bound(peer_gid, SOFT_ROCE_PORT);
@@ -179,7 +179,8 @@ static void dropped(void)
 	CHECK_OK(ud_to_init(&other, QKEY));
 	struct soft_roce_packet packet = packet_to(&side, SEND, 7);
 
-	/* There is no receive: it has been dropped when the next packet, for another queue pair, is there. */
+	/* A datagram without a receive is dropped. It has been processed once the next datagram, to
+	 * another queue pair, has arrived. */
 	throw(peer_gid, device_gid, packet);
 	UD_OPEN(&witness);
 	receive_at(&witness, 1, 0, GRH + 7);
@@ -188,7 +189,7 @@ static void dropped(void)
 	close_side(&witness);
 	receive_at(&side, 1, 0, GRH + 2 * MTU);
 	receive_at(&other, 1, 0, GRH + MTU);
-	packet.to = other.qp->qp_num; /* not in RTR */
+	packet.to = other.qp->qp_num; /* not yet in RTR */
 	throw(peer_gid, device_gid, packet);
 	packet.to ^= 1;
 	throw(peer_gid, device_gid, packet);
@@ -202,7 +203,8 @@ static void dropped(void)
 	throw(peer_gid, device_gid, packet);
 	packet = packet_to(&side, SOFT_ROCE_RC | SOFT_ROCE_SEND_ONLY, 7);
 	throw(peer_gid, device_gid, packet);
-	/* each of its bits changed on the way, but those that a network may change; cut short */
+	/* with each bit flipped, except those that a network may change, and truncated to each
+	 * length */
 	packet = packet_to(&side, SEND, 7);
 	size_t length = build(bytes, peer_gid, device_gid, &packet);
 
@@ -215,7 +217,7 @@ static void dropped(void)
 	}
 	for (size_t cut = 1; cut < length; cut++)
 		throw_bytes(peer_gid, device_gid, bytes, cut);
-	/* at the address of a device that it is not of */
+	/* to the address of another device */
 	throw(peer_gid, second_gid, packet);
 	CHECK(!comes(peer, QUIET_MS));
 	packet.length = 5;
@@ -259,14 +261,14 @@ static void sent(void)
 		CHECK(i != 1 || packet.immediate == 78);
 		CHECK_EQUAL(packet.length, length);
 		CHECK(!memcmp(packet.payload, payload, length));
-		CHECK(i != 1 || !packet.payload[7]); /* the pad */
+		CHECK(i != 1 || !packet.payload[7]); /* padding */
 	}
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_side(&side);
 	close(peer);
 }
 
-/* Of one queue pair, at once, by two paths with other traffic classes. */
+/* Post a chain to two address handles with different traffic classes. */
 static void classes_sent(void)
 {
 	const int peer = bound(peer_gid, SOFT_ROCE_PORT), on = 1;
@@ -304,7 +306,8 @@ static void classes_sent(void)
 }
 
 #ifndef __SANITIZE_THREAD__
-/* Of a receive; its traffic class is that of the packet, whose last bits say that routers may mark it. */
+/* Expect a receive whose GRH has the traffic class of the packet, with the ECN bits set to
+ * ECT(0). */
 static struct ibv_wc expect_class(struct side *side, bool ipv4)
 {
 	const struct ibv_wc wc = expect_wc(side, 1, IBV_WC_SUCCESS);
@@ -314,7 +317,8 @@ static struct ibv_wc expect_class(struct side *side, bool ipv4)
 	return wc;
 }
 
-/* Between two processes of one address, there, and back by what the receive says. */
+/* Exchange datagrams between two processes that share an address. The response is addressed with
+ * the work completion and the GRH. */
 static void classes_received(int index)
 {
 	struct side side, own;
@@ -370,7 +374,7 @@ static void encode_request(const uint8_t source[16], uint32_t id, uint16_t port,
 	soft_cm_mad_encode(&mad, bytes);
 }
 
-/* A request for that port, in the peer's name. */
+/* Build the peer's request to connect to `port`. */
 static struct soft_roce_packet request_for(uint16_t port, uint8_t bytes[SOFT_MAD_SIZE])
 {
 	encode_request(peer_gid, port, port, bytes);
@@ -411,7 +415,8 @@ static void connection_manager(void)
 	CHECK(channel = verbs->rdma_create_event_channel());
 	CHECK_OK(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
 	CHECK_OK(verbs->rdma_bind_addr(id, (struct sockaddr *)&any));
-	/* One address of the devices is another one's: nothing of them is kept. */
+	/* Another process uses one of the addresses, so rdma_listen() fails and releases the
+	 * others. */
 	int taken = bound(second_gid, SOFT_ROCE_PORT);
 
 	CHECK_FAILS(verbs->rdma_listen(id, 0), EADDRINUSE);
@@ -444,18 +449,18 @@ static void connection_manager(void)
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS};
 	int mask;
 
-	/* A side says with which PSN its peer begins (IBTA 12.7.31). */
+	/* The request contains the first PSN that the peer sends (IBTA 12.7.31). */
 	CHECK_OK(verbs->rdma_init_qp_attr(asked, &attr, &mask));
 	CHECK(mask & IBV_QP_SQ_PSN);
 	CHECK_EQUAL(attr.sq_psn, 0xfedcba);
-	/* The path is the requester's, with its traffic class. */
+	/* The path has the traffic class that the requester has chosen. */
 	attr.qp_state = IBV_QPS_RTR;
 	CHECK_OK(verbs->rdma_init_qp_attr(asked, &attr, &mask));
 	CHECK_EQUAL(attr.ah_attr.grh.traffic_class, 0x28);
 
 	CHECK_OK(verbs->rdma_ack_cm_event(event));
-	/* A conversation is still there when the listener is not; afterwards it is kept for repetitions, but not beyond the
-	 * device. */
+	/* A conversation outlives its listener. A finished conversation is kept to answer repeated
+	 * messages, but only until the device is closed. */
 	CHECK_OK(verbs->rdma_destroy_id(id));
 	CHECK(!is_free(device_gid));
 	CHECK_OK(verbs->rdma_destroy_id(asked));
@@ -475,7 +480,7 @@ static void expect_event_of(struct rdma_event_channel *channel, enum rdma_cm_eve
 	CHECK_OK(verbs->rdma_ack_cm_event(event));
 }
 
-/* A request says the traffic class of its path; the packet that it is in has none. */
+/* A request contains the traffic class of its path, but is itself sent with class 0. */
 static void class_asked_for(void)
 {
 	const int peer = bound(peer_gid, SOFT_ROCE_PORT), on = 1;
@@ -512,7 +517,7 @@ int __wrap_socket(int domain, int type, int protocol)
 	return __real_socket(domain, type, protocol);
 }
 
-/* Addresses and routes are the kernel's to tell, and it is not asked for each request. */
+/* The device does not ask the kernel for addresses and routes at every request. */
 static void asked_once(void)
 {
 	const union ibv_gid from = {.raw = {[10] = 0xff, 0xff, 203, 0, 113, 1}};
@@ -548,14 +553,14 @@ static void asked_once(void)
 		CHECK_OK(verbs->ibv_destroy_cq(cq));
 		CHECK_OK(verbs->rdma_destroy_id(asked));
 	}
-	CHECK(kernel_calls <= 16); /* the source ports of an address */
+	CHECK(kernel_calls <= 16); /* source ports per address */
 	CHECK_OK(verbs->rdma_destroy_id(id));
 	verbs->rdma_destroy_event_channel(channel);
 }
 
 /* ---- the port -------------------------------------------------------------------------------- */
 
-/* A failure takes nothing from others that have an address. */
+/* A port in use at one address does not affect queue pairs at other addresses. */
 static void port_in_use(void)
 {
 	const struct address peer = {.qpn = PEER_QPN, .gid.raw = {[10] = 0xff, 0xff, 127, 0, 0, 9}};
@@ -583,13 +588,13 @@ static void port_in_use(void)
 	close_side(&connected);
 }
 
-/* Stops the device's thread before it handles what it was woken for. */
+/* Whether to stop the device's thread before it handles events. */
 static atomic_bool is_stopped;
 
 int __real_poll(struct pollfd *fds, nfds_t count, int timeout);
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout);
 
-/* The device's thread holds no lock while it is in poll. */
+/* Stop the device's thread in poll, where it holds no lock. */
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 {
 	int ready = __real_poll(fds, count, timeout);
@@ -599,9 +604,9 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 	return ready;
 }
 
-#ifndef __SANITIZE_THREAD__ /* it cannot start threads in a child of fork */
-/* The child has the port.  The datagram that it sends last, to its guest, is still in the child's
- * own socket when the child ends. */
+#ifndef __SANITIZE_THREAD__ /* TSan cannot start threads in a forked child */
+/* The child owns the port. Its last datagram is for its guest, and is still queued in the child's
+ * own socket when the child exits. */
 static void sent_by_the_owner_at_its_end(bool closes)
 {
 	struct process process = split();
@@ -646,7 +651,7 @@ static void forked(void)
 		CHECK_OK(verbs->ibv_destroy_qp(side.qp));
 		OPEN(&own[0], .ud = true);
 		CHECK_OK(ud_to_init(&own[0], QKEY));
-		enter_state(&own[0], IBV_QPS_RTR); /* its parent receives for it */
+		enter_state(&own[0], IBV_QPS_RTR); /* the parent receives for the child */
 		receive_at(&own[0], 1, 0, GRH + 7);
 		throw(peer_gid, device_gid, packet_to(&own[0], SEND, 7));
 		expect_wc(&own[0], 1, IBV_WC_SUCCESS);

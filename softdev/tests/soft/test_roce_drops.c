@@ -1,4 +1,4 @@
-/* Packets of RoCE that are dropped are in the trace, with the reason (others: test_trace_drops). */
+/* Dropped RoCE packets appear in the trace with the reason. test_trace_drops covers other drops. */
 #include "roce_stage.h"
 #include "trace_side.h"
 
@@ -49,7 +49,7 @@ static void packets(void)
 	close_stage(&stage);
 }
 
-/* Any host can send such packets: a second has a limited number of lines. */
+/* Any host can send these packets, so the number of trace lines per second is limited. */
 static void flood(void)
 {
 	enum { PER_SECOND = 100, PACKETS = 1000, SECOND = 1000000000 };
@@ -64,7 +64,7 @@ static void flood(void)
 	for (int i = 0; i < PACKETS; i++)
 		throw(&stage, packet);
 	receive_at(&stage.side, 1, 0, 64);
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7); /* behind them all */
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7); /* after all of them */
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
 	read_trace(path);
 	EACH_LINE ("dropped") {

@@ -1,4 +1,5 @@
-/* Packets of RoCE v2: against those that Scapy has made (tests/roce), and what no list of packets shows. */
+/* Tests of the RoCE v2 packet format against packets generated with Scapy (tests/roce), and for
+ * cases that these packets do not cover. */
 #include "path/roce/headers.h"
 #include "path/roce/icrc.h"
 
@@ -9,7 +10,7 @@
 
 enum { LONGEST = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_ICRC };
 
-/* The fields of a packet, in the order of a line of vectors. */
+/* The fields of a packet, in the order of the columns in tests/roce/vectors. */
 #define FIELDS(X)                                                                                  \
 	X(opcode);                                                                                 \
 	X(solicited);                                                                              \
@@ -135,7 +136,7 @@ static void both_ways(const struct vector *vector)
 	CHECK(soft_icrc_check(&vector->flow, vector->bytes, vector->length));
 }
 
-/* Each bit of a packet turned: none is taken, but for those that a router may change. */
+/* Flip each bit of a packet. The ICRC must be wrong, except for bits that routers may change. */
 static void wrong_bits(const struct soft_icrc_flow *flow, uint8_t *bytes, size_t length)
 {
 	for (size_t bit = 0; bit < 8 * length; bit++) {
@@ -145,7 +146,8 @@ static void wrong_bits(const struct soft_icrc_flow *flow, uint8_t *bytes, size_t
 	}
 }
 
-/* Of random ICRCs one in 65,536 is taken with IPv4, since any identification will do. */
+/* With IPv4, one in 65,536 random ICRCs is accepted, because the identification may have any
+ * value. */
 static void random_icrcs(struct vector *vector)
 {
 	int taken = 0;
@@ -161,7 +163,7 @@ static void random_icrcs(struct vector *vector)
 
 static void vectors_of_scapy(void)
 {
-	uint32_t lengths[256][2]; /* of payload */
+	uint32_t lengths[256][2]; /* payload length by opcode and IP version */
 	int seen[256] = {0};
 
 	for (int i = 0; i < vector_count; i++) {
@@ -176,7 +178,8 @@ static void vectors_of_scapy(void)
 		bool exists = soft_roce_headers((uint8_t)opcode) >= 0;
 
 		CHECK_EQUAL(seen[opcode], exists ? 3 : 0);
-		/* 4 KiB of payload, which is too much where both packets have the same length. */
+		/* A payload of 4 KiB is invalid for an opcode with a fixed length, whose two
+		 * packets have the same length. */
 		CHECK_EQUAL(soft_roce_decode(&packet, bytes, sizeof(bytes)),
 			    !exists                                    ? SOFT_ROCE_BAD_OPCODE
 			    : lengths[opcode][0] == lengths[opcode][1] ? SOFT_ROCE_BAD_PAYLOAD
@@ -190,7 +193,7 @@ static void malformed(void)
 {
 	static const struct {
 		uint8_t opcode, flags;
-		size_t length; /* of all */
+		size_t length; /* length of the whole packet */
 		enum soft_roce_malformed why;
 	} cases[] = {
 		{SOFT_ROCE_SEND_ONLY, 0, 16, SOFT_ROCE_WELL_FORMED},
@@ -214,7 +217,8 @@ static void malformed(void)
 	};
 
 	FOR_EACH (i, cases) {
-		uint8_t *bytes = calloc(1, cases[i].length + 1); /* its end is a sanitizer's */
+		/* Allocate the packet on the heap, so that a sanitizer finds overruns. */
+		uint8_t *bytes = calloc(1, cases[i].length + 1);
 		struct soft_roce_packet packet;
 
 		memcpy(bytes, &(uint8_t[]){cases[i].opcode, cases[i].flags},
@@ -228,7 +232,7 @@ static void malformed(void)
 			struct soft_roce_packet packet;
 
 			memcpy(bytes, vectors[i].bytes, cut);
-			if (!soft_roce_decode(&packet, bytes, cut)) /* it is another one */
+			if (!soft_roce_decode(&packet, bytes, cut)) /* now a shorter packet */
 				CHECK(packet.payload + packet.length <=
 				      bytes + cut - SOFT_ROCE_ICRC);
 			soft_icrc_check(&vectors[i].flow, bytes, cut);
@@ -260,7 +264,8 @@ static void reserved_bits_are_ignored(void)
 
 /* ---- the ICRC of what is longer -------------------------------------------------------------- */
 
-/* All lengths up to the longest packet's, in one piece and in small ones, and with a random identification. */
+/* Compute the ICRC for all packet lengths, from one or several buffers, and with random
+ * identifications. */
 static void every_length(void)
 {
 	static uint8_t bytes[LONGEST];
@@ -291,7 +296,7 @@ static void every_length(void)
 		memcpy(bytes + length, &(uint32_t){htole32(icrc)}, sizeof(icrc));
 		CHECK(soft_icrc_check(flow, bytes, length + SOFT_ROCE_ICRC));
 		CHECK(!soft_icrc_check(flow, bytes, length + SOFT_ROCE_ICRC - 1));
-		if (length >= LONGEST - SOFT_ROCE_ICRC - 4) /* with IPv4, and with IPv6 */
+		if (length >= LONGEST - SOFT_ROCE_ICRC - 4) /* once with IPv4, once with IPv6 */
 			wrong_bits(flow, bytes, length + SOFT_ROCE_ICRC);
 		memcpy(bytes + length, after, sizeof(after));
 	}

@@ -1,6 +1,5 @@
-/* Rules of the InfiniBand specification (docs/semantics.md) that no other test looks at closely:
- * what SQD and a fence hold back, what happens once.
- */
+/* Rules of the InfiniBand specification (docs/semantics.md) that no other test covers in detail,
+ * such as message limits, SQD, access rights and events that occur only once. */
 #include "objects/objects.h"
 
 #include "verbs_side.h"
@@ -13,7 +12,7 @@ static void nothing_completes(struct side *side)
 
 /* ---- receiver not ready -------------------------------------------------------------------- */
 
-/* Only what needs a receive can be told that there is none. */
+/* Only requests that need a receive are answered with RNR NAK. */
 static void needs_no_receive(struct side *a, struct side *b)
 {
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
@@ -21,13 +20,13 @@ static void needs_no_receive(struct side *a, struct side *b)
 
 	for (int i = 0; i < 3; i++)
 		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = 8, REMOTE(b, 0));
-	/* A WRITE with immediate does (IBTA 9.7.5.2.8), even of no bytes. */
+	/* A WRITE with immediate data needs a receive (IBTA 9.7.5.2.8), even if it is empty. */
 	RUN(a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4);
 }
 
 /* ---- nothing at all, and too much ---------------------------------------------------------- */
 
-/* One byte more than a message may have: that is found before no key opens so many. */
+/* A message that is one byte too long fails before its keys are checked. */
 static void too_long(void)
 {
 	for (uint32_t over = 0; over < 2; over++) {
@@ -68,7 +67,7 @@ static void zero_bytes(void)
 		expect_event(&b, IBV_EVENT_QP_REQ_ERR);
 		close_pair(&a, &b);
 	}
-	/* One with immediate takes a receive and writes nothing into it. */
+	/* An empty WRITE with immediate data consumes a receive, but does not write to it. */
 	OPEN_PAIR(&a, &b);
 	memset(b.memory, 7, 8);
 	receive_at(&b, 2, 0, 8);
@@ -84,8 +83,8 @@ static void zero_bytes(void)
 
 /* ---- what is held back --------------------------------------------------------------------- */
 
-/* SQD stops the send queue alone (IBTA 10.3.1.5): the responder answers and receives as before; the
- * event comes once, and only if it was asked for. */
+/* SQD stops only the send queue (IBTA 10.3.1.5). The responder continues to work, and the event is
+ * raised once, and only on request. */
 static void drained(bool notify)
 {
 	struct side a, b;
@@ -93,7 +92,7 @@ static void drained(bool notify)
 	const int mask = IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY;
 
 	OPEN_PAIR(&a, &b);
-	CHECK_OK(verbs->ibv_modify_qp(a.qp, &attr, mask)); /* with nothing under way */
+	CHECK_OK(verbs->ibv_modify_qp(a.qp, &attr, mask)); /* nothing in flight */
 	if (notify)
 		expect_event(&a, IBV_EVENT_SQ_DRAINED);
 	expect_no_event(&a);
@@ -124,8 +123,8 @@ static void drained(bool notify)
 	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + 128), 5);
 	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + 136), 6);
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
-	nothing_completes(&b); /* what was posted meanwhile has not been sent */
-	CHECK_OK(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE)); /* again: nothing new */
+	nothing_completes(&b); /* requests posted in SQD have not been sent */
+	CHECK_OK(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE)); /* already in SQD: no event */
 	expect_no_event(&a);
 	enter_state(&a, IBV_QPS_RTS);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
@@ -133,8 +132,7 @@ static void drained(bool notify)
 	close_pair(&a, &b);
 }
 
-/* What cannot be carried out on this side is found before any of it has been sent (IBTA 10.7.2.2).
- */
+/* A local error is detected before any part of the request is sent (IBTA 10.7.2.2). */
 static void nothing_is_sent_in_vain(void)
 {
 	enum { BIG = 1 << 20 };
@@ -146,8 +144,7 @@ static void nothing_is_sent_in_vain(void)
 		bool over = false;
 
 		OPEN_PAIR(&a, &b, .memory = BIG);
-		struct ibv_mr *mr =
-			verbs->ibv_reg_mr(a.pd, a.memory, BIG, 0); /* not to be written */
+		struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, a.memory, BIG, 0); /* no write access */
 
 		CHECK(mr);
 		struct ibv_sge sges[2] = {
@@ -164,7 +161,7 @@ static void nothing_is_sent_in_vain(void)
 		memset(a.memory, 1, BIG);
 		CHECK_OK(post_wr(&a, &wr));
 		expect_wc(&a, 0, IBV_WC_LOC_PROT_ERR);
-		while (!over) { /* until all that it has sent has come */
+		while (!over) { /* until everything sent has arrived */
 			soft_progress();
 			soft_lock();
 			over = !soft_qp_of(b.qp)->link;
@@ -180,7 +177,7 @@ static void nothing_is_sent_in_vain(void)
 
 /* ---- rights ------------------------------------------------------------------------------- */
 
-/* What a queue pair lets its peer do can be changed while it works: ibv_modify_qp(3). */
+/* The access rights of a queue pair can be changed while it is in use (ibv_modify_qp(3)). */
 static void rights_change(struct side *a, struct side *b)
 {
 	struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_READ};
@@ -191,7 +188,7 @@ static void rights_change(struct side *a, struct side *b)
 	RUN(a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
 }
 
-/* Automatic path migration is refused, not ignored: there is one path. */
+/* Automatic path migration is rejected rather than ignored, because only one path exists. */
 static void migration(struct side *a, struct side *b)
 {
 	static const struct {
@@ -200,7 +197,7 @@ static void migration(struct side *a, struct side *b)
 	} cases[] = {
 		{IBV_MIG_REARM, EOPNOTSUPP},
 		{IBV_MIG_ARMED, EOPNOTSUPP},
-		{IBV_MIG_MIGRATED, 0}, /* as it is */
+		{IBV_MIG_MIGRATED, 0}, /* the current state */
 	};
 
 	for (int i = 0; i < 6; i++) {
@@ -214,7 +211,7 @@ static void migration(struct side *a, struct side *b)
 
 /* ---- errors and events, once each ---------------------------------------------------------- */
 
-/* COMM_EST comes with the first message in RTR, and only there (IBTA 10.3.1.3, 11.6.3.1). */
+/* COMM_EST is raised for the first message in RTR, but not in RTS (IBTA 10.3.1.3, 11.6.3.1). */
 static void established(void)
 {
 	struct side a, b;

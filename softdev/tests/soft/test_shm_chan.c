@@ -1,4 +1,4 @@
-/* Links without sockets: within a process, and between processes of one host. */
+/* Tests of links without sockets, within a process and between processes on one host. */
 #include "leaks.h"
 #include "verbs_side.h"
 
@@ -25,10 +25,10 @@ static void itself(struct side *side)
 
 /* ---- between processes --------------------------------------------------------------------- */
 
-/* One of the two sides is kept to TCP: so they use it, whichever connects. */
+/* If one side is limited to TCP, both sides use TCP, whichever side connects. */
 static void unwilling(void)
 {
-	for (int i = 0; i < 8; i++) { /* with random numbers, which of the two it is changes */
+	for (int i = 0; i < 8; i++) { /* random numbers decide which side connects */
 		struct process process = split();
 		struct side side;
 
@@ -45,7 +45,7 @@ static void unwilling(void)
 	}
 }
 
-/* As a Debian finds itself by its own name, at an address that no interface has. */
+/* Debian resolves its own host name to 127.0.1.1, an address that no interface has. */
 static void another_name(void)
 {
 	struct process process = split();
@@ -63,7 +63,7 @@ static void another_name(void)
 	close_peers(&process, &side);
 }
 
-/* The child of a fork polls none of its parent's rings, which are not mapped there. */
+/* A forked child does not poll its parent's rings, because it has not mapped them. */
 static void forked_while_polling(void)
 {
 	struct process process;
@@ -72,7 +72,7 @@ static void forked_while_polling(void)
 	open_peers(&process, &side, (struct options){0}, 1, 64);
 	POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 	expect_two(&side);
-	pid_t child = fork_asleep(); /* right after the last poll that found something */
+	pid_t child = fork_asleep(); /* right after a successful poll */
 
 	CHECK(child >= 0);
 	if (!child) {
@@ -84,7 +84,7 @@ static void forked_while_polling(void)
 	close_peers(&process, &side);
 }
 
-/* A word that means nothing is refused, and it is said which. */
+/* An invalid setting is rejected, and the error message contains the value. */
 static void wrong_word(void)
 {
 	expect_setting_refused(
@@ -94,12 +94,12 @@ static void wrong_word(void)
 
 /* ---- hostile local peers -------------------------------------------------------------------- */
 
-/* A channel in our own hands. */
+/* A channel that the test controls directly. */
 struct raw {
 	struct soft_chan chan;
 	bool accepted, gone;
-	unsigned records, frames; /* that have come */
-	unsigned acks;    /* among the frames */
+	unsigned records, frames; /* received */
+	unsigned acks;    /* number of ACKs among `frames` */
 };
 
 static void raw_accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
@@ -113,7 +113,7 @@ static void raw_data(struct soft_chan *chan, const uint8_t *bytes, size_t length
 	struct raw *raw = soft_container(chan, struct raw, chan);
 
 	CHECK_EQUAL(rest, 0);
-	CHECK_EQUAL(length % SOFT_FRAME_HEADER, 0); /* nothing else is said to it */
+	CHECK_EQUAL(length % SOFT_FRAME_HEADER, 0); /* header-only frames */
 	raw->records++;
 	for (; length; length -= SOFT_FRAME_HEADER, bytes += SOFT_FRAME_HEADER) {
 		raw->frames++;
@@ -139,7 +139,7 @@ static const struct soft_chan_ops raw_calls = {
 	.gone = raw_gone,
 };
 
-/* Under the lock. */
+/* Open the channel. The caller must hold the lock. */
 static void raw_open(struct raw *raw, const struct address *to, uint32_t from, uint32_t from_psn)
 {
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
@@ -159,7 +159,8 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 	CHECK_OK(soft_chan_open(&raw->chan, path, handshake));
 }
 
-/* Requests for queue pairs that are not ready are held, up to a limit, without effect on others. */
+/* Requests for queue pairs that are not ready are held, up to a limit. They do not affect other
+ * queue pairs. */
 static void held_requests(void)
 {
 	enum { MANY = 300, HELD = 256 };
@@ -192,7 +193,7 @@ static void held_requests(void)
 			soft_unlock();
 		}
 		CHECK_EQUAL(gone, MANY - HELD);
-		CHECK(raws[0].gone && !raws[MANY - 1].gone); /* the oldest had to go */
+		CHECK(raws[0].gone && !raws[MANY - 1].gone); /* the oldest requests were rejected */
 	}
 	bring_up_receiving(&other, &others, 1, 1, 8);
 	process_barrier(&process);
@@ -209,11 +210,11 @@ static void held_requests(void)
 	join(&process);
 }
 
-/* The peer takes back what it asked for before it hears the answer: nothing has failed.  It speaks
- * nonsense, or half a frame: that has. */
+/* A peer may withdraw its request before it sees the response, which is not an error. Sending an
+ * invalid or incomplete frame is an error. */
 static void leaving_or_broken(int what)
 {
-	const struct address absent = {.psn = 100, .qpn = 1}; /* the smaller one connects */
+	const struct address absent = {.psn = 100, .qpn = 1}; /* the smaller QPN connects */
 	struct process process = split();
 	struct side side;
 
@@ -265,7 +266,8 @@ static void leaving_or_broken(int what)
 
 enum { RAW_QPN = 77, RAW_PSN = 5 };
 
-/* The parent has a queue pair whose peer is to be a raw one of the child; its address. */
+/* Set up a queue pair in the parent and connect it to a raw channel of the child. Returns the
+ * address of the other side. */
 static struct address begin_raw(struct process *process, struct side *side, struct options options,
 				unsigned receives, uint32_t length)
 {
@@ -290,7 +292,7 @@ static void raw_end(struct raw *raw)
 	soft_unlock();
 }
 
-/* Until the other side has taken it. */
+/* Connect the channel, and wait until the other side has accepted it. */
 static void raw_connect(struct raw *raw, const struct address *to)
 {
 	soft_lock();
@@ -300,7 +302,7 @@ static void raw_connect(struct raw *raw, const struct address *to)
 		soft_progress();
 }
 
-/* Under the lock: a message of one frame. */
+/* Send a message of one frame. The caller must hold the lock. */
 static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 {
 	static const uint8_t payload[32 * 1024];
@@ -317,8 +319,8 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 	soft_chan_write(&raw->chan, iov, &end, 1);
 }
 
-/* Long records are acknowledged one by one, however many of them a step takes in: their sender need
- * not wait for the last to go on. */
+/* Each long record is acknowledged immediately, even if one step receives several of them, so that
+ * the sender can continue early. */
 static void acknowledged(void)
 {
 	enum { COUNT = 4, LENGTH = 16 * 1024 };
@@ -346,8 +348,8 @@ static void acknowledged(void)
 	close_peers(&process, &side);
 }
 
-/* Many small requests that are posted together are several records: the other side can begin with
- * the first before the last is written. */
+/* Many small requests that are posted together are sent in several records, so that the peer can
+ * start before the last one is written. */
 static void in_parts(void)
 {
 	enum { COUNT = 60 };
@@ -364,7 +366,7 @@ static void in_parts(void)
 				.opcode = IBV_WR_SEND,
 				.next = i + 1 < COUNT ? &wrs[i + 1] : NULL,
 			};
-		process_barrier(&process); /* it is there, with a channel for them */
+		process_barrier(&process); /* the other side is connected */
 		CHECK_OK(side.context->ops.post_send(side.qp, wrs, &bad));
 	} else {
 		raw_connect(&raw, &peer);

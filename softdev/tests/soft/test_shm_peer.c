@@ -1,5 +1,5 @@
-/* Channels: through the ring of this process to itself, and through shared memory to another
- * process. */
+/* Tests of channels to this process, through its own ring, and to another process, through shared
+ * memory. */
 #include <sys/mman.h>
 #include "engine/engine_internal.h"
 #include "path/shm/shm_internal.h"
@@ -23,11 +23,11 @@ static void call_oneself(struct end *a, struct end *b)
 {
 	end_init(a);
 	end_init(b);
-	/* Waiting for the one is waiting for the other. */
+	/* Use one eventfd for both ends, so that the test can wait for both. */
 	CHECK(dup2(a->told, b->told) >= 0);
 	call_next(b);
 	CHECK_OK(open_to(a, own_port(), 5));
-	/* What goes to ourselves is there when the lock is given back. */
+	/* Records to this process are delivered before the lock is released. */
 	CHECK(a->accepted && b->accepted && !callee);
 	CHECK(starts_with(b->handshake, 5) && starts_with(a->handshake, 6));
 }
@@ -45,7 +45,7 @@ static void own_ways(void)
 	CHECK(soft_shm_path_is_self(a.chan.path) && a.chan.path == b.chan.path);
 	CHECK_EQUAL(peer_of(&a.chan)->pid, getpid());
 	CHECK(peer_of(&a.chan)->own_area == peer_of(&a.chan)->their_area);
-	/* The end comes after what was written before. */
+	/* The peer receives all earlier data before the end of the channel. */
 	a.to_send = 3;
 	send_more(&a);
 	soft_chan_end(&a.chan);
@@ -57,7 +57,7 @@ static void own_ways(void)
 	end_done(&b);
 }
 
-/* Refused; or not answered yet, and taken back. */
+/* A request may be refused, or withdrawn before it is answered. */
 static void taken_back(void)
 {
 	struct end a, b;
@@ -77,7 +77,7 @@ static void taken_back(void)
 	soft_chan_end(&a.chan);
 	soft_unlock();
 	CHECK_EQUAL(withdrawn_id, held_id);
-	/* Accepting all the same fails. */
+	/* A withdrawn request cannot be accepted. */
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {0};
 
 	CHECK_EQUAL(LOCKED(soft_chan_accept(&b.chan, soft_shm_path_at(soft_ip_port(), 1, 0),
@@ -88,8 +88,8 @@ static void taken_back(void)
 	end_done(&b);
 }
 
-/* Far more than the ring holds, from both ends, in records of several sizes; while this thread
- * sleeps, the device's goes on. */
+/* Send far more than the ring holds from both ends, with records of several sizes. The device's
+ * thread continues while this thread sleeps. */
 static void own_flood(void)
 {
 	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_CHAN_LEAST};
@@ -104,7 +104,7 @@ static void own_flood(void)
 		a.to_send = b.to_send = amount;
 		send_more(&a);
 		send_more(&b);
-		CHECK(a.sent < amount); /* it was more than there was room for */
+		CHECK(a.sent < amount); /* more than the ring has room for */
 		soft_unlock();
 		UNTIL(&a, i % 2, a.bytes == amount && b.bytes == amount);
 		CHECK_EQUAL(b.records, (amount + sizes[i] - 1) / sizes[i]);
@@ -115,7 +115,7 @@ static void own_flood(void)
 
 /* ---- another process ----------------------------------------------------------------------- */
 
-/* The parent calls, the child is called. */
+/* Open a channel from the parent to the child. */
 static void call_child(struct end *end, bool polling)
 {
 	uint16_t port;
@@ -151,7 +151,7 @@ static void part(struct end *end, bool polling)
 
 enum waiting { ASLEEP, POLLING, EITHER };
 
-/* A missed wake-up hangs the test. */
+/* A missed wake-up would hang the test. */
 static void echo(enum waiting waiting)
 {
 	enum { ROUNDS = 3000 };
@@ -173,8 +173,8 @@ static void echo(enum waiting waiting)
 	part(&end, waiting != ASLEEP);
 }
 
-/* In both directions at once.  What long records take is measured on both sides, for comparison with
- * cross-memory copies. */
+/* Send in both directions at the same time. Both sides measure the time for long records, to
+ * compare rings with cross-memory copies. */
 static void flood(bool polling)
 {
 	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_CHAN_LEAST};
@@ -191,7 +191,7 @@ static void flood(bool polling)
 	part(&end, polling);
 }
 
-/* Each writes to its area, and reads the other's. */
+/* Each side writes to its own area and reads the other area. */
 static void areas(void)
 {
 	uint64_t mine = process.child ? 11 : 22;
@@ -208,7 +208,7 @@ static void areas(void)
 	CHECK_EQUAL(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED), 33 - mine);
 	process_barrier(&process);
 	__atomic_store_n(&own[SOFT_SHM_AREA / 8 - 1], 0, __ATOMIC_RELAXED);
-	/* Nothing in it is an address: of the heap, of a stack or of code. */
+	/* The area must not contain any address of the heap, a stack or code. */
 	for (size_t i = 0; i < SOFT_SHM_AREA / 8; i++) {
 		uint64_t word = __atomic_load_n(&own[i], __ATOMIC_RELAXED);
 		unsigned char there;
@@ -218,7 +218,7 @@ static void areas(void)
 	part(&end, true);
 }
 
-static struct soft_shm_peer *written; /* the peer of the step below */
+static struct soft_shm_peer *written; /* peer of notified_without_the_lock() */
 
 static bool notified(void)
 {
@@ -245,8 +245,9 @@ static void after_the_flush(struct soft_deferred *deferred)
 	written = NULL;
 }
 
-/* A peer that sleeps is notified when the lock has been given back: an application that answers at
- * once finds it free.  The peer is stopped in its sleep, so that it does not empty the pipe. */
+/* A sleeping peer is notified after the lock has been released, so that an application that
+ * responds immediately finds it free. The peer is stopped while it sleeps, so that it cannot empty
+ * the pipe. */
 static void notified_without_the_lock(void)
 {
 	struct soft_deferred later = {.run = after_the_flush};
@@ -283,7 +284,7 @@ static void notified_without_the_lock(void)
 }
 
 __typeof__(soft_ring_arm) __real_soft_ring_arm, __wrap_soft_ring_arm;
-static struct soft_shm_peer *stopped; /* the peer of the step below, until a ring is armed */
+static struct soft_shm_peer *stopped; /* peer of room_before_arming(), until a ring is armed */
 
 bool __wrap_soft_ring_arm(struct soft_ring *ring)
 {
@@ -298,8 +299,8 @@ bool __wrap_soft_ring_arm(struct soft_ring *ring)
 	return __real_soft_ring_arm(ring);
 }
 
-/* The peer gives room back after this side has asked for it, and before this side's ring is armed: the
- * peer does not notify then, and nothing else would wake this side. */
+/* The peer frees room after this side has requested it, but before this side has armed its ring.
+ * The peer sends no notification then, and nothing else would wake this side. */
 static void room_before_arming(void)
 {
 	struct end end;

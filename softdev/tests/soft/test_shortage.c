@@ -1,7 +1,7 @@
-/* Nothing is left: memory, descriptors, threads, ports.  Each call that makes something is tried
- * with the first thing that it asks for refused, then with the second, and so on until it asks for
- * nothing more.  It then either says why it failed, and has left nothing behind (the address
- * sanitizer looks for memory), or it has done without; and done again, it succeeds. */
+/* Tests of shortages of memory, descriptors, threads and ports. Each call that creates an object is
+ * made with the first resource that it requests refused, then with the second, and so on until it
+ * requests no more. Each time it must either fail with the right error and leak nothing (the
+ * address sanitizer checks memory), or succeed without the resource. The next call must succeed. */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 #include "leaks.h"
@@ -9,9 +9,9 @@
 #include "shortage.h"
 #include "link/link_internal.h"
 
-static struct side own; /* what the calls need to be there */
+static struct side own; /* objects that the calls use */
 
-/* Makes a thing, or NULL and errno; and its end. */
+/* An object to create and destroy. make() returns NULL and sets errno on failure. */
 struct attempt {
 	const char *name;
 	void *(*make)(void);
@@ -25,7 +25,7 @@ static void try_with_shortages(const struct attempt *attempt)
 	unsigned nth = 0;
 
 	current_step = attempt->name;
-	attempt->end(attempt->make()); /* what is made once and kept is there now */
+	attempt->end(attempt->make()); /* create what is kept after the first call */
 	do {
 		int before = resources();
 
@@ -51,7 +51,7 @@ static void try_with_shortages(const struct attempt *attempt)
 	CHECK(failures > 0);
 }
 
-/* For a call that returns 0 or an errno value. */
+/* Convert the result of a call that returns 0 or an errno value. */
 static void *done(int rc)
 {
 	errno = rc;
@@ -63,7 +63,7 @@ static void nothing(void *made)
 	CHECK(made);
 }
 
-/* What an attempt is made of, where it is one call. */
+/* Define the functions of an attempt that consist of a single call. */
 #define MAKES(name, call)                                                                          \
 	static void *name(void)                                                                    \
 	{                                                                                          \
@@ -75,7 +75,7 @@ static void nothing(void *made)
 		CHECK_EQUAL(call, 0);                                                              \
 	}
 
-/* A step that only cleans up: the errno value of the one before stays. */
+/* Run a cleanup call without changing errno. */
 #define KEEPING_ERRNO(call)                                                                        \
 	do {                                                                                       \
 		int error_ = errno;                                                                \
@@ -222,7 +222,7 @@ static void *handle(void)
 
 ENDS(end_handle, verbs->ibv_destroy_ah(made))
 
-/* A chain of requests, which needs memory while it is built: nothing of it is posted then. */
+/* Build a chain of requests, which needs memory. Nothing is posted if this fails. */
 static void *batch(void)
 {
 	unsigned nth = shortage_in;
@@ -249,8 +249,8 @@ static void *batch(void)
 	return done(rc);
 }
 
-/* Ready to receive: what the answers need is refused, and the queue pair stays in INIT; or its
- * stream is, and will be made later. */
+/* Move a queue pair to RTR. If the memory for responses is refused, it stays in INIT. If its stream
+ * is refused, it connects later. */
 static void *ready(void)
 {
 	own.qp = reliable_pair();
@@ -302,7 +302,7 @@ static void free_names(void *made)
 	verbs->rdma_freeaddrinfo(made);
 }
 
-/* A listening endpoint with a queue pair to come. */
+/* Create a listening endpoint, which creates a queue pair for each request. */
 static void *endpoint(void)
 {
 	struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP};
@@ -327,7 +327,7 @@ static void end_endpoint(void *made)
 	verbs->rdma_destroy_ep(made);
 }
 
-/* One that has found its way, with a queue pair and the completion queues that come with it. */
+/* Create an endpoint with a resolved route, a queue pair and its completion queues. */
 static void *active_endpoint(void)
 {
 	struct ibv_qp_init_attr attr = {
@@ -344,7 +344,7 @@ static void *active_endpoint(void)
 	return id;
 }
 
-/* The pause of a listener, for want of descriptors, is over when there is memory to watch it. */
+/* A listener that lacks descriptors pauses until it can be added to epoll again. */
 static void listens_again(struct soft_acceptor *acceptor)
 {
 	struct soft_timer *pause = &acceptor->pause;

@@ -1,5 +1,6 @@
-/* Simulated hosts (path/sim/sim.c): requests between two of them, one of which is killed and boots again; the same
- * seed gives the same history, and a simulation gives back all that it took. */
+/* Tests of simulated hosts (path/sim/sim.c). Two hosts exchange requests, and one of them is killed
+ * and rebooted. The same seed must produce the same history, and a simulation must release all its
+ * resources. */
 #include <malloc.h>
 
 #include "leaks.h"
@@ -7,14 +8,14 @@
 
 enum {
 	HOSTS = 2,
-	LENGTH = 20000, /* of a request: many datagrams */
+	LENGTH = 20000, /* request length, which takes many datagrams */
 	SEEDS = 20,
 	WARM_UP = 10 * SEEDS, /* simulations before memory is measured */
 };
 
 #define MS UINT64_C(1000000)
 
-enum { HOST_GID, LOOPBACK_GID }; /* indexes */
+enum { HOST_GID, LOOPBACK_GID }; /* GID indexes */
 
 static void set_links(void)
 {
@@ -29,7 +30,7 @@ static void set_links(void)
 						  .late_ns = MS};
 }
 
-/* Nothing of it must be left with the device. */
+/* Create and destroy an event channel. It must leave no state in the device. */
 static void use_event_channel(void)
 {
 	struct rdma_event_channel *channel = verbs->rdma_create_event_channel();
@@ -71,7 +72,7 @@ static void write_to(struct side *from, int machine, struct side *to)
 	POST(from, IBV_WR_RDMA_WRITE, .length = LENGTH, REMOTE(to, 0));
 }
 
-/* A loopback address reaches no other host. */
+/* A queue pair with a loopback address cannot connect to another host. */
 static void loopback_is_refused(struct side *from, int machine, struct side *to, int target)
 {
 	aiordma_sim_enter(target);
@@ -85,7 +86,8 @@ static void loopback_is_refused(struct side *from, int machine, struct side *to,
 	enter_state(from, IBV_QPS_RESET);
 }
 
-/* Host 1 is killed while requests and datagrams are under way, and host 0 is stopped for a while. */
+/* Kill host 1 while requests and datagrams are in flight, and stop host 0 for a while. Returns a
+ * hash of the history. */
 static uint64_t simulate(uint64_t seed)
 {
 	struct side sides[HOSTS], dead;
@@ -129,7 +131,7 @@ static uint64_t simulate(uint64_t seed)
 
 	write_to(&sides[0], machines[0], &sides[1]);
 	aiordma_sim_set_state(machines[1], AIORDMA_SIM_STOPPED);
-	aiordma_sim_run(aiordma_sim_now() + 1 * MS); /* it never takes what has come */
+	aiordma_sim_run(aiordma_sim_now() + 1 * MS); /* the host never processes this data */
 	uint64_t trace = aiordma_sim_trace();
 
 	aiordma_sim_enter(1); /* the first machine of host 1 */
@@ -157,8 +159,8 @@ int main(void)
 	CHECK(simulate(1) != simulate(2));
 	size_t used = 0;
 
-	/* Memory in malloc's caches counts as used, and 80 simulations have been seen to fill them.  A leak
-	 * costs each simulation at least 32 bytes, the smallest allocation. */
+	/* Memory in malloc's caches counts as used, and 80 simulations have been seen to fill them.
+	 * A leak costs each simulation at least 32 bytes, the smallest allocation. */
 	for (uint64_t seed = 0; seed < WARM_UP + SEEDS; seed++) {
 		if (seed == WARM_UP)
 			used = memory();

@@ -1,10 +1,10 @@
-/* Shared receive queues: ibv_create_srq(3) and its family, IBTA 10.2.9.  In which order receives are
- * taken, and by what: tests/verbs/test_shared_receive_queue.py. */
+/* Tests of shared receive queues (ibv_create_srq(3), IBTA 10.2.9). See
+ * tests/verbs/test_shared_receive_queue.py for the order in which receives are consumed. */
 #include "extended_side.h"
 
 enum { SLOT = 64, MOST_QPS = 4 };
 
-/* One side whose queue pairs all take from its shared queue, and a peer for each. */
+/* A side whose queue pairs share one receive queue, and a peer for each queue pair. */
 struct star {
 	struct side hub; /* hub.qp is qps[0] */
 	struct ibv_qp *qps[MOST_QPS];
@@ -127,10 +127,10 @@ static void objects(void)
 	CHECK_EQUAL(set_limit(srq, 11), EINVAL);
 	CHECK_OK(set_limit(srq, 10));
 	expect_sizes(srq, 10, 10);
-	CHECK_EQUAL(set_max_wr(srq, 9), EINVAL); /* the limit could not be reached */
+	CHECK_EQUAL(set_max_wr(srq, 9), EINVAL); /* smaller than the limit */
 	CHECK_EQUAL(set_max_wr(srq, (uint32_t)device.max_srq_wr + 1), EINVAL);
 	CHECK_EQUAL(set_max_wr(srq, 0), EINVAL);
-	/* "If any of the modify attributes is invalid, none": ibv_modify_srq(3). */
+	/* One invalid attribute prevents all changes (ibv_modify_srq(3)). */
 	CHECK_EQUAL(set_both(srq, 20, 21), EINVAL);
 	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = 1}, 1 << 5),
 		    EINVAL);
@@ -167,7 +167,7 @@ static void created_by_create_srq_ex(struct side *side)
 	REFUSED(more->create_srq_ex(side->context, &init), EINVAL);
 }
 
-/* What a post refuses, and the queue pair that has no receive queue of its own. */
+/* Post invalid receives, and post to a queue pair without its own receive queue. */
 static void posting(struct side *side)
 {
 	struct ibv_sge sges[3] = {{0}};
@@ -182,12 +182,12 @@ static void posting(struct side *side)
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
 
-	/* The first is taken, the rest not: ibv_post_srq_recv(3). */
+	/* Only the first receive is posted (ibv_post_srq_recv(3)). */
 	CHECK_EQUAL(side->context->ops.post_srq_recv(side->srq, wrs, &bad), EINVAL);
 	CHECK(bad == &wrs[1]);
 	CHECK_EQUAL(side->context->ops.post_srq_recv(side->srq, &wrs[2], &bad), EINVAL);
 	CHECK(bad == &wrs[2]);
-	CHECK_OK(set_max_wr(side->srq, 1)); /* one is outstanding */
+	CHECK_OK(set_max_wr(side->srq, 1)); /* one receive is outstanding */
 	CHECK_EQUAL(side->context->ops.post_srq_recv(side->srq, &wrs[3], &bad), ENOMEM);
 	CHECK(bad == &wrs[3]);
 	CHECK_OK(set_max_wr(side->srq, 2));
@@ -205,8 +205,8 @@ static void posting(struct side *side)
 	CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), EBUSY);
 }
 
-/* ibv_create_qp(3): the sizes of a receive queue are ignored; what counts is that the shared one is
- * of the same device context. */
+/* The receive queue sizes are ignored (ibv_create_qp(3)), but the shared queue must belong to the
+ * same device context. */
 static void creating(void)
 {
 	struct side a, b;
@@ -234,14 +234,14 @@ static bool acknowledged_now; /* atomic */
 
 static void *acknowledge(void *event)
 {
-	/* Time in which a queue that did not wait would be gone. */
+	/* Leave enough time for a queue that does not wait to be destroyed. */
 	nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
 	__atomic_store_n(&acknowledged_now, true, __ATOMIC_SEQ_CST);
 	verbs->ibv_ack_async_event(event);
 	return NULL;
 }
 
-/* ibv_get_async_event(3): destroying waits for the acknowledgement. */
+/* Destroying a queue waits until its events have been acknowledged (ibv_get_async_event(3)). */
 static void acknowledged(void)
 {
 	struct ibv_async_event event;
@@ -255,13 +255,13 @@ static void acknowledged(void)
 	CHECK_OK(verbs->ibv_get_async_event(star.hub.context, &event));
 	CHECK_EQUAL(star.hub.srq->events_completed, 0);
 	CHECK_OK(pthread_create(&thread, NULL, acknowledge, &event));
-	close_star(&star); /* would hang without */
+	close_star(&star); /* hangs without the acknowledgement */
 	CHECK(__atomic_load_n(&acknowledged_now, __ATOMIC_SEQ_CST));
 	CHECK_OK(pthread_join(thread, NULL));
 }
 
-/* A receive that a message has taken is flushed with the queue pair when that stops in the middle.
- * The limit event tells that it has begun; it might be over before we have stopped it. */
+/* A queue pair that fails in the middle of a message flushes the receive in use. The limit event
+ * shows that the message has begun. Repeat the test if the message ends too early. */
 static void flushed_in_a_message(void)
 {
 	enum { BIG = 64 << 20 };
@@ -281,7 +281,7 @@ static void flushed_in_a_message(void)
 		enter_state(&star.hub, IBV_QPS_ERR);
 		expect_event(&star.hub, IBV_EVENT_QP_LAST_WQE_REACHED);
 		enter_state(&star.hub, IBV_QPS_ERR);
-		expect_no_event(&star.hub); /* it was in ERR already */
+		expect_no_event(&star.hub); /* already in ERR */
 		wc = next_wc(&star.hub);
 		CHECK_EQUAL(wc.wr_id, 1);
 		CHECK_EQUAL(wc.qp_num, star.qps[0]->qp_num);
@@ -292,7 +292,7 @@ static void flushed_in_a_message(void)
 	CHECK_EQUAL(wc.status, IBV_WC_WR_FLUSH_ERR);
 }
 
-/* IBTA 10.2.9.1: the keys of the receives are those of the shared queue's domain. */
+/* The keys of receives belong to the shared queue's protection domain (IBTA 10.2.9.1). */
 static void domains(void)
 {
 	for (int own = 0; own < 2; own++) {
@@ -356,14 +356,15 @@ static void *post_many(void *of)
 	return NULL;
 }
 
-/* All at once: posting, taking, resizing.  All messages arrive. */
+/* Post, consume and resize at the same time. All messages must arrive. */
 static void threads(void)
 {
 	pthread_t senders[MOST_QPS], posters[MOST_QPS];
 	int got[MOST_QPS] = {0};
 	struct star star;
 
-	/* Posting does not wait for the polling thread: there is room for all completions. */
+	/* The completion queue has room for all completions, so posting never waits for the polling
+	 * thread. */
 	open_star(&star, MOST_QPS, (struct options){.shared = 7, .cqe = MOST_QPS * MESSAGES});
 	for (int i = 0; i < MOST_QPS; i++) {
 		CHECK_OK(pthread_create(&senders[i], NULL, send_many, &star.peers[i]));

@@ -1,8 +1,8 @@
-/* What a trace has in it: every work request that was posted and every completion, once and in
+/* Tests of the contents of a trace: each work request and each completion must appear once and in
  * order.
  *
- * The calls of the contexts are wrapped: what went through them is the list that the trace must be
- * equal to. */
+ * The test wraps the calls of each context and records them. The trace must match these records.
+ */
 #include "extended_side.h"
 #include "fault_side.h"
 #include "trace_side.h"
@@ -13,14 +13,14 @@ enum { MOST = 4096 };
 struct posted {
 	const char *type;
 	uint64_t wr_id;
-	uint32_t number; /* of the queue pair or the shared queue */
+	uint32_t number; /* of the queue pair or shared receive queue */
 };
 
 static struct {
 	struct posted posts[MOST];
 	int post_count;
 	struct ibv_wc wcs[MOST];
-	uint32_t cqs[MOST]; /* where each came from */
+	uint32_t cqs[MOST]; /* completion queue of each work completion */
 	int wc_count;
 	int refused;
 } model;
@@ -111,7 +111,7 @@ static void compare_posts(void)
 		CHECK_EQUAL(number(line, "wr_id"), post->wr_id);
 		CHECK_EQUAL(number(line, is_type(line, "post_srq_recv") ? "srq" : "qp_num"),
 			    post->number);
-		CHECK_EQUAL(number(line, "request"), at + 1); /* each has its own */
+		CHECK_EQUAL(number(line, "request"), at + 1); /* request numbers are unique */
 		at++;
 	}
 	CHECK_EQUAL(at, model.post_count);
@@ -146,7 +146,8 @@ static void compare_completion(const char *line, const struct ibv_wc *wc)
 		CHECK_EQUAL(number(line, "imm_data"), ntohl(wc->imm_data));
 	CHECK_EQUAL((wc->wc_flags & IBV_WC_WITH_IMM) && wc->status == IBV_WC_SUCCESS,
 		    field(line, "imm_data") != NULL);
-	/* The request is the one with that wr_id, and has no other completion. */
+	/* The line must name a posted request with this wr_id, and each request has only one
+	 * completion. */
 	uint64_t request = number(line, "request");
 
 	CHECK(request >= 1 && request <= (uint64_t)model.post_count);
@@ -155,7 +156,7 @@ static void compare_completion(const char *line, const struct ibv_wc *wc)
 	model.posts[request - 1].type = NULL;
 }
 
-/* The order is that of each completion queue. */
+/* Compare the completions, whose order is defined only within a completion queue. */
 static void compare_completions(void)
 {
 	int next_of_cq[64] = {0}, seen = 0;
@@ -175,15 +176,15 @@ static void compare_completions(void)
 	CHECK_EQUAL(seen, model.wc_count);
 }
 
-/* Everything that the completion queues still have has been polled. */
+/* Compare the trace with the records. The caller must have polled all completions. */
 static void compare(void)
 {
 	uint64_t before = 0;
 
 	read_trace(path);
 	CHECK(is_type(trace.lines[0], "trace"));
-	CHECK_EQUAL(trace.text[trace.size - 1], '\0'); /* it was a newline */
-	/* Numbers go on from one trace to the next. */
+	CHECK_EQUAL(trace.text[trace.size - 1], '\0'); /* replaces a newline */
+	/* Request numbers continue in the next trace of a process. */
 	uint64_t first = 0;
 
 	for (size_t i = 0; i < trace.count; i++) {
@@ -279,7 +280,7 @@ static void operations(void)
 			expect_wc(&b, round * 10 + i, IBV_WC_SUCCESS);
 	}
 	compare();
-	/* How the requests look. */
+	/* Check how the trace represents requests. */
 	size_t at = 0;
 
 	CHECK(next_of("post_send", &at));
@@ -297,7 +298,7 @@ static void operations(void)
 	close_pair(&a, &b);
 }
 
-/* An error, what it flushes on both sides, and what is posted afterwards. */
+/* Trace an error, the requests that it flushes on both sides, and requests posted afterwards. */
 static void failures(void)
 {
 	struct side a, b;
@@ -322,7 +323,7 @@ static void failures(void)
 	expect_wc(&b, 0, IBV_WC_SUCCESS);
 	for (unsigned i = 1; i < 8; i++)
 		expect_wc(&b, i, IBV_WC_WR_FLUSH_ERR);
-	/* What is refused is said, and what stood before it in the chain was posted. */
+	/* Refused requests appear in the trace, too. */
 	enter_state(&a, IBV_QPS_RESET);
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 6}), EINVAL);
 	CHECK_OK(to_init(&a));
@@ -343,7 +344,7 @@ static void failures(void)
 	close_pair(&a, &b);
 }
 
-/* The one line that says why the peer of `b` may not reach what `request` names. */
+/* Expect a single line that explains why `b` refused `request` from its peer `a`. */
 static void expect_refusal(struct side *a, struct side *b, struct request request,
 			   enum ibv_wc_status status, const char *reason)
 {
@@ -395,7 +396,7 @@ static const char *const reasons[OBSTACLES] = {
 	[INVALIDATED_REGION] = "REGION",
 };
 
-/* A window of type 2 that another queue pair of the same domain has bound: its key. */
+/* Bind a type 2 window to the queue pair of `owner`. Returns the window's key. */
 static uint32_t window_of(struct side *owner, struct ibv_mr *mr, struct ibv_mw *mw)
 {
 	struct ibv_send_wr *bad,
@@ -454,7 +455,7 @@ static void refuse_by(enum obstacle obstacle)
 	if (obstacle == WINDOW_OF_ANOTHER)
 		request.rkey = window_of(&other_b, mr, mw);
 	if (ends) {
-		request.imm = request.rkey; /* in the place of invalidate_rkey */
+		request.imm = request.rkey; /* same field as invalidate_rkey */
 		receive_at(&b, 1, 0, 64);
 	}
 	expect_refusal(&a, &b, request, without ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR,
@@ -488,7 +489,7 @@ static void shared(void)
 		RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = i);
 		CHECK_EQUAL(expect_wc(&b, 50 + i, IBV_WC_SUCCESS).byte_len, i);
 	}
-	for (unsigned i = 0; i < 4; i++) /* they stay in the queue */
+	for (unsigned i = 0; i < 4; i++) /* left in the queue */
 		receive_at(&b, 60 + i, 0, 64);
 	compare();
 	close_pair(&a, &b);
@@ -530,7 +531,7 @@ static void datagrams(void)
 	close_pair(&a, &b);
 }
 
-/* One by one from an extended queue. */
+/* Poll an extended queue for `count` completions, one at a time, and record them. */
 static void take_extended(struct side *side, int count)
 {
 	struct ibv_cq_ex *cq = as_extended(side->cq);
@@ -551,7 +552,8 @@ static void take_extended(struct side *side, int count)
 	}
 }
 
-/* Extended completion queues, and requests that are built: all of a batch, or none of it. */
+/* Trace extended completion queues and requests built with wr_* calls. A batch is posted completely
+ * or not at all. */
 static void extended_calls(void)
 {
 	struct side a, b;
@@ -580,7 +582,7 @@ static void extended_calls(void)
 		take_extended(&a, 1);
 		take_extended(&b, 1);
 	}
-	/* Nothing of a batch that is refused was posted. */
+	/* A refused batch posts none of its requests. */
 	ex->wr_start(ex);
 	ex->wr_id = 90;
 	ex->wr_flags = 0;
@@ -589,7 +591,7 @@ static void extended_calls(void)
 	ex->wr_flags = 1u << 20;
 	ex->wr_send(ex);
 	CHECK_EQUAL(ex->wr_complete(ex), EINVAL);
-	/* By the calls that build it. */
+	/* The calls that build a batch report their errors in wr_complete(). */
 	ex->wr_start(ex);
 	ex->wr_id = 92;
 	ex->wr_rdma_read(ex, b.mr->rkey, (uintptr_t)b.memory);
@@ -617,7 +619,7 @@ static void extended_calls(void)
 
 /* ---- why a call refuses ----------------------------------------------------------------------- */
 
-/* The latest line of the type has that reason. */
+/* Expect this reason in the last line of the type. */
 static void expect_reason(const char *type, const char *reason)
 {
 	const char *last = NULL;
@@ -675,7 +677,7 @@ static void refused_posts(void)
 	close_pair(&a, &b);
 }
 
-/* A message that its receiver refuses, in the receiver's trace. */
+/* The receiver's trace reports each message that the receiver refuses. */
 static void refused_requests(void)
 {
 	struct side a, b;
@@ -706,7 +708,7 @@ static void refused_requests(void)
 	close_pair(&a, &b);
 }
 
-/* The completion has the key of what its request may not use, and why. */
+/* The completion reports which key its request must not use, and why. */
 static void refuse_memory(const char *reason, bool receive)
 {
 	struct side a, b;
@@ -743,7 +745,7 @@ static void refuse_memory(const char *reason, bool receive)
 			CHECK(!field(line, "reason"));
 	CHECK(found && is(found, "reason", reason));
 	CHECK_EQUAL(number(found, "lkey"), sge.lkey);
-	/* The trace has the region, its end, and which domain each is of. */
+	/* The trace reports the region, when its key became invalid, and the protection domains. */
 	EACH_LINE ("reg_mr")
 		if (number(line, "key") == sge.lkey)
 			registered = line;
@@ -774,7 +776,7 @@ static void refused_memory(void)
 	}
 }
 
-/* Completions that a queue has no room for are said to be lost. */
+/* Completions that do not fit into the queue are reported as lost. */
 static void overrun(void)
 {
 	struct side a, b;
@@ -806,7 +808,7 @@ static void send_rounds(struct side *a, struct side *b, unsigned rounds)
 	}
 }
 
-/* Faults that strike, and what they lead to, as often as they are counted. */
+/* The trace reports each injected fault and its effects, and agrees with the counters. */
 static void faults(void)
 {
 	struct side a, b, lonely;
@@ -836,7 +838,7 @@ static void faults(void)
 	CHECK_EQUAL(count_of("fault", "fault", "RNR"), found.not_ready);
 	CHECK_EQUAL(count_of("retry", "cause", "LOSS"), found.retried);
 	CHECK(count_of("retry", "cause", "RNR") > 0);
-	CHECK(count_of("retry", "cause", "RNR") <= found.not_ready); /* some refusals get lost */
+	CHECK(count_of("retry", "cause", "RNR") <= found.not_ready); /* some RNR NAKs are lost */
 	CHECK_EQUAL(count_of("fault", "fault", "REGISTER"), 1);
 	CHECK(cuts.cut > 0);
 	CHECK_EQUAL(count_of("fault", "fault", "CUT"), cuts.cut);
@@ -853,7 +855,7 @@ static void faults(void)
 	close_pair(&a, &b);
 }
 
-/* Datagrams know their queue pairs as well. */
+/* A lost datagram is reported with its queue pair, too. */
 static void lost_datagrams(void)
 {
 	struct side a, b;
@@ -873,7 +875,7 @@ static void lost_datagrams(void)
 	close_pair(&a, &b);
 }
 
-/* What was posted before the trace has no number in it. */
+/* Requests posted before the trace started have no number. */
 static void late(void)
 {
 	struct side a, b;

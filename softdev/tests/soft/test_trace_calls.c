@@ -1,11 +1,11 @@
-/* A call that is refused leaves a line in the trace: its name, the errno value and the reason. */
+/* A refused call is traced with its name, the errno value and the reason. */
 #include "trace/trace.h"
 #include "trace_side.h"
 #include "ud_side.h"
 
 static char folder[64], path[128];
 
-/* The latest refused call in the trace. */
+/* Returns the last line about a refused call. */
 static const char *last_refused(void)
 {
 	const char *last = NULL;
@@ -30,7 +30,7 @@ static const char *expect_refused(const char *call, int error, const char *reaso
 	return line;
 }
 
-/* The line names the argument, its value and the limit, if it has one. */
+/* Expect that the last refused call reports this argument, its value and its limit (0 if none). */
 static void expect_field(const char *name, uint64_t value, uint64_t limit)
 {
 	const char *line = last_refused();
@@ -81,7 +81,7 @@ static void modify_to_init(struct side *side)
 	refuse_modify(side, good, TO_INIT | IBV_QP_QKEY, EINVAL, "MASK_UNEXPECTED");
 	CHECK(strstr(last_refused(), "\"attributes\":[\"QKEY\"]"));
 	refuse_modify(side, good, TO_INIT | 1 << 30, EINVAL, "MASK_UNEXPECTED");
-	CHECK(!field(last_refused(), "attributes")); /* the bit has no name */
+	CHECK(!field(last_refused(), "attributes")); /* this bit has no name */
 	attr.qp_state = IBV_QPS_RTS;
 	refuse_modify(side, attr, IBV_QP_STATE, EINVAL, "TRANSITION");
 	CHECK(is(last_refused(), "qp_state", "RTS"));
@@ -186,7 +186,7 @@ static void memory_refused(struct side *side)
 	refuse_mr(side, side->memory, 0, 0, EINVAL, "EMPTY");
 	refuse_mr(side, side->memory, SIZE_MAX, 0, EINVAL, "PAGES");
 	refuse_mr(side, side->memory, 64, IBV_ACCESS_FLUSH_PERSISTENT, EOPNOTSUPP, "UNSUPPORTED");
-	/* A mapping that cannot be read. */
+	/* Memory without read access cannot be registered. */
 	void *hole = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	refuse_mr(side, hole, 64, 0, EFAULT, "PAGES");
@@ -259,7 +259,8 @@ static void addresses_refused(struct side *side)
 	expect_refused("ibv_query_port", EINVAL, "PORT");
 }
 
-/* Reasons belong to one failure: calls that succeed leave none for a later failure without one. */
+/* The reason for one failure must not be reported with a later failure, whether or not calls in
+ * between succeed. */
 static void no_reason_of_another(struct side *side)
 {
 	CHECK_EQUAL(to_state(side, IBV_QPS_RTS), EINVAL);

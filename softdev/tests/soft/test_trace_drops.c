@@ -1,4 +1,4 @@
-/* What is dropped without an answer is in the trace of the process that drops it, with the reason. */
+/* A process that drops a packet without a response traces it with the reason. */
 #include "trace_side.h"
 #include "ud_side.h"
 
@@ -14,10 +14,11 @@ static void traced(void (*step)(void))
 
 /* ---- connected queue pairs ------------------------------------------------------------------- */
 
-/* Half a second, with all tries. */
+/* Half a second until a request fails, including retries. */
 #define SHORT .timeout = 14, .retry_cnt = 1
 
-/* `b` expects the requests of `a` from another PSN on than `a` has. */
+/* Tell `b` to expect the first request of `a` at a wrong PSN. If `late` is set, the link is
+ * established before either side sets its send PSN. */
 static void wrong_psn(uint32_t distance, bool late)
 {
 	struct side a, b;
@@ -31,7 +32,7 @@ static void wrong_psn(uint32_t distance, bool late)
 	CHECK_OK(to_init(&a));
 	CHECK_OK(to_rtr(&b, &wrong));
 	CHECK_OK(to_rtr(&a, &right));
-	/* They meet before either knows its first PSN. */
+	/* Wait for the link. */
 	while (late && !(verbs->device->wire(a.qp) && verbs->device->wire(b.qp)))
 		sched_yield();
 	CHECK_OK(to_rts(&b));
@@ -61,7 +62,7 @@ static void psn_found_late(void)
 	wrong_psn(5, true);
 }
 
-/* Nobody has the number that `a` has been told. */
+/* Connect `a` to a queue pair number that is not in use. */
 static void wrong_number(void)
 {
 	struct side a, b;
@@ -79,7 +80,7 @@ static void wrong_number(void)
 	close_pair(&a, &b);
 }
 
-/* `b` has been told another peer than `a`. */
+/* Connect `a` to `b`, but `b` to another queue pair. */
 static void wrong_peer(void)
 {
 	struct side a, b, c;
@@ -99,7 +100,7 @@ static void wrong_peer(void)
 	close_pair(&a, &b);
 }
 
-/* A UC queue pair does not go with a reliable one. */
+/* Connect a UC queue pair to an RC queue pair. */
 static void wrong_type(void)
 {
 	struct side a, b;
@@ -162,7 +163,7 @@ int main(void)
 	STEP(traced(psn_found_late));
 	STEP(traced(wrong_number));
 	STEP(traced(datagrams));
-	if (!roce) { /* its packets do not name the queue pair that they are from */
+	if (!roce) { /* RoCE packets lack the sender's queue pair number */
 		STEP(traced(wrong_peer));
 		STEP(traced(wrong_type));
 	}

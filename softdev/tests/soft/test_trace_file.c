@@ -1,5 +1,5 @@
-/* The file of a trace: where it is, what ends it, and that nothing which happens to it, or to the
- * process, does harm. */
+/* Tests of the trace file: its name, how a trace ends, and that problems with the file or forks do
+ * no harm. */
 #include <stdarg.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -9,7 +9,7 @@
 
 static char folder[64], path[128], other[160], longer[300];
 
-/* So many writes; two lines each. */
+/* Post `count` WRITEs, each of which adds two lines. */
 static void work(struct side *a, const struct side *b, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++) {
@@ -47,7 +47,7 @@ static void started_and_stopped(void)
 	one_run(3);
 	aiordma_trace_stop();
 	aiordma_trace_stop();
-	one_run(3); /* no reader */
+	one_run(3); /* not traced */
 	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 1);
 	CHECK_EQUAL(count_type("post_send"), 3);
@@ -55,7 +55,7 @@ static void started_and_stopped(void)
 	CHECK(ends_well());
 	CHECK_OK(stat(path, &status));
 	CHECK_EQUAL(status.st_mode & 0777, 0600); /* readable by its owner only */
-	/* Another one goes behind it. */
+	/* The next trace is appended to the file. */
 	start_trace(path);
 	one_run(2);
 	aiordma_trace_stop();
@@ -75,12 +75,12 @@ static void by_the_environment(void)
 	one_run(1);
 	CHECK_OK(setenv("AIORDMA_TRACE", name, 1));
 	one_run(1);
-	one_run(2); /* the same trace */
+	one_run(2); /* part of the same trace */
 	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 1);
 	CHECK_EQUAL(count_type("post_send"), 3);
 	aiordma_trace_stop();
-	one_run(1); /* it was stopped, and stays so */
+	one_run(1); /* a stopped trace does not restart */
 	read_trace(path);
 	CHECK_EQUAL(count_type("post_send"), 3);
 	CHECK(ends_well());
@@ -96,7 +96,7 @@ static void behind_what_is_there(void)
 		size_t lines;
 	} befores[] = {
 		{"{\"before\":1}\n", 1},
-		{"{\"before\":1}\n{\"bef", 2}, /* killed in the middle of a line */
+		{"{\"before\":1}\n{\"bef", 2}, /* process killed in the middle of a line */
 		{"", 0},
 	};
 
@@ -116,7 +116,7 @@ static void behind_what_is_there(void)
 
 /* ---- several processes ----------------------------------------------------------------------- */
 
-static const char *late_line; /* appended by another process just before the file is locked */
+static const char *late_line; /* another process appends this line just before the file is locked */
 
 int __real_flock(int fd, int operation);
 int __wrap_flock(int fd, int operation);
@@ -132,7 +132,7 @@ int __wrap_flock(int fd, int operation)
 	return __real_flock(fd, operation);
 }
 
-/* The process that held the lock writes its last line before this process takes it. */
+/* The previous owner of the lock writes its last line just before this process takes the lock. */
 static void lines_added_before_the_lock_are_kept(void)
 {
 	write_file("{\"before\":1}\n", 13);
@@ -176,7 +176,7 @@ static void in_silence(void)
 	aiordma_trace_stop();
 }
 
-/* The child of a fork does not write into its parent's trace, whatever it does; it may have one. */
+/* A forked child never writes into its parent's trace, but it can start its own. */
 static void children(void)
 {
 	start_trace(path);
@@ -192,7 +192,7 @@ static void children(void)
 	unlink(path);
 }
 
-#ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
+#ifndef __SANITIZE_THREAD__ /* TSan cannot start threads in a forked child */
 static struct side inherited[2];
 
 static void use_inherited(void)
@@ -200,12 +200,12 @@ static void use_inherited(void)
 	in_silence();
 	another();
 	by_environment();
-	/* What may be done with its parent's objects: ibv_fork_init(3). */
+	/* A child may destroy the objects that it has inherited (ibv_fork_init(3)). */
 	CHECK_OK(verbs->ibv_destroy_qp(inherited[0].qp));
 	_exit(0);
 }
 
-/* The same in the middle of the work. */
+/* Fork while the parent's engine is running. */
 static void children_of_the_engine(void)
 {
 	start_trace(path);
@@ -226,7 +226,8 @@ static void children_of_the_engine(void)
 
 /* ---- files that will not do ------------------------------------------------------------------ */
 
-/* `why` is the reason beside the errno value, NULL for none. */
+/* Expect that starting a trace in this file fails. `why` is the reason besides the errno value, or
+ * NULL. */
 static void refused(const char *name, int error, const char *why)
 {
 	char used[400] = "";
@@ -234,8 +235,8 @@ static void refused(const char *name, int error, const char *why)
 	CHECK_EQUAL(aiordma_trace_start(name, used, sizeof(used)), error);
 	CHECK(!why == !used[0]);
 	CHECK(!why || strstr(used, why));
-	/* By the environment, no device can be opened, unless there is merely no space; it is said on
-	 * the standard error output. */
+	/* Opening a device fails if AIORDMA_TRACE names this file, unless only space is missing.
+	 * The reason is printed to stderr. */
 	struct ibv_device **list = verbs->ibv_get_device_list(NULL);
 	char said[900];
 
@@ -256,7 +257,7 @@ static void refused(const char *name, int error, const char *why)
 	CHECK(strstr(said, "aiordma: AIORDMA_TRACE is '") == said);
 	CHECK(!why || strstr(said, why));
 	verbs->ibv_free_device_list(list);
-	one_run(1); /* and nothing has been broken */
+	one_run(1); /* the device still works */
 }
 
 static void impossible_files(void)
@@ -274,7 +275,7 @@ static void impossible_files(void)
 	memset(longest, 'a', sizeof(longest));
 	longest[sizeof(longest) - 1] = '\0';
 	refused(longest, ENAMETOOLONG, NULL);
-	/* Both names are taken. */
+	/* Both files are locked. */
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
 	int first = open(path, O_CREAT | O_RDWR, 0600),
 	    second = open(other, O_CREAT | O_RDWR, 0600);
@@ -286,7 +287,7 @@ static void impossible_files(void)
 		 strerror(EWOULDBLOCK));
 	refused(path, EWOULDBLOCK, longer);
 	close(second);
-	/* The second one is refused for another reason. */
+	/* The second file is refused for another reason. */
 	CHECK_OK(chmod(other, 0604));
 	snprintf(longer, sizeof(longer),
 		 "%s cannot be used instead: others may access it (mode 0604)", other);
@@ -296,7 +297,7 @@ static void impossible_files(void)
 	unlink(path);
 }
 
-/* Another user may have chosen the file, or reads what is written. */
+/* Another user must not be able to choose the file or to read the trace. */
 static void files_of_others(void)
 {
 	struct stat status;
@@ -331,7 +332,7 @@ static void files_of_others(void)
 
 /* ---- file systems without owners or modes ---------------------------------------------------- */
 
-static unsigned added_mode, added_uid; /* by the file system to that of each file */
+static unsigned added_mode, added_uid; /* added to st_mode and st_uid */
 
 int __real_fstat64(int fd, struct stat *status);
 int __wrap_fstat64(int fd, struct stat *status);
@@ -344,7 +345,7 @@ int __wrap_fstat64(int fd, struct stat *status)
 	return rc;
 }
 
-/* A new file does not stay, because it cannot be used, but an existing one does. */
+/* A new file that cannot be used is removed, but an existing file is kept. */
 static void modes_that_are_not_stored(void)
 {
 	added_mode = 0055;
@@ -371,7 +372,7 @@ static void limit_files(rlim_t bytes)
 	CHECK_OK(setrlimit(RLIMIT_FSIZE, &limit));
 }
 
-/* As when the disk is full: there is no room for the first line. */
+/* Start a trace without room for its first line, as on a full disk. */
 static void no_room(void)
 {
 	limit_files(100);
@@ -380,7 +381,8 @@ static void no_room(void)
 	unlink(path);
 }
 
-/* ... or for a later one: the trace ends, and says so; the work goes on. */
+/* Exceed the file size limit during a trace. The trace ends with an error line, and requests
+ * continue. */
 static void no_more_room(void)
 {
 	struct side a, b;
@@ -399,7 +401,7 @@ static void no_more_room(void)
 	CHECK_EQUAL(count_type("end"), 1);
 	CHECK(is_type(trace.lines[trace.count - 2], "completion") ||
 	      is_type(trace.lines[trace.count - 2], "post_send"));
-	/* Another one may begin. */
+	/* A new trace can start afterwards. */
 	unlink(path);
 	start_trace(path);
 	one_run(1);
@@ -411,7 +413,7 @@ static void no_more_room(void)
 
 /* ---- files that others own or remove --------------------------------------------------------- */
 
-static bool is_protected; /* as fs.protected_regular: O_CREAT fails for an existing file */
+static bool is_protected; /* simulates fs.protected_regular: O_CREAT fails for an existing file */
 static unsigned removals; /* how often another process removes the file before it is opened */
 
 int __real_open64(const char *name, int flags, ...);
@@ -450,7 +452,7 @@ static void protected_file_of_another_user_is_named(void)
 	unlink(path);
 }
 
-/* A file created after another one vanished counts as new. */
+/* A file counts as new if it is created after another file has vanished. */
 static void file_is_created_when_it_vanishes(void)
 {
 	char used[400] = "";

@@ -1,5 +1,5 @@
-/* Unreliable connections (IBTA vol 1, 9.8.2): nothing is answered, what cannot be taken in is
- * dropped in silence, and both queue pairs stay as they are. */
+/* Tests of unreliable connections (IBTA vol 1, 9.8.2). The responder sends no responses and drops
+ * invalid requests silently. Both queue pairs keep their state. */
 #include "adopted_side.h"
 
 enum { ROOM = 1 << 20 };
@@ -13,8 +13,8 @@ static struct request send_of(uint64_t wr_id, uint32_t length)
 
 /* ---- what is dropped ----------------------------------------------------------------------- */
 
-/* The request completes well and does nothing; the one after it arrives, in the receive that the
- * first did not use up. */
+/* Check that a request completes without any effect. The next request uses the receive that the
+ * first did not consume. */
 static void dropped_by(struct options options, struct request request)
 {
 	struct side a, b;
@@ -50,18 +50,18 @@ static void dropped(void)
 	struct request request = write;
 
 	dropped_by(uc, send_of(1, 65)); /* longer than the receive */
-	dropped_by((struct options){.memory = ROOM}, send_of(1, ROOM)); /* in several frames, too */
+	dropped_by((struct options){.memory = ROOM}, send_of(1, ROOM)); /* also in several frames */
 	request.rkey = 0x12345;
 	dropped_by(uc, request);
 	request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
 	dropped_by(uc, request);
 	request = write;
-	request.remote = 65536 - 99; /* one byte too far */
+	request.remote = 65536 - 99; /* one byte beyond the region */
 	dropped_by(uc, request);
 	dropped_by((struct options){.rights = IBV_ACCESS_REMOTE_READ}, write);
 }
 
-/* Memory that the device may be writing to: it does so under its lock. */
+/* Read memory that the device may be writing to. The device writes with the lock held. */
 static uint8_t byte_at(const uint8_t *memory)
 {
 	soft_lock();
@@ -71,10 +71,10 @@ static uint8_t byte_at(const uint8_t *memory)
 	return byte;
 }
 
-/* No receive is posted: the message is gone, the next one finds what is posted then. */
+/* A message without a receive is lost. A later message uses a receive posted in the meantime. */
 static void no_receive(struct side *a, struct side *b)
 {
-	/* The write shows that the sends before it have come. */
+	/* When the WRITE has arrived, so have the SENDs before it. */
 	struct request requests[4] = {
 		send_of(1, 8),
 		{.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = 2},
@@ -99,7 +99,7 @@ static void no_receive(struct side *a, struct side *b)
 	expect_no_event(b);
 }
 
-/* The receive's own memory is wrong: that is this side's fault, and ends its queue pair. */
+/* Invalid memory in a receive is a local error, and ends the receiver's queue pair. */
 static void bad_receive(struct side *a, struct side *b)
 {
 	post_wrong_recv(b, 10, 64);
@@ -111,7 +111,7 @@ static void bad_receive(struct side *a, struct side *b)
 	CHECK_EQUAL(state_of(a), IBV_QPS_RTS);
 }
 
-/* Frames that belong to RC end the stream, and nothing else. */
+/* Frames that only RC allows end the stream, but not the queue pair. */
 static void hostile(void)
 {
 	static const struct soft_frame frames[] = {

@@ -1,10 +1,10 @@
-/* Unreliable datagrams (IBTA vol 1, 9.8.3), within a process. */
+/* Tests of unreliable datagrams (IBTA vol 1, 9.8.3) within a process. */
 #include "extended_side.h"
 #include "ud_side.h"
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
-/* More than is sent in one turn. */
+/* Post more requests than the device sends in one step. */
 static void long_chain(void)
 {
 	enum { MANY = 1000 };
@@ -37,7 +37,7 @@ static void long_chain(void)
 	close_pair(&a, &b);
 }
 
-/* Inline data, several SGEs, unsignaled, to itself. */
+/* Send unsignaled messages from a queue pair to itself, from several SGEs and inline. */
 static void shapes(struct side *side)
 {
 	struct ibv_ah *ah = path_to(side, side);
@@ -72,7 +72,8 @@ static void shapes(struct side *side)
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 }
 
-/* Two queue pairs take from one shared queue; what is too long for a receive leaves it there. */
+/* Two queue pairs share a receive queue. A message that is too long leaves its receive in the
+ * queue. */
 static void shared_receives(void)
 {
 	struct side a, b;
@@ -108,14 +109,14 @@ static void shared_receives(void)
 		CHECK_EQUAL(wc.byte_len, GRH + 8);
 		CHECK(filled(b.memory + GRH, 8, i));
 	}
-	CHECK_OK(ud_post(&a, request)); /* the shared queue is empty */
+	CHECK_OK(ud_post(&a, request)); /* the shared receive queue is empty */
 	expect_no_wc(&b);
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	CHECK_OK(verbs->ibv_destroy_qp(first));
 	close_pair(&a, &b);
 }
 
-/* Built by wr_* and read by an extended CQ: ibv_wr_post(3), ibv_create_cq_ex(3). */
+/* Build requests with wr_* calls (ibv_wr_post(3)) and poll an extended CQ (ibv_create_cq_ex(3)). */
 static void extended_calls(void)
 {
 	const uint64_t fields = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM |
@@ -165,12 +166,13 @@ static void extended_calls(void)
 	CHECK_EQUAL(cq->read_qp_num(cq), own.qpn);
 	CHECK_EQUAL(cq->read_src_qp(cq), own.qpn);
 	CHECK_EQUAL(cq->read_slid(cq), 0);
-	/* The kind of packet, as on ConnectX cards: UDP over IPv4, that of the loopback GID. */
+	/* The SL contains the packet type, as on ConnectX cards. The loopback GID uses UDP over
+	 * IPv4. */
 	CHECK_EQUAL(cq->read_sl(cq), 8 | 2);
 	CHECK_EQUAL(cq->read_dlid_path_bits(cq), 0);
 	cq->end_poll(cq);
 	CHECK(filled(side.memory + 4096 + GRH, 64, 4));
-	/* By value, the setters in the other order. */
+	/* Use inline data, and call the setters in the opposite order. */
 	receive_at(&side, 1, 4096, GRH + 64);
 	qp->wr_start(qp);
 	qp->wr_send(qp);
@@ -178,7 +180,7 @@ static void extended_calls(void)
 	qp->wr_set_ud_addr(qp, ah, own.qpn, QKEY);
 	CHECK_OK(qp->wr_complete(qp));
 	CHECK_EQUAL(expect_wc(&side, 1, IBV_WC_SUCCESS).byte_len, GRH + 32);
-	/* Without an address nothing of the batch is posted. */
+	/* If one request lacks an address, none of the batch is posted. */
 	qp->wr_start(qp);
 	qp->wr_send(qp);
 	qp->wr_set_ud_addr(qp, ah, own.qpn, QKEY);
@@ -199,8 +201,8 @@ static uint32_t bad_qkeys(struct side *side)
 	return port.qkey_viol_cntr;
 }
 
-/* IBTA 10.2.5 and 9.8.3.2: a wrong key is dropped and counted; with its highest bit set the request
- * uses the sender's own. */
+/* A datagram with a wrong Q_Key is dropped and counted. If the highest bit is set, the sender's own
+ * Q_Key is used (IBTA 10.2.5, 9.8.3.2). */
 static void keys(struct side *a, struct side *b, struct ibv_ah *ah)
 {
 	struct ibv_qp_attr attr = {.qkey = 99};
@@ -231,8 +233,8 @@ static void keys(struct side *a, struct side *b, struct ibv_ah *ah)
 	CHECK_EQUAL(bad_qkeys(a) - before, 2);
 }
 
-/* No such queue pair, none of this service, no receive, one that is too small: there is no event,
- * and the receive is there for the next message. */
+/* Datagrams are dropped if the queue pair does not exist or has another type, or if the receive is
+ * missing or too small. No event is raised, and the receive stays posted. */
 static void dropped(void)
 {
 	struct side a, b, rc;
@@ -242,15 +244,15 @@ static void dropped(void)
 	struct ibv_ah *ah = path_to(&a, &b);
 	struct ud_request request = {.ah = ah, .qkey = QKEY, .wr_id = 2, .length = 64};
 
-	CHECK_EQUAL(post_recv_at(&rc, 1, 0, 4096), EINVAL); /* RESET */
+	CHECK_EQUAL(post_recv_at(&rc, 1, 0, 4096), EINVAL); /* in RESET */
 	request.qpn = rc.qp->qp_num;
 	CHECK_OK(ud_post(&a, request));
 	request.qpn = b.qp->qp_num ^ 0x5555;
 	CHECK_OK(ud_post(&a, request));
 	request.qpn = b.qp->qp_num;
-	CHECK_OK(ud_post(&a, request)); /* no receive */
+	CHECK_OK(ud_post(&a, request)); /* no receive is posted */
 	receive_at(&b, 1, 0, GRH + 63);
-	CHECK_OK(ud_post(&a, request)); /* too small */
+	CHECK_OK(ud_post(&a, request)); /* the receive is too small */
 	for (int i = 0; i < 4; i++)
 		CHECK_EQUAL(poll_one(&a).status, IBV_WC_SUCCESS);
 	expect_no_wc(&b);
@@ -263,7 +265,7 @@ static void dropped(void)
 	close_pair(&a, &b);
 }
 
-/* RTR and what follows it receive, what comes before and ERR do not (IBTA 10.3.1). */
+/* A queue pair receives in RTR and all later states except ERR (IBTA 10.3.1). */
 static void states(void)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
@@ -283,7 +285,7 @@ static void states(void)
 	CHECK_EQUAL(poll_one(&b).wr_id, 1);
 	struct ud_request answer = {.ah = back, .qpn = a.qp->qp_num, .qkey = QKEY, .wr_id = 3};
 
-	CHECK_EQUAL(ud_post(&b, answer), EINVAL); /* RTR */
+	CHECK_EQUAL(ud_post(&b, answer), EINVAL); /* in RTR */
 	attr.qp_state = IBV_QPS_RTS;
 	CHECK_OK(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 	attr.qp_state = IBV_QPS_SQD;
@@ -311,7 +313,7 @@ static void states(void)
 
 /* ---- errors -------------------------------------------------------------------------------- */
 
-/* A request that cannot be carried out stops the send queue (IBTA 10.3.1.6), not the receives. */
+/* An invalid request stops the send queue (IBTA 10.3.1.6), but not the receive queue. */
 static void send_queue_error(void)
 {
 	for (int way = 0; way < 2; way++) {
@@ -373,7 +375,7 @@ static void refused_requests(struct side *a, struct side *b, struct ibv_ah *ah)
 	CHECK_OK(verbs->ibv_destroy_ah(foreign));
 }
 
-/* The receive's own memory is wrong: its queue pair's fault, and end. */
+/* Invalid memory in a receive ends the receiver's queue pair. */
 static void bad_receive(struct side *a, struct side *b, struct ibv_ah *ah)
 {
 	struct ibv_sge sges[2];
@@ -389,8 +391,8 @@ static void bad_receive(struct side *a, struct side *b, struct ibv_ah *ah)
 	CHECK_EQUAL(state_of(b), IBV_QPS_ERR);
 }
 
-/* A message to itself, for which the receive is wrong, ends the queue pair while it is being sent: it
- * completes all the same only once, and what is posted then has its turn. */
+/* If a queue pair sends to itself and the receive has invalid memory, it fails while the message is
+ * being sent. The request must complete only once, and later requests are flushed. */
 static void fails_by_its_own_message(struct side *side)
 {
 	struct ibv_ah *ah = path_to(side, side);

@@ -1,6 +1,6 @@
-/* No wake-up is lost: two threads that sleep in ibv_get_cq_event between their messages, each with
- * the other's as its only hope, while a third one changes the sizes and the moderation of their
- * completion queues; classic ones and extended ones. */
+/* No wake-up may be lost. Two threads sleep in ibv_get_cq_event() between their messages, and only
+ * the other thread's message wakes them. A third thread changes the size and moderation of their
+ * completion queues, which are basic or extended. */
 #include "extended_side.h"
 
 enum { ROUNDS = 3000 };
@@ -13,7 +13,7 @@ struct player {
 	pthread_t thread;
 };
 
-/* What has come: receives, and the completions of sends. */
+/* Number of completions so far. */
 struct counts {
 	int receives, sends;
 };
@@ -50,7 +50,7 @@ static void take(struct player *player, struct counts *counts)
 	cq->end_poll(cq);
 }
 
-/* Arm, look once more, sleep: ibv_get_cq_event(3). */
+/* Arm the queue, poll it again, and then sleep (ibv_get_cq_event(3)). */
 static void await(struct player *player, struct counts *counts, int receives, int sends)
 {
 	struct side *side = &player->side;
@@ -85,7 +85,7 @@ static void *play(void *argument)
 	return NULL;
 }
 
-/* 20 microseconds, or no wait at all. */
+/* Resize both queues, and set a moderation period of 20 us or none. */
 static void *disturb(void *argument)
 {
 	struct player *players = argument;

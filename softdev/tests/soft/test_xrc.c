@@ -1,16 +1,17 @@
-/* Extended reliable connections (IBTA volume 1, annex A14): domains, the shared receive queue that a
- * request names, its completion queue and its protection domain, and what is refused. */
+/* Tests of extended reliable connections (IBTA volume 1, annex A14): domains, the shared receive
+ * queue that a request names, the completion queue and protection domain of that queue, and
+ * errors. */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 
 #include "adopted_side.h"
 
 enum {
-	NO_NUMBER = 0xffffff, /* of no queue: all ones are never given */
+	NO_NUMBER = 0xffffff, /* reserved, never a queue's number */
 };
 
-/* A domain of XRC with a shared receive queue, whose receives complete in `side.cq`.  `side.qp` is
- * the receiving queue pair, or, of an end without a domain, the sending one. */
+/* An XRC domain with a shared receive queue, whose receives complete in `side.cq`. `side.qp` is the
+ * target queue pair. An end without a domain has an initiator queue pair instead. */
 struct end {
 	struct side side;
 	struct ibv_xrcd *xrcd;
@@ -79,7 +80,7 @@ static struct ibv_qp *make_source(struct side *side)
 	return verbs->ibv_create_qp(side->pd, &init);
 }
 
-/* Everything but a queue pair. */
+/* Open everything except the queue pair. */
 static void open_base(struct end *end, struct options options)
 {
 	memset(end, 0, sizeof(*end));
@@ -93,7 +94,7 @@ static void open_source(struct end *end, struct options options)
 	CHECK(end->side.qp = make_source(&end->side));
 }
 
-/* With a domain of its own for fd -1. */
+/* Open a target in the domain of `fd`. If `fd` is -1, the domain is private. */
 static void open_target(struct end *end, struct options options, int fd)
 {
 	open_base(end, options);
@@ -156,7 +157,7 @@ static void domains(void)
 		int fd, oflags, error;
 	} refused[] = {
 		{-1, 0, EINVAL},           {-2, O_CREAT, EINVAL},
-		{one, 0, EAGAIN}, /* as the kernel says it */
+		{one, 0, EAGAIN}, /* as in the kernel */
 		{1 << 20, O_CREAT, EBADF}, {one, O_CREAT | O_APPEND, EINVAL},
 	};
 
@@ -166,7 +167,8 @@ static void domains(void)
 
 	REFUSED(extended(context)->open_xrcd(context, &part), EINVAL);
 
-	/* By the inode, whatever the descriptor, for all contexts of the device in the process. */
+	/* All contexts of a device in this process share the domain of an inode, whichever
+	 * descriptor they use. */
 	CHECK(first = open_domain(context, one, O_CREAT | O_EXCL));
 	CHECK(first->context == context);
 	REFUSED(open_domain(context, twin, O_CREAT | O_EXCL), EINVAL);
@@ -178,13 +180,13 @@ static void domains(void)
 	REFUSED(open_domain(context, other, 0), EAGAIN);
 	CHECK_OK(close_domain(first));
 	CHECK_OK(close(twin));
-	CHECK_OK(close(one)); /* the domain keeps the file, whose inode stays its own */
+	CHECK_OK(close(one)); /* the domain keeps the file open, so its inode is not reused */
 	CHECK(first = open_domain(context, other, O_CREAT | O_EXCL));
 	CHECK_OK(close_domain(first));
-	REFUSED(open_domain(context, other, 0), EAGAIN); /* the last one has ended it */
+	REFUSED(open_domain(context, other, 0), EAGAIN); /* the last handle ended the domain */
 	CHECK_OK(close_domain(same));
 
-	/* Without a file each is its own. */
+	/* A domain without a file is never shared. */
 	CHECK(first = open_domain(context, -1, O_CREAT));
 	CHECK(same = open_domain(context, -1, O_CREAT | O_EXCL));
 	CHECK(soft_xrcd_of(first)->domain != soft_xrcd_of(same)->domain);
@@ -196,7 +198,7 @@ static void domains(void)
 	CHECK_OK(verbs->ibv_close_device(elsewhere));
 }
 
-/* The child of a fork has a device of its own, and no domain yet. */
+/* A forked child has its own device, which has no domains yet. */
 static void after_a_fork(void)
 {
 	struct ibv_context *context = open_device();
@@ -208,7 +210,7 @@ static void after_a_fork(void)
 
 	CHECK(child >= 0);
 	if (!child) {
-#ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
+#ifndef __SANITIZE_THREAD__ /* TSan cannot start threads in a forked child */
 		struct ibv_context *own = open_device();
 
 		REFUSED(open_domain(own, fd, 0), EAGAIN);
@@ -243,8 +245,8 @@ static void refusals(void)
 	CHECK(device.orig_attr.device_cap_flags & IBV_DEVICE_XRC);
 	CHECK_EQUAL(device.xrc_odp_caps, device.odp_caps.per_transport_caps.rc_odp_caps);
 
-	/* A receiving queue pair without a domain, or with that of another context; one of another
-	 * type with a domain. */
+	/* Reject a target without a domain or with another context's domain, and a queue pair of
+	 * another type with a domain. */
 	REFUSED(verbs->ibv_create_qp(a.side.pd, &init), EINVAL);
 	struct ibv_qp_init_attr_ex more = {
 		.qp_type = IBV_QPT_XRC_RECV,
@@ -261,14 +263,16 @@ static void refusals(void)
 	more.xrcd = a.xrcd;
 	more.send_cq = more.recv_cq = a.side.cq;
 	REFUSED(calls->create_qp_ex(a.side.context, &more), EINVAL);
-	/* A sending one without a completion queue; one of RC with a shared queue of XRC. */
+	/* Reject an initiator without a completion queue, and an RC queue pair with an XRC shared
+	 * receive queue. */
 	init.qp_type = IBV_QPT_XRC_SEND;
 	REFUSED(verbs->ibv_create_qp(a.side.pd, &init), EINVAL);
 	init.qp_type = IBV_QPT_RC;
 	init.send_cq = init.recv_cq = a.side.cq;
 	init.srq = a.side.srq;
 	REFUSED(verbs->ibv_create_qp(a.side.pd, &init), EINVAL);
-	/* A shared receive queue that lacks one of what it needs, or has it of another context. */
+	/* Reject a shared receive queue if one of its objects is missing or belongs to another
+	 * context. */
 	for (uint32_t bit = IBV_SRQ_INIT_ATTR_PD; bit <= IBV_SRQ_INIT_ATTR_CQ; bit <<= 1) {
 		struct ibv_srq_init_attr_ex attr = srq_attr(&a);
 
@@ -281,7 +285,7 @@ static void refusals(void)
 		REFUSED(calls->create_srq_ex(a.side.context, &attr), EINVAL);
 	}
 
-	/* What neither has, and what the other one would have, is not there. */
+	/* The pointers to objects that a queue pair does not use are NULL. */
 	CHECK(!a.side.qp->pd && !a.side.qp->send_cq && !a.side.qp->recv_cq && !a.side.qp->srq);
 	CHECK(!source.side.qp->recv_cq && source.side.qp->send_cq == source.side.cq);
 	CHECK_OK(to_init(&source.side));
@@ -297,7 +301,7 @@ static void refusals(void)
 	CHECK_EQUAL(post(&source.side, (struct request){.opcode = IBV_WR_SEND, .srqn = 1 << 24}),
 		    EINVAL);
 
-	/* What is in use: ibv_open_xrcd(3). */
+	/* Objects in use cannot be destroyed (ibv_open_xrcd(3)). */
 	CHECK_EQUAL(close_domain(a.xrcd), EBUSY);
 	destroy_qp(&a.side);
 	CHECK_EQUAL(close_domain(a.xrcd), EBUSY);
@@ -310,8 +314,8 @@ static void refusals(void)
 
 /* ---- traffic --------------------------------------------------------------------------------- */
 
-/* One connection, several shared receive queues: of two contexts, with domains and completion queues
- * of their own.  Each message goes where its request says. */
+/* One connection serves shared receive queues of two contexts, with separate protection domains and
+ * completion queues. Each message uses the queue that its request names. */
 static void several_queues(void)
 {
 	struct end source, target, second;
@@ -333,10 +337,11 @@ static void several_queues(void)
 		struct ibv_wc wc = next_wc(&to->side);
 
 		CHECK_EQUAL(wc.wr_id, 100 + i);
-		CHECK_EQUAL(wc.qp_num, target.side.qp->qp_num); /* through which it came */
+		CHECK_EQUAL(wc.qp_num, target.side.qp->qp_num); /* the receiving queue pair */
 		CHECK(filled(to->side.memory, 64, i));
 	}
-	/* Memory is that of the named queue's protection domain (IBTA annex A14). */
+	/* A request can access memory in the protection domain of the named queue (IBTA annex
+	 * A14). */
 	const struct request write = {.opcode = IBV_WR_RDMA_WRITE,
 				      .length = 8,
 				      .remote = (uintptr_t)second.side.memory,
@@ -354,7 +359,7 @@ static void several_queues(void)
 	close_end(&target);
 }
 
-/* wr_set_xrc_srqn: ibv_wr_post(3). */
+/* Name the queue with wr_set_xrc_srqn (ibv_wr_post(3)). */
 static void builders(void)
 {
 	struct end source, target;
@@ -386,7 +391,7 @@ static void builders(void)
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 	expect_wc(&target.side, 4, IBV_WC_SUCCESS);
 	CHECK_EQUAL(*word(&target.side, 64), 77);
-	/* A local request is for no queue. */
+	/* A local request cannot name a queue. */
 	qp->wr_start(qp);
 	qp->wr_local_inv(qp, 1);
 	qp->wr_set_xrc_srqn(qp, target.srqn);
@@ -396,7 +401,7 @@ static void builders(void)
 
 /* ---- what is refused ------------------------------------------------------------------------- */
 
-/* A number that no queue has, that of a queue in another domain, that of one that is gone. */
+/* Name a queue that does not exist, is in another domain, or has been destroyed. */
 static void unknown_number(void)
 {
 	for (int way = 0; way < 3; way++) {
@@ -423,7 +428,8 @@ static void unknown_number(void)
 	}
 }
 
-/* Its completion queue has overflowed: what would arrive could not be told. */
+/* A message is refused if the completion queue has overflowed, because the completion would be
+ * lost. */
 static void overrun(void)
 {
 	struct end source, target;
@@ -442,7 +448,8 @@ static void overrun(void)
 	close_ends(&source, &target);
 }
 
-/* Too long for the receive; memory of the receive that is not there any more. */
+/* Send a message that is too long for the receive, or after the receive's memory was
+ * deregistered. */
 static void bad_receives(void)
 {
 	for (int way = 0; way < 2; way++) {
@@ -461,7 +468,7 @@ static void bad_receives(void)
 	}
 }
 
-/* Only XRC_SEND and XRC_RECV find each other. */
+/* XRC_SEND and XRC_RECV can be connected only to each other. */
 static void other_types(void)
 {
 	for (int way = 0; way < 3; way++) {
@@ -488,7 +495,8 @@ static void other_types(void)
 
 /* ---- frames of a peer that means harm ------------------------------------------------------------ */
 
-/* A frame that no side of XRC sends to the other, or not to this one: the stream ends. */
+/* A frame that is not valid in XRC, or not in this direction, ends the stream and fails the queue
+ * pair. */
 static void nonsense(void)
 {
 	for (int way = 0; way < 6; way++) {
@@ -501,11 +509,11 @@ static void nonsense(void)
 			OPEN_SOURCE(&end);
 		if (way == 5) {
 			CHECK_OK(verbs->ibv_destroy_qp(end.side.qp));
-			end.side.qp = create_qp(&end.side); /* RC, which is told a queue */
+			end.side.qp = create_qp(&end.side); /* RC, whose frames name no queue */
 		}
 		int fd = adopt(&end.side);
 
-		if (way == 1) /* answers to what does not ask */
+		if (way == 1) /* responses to a target, which sends no requests */
 			frame = (struct soft_frame){.opcode = SOFT_ACK};
 		if (way == 2)
 			frame = (struct soft_frame){.opcode = SOFT_NAK, .psn = end.side.psn};
@@ -519,7 +527,7 @@ static void nonsense(void)
 	}
 }
 
-/* Of a message with two PSNs. */
+/* Returns frame `number` of a message that has two PSNs. */
 static struct soft_frame part(const struct end *end, uint32_t number)
 {
 	return (struct soft_frame){.opcode = SOFT_SEND,
@@ -543,8 +551,8 @@ static void until_taken(struct end *end)
 	}
 }
 
-/* The shared receive queue, and what it completes at, go while a message is half there: the rest of
- * it is refused, and nothing is written or told. */
+/* Destroy the shared receive queue and its completion queue in the middle of a message. The rest is
+ * refused, and nothing more is written or completed. */
 static void destroyed_meanwhile(void)
 {
 	struct end end;
@@ -572,8 +580,8 @@ static void destroyed_meanwhile(void)
 	close_end(&end);
 }
 
-/* The queue pair fails while a message is half there: the receive that it took is flushed where the
- * shared queue's receives complete. */
+/* If a queue pair fails in the middle of a message, the receive in use is flushed to the completion
+ * queue of the shared receive queue. */
 static void flushed_meanwhile(void)
 {
 	struct end end;
@@ -586,13 +594,13 @@ static void flushed_meanwhile(void)
 	until_taken(&end);
 	enter_state(&end.side, IBV_QPS_ERR);
 	expect_wc(&end.side, 1, IBV_WC_WR_FLUSH_ERR);
-	expect_no_wc(&end.side); /* the other one stays in the shared queue */
+	expect_no_wc(&end.side); /* the other receive stays in the queue */
 	close(fd);
 	close_end(&end);
 }
 
-/* The completions of shared receives stay when the queue pair that filled them is reset or destroyed,
- * as with cards: they are those of the shared queue, whose receives would be lost with them. */
+/* Resetting or destroying a queue pair keeps the completions of shared receives, as on hardware.
+ * They belong to the shared queue, whose receives would otherwise be lost. */
 static void completions_stay(void)
 {
 	for (int destroyed = 0; destroyed < 2; destroyed++) {
@@ -624,7 +632,8 @@ static void completions_stay(void)
 	}
 }
 
-/* With the connection manager each side would need a connection of its own. */
+/* The connection manager does not support XRC, because each side would need a separate
+ * connection. */
 static void not_by_cm(void)
 {
 	struct rdma_event_channel *channel = verbs->rdma_create_event_channel();

@@ -23,14 +23,14 @@ def serve(port: int) -> None:
     """Run the package's server, without its HTTP port, until it is terminated."""
     uvloop: Any = import_module("uvloop")
     loop = uvloop.new_event_loop()
-    # A pool of 1 GiB, the smallest one.
+    # The smallest pool is 1 GiB.
     config = store.ServerConfig(service_port=port, prealloc_size=1, **ON_DEVICE)
     store.register_server(loop, config)
     loop.run_forever()
 
 
 async def write_and_read(conn: Any) -> None:
-    """Write all blocks, read them into other memory and compare; read a missing key."""
+    """Write all blocks, read them back and compare them. Then read a missing key."""
     source = np.random.default_rng(seed=1).integers(256, size=SIZE, dtype=np.uint8)
     target = np.zeros_like(source)
     for memory in (source, target):

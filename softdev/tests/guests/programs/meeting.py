@@ -14,9 +14,9 @@ BEFORE, AFTER = 7, 9
 
 
 def serve(port: int, about: object, meet: Callable[[Any], object] | None = None) -> None:
-    """The target: tell one initiator about its memory, and wait until that has written.
+    """Run the target: describe its memory to an initiator, and wait until the initiator is done.
 
-    With ``meet`` the initiator tells about itself, too, and waits until that is taken in.
+    With ``meet``, the initiator also describes itself, and waits until ``meet`` returns.
     """
     with socket.create_server(("127.0.0.1", port)) as listening:
         conn, _ = listening.accept()
@@ -31,7 +31,7 @@ def serve(port: int, about: object, meet: Callable[[Any], object] | None = None)
 def initiate(
     port: int, transfer: Callable[[Any], None], meet: Callable[[Any], object] | None = None
 ) -> None:
-    """The initiator: the first transfer connects, the others are measured."""
+    """Run the initiator. The first transfer connects, and only the others are measured."""
     with socket.create_connection(("127.0.0.1", port)) as conn, conn.makefile("rw") as stream:
         about = json.loads(stream.readline())
         if meet is not None:

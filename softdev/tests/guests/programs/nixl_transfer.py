@@ -43,6 +43,6 @@ else:
     print("read" if (memory == meeting.BEFORE).all() else "unchanged")
 agent.deregister_memory(registered)
 if os.environ["UCX_TLS"].startswith("tcp"):
-    # The libnl of its wheel crashes in a destructor (rtnl_tc_unregister) where it has used TCP.
+    # After UCX has used TCP, the wheel's libnl crashes in a destructor (rtnl_tc_unregister).
     sys.stdout.flush()
     os._exit(0)
