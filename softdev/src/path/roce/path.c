@@ -140,8 +140,8 @@ static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
 	send_packet(pair, &packet, NULL);
 }
 
-/* Send the peer a congestion notification packet (CNP) for a packet that a router has marked (annex
- * A17.9.3). */
+/* Send the peer a congestion notification packet (CNP) for a packet that a router has marked
+ * (annex A17.9.3). */
 static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *marked)
 {
 	static const uint8_t reserved[SOFT_ROCE_CNP_PAYLOAD];
