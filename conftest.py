@@ -1,12 +1,11 @@
-"""Fixtures of all tests: the device that they run on, the event loops, and the leak check.
+"""Fixtures for all tests: the devices, the event loops, and the leak check.
 
-The device is a parameter: ``pytest --device rxe0``. A device that was asked for and is not there
-fails every test that needs it; nothing is skipped. With ``--peer`` the other end of each pair is
-on another device: ``pytest --device embedded0 --peer rxe88``. The leak check stands around every
-test: open files, threads and device objects must be back where they were.
+``pytest --device rxe0`` selects the device. If the device is missing, the tests that need it fail
+instead of being skipped. ``pytest --device embedded0 --peer rxe88`` runs the second end of each
+pair on another device. A test also fails if it leaks open files, threads or device objects.
 
-pytest-asyncio runs the coroutines, each on a loop of its own in debug mode; tests/combinations.py
-chooses between asyncio's loop and uvloop.
+pytest-asyncio runs each coroutine on a new event loop in debug mode. tests/combinations.py chooses
+between asyncio's loop and uvloop.
 """
 
 from __future__ import annotations
@@ -42,21 +41,24 @@ from tests.session.pair import new_loop
 EMBEDDED = "embedded0"
 NOT_REPEATED = pytest.StashKey[int]()
 
-# numpy's threads end at a fork and begin again in a later test, where they look like a leak.
+# Disable numpy's threads. They exit at a fork and restart in a later test, where they look like a
+# leak.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# A background job of a shell ignores SIGINT, and so would all processes that it starts.
+# Restore the default SIGINT handler. A shell's background jobs ignore SIGINT, and child processes
+# inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Seconds that a coroutine may take on the embedded device; a busy machine is many times slower than
-# an idle one.  Less than `timeout` in pyproject.toml, which cannot end one that waits on uvloop.
+# The time limit of a coroutine on the embedded device, in seconds. It is generous, because a busy
+# machine is many times slower than an idle one. It must be below `timeout` in pyproject.toml, which
+# cannot interrupt a coroutine waiting on uvloop.
 TIME_LIMIT = 100.0
 
-# The virtual machine emulates its processors; measured: about this many times slower.
+# The measured slowdown of the virtual machine, which emulates its processors.
 SLOW = 8.0
 
-# The duration of an example is meaningless on an emulated or busy machine.
+# Examples have no deadline, because their duration means nothing on an emulated or busy machine.
 hypothesis.settings.register_profile("aiordma", deadline=None, print_blob=True)
 hypothesis.settings.register_profile(
     "slow device", hypothesis.settings.get_profile("aiordma"), max_examples=2
@@ -90,7 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
+@pytest.hookimpl(trylast=True)  # after the terminal reporter has been registered
 def pytest_configure(config: pytest.Config) -> None:
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):
         config.pluginmanager.register(NamedAtOnce(terminal))
@@ -104,12 +106,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def all_embedded(config: pytest.Config) -> bool:
-    """Whether no end of any test is on another device."""
+    """Return whether both ends of all tests use the embedded device."""
     return config.getoption("--device") == EMBEDDED and not config.getoption("--peer")
 
 
 def links() -> str:
-    """The value of AIORDMA_EMBEDDED_LINKS in this process."""
+    """Return the value of AIORDMA_EMBEDDED_LINKS, or its default."""
     return os.environ.get("AIORDMA_EMBEDDED_LINKS") or "shared"
 
 
@@ -126,7 +128,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 # --- leaks -------------------------------------------------------------------------------------
 
-# Seconds for resources to end on their own; a test without leaks does not wait.
+# The time in seconds to wait for resources to be freed. A test without leaks does not wait.
 PATIENCE = 30.0
 
 
@@ -134,7 +136,7 @@ PATIENCE = 30.0
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaks open files, threads or device objects."""
     if "device_name" in request.fixturenames:
-        request.getfixturevalue("device")  # opens what librdmacm keeps open
+        request.getfixturevalue("device")  # opens the devices that librdmacm never closes
     with testing.check_leaks(timeout=PATIENCE):
         yield
 
@@ -142,7 +144,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 # --- the device --------------------------------------------------------------------------------
 
 
-# Of their tests, some run compiled code in processes of their own, or without a device.
+# The option `--only-native` runs all tests in these folders, because some of them run compiled code
+# in separate processes or without a device.
 NATIVE_FOLDERS = {
     Path(__file__).parent / "tests" / name
     for name in ("datapath", "loop", "memory", "native", "simulation", "transport")
@@ -150,7 +153,7 @@ NATIVE_FOLDERS = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the tests that depend on the device, the build or the combination of this run."""
+    """Deselect the tests that this run's options do not affect."""
     repeated = [item for item in items if is_repeated(config, item)]
     if config.getoption("--once"):
         repeated = one_of_each(repeated)
@@ -159,7 +162,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def one_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
-    """One set of parameters of each test, not of each the first one."""
+    """Return one parameter set of each test, chosen by a hash of the test's name."""
     tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         tests[item.nodeid.partition("[")[0]].append(item)
@@ -167,7 +170,7 @@ def one_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:
-    """Whether the test depends on the device, build or combination of this run."""
+    """Return whether the device, build or combinations of this run affect the test."""
     asks = "device_name" in getattr(item, "fixturenames", ())
     if combinations.is_on_pair(item) and not all_embedded(config):
         return False
@@ -182,7 +185,7 @@ def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:
     return True
 
 
-# What a test asks for whose ends may be on two devices, and what one asks for that has one device.
+# Fixtures whose ends may be on two devices, and fixtures that support only one device.
 OF_TWO_DEVICES = frozenset({"connected_pair", "factory", "pair"})
 OF_ONE_DEVICE = frozenset(
     {"channel", "context", "cq", "deviations", "device", "device_name", "heard", "host", "pd", "qp"}
@@ -190,13 +193,13 @@ OF_ONE_DEVICE = frozenset(
 
 
 def is_between_two(item: pytest.Item) -> bool:
-    """Whether the ends of the test may be on different devices."""
+    """Return whether the test can run with its two ends on different devices."""
     asked = inspect.signature(item.obj).parameters if isinstance(item, pytest.Function) else ()
     return not OF_TWO_DEVICES.isdisjoint(asked) and OF_ONE_DEVICE.isdisjoint(asked)
 
 
 def pytest_collection_finish() -> None:
-    """Freeze the objects that exist by now, so that the collector skips them after each test."""
+    """Freeze all existing objects, so that later garbage collections skip them."""
     gc.collect()
     gc.freeze()
 
@@ -212,7 +215,7 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session")
 def device_name(request: pytest.FixtureRequest) -> str:
-    """The device named on the command line."""
+    """The name of the device to test."""
     name = request.config.getoption("--device")
     assert isinstance(name, str)
     return name
@@ -220,36 +223,36 @@ def device_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def peer_name(request: pytest.FixtureRequest, device_name: str) -> str:
-    """The device of the other end."""
+    """The name of the peer's device."""
     return request.config.getoption("--peer") or device_name
 
 
 @pytest.fixture(scope="session")
 def device(device_name: str, peer_name: str) -> verbs.Device:
-    """The device named on the command line."""
+    """The device to test."""
     found = find("--device", device_name)
     if peer_name == device_name:
-        # librdmacm keeps devices that it has opened: not a leak of any one test.
+        # librdmacm never closes its devices. Open them here, so that they do not count as leaks.
         cm.get_devices(found.library)
     return found
 
 
 @pytest.fixture(scope="module")
 def peer(device: verbs.Device, peer_name: str) -> verbs.Device:
-    """The device of the other end; of a module that has a device of its own, that one."""
+    """The peer's device, which is `device` itself unless `--peer` selects another one."""
     return device if peer_name == device.name else find("--peer", peer_name)
 
 
 def find(option: str, name: str) -> verbs.Device:
-    """A device named on the command line; the test fails when it is missing."""
+    """Return the device selected by an option. Fail the test if the device is missing."""
     try:
         return verbs.find_device(name)
     except DeviceNotFoundError as error:
         pytest.fail(f"{option} {name}: {error}", pytrace=False)
 
 
-# Known deviations of devices from the specification. A test of a deviation asserts that it still
-# exists, so that a fixed device is noticed.
+# Known deviations of devices from the specification. The test for a deviation asserts that the
+# deviation still exists, and therefore fails once the device has been fixed.
 DEVIATIONS: dict[str, frozenset[str]] = {
     "rxe": frozenset(
         {
@@ -269,10 +272,10 @@ DEVIATIONS: dict[str, frozenset[str]] = {
     )
 }
 
-# Capabilities that no software device has.
+# Capabilities that no software device supports.
 NOT_OF_SOFTWARE = frozenset({"RAW_PACKET"})
 
-# Capabilities that a device lacks: see the marker ``needs``.
+# The capabilities that each kind of device lacks. The ``needs`` marker refers to these names.
 LACKS: dict[str, frozenset[str]] = {
     "embedded": NOT_OF_SOFTWARE,
     "rxe": NOT_OF_SOFTWARE
@@ -296,19 +299,19 @@ LACKS: dict[str, frozenset[str]] = {
 
 
 def kind_of(device_name: str) -> str:
-    """The name without its number."""
+    """Return a device's name without its number."""
     return device_name.rstrip("0123456789")
 
 
 @pytest.fixture(scope="session")
 def deviations(device_name: str) -> frozenset[str]:
-    """The known deviations of the device from the specification."""
+    """The device's known deviations from the specification."""
     return DEVIATIONS.get(kind_of(device_name), frozenset())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Expect UnsupportedError from a test that needs a capability which the device lacks."""
+    """Expect UnsupportedError if a test needs a capability that the device lacks."""
     names = [pyfuncitem.config.getoption(option) or EMBEDDED for option in ("--device", "--peer")]
     lacks = frozenset().union(*(LACKS.get(kind_of(name), ()) for name in names))
     missing = lacks & {marker.args[0] for marker in pyfuncitem.iter_markers("needs")}
@@ -347,20 +350,20 @@ def cq(context: verbs.Context) -> Iterator[verbs.CompletionQueue]:
 
 @pytest.fixture
 def qp(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> Iterator[verbs.QueuePair]:
-    """A reliable one, in RESET."""
+    """A reliable connected (RC) queue pair in the RESET state."""
     with pd.create_qp(cq) as qp:
         yield qp
 
 
 @pytest.fixture(scope="session")
 def host(device: verbs.Device) -> str:
-    """An IP address at which this machine reaches the device."""
+    """An IP address of the device."""
     return address_of(device)
 
 
 @pytest.fixture(scope="module")
 def peer_host(peer: verbs.Device) -> str:
-    """The same for the device of the other end."""
+    """An IP address of the peer's device."""
     return address_of(peer)
 
 
@@ -381,7 +384,7 @@ class End:
     mr: verbs.MemoryRegion
 
     def completions(self, count: int, timeout: float = 100) -> list[verbs.WorkCompletion]:
-        """The next ``count`` completions; the test fails when they do not arrive in time."""
+        """Return the next ``count`` completions, or fail the test after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         found: list[verbs.WorkCompletion] = []
         while len(found) < count:
@@ -392,15 +395,15 @@ class End:
         return found
 
     def completion(self) -> verbs.WorkCompletion:
-        """The next completion."""
+        """Return the next completion."""
         return self.completions(1)[0]
 
     def sge(self, offset: int = 0, length: int = 8) -> verbs.ScatterGatherElement:
-        """A piece of its memory."""
+        """Return a scatter/gather element for a part of the memory."""
         return verbs.ScatterGatherElement(self.mr.addr + offset, length, self.mr.lkey)
 
     def post_recv(self, wr_id: int = 1, length: int = 64) -> None:
-        """Post a receive of its first bytes."""
+        """Post a receive into the first ``length`` bytes of the memory."""
         self.qp.post_recv([verbs.ReceiveWorkRequest(wr_id, [self.sge(0, length)])])
 
     def post(
@@ -414,7 +417,7 @@ class End:
         rkey: int | None = None,
         imm_data: int = 0,
     ) -> None:
-        """Post a request of its first bytes, and with ``peer`` of that one's."""
+        """Post a request for the first ``length`` bytes of this end's and the peer's memory."""
         there, key = (peer.mr.addr, peer.mr.rkey) if peer is not None else (0, 0)
         self.qp.post_send_one(
             wr_id,
@@ -435,7 +438,7 @@ ConnectedPair: TypeAlias = Callable[..., Pair]
 
 @dataclass
 class PairFactory:
-    """Makes an end in each of two domains, connected to each other with all remote rights."""
+    """Creates connected pairs with all remote access rights in two protection domains."""
 
     pds: tuple[verbs.ProtectionDomain, verbs.ProtectionDomain]
     made: list[verbs.CompletionQueue | verbs.QueuePair | verbs.MemoryRegion]
@@ -471,7 +474,7 @@ class PairFactory:
 def peer_pd(
     device: verbs.Device, peer: verbs.Device, pd: verbs.ProtectionDomain
 ) -> Iterator[verbs.ProtectionDomain]:
-    """The domain of the other end: the same one on the same device."""
+    """The peer's protection domain, or `pd` if both ends use the same device."""
     if peer is device:
         yield pd
         return
@@ -483,22 +486,23 @@ def peer_pd(
 def connected_pair(
     pd: verbs.ProtectionDomain, peer_pd: verbs.ProtectionDomain
 ) -> Iterator[ConnectedPair]:
-    """A factory whose objects are closed after the test."""
+    """A factory for connected pairs. The fixture closes all their objects after the test."""
     make = PairFactory((pd, peer_pd), [])
     yield make
-    for it in make.made:  # a completion queue, and with it the queue pair, before its region
+    # Closing a completion queue also closes its queue pair, before the memory is deregistered.
+    for it in make.made:
         it.close()
 
 
 @pytest.fixture
 def pair(connected_pair: ConnectedPair) -> Pair:
-    """Two ends connected to each other."""
+    """Two connected ends."""
     return connected_pair()
 
 
 @pytest.fixture
 def heard(connected_pair: ConnectedPair, channel: verbs.CompletionChannel) -> Pair:
-    """Two ends connected to each other, whose completion queues have one channel."""
+    """Two connected ends whose completion queues share a completion channel."""
     return connected_pair(channel=channel)
 
 
@@ -512,7 +516,7 @@ def _innermost(
     lookup_lines: bool = True,
     **_: object,
 ) -> traceback.StackSummary:
-    """The innermost frames of a stack; their source lines are read when they are shown."""
+    """Return a stack summary with few frames for asyncio. Source lines are read on demand."""
     asyncios = limit is None or not lookup_lines
     return traceback.StackSummary.from_list(
         traceback.FrameSummary(
@@ -522,13 +526,13 @@ def _innermost(
     )
 
 
-# In debug mode each future, task and handle notes the stack that it was made on, of which most is
-# pytest's: all of it takes a sixth of the time of a test of the transport.
+# In debug mode, asyncio records the stack on which each future, task and handle was created. Most
+# frames belong to pytest. Recording all of them takes a sixth of the time of a transport test.
 traceback.StackSummary.extract = staticmethod(_innermost)  # type: ignore[assignment]
 
 
 def _start_libuv() -> None:
-    """Start libuv's threads before the leak check: libuv keeps a pipe and four threads."""
+    """Make libuv create the four threads and the pipe it keeps, before the first leak check."""
     loop = uvloop.new_event_loop()
     loop.run_until_complete(loop.getaddrinfo("localhost", 1))
     loop.close()
@@ -538,14 +542,14 @@ _start_libuv()
 
 
 def every_combination(config: pytest.Config) -> bool:
-    """Whether a test runs in all its combinations; never a slow one."""
+    """Return whether each test runs in all its combinations. Slow devices rule this out."""
     return all_embedded(config) and bool(config.getoption("--every-combination"))
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Function
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loops that pytest-asyncio runs a coroutine on."""
+    """Return the event loop factories for a coroutine test, by name."""
     values = combinations.values(config, item, every_combination(config))
     virtual = noting(functools.partial(new_loop, crc32(item.nodeid.encode())))
     return {name: LOOPS.get(name, virtual) for name in values["loop_name"]}
@@ -553,15 +557,15 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(autouse=True)
 def loops(no_leaks: None) -> Iterator[None]:
-    """Fail a test when an exception reaches only the exception handler of its loops.
+    """Fail a test if an event loop's exception handler is called.
 
-    The test's own loop is made inside and closed there.
+    pytest-asyncio creates and closes the test's own loop within this fixture.
     """
     before = combinations.loops_made()
     yield
     if combinations.loops_made() != before:
-        gc.collect()  # so that unawaited tasks and futures warn now
-        gc.freeze()  # modules that the test imported, say, are not looked at after each later test
+        gc.collect()  # so that unawaited tasks and futures are reported now
+        gc.freeze()  # so that later collections skip objects such as newly imported modules
     told = combinations.reported.copy()
     combinations.reported.clear()
     assert not told, f"reported to the event loop: {told}"
@@ -569,13 +573,13 @@ def loops(no_leaks: None) -> Iterator[None]:
 
 @pytest.fixture
 def reported(loops: None) -> Iterator[list[dict[str, Any]]]:
-    """What reaches only the exception handlers of the loops, which then does not fail the test."""
+    """The contexts passed to the loops' exception handlers, which then do not fail the test."""
     yield combinations.reported
     combinations.reported.clear()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give a coroutine a time limit."""
+    """Add a time limit to a coroutine test."""
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
         item.obj = within(TIME_LIMIT * (1 if all_embedded(item.config) else SLOW), item.obj)
 
@@ -583,7 +587,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def within(
     limit: float, test: Callable[..., Coroutine[Any, Any, None]]
 ) -> Callable[..., Coroutine[Any, Any, None]]:
-    """The test, with a time limit."""
+    """Wrap a test so that it prints all stacks and fails after ``limit`` seconds."""
 
     @functools.wraps(test)
     async def limited(*arguments: Any, **keywords: Any) -> None:
@@ -598,7 +602,7 @@ def within(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer() -> Generator[None, object, object]:
-    """Show the stacks of all processes of a test that reaches its time limit."""
+    """Print the stacks of all the test's processes if pytest-timeout's limit is reached."""
     done = yield
     ends = signal.getsignal(signal.SIGALRM)
     assert callable(ends)
@@ -607,7 +611,7 @@ def pytest_timeout_set_timer() -> Generator[None, object, object]:
 
 
 class NamedAtOnce:
-    """Prints each failure when it occurs: another test may then stand still."""
+    """Prints each failure immediately, because a later test may hang before the summary."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self.terminal = terminal
@@ -619,7 +623,7 @@ class NamedAtOnce:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Add the combination to the report of a failed test."""
+    """Add the test's combination to its report, which pytest shows if the test fails."""
     chooser = item.config.stash.get(combinations.COMBINATIONS, None)
     if chooser and (chosen := chooser.chosen.get(item.nodeid.partition("[")[0])):
         item.add_report_section("setup", "combination", ", ".join(chosen.values()))

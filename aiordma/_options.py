@@ -75,8 +75,8 @@ def complete(call: str, options: O, defaults: O) -> O:
     """Return the options with defaults filled in.
 
     Raises:
-        TypeError: If the function does not accept an option. If there is a Config setting with that
-            name, the message says so.
+        TypeError: If the function does not accept an option. The message suggests the Config
+            setting with that name, if any.
     """
     for name in options:
         if name not in defaults:
@@ -90,7 +90,7 @@ def complete(call: str, options: O, defaults: O) -> O:
 
 
 def shows(types: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
-    """List a function's `**options` individually in the signature shown by `help`."""
+    """List a function's `**options` individually in its signature, which `help` shows."""
     assert types.__annotations__.keys() <= defaults.keys(), "an option without a default"
     shown = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=value)

@@ -24,9 +24,9 @@ def check_private(path: Path, found: os.stat_result) -> None:
 
 
 def open_private(path: Path) -> TextIO:
-    """Open a private file for writing, and truncate it. Only this user can read the file.
+    """Open a private file for writing, and truncate it. Only this user can access the file.
 
-    The embedded device has the same rule for trace files (softdev/src/trace/trace_file.c).
+    The embedded device applies the same rules to trace files (softdev/src/trace/trace_file.c).
 
     Raises:
         OSError: If the file cannot be written, or if it is a symbolic link, is not a regular file,
@@ -34,8 +34,8 @@ def open_private(path: Path) -> TextIO:
     """
     flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        # With O_CREAT, fs.protected_regular would deny access to another user's file in /tmp, and
-        # check_private() could not name that user.
+        # Try without O_CREAT first. With it, fs.protected_regular would deny access to another
+        # user's file in /tmp, and check_private() could not name that user.
         try:
             fd = os.open(path, flags)
         except FileNotFoundError:

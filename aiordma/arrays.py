@@ -32,8 +32,8 @@ from .verbs import bytes_of
 
 Kind = Literal["numpy", "torch"]
 
-# The safetensors types whose elements are whole bytes: the number of bytes, and the name in numpy,
-# ml_dtypes and torch.
+# The safetensors types whose elements are whole bytes. Each type maps to its size in bytes and to
+# its name in numpy, ml_dtypes and torch.
 _TYPES = {
     "BOOL": (1, "bool"),
     "U8": (1, "uint8"),
@@ -58,7 +58,7 @@ _TYPES = {
 _CODES = {name: code for code, (_, name) in _TYPES.items()}
 
 _PREFIX = 8
-"""The number of bytes before the header; they hold its length as a little-endian integer."""
+"""The size of the prefix, which contains the header's length as a little-endian integer."""
 _ALIGNMENT = 64
 """The alignment of the first element in a message, so that every element is aligned."""
 _MAX_HEADER = 2 << 20
@@ -67,11 +67,11 @@ _MAX_HEADER = 2 << 20
 Parsing a peer's header blocks the event loop.
 """
 _MAX_TOKEN = 4096
-"""The maximum size of the layout in a token, which has at most 64 dimensions."""
+"""The maximum size of an encoded layout in a token. A layout has at most 64 dimensions."""
 _MOST_RUNS = 1024
-"""The maximum number of runs of a remote array that one batch reads or writes."""
+"""The maximum number of contiguous runs that one batch reads or writes."""
 _GAP = 4096
-"""The size in bytes up to which reading a gap is faster than a separate operation."""
+"""The largest gap, in bytes, that is faster to read than to skip with a separate operation."""
 _MOST_WITH_GAPS = _MOST_RUNS * _GAP
 """The maximum number of bytes, gaps included, of one read."""
 
@@ -85,12 +85,12 @@ class Arrays(dict[str, Any]):
 
 
 class _Layout(NamedTuple):
-    """The type of an array's elements and their positions in memory, also used in tokens."""
+    """The element type and memory layout of an array, which tokens also contain."""
 
     code: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    origin: int  # the offset of element 0, in bytes, like the strides
+    origin: int  # offset of element 0 in bytes
 
     @classmethod
     def in_c_order(cls, code: str, shape: tuple[int, ...], origin: int) -> Self:
@@ -194,10 +194,10 @@ def _is_tensor(array: object) -> bool:
 
 
 def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _Layout]:
-    """Return an array whose memory can be sent, and its layout.
+    """Return an array that exports its memory, and the array's layout.
 
-    numpy does not export buffers of the types of ml_dtypes, so numpy arrays are viewed as unsigned
-    integers. With `in_place`, objects without their own memory, such as lists, are rejected.
+    numpy cannot export buffers of ml_dtypes types, so numpy arrays are viewed as unsigned integers.
+    With `in_place`, objects without their own memory, such as lists, are rejected.
     """
     if in_place and not hasattr(array, "dtype"):
         raise TypeError(
@@ -270,7 +270,7 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
     if "__metadata__" in arrays:
         raise ValueError("the array name '__metadata__' is reserved; choose another name")
     found = [(name, *_described(f"array {name!r}", array)) for name, array in arrays.items()]
-    # Sort by element size, largest first, so that each array is aligned for its type.
+    # Put large elements first, so that every array is aligned for its element type.
     found.sort(key=lambda it: -_TYPES[it[2].code][0])
     ends = accumulate(layout.nbytes for _, _, layout in found)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -302,7 +302,7 @@ def _numbers(value: object) -> tuple[int, ...]:
 
 
 def _check_numbers(layout: _Layout, *more: int) -> None:
-    """Raise ValueError or TypeError if a peer's layout is not possible in numpy and torch."""
+    """Raise ValueError or TypeError if numpy and torch cannot represent a peer's layout."""
     code, shape, strides, origin = layout
     numbers = (*shape, *strides, origin, *more)
     if len(shape) > 64:
@@ -313,7 +313,7 @@ def _check_numbers(layout: _Layout, *more: int) -> None:
 
 
 def _header_size(prefix: bytes, size: int) -> int:
-    """Return the size of the header of a message of `size` bytes that begins with `prefix`."""
+    """Return the header size of a message that has `size` bytes and begins with `prefix`."""
     length = int.from_bytes(prefix, "little")
     if length > min(_MAX_HEADER, size - _PREFIX):
         what = f"{size} bytes cannot contain a header of {length} bytes (maximum {_MAX_HEADER})"
@@ -322,7 +322,7 @@ def _header_size(prefix: bytes, size: int) -> int:
 
 
 def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
-    """Return the layouts of the arrays in a message of `size` bytes, and its metadata."""
+    """Parse the header of a message of `size` bytes. Returns the array layouts and metadata."""
     try:
         header: Any = parse_json(text) if text.startswith(b"{") else None
     except ValueError as error:
@@ -445,7 +445,7 @@ class SharedArray:
 
 
 def _memory(array: Any, layout: _Layout) -> tuple[Any, int]:
-    """Return an array's memory from its first to its last byte, and the offset of element 0."""
+    """Return the memory that an array spans, and the offset of element 0 in this memory."""
     if _is_tensor(array) or array.flags.c_contiguous:
         return array, 0
     root = array
@@ -482,7 +482,7 @@ def share(
     _check_connection(conn)
     found, layout = _described("the array", array, in_place=True)
     memory, origin = _memory(found, layout) if layout.nbytes else (bytearray(1), 0)
-    with conn.register(memory) as region:  # the share keeps the region
+    with conn.register(memory) as region:  # the share keeps the region registered
         shared = conn.share(region, access=access, lease=lease)
     return SharedArray(shared, json.dumps(layout._replace(origin=origin)).encode())
 
@@ -536,10 +536,10 @@ async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy"
 
 
 def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layout, Any]]:
-    """Split a layout, and the local `array` of the same shape, into parts for one operation each.
+    """Split a layout and the local `array` of the same shape into parts to transfer one by one.
 
-    A part has few runs, or spans at most `most_bytes` including gaps. This limits the memory and
-    the time until the next `await`.
+    Each part has at most _MOST_RUNS runs, or spans at most `most_bytes` with its gaps. This limits
+    memory use and the time that the event loop is blocked.
     """
     low, high = layout.span()
     half = layout.shape[0] // 2 if layout.shape else 0
@@ -652,7 +652,7 @@ class RemoteArray:
             values = torch.as_tensor(values, dtype=self.dtype).broadcast_to(self.shape)
         elif not _is_tensor(values):
             values = _asarray("values", values, self.dtype)
-            with suppress(ValueError):  # otherwise `_memory_of` rejects them
+            with suppress(ValueError):  # `_memory_of` rejects values that cannot be broadcast
                 values = np.broadcast_to(values, self.shape)
         memory = self._memory_of("values", values)
         for part, here in _parts(self._layout, memory, 0) if self.size else ():
@@ -666,7 +666,7 @@ class RemoteArray:
         return memory
 
     async def _move(self, part: _Layout, array: Any, *, reading: bool) -> None:
-        """Read a part into `array`, or write it from there; `array` is in C order."""
+        """Read a part into `array`, or write `array` to the part. `array` must be in C order."""
         low, high = part.span()
         length, outer = part.runs()
         runs = part.nbytes // length
@@ -691,7 +691,7 @@ class RemoteArray:
                         batch.read(there, here) if reading else batch.write(here, there)
 
 
-# Operations that need the elements immediately. Without these methods, Python and numpy would read
+# Special methods that need local elements. If they were not defined, Python and numpy would read
 # row by row, or raise an error that does not mention `await`.
 _OF_ARRAYS = "array bytes iter reversed contains setitem delitem bool int float complex index"
 _OF_NUMBERS = "lt le eq ne gt ge neg pos abs invert round trunc floor ceil"

@@ -43,9 +43,9 @@ from .async_queue_pair import AsyncQueuePair
 from .errors import BufferStateError, ConnectionManagerError, VerbsError, host_port
 from .verbs._device.device import name_or_variable, only_device
 
-# Events of a connection that no method waits for.
+# Connection events that no method waits for.
 _IGNORED = frozenset({cm.EventType.ADDR_CHANGE, cm.EventType.TIMEWAIT_EXIT})
-# Seconds. This is a judgement; use asyncio.timeout for a shorter limit.
+# The time limit in seconds, an educated guess. Callers can set a shorter one with asyncio.timeout.
 _RESOLVE_TIMEOUT = 10.0
 _PARAMETERS = cm.ConnectionParameters()
 
@@ -110,7 +110,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
             super()._on_event(event)
 
     def _end(self, error: ConnectionManagerError) -> None:
-        """End all waiters, because nothing more will arrive."""
+        """Fail all waiting calls with `error`, because no further events will arrive."""
         self._ended = error
         if self.queue is not None:
             self.queue.fail(error)
@@ -168,7 +168,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         immediately. This method raises the same exceptions as :meth:`cm.ConnectionId.create_qp`.
         """
         self.queue = AsyncQueuePair(self.pd, capabilities, id=self.id, **options)
-        self.queue._of_id = self  # a program may keep only the queue pair
+        self.queue._of_id = self  # the program may keep only the queue pair
         return self.queue
 
     async def connect(
@@ -220,10 +220,10 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         request._begin(EventDriver.for_library(self.id.library), event.id)
         request.request = event
         self._requests.append(request)
-        self._waiters.wake_all()  # a task may be waiting for the listener's end
+        self._waiters.wake_all()  # all, because one may be waiting for the listener to end
 
     def _drop_withdrawn(self) -> None:
-        """Drop requests whose peers have given up, to make room for others."""
+        """Drop requests that their peers have withdrawn, to make room for new requests."""
         waiting, self._requests = self._requests, deque()
         for request in waiting:
             if request.id._withdrawn:

@@ -57,12 +57,13 @@ Completed: TypeAlias = asyncio.Future[verbs.WorkCompletion]
 Pieces: TypeAlias = Sequence[verbs.ScatterGatherElement]
 P = ParamSpec("P")
 
-# The maximum number of completions per iteration of the loop, so that other tasks can run. This is
-# a judgement.
+# The maximum number of completions to process per loop iteration, so that other tasks can run. The
+# value is an educated guess.
 _TAKEN = 16
 
-# The minimum number of entries of the completion queue, if the device supports it. With 32 entries,
-# rdma_rxe was seen to report completions that belong to no request (the cause is not known).
+# The minimum size of the completion queue, unless the device supports fewer entries. With 32
+# entries, rdma_rxe has been seen to report completions that belong to no request. The cause is
+# unknown.
 _ENTRIES = 256
 _SIGNALED = int(verbs.SendFlags.SIGNALED)
 _OF_A_WRITE = verbs.WCOpcode.RECV_RDMA_WITH_IMM
@@ -72,7 +73,7 @@ _FLUSHED = verbs.WCStatus.WR_FLUSH_ERR
 def _awaitable(
     operation: Callable[Concatenate[verbs.SendBatch, P], None],
 ) -> Callable[Concatenate[AsyncQueuePair, P], Coroutine[Any, Any, verbs.WorkCompletion | None]]:
-    """Convert an operation of a batch to one that is posted alone and, if signaled, awaited."""
+    """Convert a SendBatch method to post one request and, if it is signaled, await completion."""
 
     @functools.wraps(operation)
     async def alone(
@@ -87,7 +88,7 @@ def _awaitable(
 def _posted(
     operation: Callable[Concatenate[verbs.SendBatch, P], None],
 ) -> Callable[Concatenate[AsyncQueuePair, P], Completed]:
-    """Convert an operation of a batch to one that is posted alone, immediately."""
+    """Convert a SendBatch method to one that posts a single request and returns its future."""
 
     @functools.wraps(operation)
     def alone(self: AsyncQueuePair, /, *arguments: P.args, **keywords: P.kwargs) -> Completed:
@@ -155,13 +156,13 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._of_id: object = None
         self._loop = loop
         self._numbers = itertools.count()
-        self._sends: dict[int, tuple[Completed, int]] = {}  # by number: the future and the wr_id
+        self._sends: dict[int, tuple[Completed, int]] = {}  # request number -> (future, wr_id)
         self._receives: dict[int, Completed] = {}
         self._rings: list[ReceiveRing] = []
         self._waiters: deque[
             tuple[Sequence[verbs.SendWorkRequest], asyncio.Future[list[Completed]]]
         ] = deque()
-        self._cause: Exception | None = None  # why no request can complete any more
+        self._cause: Exception | None = None  # why all further requests fail
         self._watch = Watch(self._channel.fd, shutdown.weakly(self._on_completions))
         self._events = ContextEvents.for_context(pd.context)
         self._token = self._events.subscribe(shutdown.weakly(self._on_event))
@@ -227,12 +228,12 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             try:
                 posted = await waiter
             except asyncio.CancelledError:
-                self._wake_waiters()  # the tasks behind this one may have room now
+                self._wake_waiters()  # the requests behind this one may fit now
                 raise
             finally:
                 del waiter  # the traceback of its error refers to this frame
-        # Requests complete in order, and if one fails, all later ones do. No future is a local
-        # variable here, because the traceback of its error refers to this frame.
+        # Requests complete in order, and if one fails, all later requests fail too. Keep no future
+        # in a local variable, because the traceback of its error refers to this frame.
         posted = list(itertools.compress(posted, asked))[::-1]
         completions = []
         while posted:
@@ -251,13 +252,13 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     bind: Final = _awaitable(verbs.SendBatch.bind)
     invalidate: Final = _awaitable(verbs.SendBatch.invalidate)
 
-    # The same operations, posted immediately. They return a future, like `submit_nowait`.
+    # These methods post one request without waiting and return a future, like `submit_nowait`.
     send_nowait: Final = _posted(verbs.SendBatch.send)
     write_nowait: Final = _posted(verbs.SendBatch.write)
     read_nowait: Final = _posted(verbs.SendBatch.read)
 
     def _has_room(self, requests: Sequence[verbs.SendWorkRequest]) -> bool:
-        """Return whether there is room for the requests, and no others are waiting."""
+        """Return whether the requests fit into the send queue and no others are waiting."""
         return not self._waiters and self.qp.free_send_slots >= len(requests)
 
     def _wake_waiters(self) -> None:
@@ -333,7 +334,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     def _on_completions(self) -> None:
         if self._channel.closed:
             return
-        if self._channel.get_event() is not None:  # at most one, because it was armed once
+        if self._channel.get_event() is not None:  # at most one, because the queue was armed once
             self._cq.req_notify()
         found = self._cq.poll(_TAKEN)
         if len(found) == _TAKEN:
@@ -341,7 +342,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         failed = self.qp.first_failure is not None
         if failed and self._cause is None and any(wc.status is _FLUSHED for wc in found):
             self._deliver_executed(found)
-            self._events.take()  # the event that put the queue pair into this state
+            self._events.take()  # receive the event that reports the error state
         self._deliver(found)
         if failed:
             self._fail(self._flushed)
@@ -355,7 +356,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             while wc.wr_id in self._sends:
                 number = next(iter(self._sends))
                 future, wr_id = self._sends.pop(number)
-                if number < wc.wr_id:  # unsignaled, and completed before this one
+                if number < wc.wr_id:  # an unsignaled request that completed earlier
                     done = wc._replace(wr_id=wr_id, status=verbs.WCStatus.SUCCESS, failure=None)
                     settle(future, done)
                     continue
@@ -392,7 +393,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._fail(self._flushed)
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
-        """End every waiter with an error, because its completion may never arrive."""
+        """Fail all futures and waiting calls, because their completions may never arrive."""
         sends, self._sends = self._sends, {}
         receives, self._receives = self._receives, {}
         waiters, self._waiters = self._waiters, deque()
@@ -434,7 +435,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._release()
 
     def _release(self) -> None:
-        """Release the device's resources without ending the waiters, whose loop is closed."""
+        """Release the device's resources. Leaves futures alone, because the loop may be closed."""
         self._loop_shutdown.remove(self)
         self._watch.close()
         self._events.unsubscribe(self._token)
@@ -484,13 +485,13 @@ class ReceiveRing(AsyncIteration):
         self._region = queue.qp.pd.reg_mr(count * size)
         self._memory = self._region.buf
         queue._rings.append(self)
-        self._posted: deque[tuple[Completed, int]] = deque()  # receives, and their places
-        self._taken: deque[int] = deque(range(count))  # places to be posted
+        self._posted: deque[tuple[Completed, int]] = deque()  # posted receives with their slots
+        self._taken: deque[int] = deque(range(count))  # slots to post
         self._is_waited_for = False
         self._post()
 
     def _post(self) -> None:
-        """Repost the most recently used receive, and receives that did not fit earlier."""
+        """Post all free slots, including those that did not fit into the receive queue earlier."""
         region = self._region
         while self._taken:
             address = region.addr + self._taken[0] * self._size
@@ -520,7 +521,7 @@ class ReceiveRing(AsyncIteration):
         except RDMAError:
             if not self._posted:
                 raise
-            # Messages that arrived before the end are returned first.
+            # Return the messages that have already arrived before raising the error.
         posted, place = self._posted[0]
         if not posted.done():
             self._is_waited_for = True
@@ -568,7 +569,7 @@ class AsyncBatch(AsyncContext, verbs.SendBatch):
 
 
 def _again(error: BaseException) -> BaseException:
-    """Return a copy of the error, whose frames would keep this object alive."""
+    """Return a copy of a future's error. Raising the original would add frames to its traceback."""
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again

@@ -72,7 +72,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 H = TypeVar("H", bound="_Handle[Any]")
 _Undo: TypeAlias = Callable[[T], object] | None
-"""A function that undoes a call, in the background thread, if an interrupt drops its result."""
+"""A function that undoes a call in the background thread if an interrupt discards its result."""
 
 
 # ---- the thread ---------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ async def _result_of(function: Callable[[], Any]) -> Any:
 
 
 async def _logged(function: Callable[[], Any], failure: str) -> None:
-    """Call a function whose result nothing waits for, and log its exceptions."""
+    """Call a function and log its exception, because nothing waits for the result."""
     try:
         await _result_of(function)
     except Exception:
@@ -92,7 +92,7 @@ async def _logged(function: Callable[[], Any], failure: str) -> None:
 
 
 class _Call:
-    """A function, asynchronous or not, that the background thread calls, and its outcome."""
+    """A call of a function or coroutine function in the background thread, and its outcome."""
 
     def __init__(
         self, thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None
@@ -103,14 +103,14 @@ class _Call:
         self._task: asyncio.Task[None] | None = None
         self.result: Any = None
         self.error: BaseException | None = CancelledError()
-        # SimpleQueue holds no lock in `put` and `get` while Python code runs.
+        # SimpleQueue runs no Python code while it holds its lock, so an interrupt cannot deadlock.
         self.done: SimpleQueue[None] = SimpleQueue()
 
     def begin(self) -> None:
         self._thread.calls.add(self)
         try:
             self._thread.loop.call_soon_threadsafe(self._create_task)
-        except RuntimeError:  # the loop was closed just now
+        except RuntimeError:  # the loop has just been closed
             self.end(None, self._thread.ended_error())
 
     def _create_task(self) -> None:
@@ -139,7 +139,7 @@ class _Call:
 
     def end(self, result: Any, error: BaseException | None) -> None:
         """Store the result or exception of the call, and wake the caller."""
-        with suppress(KeyError):  # it has ended already
+        with suppress(KeyError):  # the call has already ended
             self._thread.calls.remove(self)
             del self._function
             self.result, self.error = result, error
@@ -147,7 +147,7 @@ class _Call:
 
     async def withdraw(self, undo: _Undo[Any]) -> None:
         """Cancel the call, or pass its result to `undo` if it has already finished."""
-        if self._task is None:  # the interrupt came before `begin`
+        if self._task is None:  # interrupted before the task was created
             return
         self._task.cancel()
         await asyncio.wait([self._task])
@@ -161,7 +161,7 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.calls: set[_Call] = set()
-        """The calls that have begun and not ended."""
+        """The calls in progress."""
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.loop: asyncio.AbstractEventLoop = self._runner.get_loop()
         self._end: asyncio.Event = asyncio.Event()
@@ -194,7 +194,7 @@ class _LoopThread:
         while not self._end.is_set():
             try:
                 self.loop.run_until_complete(self._end.wait())
-            except (SystemExit, KeyboardInterrupt):  # the exception has ended the task and the run
+            except (SystemExit, KeyboardInterrupt):  # these also end run_until_complete()
                 logger.exception(
                     "a task in the event loop of aiordma.blocking raised an exit exception"
                 )
@@ -238,12 +238,12 @@ class _LoopThread:
         self._thread.join()
 
 
-_threads: list[_LoopThread] = []  # more than one only if starting a thread was re-entered
-_beginning = threading.RLock()  # re-entrant: its holder may call this module again
+_threads: list[_LoopThread] = []  # more than one only after a re-entrant call of `_started`
+_beginning = threading.RLock()  # re-entrant, because its holder may call this module again
 
 
 def _forget_threads() -> None:
-    """Forget the parent's threads in the child of a fork."""
+    """Forget the parent process's threads after a fork."""
     global _beginning  # noqa: PLW0603 - one for the process
     _beginning = threading.RLock()
     _threads.clear()
@@ -284,9 +284,10 @@ def stop() -> None:
 
 
 def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None) -> None:
-    """Close an object of the thread, unless the thread has ended or belongs to the parent process.
+    """Close an object in its thread, unless the thread has ended or belongs to the parent process.
 
-    In a thread that must not wait, where a destructor may run, this only starts closing.
+    Destructors may run in a service thread, which must not wait. In this case, the function returns
+    before the object is closed.
     """
     if not thread.usable:
         return
@@ -335,7 +336,7 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 class _Handle(Generic[A]):
-    """An asynchronous object, and the time limit for its calls."""
+    """A blocking wrapper for an asynchronous object, with a time limit for each call."""
 
     def __init__(self, thread: _LoopThread, asynchronous: A) -> None:
         self.asynchronous = asynchronous
@@ -384,11 +385,11 @@ def _derived(
 ) -> Any:
     """Give `derived` the name and signature of an asynchronous function.
 
-    `owner` is the name of the class followed by a dot, or empty. `annotations` override the
+    `owner` is a class name followed by a dot, or empty. `annotations` override the
     annotations of `function` where the types differ.
     """
     wraps(function)(derived)
-    # A compiled function has no annotations, and those of `derived` are of no use to a user.
+    # Compiled functions have no annotations. Drop those of `derived`, which do not help users.
     derived.__annotations__ = {**getattr(function, "__annotations__", {}), **annotations}
     derived.__module__ = __name__
     derived.__doc__ = (
@@ -413,7 +414,7 @@ def _method(function: Callable[..., Any], undo: _Undo[Any] = None) -> Any:
 
 
 def _ending(function: Callable[[Any], Any], owner: str = "Connection.") -> Callable[[Any], None]:
-    """Create a method that closes the object, and does nothing once the thread has ended."""
+    """Create a method that closes the object, or does nothing if the thread has ended."""
 
     def method(self: _Handle[Any]) -> None:
         _end(self._thread, partial(function, self.asynchronous), self._timeout)
@@ -434,9 +435,9 @@ def _maker(
     handle: Callable[[_LoopThread, A], H],
     drop: Callable[[A], object],
 ) -> Callable[P, H]:
-    """Create a function that returns an object of this module.
+    """Create the blocking version of a function that returns a connection, listener or stream.
 
-    If an interrupt keeps the object from the caller, `drop` closes it.
+    If an interrupt occurs before the caller gets the object, `drop` closes the object.
     """
 
     def maker(*arguments: P.args, **options: P.kwargs) -> H:
@@ -523,7 +524,7 @@ class Connection(_Handle[transport.Connection]):
 
     def __init__(self, thread: _LoopThread, asynchronous: transport.Connection) -> None:
         super().__init__(thread, asynchronous)
-        # Results that interrupts have discarded. They are returned before anything new.
+        # Results that interrupted calls could not return. They are returned before any new results.
         self._messages: deque[_Message] = deque()
         self._regions: deque[RemoteRegion] = deque()
         self._buffers: deque[bytes] = deque()
@@ -567,7 +568,7 @@ class Connection(_Handle[transport.Connection]):
         return self._call(receive, lambda received: self._keep(received.memory, received))
 
     def _fill(self, memory: LocalMemory | AnyMemory) -> tuple[int, int | None]:
-        """Copy the message that was kept into the memory, or keep it if it does not fit."""
+        """Copy the first kept message into `memory`. A message that does not fit stays there."""
         data, imm = self._messages[0]
         view = _view(memory)
         if len(data) > len(view):
@@ -665,12 +666,12 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
 
     @finalizer
     def __del__(self) -> None:
-        """Drop the stream in the background thread, so that asyncio's writer is closed there."""
+        """Drop the stream in the background thread, where asyncio's writer must be closed."""
         with suppress(RuntimeError):  # the loop has ended, or belongs to the parent process
             if self._thread.usable:
                 self._thread.loop.call_soon_threadsafe(
                     id, self.asynchronous
-                )  # drops the reference there
+                )  # drop the reference in the background thread
 
     def _read(self, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]) -> bytes:
         reader = self.asynchronous[0]
@@ -718,17 +719,17 @@ def unread(reader: asyncio.StreamReader, data: bytes) -> None:
 async def _read(
     reader: asyncio.StreamReader, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]
 ) -> tuple[bytes, Exception | None]:
-    """Return the bytes read, and the error to raise with them, so that both can be put back."""
+    """Return the bytes read and any error to raise, so that the bytes can be put back."""
     try:
         return await read(reader), None
     except asyncio.IncompleteReadError as error:
         return error.partial, error
-    except RuntimeError as error:  # its text is about coroutines
+    except RuntimeError as error:  # the original message refers to coroutines
         raise BusyError("another thread is reading this stream") from error
 
 
 async def _to_the_end(reader: asyncio.StreamReader) -> bytes:
-    """Read all bytes as `reader.read()` does, but put them back if cancelled."""
+    """Read to the end like `reader.read()`, but put the bytes back if an error occurs."""
     parts = []
     try:
         while part := await reader.read(1 << 16):

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def _ranged(default: T, low: float, high: float) -> T:
-    """Create a field whose values are within two limits."""
+    """Create a dataclass field whose value must be between `low` and `high`."""
     return field(default=default, metadata={"range": (low, high)})
 
 

@@ -55,8 +55,9 @@ from typing import Any, ClassVar
 
 
 def _rebuild(cls: type[RDMAError], args: tuple[object, ...]) -> RDMAError:
-    # Pickle and copy would call cls(*args), but constructors here take more than the text that
-    # ends up in args. The builtin base alone is run; the attributes follow as the state.
+    # By default, pickle and copy call cls(*args). This fails here, because args contains only the
+    # message, while constructors take more arguments. Initialize only the builtin base class. The
+    # attributes are restored from the state.
     error = cls.__new__(cls)
     super(RDMAError, error).__init__(*args)
     return error
@@ -266,7 +267,7 @@ class WorkCompletionError(RDMAError):
         self.vendor_err = vendor_err
 
 
-# In the order of ``enum ibv_wc_status``, from 1.
+# The order of these classes determines their statuses, starting at 1 (``enum ibv_wc_status``).
 class LocalLengthError(WorkCompletionError, name="LOC_LEN_ERR"):
     advice = (
         "the message was longer than the receive buffers, or longer than the port allows; post "
@@ -437,7 +438,7 @@ def work_completion_error(
 
 # --- asynchronous events -------------------------------------------------------------------------
 
-# ibv_get_async_event(3): what to do about the events that end the use of an object.
+# Advice for events after which an object can no longer be used (ibv_get_async_event(3)).
 _EVENT_ADVICE = {
     "CQ_ERR": "the completion queue overflowed or failed; every queue pair that uses the queue "
     "has failed as well",
@@ -471,7 +472,7 @@ class DeviceEventError(RDMAError):
 
 # --- connections ---------------------------------------------------------------------------------
 
-# The likely causes of events that end a connection, for error messages.
+# Likely causes and hints for error messages about connections.
 PEER_GONE = "the peer does not respond: its process, machine or network has failed or is overloaded"
 ON_LOOPBACK = "a listener on 127.0.0.1 accepts connections only from its own host"
 TLS_HINT = "pass ssl= on both sides or on neither"
@@ -549,7 +550,7 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
     """
 
     _default_errno = _errno.ECONNREFUSED
-    # The reasons that a user can do something about.
+    # Only the reasons that users can act on.
     _reasons: ClassVar[Mapping[int, str]] = MappingProxyType(
         {
             1: "the peer has no free queue pair",

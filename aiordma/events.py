@@ -16,8 +16,9 @@ from .errors import BufferStateError
 
 logger: logging.Logger = logging.getLogger("aiordma.driver")
 
-# The maximum number of stored events; beyond this, the oldest are dropped. This is a judgement: a
-# port that keeps going up and down must not fill the memory of a program that rarely reads.
+# The maximum number of stored events. If more arrive, the oldest are dropped, because a flapping
+# port must not fill the memory of a program that rarely reads events. The value is an educated
+# guess.
 KEPT = 1024
 
 

@@ -61,17 +61,17 @@ def _value(*path: str) -> Callable[[Snapshot], Rows]:
 
 
 def _keys(part: str, *path: str) -> Callable[[Snapshot], Rows]:
-    """Return the value at `path` in each entry of `part`, labelled with the entry's key."""
+    """Create a function that returns the value at `path` in each entry of `part`, by key."""
     return lambda taken: [((key,), _at(value, *path)) for key, value in _at(taken, part).items()]
 
 
 def _by_device(
     entries: Entries, *rows: tuple[str, str, str], device: str = "device"
 ) -> list[Metric]:
-    """Return a gauge for each (name, path, help). The gauge sums the entries' values by device.
+    """Create a gauge for each (name, path, help). The gauge adds up the entries' values by device.
 
-    `path` locates the value within an entry. The value is None if the device does not report it.
-    The unit is bytes if the name ends with "bytes".
+    `path` locates the value within an entry. Values that the device does not report are None and
+    are skipped. The unit is bytes if the name ends with "bytes".
     """
 
     def sums(path: list[str]) -> Callable[[Snapshot], Rows]:
@@ -95,9 +95,9 @@ def _rails(taken: Snapshot) -> Iterable[RailState]:
 
 
 def _of_rails(part: str) -> Callable[[Snapshot], Rows]:
-    """Return counts by device, including zeros.
+    """Create a function that returns the counts in `part` by device, including zeros.
 
-    Without the zeros, an alert on `increase` would miss a counter whose first value is 1.
+    Without zeros, an alert on `increase` would miss a counter whose first value is 1.
     """
     return lambda taken: [*(((it["device"],), 0) for it in _rails(taken)), *_keys(part)(taken)]
 

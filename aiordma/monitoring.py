@@ -78,7 +78,7 @@ def snapshot() -> Snapshot:
     """
     connections = open_connections()
     refresh_wires(connections)
-    # This comes first, because it counts the waits in progress.
+    # Query the devices before reading the waits, because this adds the waits in progress.
     devices = [driver.figures() for driver in Driver.all()]
     states = [connection._figures() for connection in connections]
     counts = observation.counts()

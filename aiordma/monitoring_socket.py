@@ -35,22 +35,22 @@ logger: logging.Logger = logging.getLogger("aiordma.monitoring")
 
 VARIABLE = "AIORDMA_MONITOR"
 
-# Seconds for which a peer can block others.
+# How long a peer can block other peers, in seconds.
 ANSWER_TIMEOUT = 1.0
-# Seconds for event loops to read the wires of their connections (see `snapshot`).
+# How long event loops may take to query their connections' wires, in seconds (see `snapshot`).
 WIRE_TIMEOUT = 0.1
-# Seconds between attempts to accept if descriptors or memory are exhausted.
+# The pause before accept() is retried when descriptors or memory are exhausted, in seconds.
 PAUSE = 1.0
-# Maximum bytes of a response that a client reads, enough for about 200,000 connections.
+# The maximum size of a response in bytes, enough for about 200,000 connections.
 MOST_BYTES = 100 << 20
 MOST_ASKED = 256
 
-# For users without a runtime directory. Each user can create directories here, and only a
-# directory's owner can rename or remove it.
+# The parent directory for users without a runtime directory. Every user can create directories
+# here, and only the owner of a directory can rename or remove it.
 SHARED = Path("/tmp")
 
-# Maximum bytes of the directory's path. A socket's path has at most 107 bytes (unix(7)), and a PID
-# has at most seven digits.
+# The maximum length of the directory's path in bytes. A socket's path can have 107 bytes (unix(7)),
+# and a PID has at most seven digits.
 MOST_PATH = 107 - len("/4194304-00000000.sock")
 
 UCRED = struct.Struct("3i")  # pid, uid and gid: unix(7)
@@ -153,8 +153,8 @@ class _Server:
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.path = where / f"{name}.sock"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Clients look for the final name, which exists only once the socket listens. Otherwise they
-        # would take it for the socket of a dead process.
+        # Give the socket its final name only once it is listening. Otherwise, clients could mistake
+        # it for the socket of a dead process.
         early = where / f"{name}.new"
         try:
             self._listener.bind(str(early))
@@ -189,7 +189,7 @@ class _Server:
                     answer(peer)
             except OSError as error:
                 logger.debug("`aiordma top` disconnected: %s", error)
-            except BaseException:  # errors of one peer must not affect others
+            except BaseException:  # an error with one peer must not affect others
                 logger.exception("failed to respond to `aiordma top`")
 
 
@@ -241,7 +241,7 @@ def start() -> None:
 
 
 def _restart_after_fork() -> None:
-    """Create a new socket in the child, because the inherited socket has been replaced."""
+    """Create a new socket in a forked child, which cannot use the inherited socket."""
     global _server  # noqa: PLW0603 - as above
     if _server is not None:
         _server = None

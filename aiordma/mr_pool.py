@@ -39,13 +39,15 @@ from .verbs._memory.pages import Mapped
 SLAB_SIZE = 4 << 20
 SMALLEST = 256
 
-# Free blocks kept ready per size, in bytes: enough for a burst, but a negligible amount.
+# The maximum total size of the cached blocks of each block size, in bytes. It is large enough for a
+# burst and small enough to be negligible.
 READY_BYTES = 4 << 20
-# The number of slabs that stay registered although none of their blocks is leased.
+# The maximum number of unused slabs that stay registered.
 SPARE_SLABS = 4
-# The library may use 1/INTERNAL_SHARE of the pool for itself while users wait for memory.
+# While users wait for memory, internal requests may take at most 1/INTERNAL_SHARE of the pool ahead
+# of the users.
 INTERNAL_SHARE = 8
-# Freed blocks larger than a slab that are kept registered for the next use, in bytes.
+# The maximum total size of the cached blocks that are larger than a slab, in bytes.
 LARGE_READY_BYTES = 256 << 20
 
 REMOTE_RIGHTS = (
@@ -230,7 +232,9 @@ class MemoryPool(BlockCache):
         self._waiters.on_wait = self._stalled_reads.look_soon
 
     def _block(self, size: int) -> Block:
-        """Lease a block of at least `size` bytes with undefined contents, ahead of all waiters.
+        """Lease a block of at least `size` bytes immediately, even if tasks are waiting.
+
+        The contents of the block are undefined.
 
         Raises:
             QuotaError: If no block is available now.
@@ -247,7 +251,7 @@ class MemoryPool(BlockCache):
         return block
 
     def _block_if_first(self, size: int) -> Block | None:
-        """Lease a block if one is available and no task is waiting; otherwise return None.
+        """Lease a block. Return None if no block is available or if a task is waiting.
 
         Raises:
             QuotaError: If the pool can never provide `size` bytes.
@@ -272,17 +276,14 @@ class MemoryPool(BlockCache):
             )
 
     def _require_spare(self, size: int) -> None:
-        """Raise QuotaError unless half of the pool would remain free after using `size` more bytes.
-
-        Optional optimizations call this method before they use pool memory.
-        """
+        """Raise QuotaError unless the pool can spare `size` bytes for an optional optimization."""
         if not self._has_spare(size):
             raise self._exhausted(size)
 
     def _has_spare(self, size: int) -> bool:
-        """Return whether half of the pool would remain free after using `size` more bytes.
+        """Return whether the pool can spare `size` bytes for an optional optimization.
 
-        Always returns False while tasks are waiting for memory.
+        Half of the pool must remain free, and no task may be waiting for memory.
         """
         return 2 * (self.leased_bytes + size) <= self.limit and not len(self._waiters)
 
@@ -383,8 +384,8 @@ class MemoryPool(BlockCache):
     def _trim(self) -> None:
         """Deregister unused slabs, for example after many connections have closed.
 
-        Finding unused slabs requires walking the free blocks, so the search runs only when the
-        amount of memory in use has halved.
+        The search walks all free blocks. It therefore runs only if memory use has fallen below
+        `trim_below`, and then lowers `trim_below` to half of the current use.
         """
         if self.in_slabs >= self.trim_below:
             return
@@ -392,15 +393,15 @@ class MemoryPool(BlockCache):
         self.trim_below: int = self.in_slabs // 2 if len(self._regions) > SPARE_SLABS else 0
 
     def _drop_slabs(self, *, keep: int) -> None:
-        """Deregister all but `keep` of the slabs without leases."""
+        """Deregister unused slabs, except for `keep` of them."""
         self._reclaim()
         for slab in self._slabs.trim(keep=keep):
             self._registered.deregister(self._regions.pop(slab)[0])
 
     def _returned(self, block: Block) -> None:
-        """Handle a released block that the cache does not keep."""
+        """Cache or free a released block, and serve the waiting tasks."""
         if self.closed:
-            block.retire()  # the region was closed with the pool
+            block.retire()  # the region is closed with the protection domain
             return
         if block.size <= SLAB_SIZE:
             if not self.keep(block):
@@ -438,7 +439,7 @@ class LocalMemory(Local):
     __slots__ = ()
 
     def __getitem__(self, key: slice) -> LocalSlice:
-        """Return the part `[start:stop]`, or raise LocalRangeError if it is out of range."""
+        """Return the slice `[start:stop]`. Raise LocalRangeError if the slice is out of range."""
         offset, length = slice_range(key, len(self), LocalRangeError)
         return LocalSlice(self, offset, length)
 
@@ -451,9 +452,9 @@ class LocalMemory(Local):
     def _expose(
         self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
     ) -> verbs.MemoryRegion:
-        """Register part of the memory separately, with access rights for the peer.
+        """Register part of the memory as a new region that the peer may access.
 
-        Released memory can also be registered, as long as it is still pinned.
+        The memory must be pinned, but it may already have been released.
         """
         return pd.reg_mr(self._pinned_bytes()[offset : offset + length], access)
 
@@ -461,7 +462,7 @@ class LocalMemory(Local):
         raise NotImplementedError
 
     def _check(self) -> None:
-        """Raise an exception if the memory has been released."""
+        """Raise BufferStateError if the memory has been released."""
 
 
 class LocalSlice(LocalMemory):
@@ -557,7 +558,7 @@ class Buffer(OwnMemory):
         self._give_back()
 
     def _give_up(self) -> Block:
-        """Return the block without ending its lease. The buffer is unusable afterwards."""
+        """Transfer the leased block to the caller. The buffer is unusable afterwards."""
         self._check()
         self.gone = True
         return self._block
@@ -580,7 +581,7 @@ class Registration(Pinned):
         """The memory region, or None if no other domain can register the memory by address."""
         self.lease()
 
-    @finalizer  # called by finalizers too
+    @finalizer  # a finalizer may call this method
     def _retire(self) -> None:
         self.mr.close()
 

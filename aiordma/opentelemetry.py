@@ -32,12 +32,12 @@ __all__ = ["instrument"]
 
 
 class _Snapshots:
-    """A snapshot that all metrics of a collection share.
+    """The snapshot shared by all metrics of a collection.
 
-    The SDK does not report when a collection starts. If a metric has already read the snapshot, a
-    new snapshot is taken. In the worst case, threads that collect concurrently take one snapshot
-    each. A lock is not possible, because a destructor or a signal handler may start a collection
-    while the lock is held.
+    The SDK does not report when a collection starts. A new snapshot is therefore taken when a
+    metric reads the current snapshot for a second time. Threads that collect concurrently may take
+    more snapshots than necessary. A lock cannot prevent this, because a destructor or a signal
+    handler may start a collection while its own thread holds the lock.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
 
 
 def _counters_and_gauges() -> Iterator[Metric]:
-    """Yield the metrics, replacing a histogram with the counters "_bucket", "_sum" and "_count"."""
+    """Yield all metrics, replacing each histogram with "_bucket", "_sum" and "_count" counters."""
     for metric in METRICS:
         if metric.kind != "histogram":
             yield metric

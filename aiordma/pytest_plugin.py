@@ -40,7 +40,7 @@ import pytest
 import aiordma
 
 if TYPE_CHECKING:
-    import aiordma.testing  # which nothing before a test needs
+    import aiordma.testing  # imported at run time only when a test needs it
 
 _STACK: pytest.StashKey[ExitStack] = pytest.StashKey()
 _FAULTS: pytest.StashKey[aiordma.testing.Faults] = pytest.StashKey()
@@ -53,7 +53,7 @@ _LINES = 200
 
 
 def _range_of(seeds: str) -> str:
-    """Convert the option --rdma-seeds to the form of AIORDMA_SIMULATION_SEEDS."""
+    """Convert the value of --rdma-seeds to the format of AIORDMA_SIMULATION_SEEDS."""
     first, colon, end = seeds.partition(":")
     with suppress(ValueError):
         if not seeds or (0 <= int(first) < int(end) if colon else int(seeds) > 0):
@@ -84,13 +84,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "rdma_seeds(count=20): run each call of aiordma.testing.simulate that has no seed with "
         "`count` seeds, or with the seeds of --rdma-seeds; the first failing seed ends the test",
     )
-    is_worker = hasattr(config, "workerinput")  # of pytest-xdist, whose reports go to its parent
+    is_worker = hasattr(config, "workerinput")  # a pytest-xdist worker reports to its parent
     if config.getoption("--rdma-seeds") and not (config.option.collectonly or is_worker):
         config.pluginmanager.register(_Usage())
 
 
 def _seeds_of(item: pytest.Item, marker: pytest.Mark) -> str:
-    """Return the seeds of a test, or fail the test if its marker is invalid."""
+    """Return the seeds to run a test with. Fail the test if its marker is invalid."""
     counts = [*marker.args, *marker.kwargs.values()] or [20]
     wrong = ""
     if len(counts) > 1 or marker.kwargs.keys() - {"count"}:
@@ -108,13 +108,13 @@ def _text_of(marker: pytest.Mark) -> str:
 
 
 def _seed_uses() -> int:
-    """Return the number of simulations that have used the seeds of the variable."""
+    """Return the number of simulations that have used the seeds in AIORDMA_SIMULATION_SEEDS."""
     seeds = sys.modules.get("aiordma._simulation.seeds")
     return int(seeds.uses) if seeds else 0
 
 
 class _Usage:
-    """A plug-in that fails a run with --rdma-seeds in which no test has the marker."""
+    """A plug-in that fails a run with --rdma-seeds if no test has the rdma_seeds marker."""
 
     def __init__(self) -> None:
         self._has_marker = False
@@ -136,8 +136,8 @@ class _Usage:
             )
 
 
-# Hooks, not a fixture that every test would have: a test without the marker pays for a look at its
-# markers, and the device is chosen before the fixtures of wider scopes that it is the first to use.
+# This is a hook instead of an autouse fixture. Tests without a marker then pay only for looking up
+# their markers. The hook also selects the device before session and module fixtures are set up.
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Set up the device and the faults for a marked test.
 
@@ -165,7 +165,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     environment.setenv("AIORDMA_DEVICE", "embedded0")
     if not faults:
         return
-    from . import testing  # noqa: PLC0415 - nothing before a test needs it
+    from . import testing  # noqa: PLC0415 - imported only when a test needs it
 
     if not testing._has_fault(faults):
         text = _text_of(pytest.mark.rdma(**faults).mark)
@@ -178,7 +178,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     else:
         environment.setenv(_VARIABLE, made.plan)  # for the programs that the test starts
         return
-    pytest.fail(wrong, pytrace=False)  # out of the block, whose exception would be shown too
+    pytest.fail(wrong, pytrace=False)  # outside `except`, so that pytest shows only this error
 
 
 @pytest.hookimpl(trylast=True)
@@ -209,7 +209,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
         )
 
 
-# Wrappers of pluggy's old kind, which the pytest of Debian 12 also has.
+# Use an old-style wrapper, because pluggy in Debian 12 does not support `wrapper=True`.
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield
@@ -232,7 +232,7 @@ class Programs:
     """A runner for programs on the embedded device, like `aiordma run`.
 
     The `rdma_programs` fixture provides this object. The faults in the test's marker also apply to
-    the programs. If the test fails, its report contains the end of their trace.
+    the programs. If the test fails, its report contains the last lines of the programs' trace.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -245,7 +245,7 @@ class Programs:
         `options` are passed to `subprocess.Popen`. At the end of the test, the program is
         terminated. If it does not end within 5 seconds, it is killed.
         """
-        from .verbs._device.environment import report_unknown_variables  # noqa: PLC0415 - as above
+        from .verbs._device.environment import report_unknown_variables  # noqa: PLC0415 - on demand
 
         report_unknown_variables()
         given: Mapping[str, str] = options.pop("env", None) or os.environ
@@ -312,7 +312,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def rdma_faults(request: pytest.FixtureRequest) -> aiordma.testing.Faults:
-    """Return the faults set by the test's marker, with their `counts()`, `seed` and `plan`."""
+    """Provide the `Faults` object for the test's marker, with `counts()`, `seed` and `plan`."""
     faults: aiordma.testing.Faults | None = request.node.stash.get(_FAULTS, None)
     if faults:
         return faults
@@ -321,7 +321,7 @@ def rdma_faults(request: pytest.FixtureRequest) -> aiordma.testing.Faults:
 
 @pytest.fixture
 def rdma_programs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Programs]:
-    """Provide an object that runs programs on the embedded device; see `Programs`."""
+    """Provide a `Programs` object, which runs programs on the embedded device."""
     folder = tmp_path / "rdma-traces"
     folder.mkdir()
     request.node.stash[_PROGRAMS] = programs = Programs(folder)

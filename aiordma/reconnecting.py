@@ -22,11 +22,12 @@ from .transport import Connection, Statistics, connect
 
 logger: logging.Logger = logging.getLogger("aiordma.reconnect")
 
-# Whether an error of `connect` may be temporary. The first matching class decides. Any other error,
-# such as a wrong argument or a peer that is not aiordma, is final.
+# The exception classes of `connect`, each with a flag for whether a retry may succeed. The first
+# matching class applies. Other errors, such as a wrong argument or a peer that is not aiordma, are
+# never retried.
 TEMPORARY: tuple[tuple[type[Exception], bool], ...] = (
-    (AuthenticationError, False),  # a wrong key stays wrong
-    (ConnectionManagerError, True),  # no listener, no route, no response, a limit of the listener
+    (AuthenticationError, False),  # a retry does not fix a wrong key
+    (ConnectionManagerError, True),  # no listener, route or response, or a listener at its limit
     (ConnectionError, True),  # the peer died during the handshake
 )
 
@@ -34,7 +35,7 @@ TEMPORARY: tuple[tuple[type[Exception], bool], ...] = (
 def is_temporary(error: Exception) -> bool:
     """Return whether another attempt to connect may succeed after this error."""
     if type(error) is ConnectionManagerError and not error.event:
-        return False  # the route uses a device other than the named one
+        return False  # the route uses a device that was not selected
     if isinstance(error, RejectedError) and error.by_application:
         return False
     return next((again for cls, again in TEMPORARY if isinstance(error, cls)), False)
@@ -82,7 +83,7 @@ async def reconnect(
     Yields:
         Open connections.
     """
-    check_peer(host, port)  # a failure of the resolver is temporary, and repeated
+    check_peer(host, port)  # an AddressError raised by `connect` would be retried
     first_delay = seconds("first_delay", first_delay)
     longest_delay = seconds("longest_delay", longest_delay, endless=True)
     if attempts is not None:

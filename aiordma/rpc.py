@@ -53,8 +53,8 @@ Loads = Callable[[memoryview], Any]
 logger: logging.Logger = logging.getLogger("aiordma.rpc")
 
 _CALL, _CANCEL, _RESULT, _ERROR = range(4)
-# The kind, the length of the name, and the number of the call. The name (of the function or of the
-# error's type) and the value (or the error's text) follow the header.
+# The header contains the message kind, the length of the name in bytes, and the call number. It is
+# followed by the name of the function or exception type, and by the encoded value or error message.
 _HEADER = struct.Struct("<BB6xQ")
 _MAX_TEXT = 4096
 
@@ -107,7 +107,7 @@ def _pack_call(number: int, name: str) -> bytes:
 
 
 def _unpack(message: memoryview, *kinds: int) -> _Frame:
-    """Parse a message of one of these kinds, or raise ProtocolError."""
+    """Parse a message. Raise ProtocolError if it is invalid or its kind is not in `kinds`."""
     with suppress(struct.error, UnicodeDecodeError):
         kind, length, number = _HEADER.unpack_from(message)
         end = _HEADER.size + length
@@ -183,7 +183,7 @@ def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> A
 
 
 def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
-    """Return an iterator over the messages of `conn`, as the connection's only reader."""
+    """Claim the reading side of `conn`, and return an iterator over the messages received."""
     instance(
         "conn",
         conn,
@@ -261,7 +261,7 @@ async def serve(
     _check_functions(functions)
     max_calls = _check(dumps, loads, max_calls)
     tasks: dict[int, asyncio.Task[None]] = {}
-    answering = set[asyncio.Task[None]]()  # the tasks whose functions have ended
+    answering = set[asyncio.Task[None]]()  # tasks that are sending a response
     at_end = False
 
     async def answer(number: int, name: str, data: memoryview) -> None:
@@ -275,7 +275,7 @@ async def serve(
                     await refuse(number, error.kind, error.text)
                     return
                 called = functions[name](argument)
-                del argument, data  # they refer to the memory of the received call
+                del argument, data  # both may keep the message's memory in use
                 if not isawaitable(called):
                     wanted = "awaitable (define the function with async def)"
                     raise TypeError(refusal(f"the return value of {name}()", wanted, called))
@@ -284,7 +284,7 @@ async def serve(
                 await conn._send_alone([_pack(_RESULT, number), result])
             except (asyncio.CancelledError, *EXITS):
                 raise
-            except BaseException as error:  # GeneratorExit may mean that this coroutine is garbage
+            except BaseException as error:  # includes GeneratorExit from garbage collection
                 if asyncio.current_task(conn._loop) is not tasks[number]:
                     raise
                 if not conn.closed:
@@ -300,21 +300,20 @@ async def serve(
         head = _pack(_ERROR, number, kind)
         most = max(0, min(_MAX_TEXT, conn.max_message - len(head)))
         parts = [head, text.encode("utf-8", "replace")[:most]]
-        with suppress(RDMAError):  # the connection has ended; the loop below notices
+        with suppress(RDMAError):  # the loop below ends with the connection
             sent = asyncio.gather(conn._send_alone_nowait(parts), return_exceptions=True)
-            if not at_end:  # otherwise a client that does not read would delay the end
+            if not at_end:  # a client that does not read must not delay shutdown
                 await sent
 
     try:
         async for message in _messages(conn, "rpc.serve"):
             kind, number, name, data = _unpack(message.data, _CALL, _CANCEL)
             if kind == _CANCEL:
-                await asyncio.sleep(
-                    0
-                )  # a task cancelled before it has begun would send no response
+                # Let the task begin, because a task cancelled before then sends no response.
+                await asyncio.sleep(0)
                 if task := tasks.get(number):
                     task.cancel()
-                else:  # it has ended, or was cancelled before it was sent
+                else:  # the call has ended or was never sent
                     await refuse(number, "CancelledError", "the call was cancelled")
             elif number in tasks:
                 raise ProtocolError(f"the peer used call number {number} for two calls")
@@ -325,17 +324,18 @@ async def serve(
                 logger.info("%s: rejected a call of %s: %s", conn, name, text)
                 await refuse(number, "TooManyCalls", text)
             else:
-                # A client that has its result may call again before this side has seen that.
+                # A client may make its next call as soon as it has a response, while the task that
+                # sent the response is still ending.
                 while len(tasks) >= max_calls:
                     await asyncio.wait(answering, return_when=asyncio.FIRST_COMPLETED)
-                # Not create_task: an eager task would begin before it is in `tasks`.
+                # Do not use `create_task`: it could run the task eagerly, before it is in `tasks`.
                 tasks[number] = asyncio.Task(answer(number, name, data))
             del message, data
         if tasks and not conn.closed:  # the server is closing, possibly with a grace period
             await asyncio.wait(tasks.values())
     except ProtocolError as error:
         if not conn.closed:
-            conn._blame(error)  # this informs the client
+            conn._blame(error)  # report the error to the client
         raise
     finally:
         at_end = True
@@ -379,20 +379,20 @@ async def start_server(
 
 
 class _Calls:
-    """A client's unfinished calls.
+    """The unfinished calls of a client.
 
-    The reader task refers only to this object, and not to the client or the connection. The client
-    and the connection can therefore be garbage-collected, which ends the task.
+    The reader task refers to this object but not to the client or the connection. They can
+    therefore be garbage-collected while the task is running, and the task then ends.
     """
 
     def __init__(self, most: int) -> None:
-        # A cancelled call stays here until the server has ended it.
+        # A cancelled call stays in this dict until the server has responded to it.
         self.waiting: dict[int, asyncio.Future[_Frame | None]] = {}
         self.room = asyncio.Semaphore(most)
         self.error: RDMAError | None = None  # the error that ended the connection
 
     def release(self, number: int, frame: _Frame | None = None) -> None:
-        if answer := self.waiting.pop(number, None):  # otherwise the server has responded twice
+        if answer := self.waiting.pop(number, None):  # ignore a second response
             self.room.release()
             if not answer.done():
                 answer.set_result(frame)
@@ -402,14 +402,14 @@ class _Calls:
             async for message in messages:
                 frame = _unpack(message.data, _RESULT, _ERROR)
                 self.release(frame.number, frame)
-                del message, frame  # they refer to the message's memory
+                del message, frame  # both keep the message's memory in use
         except RDMAError as error:
             self.error = error.with_traceback(None)
             connection = conn()
             if connection and not connection.closed:
                 if isinstance(error, ProtocolError):
-                    connection._blame(error)  # this informs the server
-                else:  # such as QuotaError: no more results can be read
+                    connection._blame(error)  # report the error to the server
+                else:  # no more results can be read, for example after QuotaError
                     connection.abort()
         finally:
             for number in list(self.waiting):
@@ -481,10 +481,10 @@ class Client(AsyncContext):
                         calls.release(number)
                     frame = await answer
                 except asyncio.CancelledError:
-                    if number in calls.waiting:  # the response to this makes room for another call
+                    if number in calls.waiting:  # the server's response frees this call's slot
                         with suppress(RDMAError):  # the connection has ended
                             told = self.connection._send_alone_nowait(_pack(_CANCEL, number))
-                            asyncio.gather(told, return_exceptions=True)  # ignore its error
+                            asyncio.gather(told, return_exceptions=True)  # ignore errors
                     raise
                 except BaseException:  # nothing was sent
                     calls.release(number)

@@ -90,7 +90,7 @@ counted for the whole process.
 
 
 class _Kind(NamedTuple):
-    """How to detect whether a kind of fault happened or had an opportunity to happen."""
+    """The counter and trace records that show whether a kind of fault happened or could have."""
 
     counted: str
     """The member of FaultCounts that counts the faults."""
@@ -124,7 +124,7 @@ def _never_happened(
     Args:
         plan: The faults, in the syntax of AIORDMA_EMBEDDED_FAULTS.
         traces: A folder with a trace of each other process that opened the device.
-        counts: The faults in this process.
+        counts: The number of faults injected in this process.
         chances: The number of events in this process that a fault with a probability could affect.
     """
     traced: set[str] = set()
@@ -148,7 +148,7 @@ def _never_happened(
 
 
 def _has_fault(names: Iterable[str]) -> bool:
-    """Return whether `names` contain a kind of fault. Unknown names count, too."""
+    """Return whether any of `names` is a fault, not just a setting. Unknown names are faults."""
     return bool({*names} - {"seed", "frames", "cut_after", "qp", "cq", "device"})
 
 
@@ -181,7 +181,7 @@ class _Block(_GeneratorContextManager[T]):
 
 
 def _block(function: Callable[P, Iterator[T]]) -> Callable[P, _GeneratorContextManager[T]]:
-    """Create a context manager, as contextlib does, that warns if it is never entered."""
+    """Decorate a function like `contextmanager`, but warn if the block is never entered."""
 
     @wraps(function)
     def make(*args: P.args, **options: P.kwargs) -> _GeneratorContextManager[T]:
@@ -217,7 +217,7 @@ class Faults:
         return (self._after or self._device.fault_counts()) - self._before
 
     def _never_happened(self, traces: Path | None = None) -> str:
-        """Return the faults that happened neither here nor in the traces of other programs."""
+        """Return the faults that are missing from both this process's counts and the traces."""
         chances = self._device._fault_chances() - self._chances
         return _never_happened(self.plan, traces, self.counts(), chances)
 
@@ -332,14 +332,14 @@ WHEN = "a probability or text such as '@3'"
 
 
 def _text(name: str, value: object, wanted: str) -> str:
-    """Return a non-empty text, because the device would silently ignore an empty part of a plan."""
+    """Return `value`, a non-empty str. The device would silently ignore an empty value."""
     if text := instance(name, value, str, wanted):
         return text
     raise ValueError(refusal(name, wanted, value))
 
 
 def _when(name: str, when: When) -> str:
-    """Return the value as text, without an exponent, which the syntax does not allow."""
+    """Format `when` for a plan, whose syntax does not allow exponents such as 1e-05."""
     if isinstance(when, str):
         return _text(name, when, WHEN)
     number = real(name, when, WHEN)
@@ -419,25 +419,26 @@ class Held:
 
 
 def _open_files() -> dict[tuple[int, int, int, str], str]:
-    """Return the targets of open files by descriptor, device, inode and, if anonymous, kind."""
+    """Return the targets of open files by descriptor, device, inode and type of anonymous inode."""
     files = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             target, status = os.readlink(f"/proc/self/fd/{name}"), os.fstat(int(name))
-        except OSError:  # the directory itself, or closed by another thread
+        except OSError:  # the descriptor of the listing, or one that another thread closed
             continue
-        # A target's text changes when the file is renamed; all anonymous inodes share one number.
+        # All anonymous inodes share one inode number, so the target identifies their type. Other
+        # targets are not part of the key, because they change when the file is renamed.
         kind = target if target.startswith("anon_inode:") else ""
         files[int(name), status.st_dev, status.st_ino, kind] = target
     return files
 
 
 def _threads() -> dict[tuple[int, int], str]:
-    """Return the names of this process's threads by id and start time, in ticks since boot.
+    """Return the names of this process's threads by ID and start time, in ticks since boot.
 
-    The kernel may list a thread for a moment after it was joined. A thread that ends while the
-    kernel creates the list can hide threads that started after it. Therefore the threads are listed
-    until two lists agree.
+    The kernel may list a thread for a moment after it was joined. If a thread ends while the kernel
+    creates the list, threads that started later may be missing. Listing is therefore repeated until
+    two consecutive lists are equal.
     """
     threads = _list_threads()
     while (again := _list_threads()) != threads:
@@ -445,17 +446,17 @@ def _threads() -> dict[tuple[int, int], str]:
     return threads
 
 
-PF_IO_WORKER = 0x10  # among the flags of a thread, proc(5); the kernel's include/linux/sched.h
+PF_IO_WORKER = 0x10  # a thread flag in proc(5), defined in the kernel's include/linux/sched.h
 
 
 def _list_threads() -> dict[tuple[int, int], str]:
-    """List the threads once, except io_uring's threads, which the kernel can end at any time."""
+    """List the threads once, without io_uring workers, which the kernel can end at any time."""
     python = {thread.native_id: thread.name for thread in threading.enumerate()}
     threads = {}
     for name in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{name}/stat") as file:
-                before, _, fields = file.read().rpartition(")")  # proc(5): the name is in brackets
+                before, _, fields = file.read().rpartition(")")  # proc(5): name in parentheses
         except OSError:  # the thread has ended
             continue
         each = fields.split()
@@ -482,6 +483,6 @@ def check_leaks(*, timeout: float = 5) -> Iterator[None]:
     while growth := before.growth(Held.now()):
         if time.monotonic() > deadline:
             raise AssertionError(f"the block leaked:\n{growth}")
-        gc.collect()  # garbage cycles may hold resources
+        gc.collect()  # reference cycles may hold resources
         time.sleep(pause)
         pause = min(2 * pause, 0.1)

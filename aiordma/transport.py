@@ -65,7 +65,7 @@ from ._options import (
     complete,
     shows,
 )
-from ._options import Via as Via  # noqa: PLC0414 - users name it
+from ._options import Via as Via  # noqa: PLC0414 - public name
 from ._transport import connect_cm, connect_tcp, observation
 from ._transport.acceptor import Acceptor
 from ._transport.arguments import (
@@ -121,8 +121,8 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger("aiordma.transport")
 
-# Seconds for which a loop caches the choice of a device.  To ask for the
-# default one opens the system's, which takes longer than all the rest of a connection.
+# Seconds for which a loop caches the selected devices. Finding the default device takes longer than
+# the rest of connecting, because it opens the system's devices.
 CHOICE_LASTS = 1.0
 
 _choices: weakref.WeakKeyDictionary[
@@ -131,7 +131,7 @@ _choices: weakref.WeakKeyDictionary[
 ] = weakref.WeakKeyDictionary()
 
 
-@cache  # once for each reason
+@cache  # warn once per reason
 def warn_of_software(why: str) -> None:
     logging.getLogger("aiordma").warning(
         "using the embedded device, which is software: %s; set AIORDMA_DEVICE=embedded0 to accept "
@@ -195,7 +195,7 @@ async def resolve(
     kind = socket.SOCK_STREAM
     try:
         try:
-            # A numeric host is not looked up anywhere: no thread is needed that may block.
+            # A numeric host requires no lookup, so the call does not block and needs no thread.
             numeric_only = flags | socket.AI_NUMERICHOST
             infos = socket.getaddrinfo(host, port, family, kind, flags=numeric_only)
         except socket.gaierror:
@@ -314,7 +314,7 @@ async def connect_with(
             raise ExceptionGroup("create_connection failed", errors or [error]) from None
         raise
     finally:
-        errors.clear()  # their frames have this one
+        errors.clear()  # break reference cycles through the tracebacks
     connection._begin(accepted=False)
     return connection
 
@@ -326,7 +326,7 @@ async def _connect(
     data: bytes,
     errors: list[Exception],
 ) -> Connection:
-    """Connect to the first address of `find` that works; `errors` collects the failures."""
+    """Connect to the first working address returned by `find`, and add failures to `errors`."""
     connect = connect_tcp.connect if via == "tcp" else connect_cm.connect
     try:
         async with asyncio.timeout(to.config.connect_timeout):
@@ -431,12 +431,12 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
         self._ports: Sequence[Port] = ()
-        self._acceptor: Acceptor  # since it listens
+        self._acceptor: Acceptor  # set by `_start`
         self._failure: Exception | None = None
         self._ready: deque[Connection] = deque()
         self._waiters = WaitQueue()
         self._closed = False
-        self._was_stopped = False  # by `stop`: `close` has not been called
+        self._was_stopped = False  # whether `stop` was called, but not yet `close`
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "listening"
@@ -449,7 +449,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         return tuple(port.address for port in self._ports)
 
     def _figures(self) -> ListenerState:
-        """Return the entry for `aiordma.snapshot`. Thread-safe."""
+        """Return the listener's entry in `aiordma.snapshot`. Can be called from any thread."""
         return {
             "device": self.device,
             "loop": id(self._affinity.loop),
@@ -470,7 +470,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         self._waiters.wake_all()
 
     def _fail(self, error: Exception) -> None:
-        """Stop after the device has failed, and release it so that it can be opened again."""
+        """Stop listening because the device has failed. The device can then be opened again."""
         if not self._closed:
             logger.error("%r: %s", self, error)
             self._failure = error
@@ -483,7 +483,8 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             return
         self._ready.append(connection)
         if len(self._ready) > self._prune_above:
-            # A peer may connect and close without end; what is open has its own limit.
+            # Drop closed connections, because peers can connect and disconnect any number of times.
+            # `Config.max_connections` limits only open connections.
             waiting = [connection for connection in self._ready if not connection.closed]
             self._ready.clear()
             self._ready.extend(waiting)
@@ -566,7 +567,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             port.release()
 
     def _drop(self) -> None:
-        """Close a listener that was dropped while it was open, unless its loop has done so."""
+        """Close a listener that was dropped while open, unless its loop has already closed it."""
         if not self._closed:
             self._stop()
             self._acceptor.cancel()
@@ -662,7 +663,8 @@ async def listen_with(
         addresses += await resolve(each or every, port, passive=True, family=family, flags=flags)
     if not addresses:
         raise ValueError("host must not be an empty sequence")
-    listener = Listener(devices[0].name, backlog)  # after the await: the loop may end in it
+    # Create the listener after the last await, because the loop may end during an await.
+    listener = Listener(devices[0].name, backlog)
     acceptor = Acceptor(
         config, security, devices, deliver_to(listener), shutdown.weakly(listener._fail), on_request
     )
@@ -725,11 +727,11 @@ class Server(Listening, AsyncContext):
         self._listener = listener
         self._handler = handler
         self._tasks: dict[asyncio.Task[None], Connection] = {}
-        self._handling: set[asyncio.Task[None]] = set()  # those whose handler has not ended
+        self._handling: set[asyncio.Task[None]] = set()  # tasks whose handlers have not ended
         self._closing = False
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
-        # Like asyncio's servers, it serves until it is closed.
+        # Like asyncio's servers, keep serving even if the program drops its reference.
         self._loop_shutdown.add(self, keep=True)
         self._accepting = self._affinity.loop.create_task(self._accept())
 
@@ -761,7 +763,7 @@ class Server(Listening, AsyncContext):
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        self._handling.discard(task)  # if it was cancelled before it had begun
+        self._handling.discard(task)  # needed if the task was cancelled before it began
 
     async def _serve(self, connection: Connection) -> None:
         goodbye: protocol.Goodbye | None = protocol.GOODBYE
@@ -781,12 +783,12 @@ class Server(Listening, AsyncContext):
             goodbye = protocol.CUT_OFF if cut_off else protocol.failed(error)
             if isinstance(error, shutdown.UNWINDING):
                 raise
-            # As asyncio.start_server: one handler's failure is reported, the server goes on.
+            # As in asyncio.start_server, report the handler's failure and keep serving.
             self._affinity.loop.call_exception_handler(
                 {"message": f"handler of {connection!r} failed", "exception": error}
             )
         finally:
-            # Also where a loop has been closed with it, and none runs.
+            # Pass the loop, because this may run after the loop has been closed.
             current = asyncio.current_task(self._affinity.loop)
             self._handling.discard(cast("asyncio.Task[None]", current))
             if goodbye is not None:
@@ -808,7 +810,7 @@ class Server(Listening, AsyncContext):
             raise RuntimeError(f"{self!r} is closed; start another server")
         try:
             await asyncio.shield(self._accepting)
-            if self._tasks:  # `close` of another task gives the handlers time
+            if self._tasks:  # another task called `close` with a grace period
                 await asyncio.wait(self._tasks)
         finally:
             await self.close()
@@ -837,11 +839,11 @@ class Server(Listening, AsyncContext):
         grace = seconds("grace", grace, endless=True)
         self._closing = True
         await self._listener.close()
-        await asyncio.gather(self._accepting, return_exceptions=True)  # cancelled by the loop's end
+        await asyncio.gather(self._accepting, return_exceptions=True)  # cancelled if the loop ends
         self._loop_shutdown.remove(self)
         for connection in self._tasks.values():
             connection._messages.end_iteration()
-        await asyncio.sleep(0)  # handlers that have begun and are idle end now
+        await asyncio.sleep(0)  # let idle handlers return
         if grace > 0 and self._handling:
             await asyncio.wait(self._handling, timeout=grace)
         for task in self._handling:
@@ -852,7 +854,7 @@ class Server(Listening, AsyncContext):
         await self.close()
 
     def _end_without_loop(self) -> None:
-        """Do nothing, because the listener and the connections end on their own."""
+        """Do nothing, because the listener and the connections are closed separately."""
 
     async def __aenter__(self) -> Self:
         return self

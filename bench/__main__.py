@@ -102,7 +102,7 @@ def save(results: Results, folder: Path) -> None:
 
 
 def main() -> None:
-    os.environ.setdefault("AIORDMA_DEVICE", DEVICE)  # chosen, so that nothing warns of software
+    os.environ.setdefault("AIORDMA_DEVICE", DEVICE)  # an explicit choice avoids a warning
     if sys.argv[1:] and sys.argv[1] in APART:
         APART[sys.argv[1]](sys.argv[2:])
         return

@@ -46,7 +46,7 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-LIMIT = 120.0  # seconds until what takes milliseconds or a few seconds counts as hung
+LIMIT = 120.0  # seconds until a job counts as hung; jobs take a few seconds at most
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
@@ -79,7 +79,7 @@ class Contender:
     The first job starts the processes, and `close` stops them.
     """
 
-    afresh = False  # or for each job
+    afresh = False  # whether each job starts new processes
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -92,9 +92,9 @@ class Contender:
         self._stack.close()
 
     def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
-        """Start a process that is stopped by `close`.
+        """Start a process on a core.
 
-        Its input is closed then. If the process does not end, it is killed.
+        `close` closes the process's standard input, and kills the process if it does not exit.
         """
         with on_core(core):
             process = subprocess.Popen(

@@ -28,8 +28,8 @@ THOUSAND = 200 * MIB
 TRANSFER = 64 * MIB
 
 IDLE_SECONDS = 5.0
-# Intervals to wait for one without activity: work left over from connecting, such as an
-# alarm for a handshake that is long done, rings once within its time of 10 s.
+# The maximum number of idle periods to measure. Timers from connecting, such as the handshake
+# timeout of 10 s, may still wake up the ends during the first periods.
 STRETCHES = 4
 READ_WRITE = int(aiordma.Rights.READ | aiordma.Rights.WRITE)
 

@@ -22,7 +22,7 @@ from aiordma._loop.driver import Driver
 
 from .footprint import footprint, peak, reset_peak
 
-# What a transfer carries: this over and over.
+# The size of the pattern that fills a transfer's buffer, in bytes.
 PATTERN = 1 << 20
 CONFIG = aiordma.Config(keep_alive=None, max_message=1 << 40)
 
@@ -101,7 +101,7 @@ class Commands:
         conn = self._conns[0]
         with conn.register(self._buffer) as memory:
             share = await conn.send_region(memory, access=aiordma.Rights(rights), lease=None)
-            with share, await conn.recv():  # an empty message: it is done
+            with share, await conn.recv():  # the peer sends an empty message when it is done
                 pass
 
     async def read(self) -> None:

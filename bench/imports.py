@@ -35,7 +35,7 @@ def lane(statement: str) -> Lane:
 
 
 def lanes(contenders: Contenders, options: Options) -> list[Lane]:
-    # As `pip install` leaves it: what PYTHONDONTWRITEBYTECODE keeps from being written is there.
+    # Cache the bytecode like `pip install`, even if PYTHONDONTWRITEBYTECODE is set.
     compileall.compile_dir(Path(aiordma.__file__).parent, quiet=1)
     return [lane(OURS), lane(WHOLE), lane(BASE)]
 

@@ -51,7 +51,7 @@ SAME, OTHER = 0.05, 0.25
 """The tolerances for a count in the environment of the record, and in other environments."""
 
 COUNT = 256
-BATCHED = 40 * 64  # a batch is little work
+BATCHED = 40 * 64  # many batches, because each executes few instructions
 LONG = 32
 REPEATED = 5
 """The number of times each workload is counted. The lowest count is used.
@@ -197,12 +197,12 @@ async def both_ends(
 async def count(library: str, types: str) -> None:
     callgrind = ctypes.CDLL(library)
     for _ in range(int(types)):
-        hasattr(type("", (), {}), "")  # takes a number, which the types after it do not have
+        hasattr(type("", (), {}), "")  # uses up a type version
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     gc.disable()
     async with aclosing(works()) as all_works:
         async for work in all_works:
-            await work.do(work.count)  # what happens once, happens here
+            await work.do(work.count)  # a warm-up, which does all one-time work
             for _ in range(REPEATED):
                 gc.collect()
                 callgrind.begin()
@@ -238,7 +238,8 @@ def in_parts(types: int) -> dict[str, Counts]:
         out = Path(folder, "out")
         command = ["setarch", "-R", *VALGRIND, f"--callgrind-out-file={out}", sys.executable]
         command += ["-m", "bench.instructions", str(library), str(types)]
-        # Nothing of the caller's: what lies where in memory changes some counts by a twentieth.
+        # Do not pass on the caller's environment. Its size affects the memory layout, which changes
+        # some counts by 5 %.
         environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "AIORDMA_DEVICE": "embedded0"}
         environment["LD_PRELOAD"] = str(library)
         try:
@@ -270,15 +271,15 @@ def of_file(path: Path) -> tuple[str, Counts] | None:
             of_callee = True
         elif key:
             here[key] = names.setdefault((key[-2:], number), name)
-        elif of_callee:  # of which each counts its own
+        elif of_callee:  # the cost of a call, which the callee's lines include
             of_callee = False
-            if here["cfn"] == "context_run":  # by which the loop calls
+            if here["cfn"] == "context_run":  # the loop's function for running callbacks
                 parts[LOOP] -= int(cost)
         else:
             place = f"{here['ob']} {here['fn']}"
             part = next(part for part in PARTS if re.search(PARTS[part], place))
             parts.update({"": int(cost), part: int(cost), LOOP: int(cost)})
-            if "clock_gettime" not in place:  # which needs none without valgrind
+            if "clock_gettime" not in place:  # a system call only under valgrind
                 parts[KERNEL] += int(calls or 0)
     parts["Python"] -= parts[LOOP]
     return work[2], {part: parts[part] / int(work[1]) for part in parts}

@@ -92,7 +92,8 @@ for each turn is the median echo time in that turn.""",
 # ---- many at a time ------------------------------------------------------------------------------
 
 OUTSTANDING, TASKS = "64 B, 64 outstanding", "64 B, 64 tasks"
-# With 6400 messages, a turn took only 20 ms, much of it for waking up and adapting the polling.
+# The message size in bytes, the window, and the number of messages per turn. 6400 messages took
+# only 20 ms, and much of this time was spent on waking up and adapting the polling.
 SIZE, WINDOW, COUNT = 64, 64, 32000
 
 
@@ -141,10 +142,11 @@ an `asyncio.Protocol` replaces this task and sends the next message whenever an 
 # ---- encrypted -----------------------------------------------------------------------------------
 
 SEALED = "aiordma, encrypted"
-# Message size -> round trips per turn, one-way messages per turn, one-way messages in flight, and
-# goals for the speed relative to unencrypted messages (round trip, one way). The goals are
-# estimates: a long unencrypted message is copied once, at up to 30 GB/s if it stays in the cache.
-# An encrypted message is encrypted, copied and decrypted, each at up to 20 GB/s.
+# For each message size, the number of round trips per turn, one-way messages per turn, and one-way
+# messages in flight. The last tuple contains the goals for the speed relative to unencrypted
+# messages (round trip, one way). The goals are estimates. A long unencrypted message is copied
+# once, at up to 30 GB/s if it stays in the cache. An encrypted message is encrypted, copied and
+# decrypted, each at up to 20 GB/s.
 ENCRYPTED = {
     64: (500, 8000, 64, (0.5, 0.5)),
     64 << 10: (200, 8192, 16, (0.25, 0.2)),
@@ -195,10 +197,10 @@ messages are in flight.""",
 ONE, MANY = "one connection", "256 connections"
 CONNECT, CONNECT_ALL = "connect and close", "connect all, then close"
 EACH, MANAGER = "aiordma, one socket each", "aiordma, connection manager"
-# The number of echoes per turn. aiordma needs more of them for a turn of 0.1 s, because a turn
-# starts by probing all idle connections (keep-alive).
+# The number of echoes per turn. aiordma performs enough for a turn of 0.1 s, so that the keep-alive
+# probes on all idle connections at the start of the turn hardly matter.
 ECHOES = {OURS: 64_000, TCP: 6400, UNIX: 6400, UCXX: 2560}
-# For each way of connecting, the worker and the number of connections in 0.1 s.
+# By connection method, the worker and the number of connections per turn, which takes 0.1 s.
 MAKERS = {
     OURS: ("aiordma exchange", 200),
     EACH: ("aiordma exchange, a socket each", 200),
@@ -273,9 +275,9 @@ OVER_TCP_WAYS = {
     TCP: "TCP protocol",
 }
 Job = tuple[str, str, dict[str, int], dict[str, float | None]]
-# The work, the kind of job, its numbers, and the goals for the speed relative to a TCP protocol
-# (None for no goal). The goal for connecting is twice the speed that was reached when each queue
-# pair had its own TCP connection.
+# Each row contains the work, the kind of job, the job's arguments, and the goals for the speed
+# relative to a TCP protocol (None if there is no goal). The goal for connecting is twice the speed
+# measured when each queue pair used a separate TCP connection.
 JOBS: list[Job] = [
     (MANY, "echo_together", {"size": 64, "count": 25_600, "connections": 256}, {OURS: 1}),
     ("64 KiB, one way", "send_many", {"size": 64 << 10, "count": 2048, "window": 16}, {OURS: 0.9}),

@@ -52,8 +52,8 @@ SMALL, LARGE, READ, LARGE_MANY = "64 B", "1 MiB", "1 MiB read", "1 MiB, 4 in fli
 BATCHED = f"in batches of {BATCH}"
 EACH, ALL = 3e-6, 0.5e-6  # goals for the time added by Python, in seconds
 
-# The kind of job, the number of operations per turn, and the job's other arguments. A turn of
-# writes in flight transfers 1 GiB, so that the start and end, with fewer in flight, hardly matter.
+# The kind of job, the number of operations per turn, and the job's other arguments. LARGE_MANY
+# transfers 1 GiB per turn to limit the effect of the start and end, when fewer writes are active.
 WORKS = {
     SMALL: ("write", 1000, {"size": 64}),
     LARGE: ("write", 100, {"size": MIB}),

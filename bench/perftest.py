@@ -61,7 +61,7 @@ ASKED = "64 KiB write", "64 KiB read"
 LIMIT = 60.0  # seconds until a program counts as hung
 TRIES = 5
 
-# The column of the one line below the headings that is taken, and what makes seconds of it.
+# The column of the result line to use: average bandwidth in MiB/s, or typical latency in us.
 PROGRAMS = {"send_bw": 3, "write_bw": 3, "read_bw": 3, "send_lat": 4}
 
 
@@ -85,8 +85,8 @@ class End:
 class InPerftest(Contender):
     """A contender that runs a perftest program for each job.
 
-    The program's name is `ib_` followed by the kind of job. The first of the `ends` connects to the
-    second one.
+    The program's name is `ib_` followed by the kind of job. `ends` contains the client's end and
+    the server's end.
     """
 
     afresh = True
@@ -96,8 +96,9 @@ class InPerftest(Contender):
         self._client, self._server = ends
 
     def do(self, kind: str, **numbers: Any) -> float:
-        # On a busy machine perftest may not find out how quick the processor's clock is: then it
-        # says so on stderr, and that all bandwidths are 0.  Or another program has the port.
+        # On a busy machine, perftest may fail to determine the processor's clock rate. It then
+        # prints a warning to stderr and reports a bandwidth of 0. A run also fails if another
+        # program has taken the port.
         for _ in range(TRIES):
             figure = self._once(kind, **numbers)
             if 0 < figure < math.inf:
@@ -131,7 +132,7 @@ class InPerftest(Contender):
 
 
 def result(text: str) -> list[float]:
-    """Return the numbers in the line below the headings in perftest's output."""
+    """Return the numbers in the first result line of perftest's output."""
     lines = text.splitlines()
     heading = next(at for at, line in enumerate(lines) if line.lstrip().startswith("#bytes"))
     return [float(word) for word in lines[heading + 1].split()]
@@ -139,24 +140,24 @@ def result(text: str) -> list[float]:
 
 def free_port() -> int:
     with closing(socket.socket()) as one:
-        one.bind(("", 0))  # as the program will, on all addresses
+        one.bind(("", 0))  # on all addresses, like the program
         port: int = one.getsockname()[1]
         return port
 
 
 def listens(port: int, process: subprocess.Popen[str]) -> bool:
-    """Wait until a process is listening on a port.
+    """Wait until a process is listening on a port in its network namespace.
 
-    Returns False if the process has ended, or was killed because it did not start listening in
-    time.
+    A perftest client fails if it connects before the server is listening. Kill the process if it
+    is not listening after LIMIT seconds.
 
-    This is necessary because a perftest client gives up if it connects too early. The port is
-    looked up in the process's network namespace.
+    Returns:
+        False if the process has exited or was killed.
     """
     until = time.monotonic() + LIMIT
     table = Path(f"/proc/{process.pid}/net/tcp")
     while process.poll() is None:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just exited
             if f":{port:04X} 00000000:0000 0A" in table.read_text():  # 0A: LISTEN
                 return True
         if time.monotonic() > until:
@@ -204,10 +205,10 @@ ON_SOFTROCE = """\
 This test compares aiordma with perftest on the kernel's SoftRoCE device (`rxe0`). It runs in a
 virtual machine with an emulated processor. The absolute times are therefore meaningless, and
 the ratios are only a rough indication."""
-# As softdev/tests/softroce/vm has it: the device, its address, and the GID of that address.
+# The device in softdev/tests/softroce/vm, its address, and perftest's option for the GID index.
 RXE, ADDRESS, GID = "rxe0", "10.9.9.1", ("-x", "1")
 MARK = "measured: "
-SHARE = 0.4  # of the work on the embedded device: all takes far longer
+SHARE = 0.4  # fraction of the embedded device's workload, because the emulation is slow
 
 
 def inside(options: Options) -> Data:
@@ -216,7 +217,7 @@ def inside(options: Options) -> Data:
 
 
 def in_machine(module: str, options: Options, **environment: str) -> Data:
-    """Boot the virtual machine and return the results of `python -m MODULE TURNS SHARE` in it."""
+    """Run `python -m MODULE TURNS SHARE` in the virtual machine and return its results."""
     command = [str(HERE.parent / "tests" / "softroce" / "vm"), sys.executable, "-m", module]
     command += [str(options.turns), str(options.share)]
     done = subprocess.run(

@@ -122,7 +122,7 @@ class Measuring:
             await filling
 
     async def _under_way(self, service: str, kind: str, size: int, **numbers: int) -> float:
-        """Call the `Client` method named by `kind`, with messages of one size."""
+        """Return the time per message of the `Client` method `kind`, in seconds."""
         (client,) = await self._connected(service)
         prepared = self._way.prepare(os.urandom(size))
         start = perf_counter()

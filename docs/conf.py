@@ -32,11 +32,11 @@ extensions = [
 ]
 exclude_patterns = ["_*"]
 nitpicky = True
-nitpick_ignore_regex = [("py:class", r"h\.\w+|Resource|IPAddress")]  # the package's own types
+nitpick_ignore_regex = [("py:class", r"h\.\w+|Resource|IPAddress")]  # undocumented types
 
 myst_enable_extensions = ["colon_fence", "html_admonition"]
 myst_fence_as_directive = ["mermaid"]
-myst_heading_anchors = 4  # as a forge makes them
+myst_heading_anchors = 4  # link anchors for headings, as on forges
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -50,14 +50,14 @@ graphviz_output_format = "svg"
 copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
-pygments_dark_style = "github-dark"  # furo's own underlines names, as if they were links
+pygments_dark_style = "github-dark"  # furo's default underlines names like links
 html_title = f"{project} {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(DOCS / "_extensions" / "search_scorer.js")
 html_copy_source = False
 
-# The address of the repository, for the link "Source code" on every page.
+# The target of the "Source code" link on every page.
 SOURCE_URL = os.environ.get("SOURCE_URL") or PROJECT.get("urls", {}).get("Source")
 templates_path = ["_templates"]
 html_context = {"source_url": SOURCE_URL}

@@ -23,7 +23,7 @@ from aiordma import arrays
 
 async def serve(path: str, host: str = "", port: str = "7472") -> None:
     with open(path, "rb") as file:  # noqa: ASYNC230
-        # Copy on write, because Linux before 6.2 cannot register read-only mappings.
+        # Map the file copy-on-write, because Linux before 6.2 cannot register read-only mappings.
         contents = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
     async def share(conn: aiordma.Connection) -> None:

@@ -38,9 +38,9 @@ from .results import Received, ReceivedMemory
 '''
 FROM_C = dict.fromkeys(("Py_ssize_t", "uint32_t", "uint64_t", "uintptr_t"), "int")
 FROM_C |= {"bint": "bool", "double": "float", "list": "list[Any]"}
-# C or Python itself calls these methods. Callers that do not construct objects need not know them.
+# The stubs omit these methods, because only C code or the Python interpreter calls them.
 NOT_FOR_CALLERS = {"__dealloc__", "__releasebuffer__", "__repr__", "__class__"}
-NOT_FOR_CALLERS.add("decode")  # `Message.decode` only raises an error with advice
+NOT_FOR_CALLERS.add("decode")  # `Message.decode` only raises a helpful error
 CLASS = re.compile(
     r"((?:^@.*\n)*)^cdef class (\w+)(?:\((\w+)\))?:(?:  # type: (.*))?\n", re.MULTILINE
 )

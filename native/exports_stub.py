@@ -31,7 +31,7 @@ for path in files:
     package = ".".join(path.parent.relative_to(root.parent).parts)
     text = "\n".join([*stub(path.read_text(), package), ""])
     (folder / f"{path.parent.name}.pyi").write_text(text)
-    # Type checkers look next to the sources of a checkout, not into its build.
+    # In a checkout, type checkers look for stubs next to the sources, not in the build folder.
     if (root.parent / ".git").exists():
         with suppress(OSError):  # the checkout may be read-only
             (root / "_exports").mkdir(exist_ok=True)

@@ -16,12 +16,12 @@ from cffi import FFI
 NATIVE = Path(__file__).parent
 SOFTDEV = NATIVE.parent / "softdev"
 PACKAGE = NATIVE.parent / "aiordma"
-sys.path += str(NATIVE), str(PACKAGE / "_native")  # PYTHONSAFEPATH keeps them out otherwise
+sys.path += str(NATIVE), str(PACKAGE / "_native")  # not on the path with PYTHONSAFEPATH
 
 from enums import enums  # noqa: E402
 from lib_stub import Stub  # noqa: E402
 
-# Types from system headers. cffi gets their layout from the compiler.
+# Types from system headers, whose layout cffi learns from the compiler.
 PRELUDE = """
 typedef struct { ...; } pthread_mutex_t;
 typedef struct { ...; } pthread_cond_t;
@@ -58,7 +58,7 @@ def declarations() -> str:
     providers = (SOFTDEV / "abi" / "provider_calls.h").read_text()
     provided = calls_struct("aiordma_provider_calls", providers)
     interface = (NATIVE / "verbs" / "interface.h").read_text()
-    # The guard and the includes are removed, because cffi does not support them.
+    # cffi cannot parse preprocessor lines, so remove the include guard and the includes.
     device = (SOFTDEV / "src" / "embedded.h").read_text()
     return PRELUDE + abi + calls + provided + interface + re.sub(r"(?m)^#.*\n", "", device)
 

@@ -12,7 +12,7 @@ from keyword import iskeyword
 
 from cffi import FFI, model
 
-# This module of aiordma/_native is imported directly, because the package is not built yet.
+# aiordma is not built yet and cannot be imported, so import its module `_native.conventions` alone.
 from conventions import Convention, convention_of
 
 HEAD = '''\
@@ -218,8 +218,7 @@ class Stub:
             for name, kind in functions.items()
             if name.startswith("aiordma_ibv_")
         ]
-        # Within the class, the name of a function hides a type with the same name, so types have
-        # aliases.
+        # Refer to types by their aliases, because methods of class Lib hide types of the same name.
         lib = [
             f"    {name}: "
             + re.sub(r"\baiordma_\w+", r"_\g<0>", self.function(kind, self.read(kind.result)))

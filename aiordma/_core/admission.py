@@ -1,4 +1,4 @@
-"""The ticket of a client that has the key. A listener creates nothing for a peer without one.
+"""Tickets, which prove that a client has the key before a listener allocates resources for it.
 
 ::
 
@@ -18,8 +18,8 @@ RDMA_PS_TCP).
 A listener keeps no state for a client that it has challenged. All clients get the same nonce until
 TICKETS clients have been admitted. Then the listener creates a new nonce, and the previous one
 remains valid. Admitted tickets are remembered for as long as their nonce is valid, so each ticket
-is valid once. Only clients that have the key make the listener remember anything. No time is
-involved.
+is valid once. The listener therefore stores data only for clients that have the key. Tickets do not
+depend on a clock.
 
 ::
 
@@ -54,13 +54,13 @@ TICKETS = 1024
 
 
 class Challenge(NamedTuple):
-    """A server's challenge: the nonce for which a client computes its ticket."""
+    """A server's challenge, with the nonce that the client's ticket must cover."""
 
     nonce: bytes
 
     @property
     def tag(self) -> bytes:
-        """The first bytes of the nonce, with which a ticket identifies its challenge."""
+        """The first bytes of the nonce. A ticket repeats them to identify its challenge."""
         return self.nonce[:_TAG_SIZE]
 
     def pack(self) -> bytes:
@@ -69,7 +69,7 @@ class Challenge(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Challenge:
-        """Decode a challenge. Raises ProtocolError for data that :meth:`pack` does not create."""
+        """Decode a challenge. Raises ProtocolError if the data is invalid."""
         check_layout(
             data,
             what="challenge",
@@ -85,16 +85,16 @@ class Challenge(NamedTuple):
 
 
 def ticket(key: bytes, challenge: Challenge, offer: bytes, salt: bytes) -> bytes:
-    """Return the ticket for an offer: TICKET_SIZE bytes. `salt` is SALT_SIZE random bytes."""
+    """Return the ticket for an offer (TICKET_SIZE bytes). `salt` is SALT_SIZE random bytes."""
     mac = ticket_mac(ticket_key(key), challenge.nonce, salt, offer)
     return _TICKET.pack(challenge.tag, salt, mac)
 
 
 class TicketOffice:
-    """A listener's challenges, and the tickets for them that it has admitted."""
+    """A listener's valid challenges, with the tickets admitted for each challenge."""
 
     def __init__(self, key: bytes, random: Callable[[int], bytes]) -> None:
-        """Create an office. `random(n)` returns n random bytes."""
+        """Create the first challenge. `random(n)` must return n random bytes."""
         self._key = ticket_key(key)
         self._random = random
         self.challenge: Challenge = Challenge(random(NONCE_SIZE))
@@ -103,10 +103,10 @@ class TicketOffice:
         self._left = TICKETS
 
     def admits(self, ticket: bytes, offer: bytes) -> bool:
-        """Return whether the ticket admits the offer. If not, challenge the sender again.
+        """Return whether the ticket admits the offer.
 
-        A ticket of zeros means that the sender does not have a ticket. Tickets of zeros, tickets
-        for expired challenges and tickets that were admitted before do not admit an offer.
+        If not, the caller must challenge the sender again. A ticket is rejected if it is all zeros,
+        which stands for no ticket, if its challenge has expired, or if it was used before.
 
         Raises:
             AuthenticationError: The ticket was made with another key or for another offer.
@@ -127,7 +127,7 @@ class TicketOffice:
         return True
 
     def _renew(self) -> None:
-        """Replace the current challenge. The previous one stays valid for now."""
+        """Replace the current challenge. The previous one stays valid until the next renewal."""
         before = self.challenge
         self.challenge = Challenge(self._random(NONCE_SIZE))
         self._admitted = {self.challenge: set(), before: self._admitted[before]}

@@ -23,14 +23,14 @@ U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
 
 _BOOLS = ("bool", "bool_")
-"""The names of the classes of truth values, in Python and in the versions of numpy."""
+"""The names of the bool classes of Python and of all numpy versions."""
 
 _OUTSIDE_A_HOST = frozenset("[]/")
-"""Characters that only occur in URLs, next to the host."""
+"""Characters that a URL may contain next to the host, but that a host never contains."""
 
 
 def refusal(name: str, wanted: str, value: object, hint: str = "") -> str:
-    """Return an error text with the argument, what it must be, what it is, and a hint."""
+    """Return an error message with the argument's name, expected and actual value, and a hint."""
     came = "None" if value is None else f"{type(value).__name__} {brief(value)}"
     return f"{name} must be {wanted}, not {came}" + (f"; {hint}" if hint else "")
 
@@ -38,11 +38,11 @@ def refusal(name: str, wanted: str, value: object, hint: str = "") -> str:
 def integer(name: str, value: object, low: int | None = 0, high: int | None = U64_MAX) -> int:
     """Check that `value` is an integer from `low` to `high`, and return it as an int.
 
-    None means that there is no limit. A float or a bool does not count as an integer.
+    A bound of None means no limit. Floats and bools are rejected.
 
     Raises:
         TypeError: `value` is not an integer.
-        ValueError: It is out of range.
+        ValueError: `value` is out of range.
     """
     number = value if type(value) is int else _index(name, value, low, high)
     if (low is not None and number < low) or (high is not None and number > high):
@@ -54,7 +54,7 @@ def _index(name: str, value: object, low: int | None, high: int | None) -> int:
     try:
         if is_bool := type(value).__name__ in _BOOLS:
             raise TypeError
-        return int(index(value))  # type: ignore[arg-type]  # that is the question
+        return int(index(value))  # type: ignore[arg-type]  # index() checks the type
     except TypeError:
         number = isinstance(value, SupportsFloat) and not is_bool
         hint = "round it, for example with int()" if number else ""
@@ -72,18 +72,18 @@ def _range(low: int | None, high: int | None) -> str:
 
 
 def integers(what: str, values: Mapping[str, object], high: int = U64_MAX) -> dict[str, int]:
-    """Check the integers in the fields of a record, and return them by field name."""
+    """Check that the fields of a record are integers, and return them by field name."""
     return {name: integer(f"{what}.{name}", value, 0, high) for name, value in values.items()}
 
 
 def seconds(name: str, value: object, *, endless: bool = False) -> float:
     """Check that `value` is a number of seconds, and return it as a float.
 
-    Any real number will do, such as one of numpy, a Fraction or a Decimal.
+    Any real number is accepted, including numpy scalars, Fractions and Decimals.
 
     Raises:
-        TypeError: `value` is not a real number, but for example a bool, a str or a timedelta.
-        ValueError: It is nan or negative, or it is infinite and `endless` is false.
+        TypeError: `value` is not a real number. Bools and timedeltas do not count as numbers.
+        ValueError: `value` is NaN or negative, or is infinite although `endless` is false.
     """
     length = value if type(value) is float else real(name, value, "a number of seconds")
     if not (0 <= length < math.inf or (endless and length == math.inf)):
@@ -106,7 +106,7 @@ def real(name: str, value: object, wanted: str = "a number") -> float:
 
 
 def truth(name: str, value: object) -> bool:
-    """Check that `value` is True, False, 0, 1 or one of numpy's bools, and return it as a bool."""
+    """Check that `value` is True, False, 0, 1 or a numpy bool, and return it as a bool."""
     if value is True or value is False:
         return value
     if type(value).__name__ in _BOOLS or (type(value) is int and value in (0, 1)):
@@ -115,7 +115,7 @@ def truth(name: str, value: object) -> bool:
 
 
 def choice(name: str, value: object, kind: type[E]) -> E:
-    """Convert a member, a set of flags, a name or a number to the enumeration `kind`."""
+    """Convert a member name, a number or a combination of flags to the enumeration `kind`."""
     if type(value) is kind:
         return value
     names = list(kind.__members__)
@@ -148,7 +148,7 @@ def _every_bit(kind: type[Flag]) -> int:
 
 
 def text(name: str, value: object, wanted: str = "a str") -> str:
-    """Check that `value` is a str without a null character, which would end it in C."""
+    """Check that `value` is a str without null characters, which would truncate it in C."""
     value = instance(name, value, str, wanted)
     if "\0" in value:
         raise ValueError(f"{name} {brief(value)} contains a null character")
@@ -156,7 +156,7 @@ def text(name: str, value: object, wanted: str = "a str") -> str:
 
 
 def host_name(name: str, value: object, wanted: str = "a str") -> str:
-    """Check that a host can have the name `value`. Raise TypeError or ValueError if not."""
+    """Check that `value` is a valid host name or address, and return it."""
     value = text(name, value, wanted)
     try:
         value.encode("idna")
@@ -174,14 +174,14 @@ def host_name(name: str, value: object, wanted: str = "a str") -> str:
 
 
 def instance(name: str, value: object, kind: type[T], wanted: str, hint: str = "") -> T:
-    """Check that `value` is an instance of `kind`. `wanted` describes it in the error."""
+    """Check that `value` is an instance of `kind`, which `wanted` describes in the error."""
     if isinstance(value, kind):
         return value
     raise TypeError(refusal(name, wanted, value, hint))
 
 
 def callback(name: str, value: object, argument: str, *, awaited: bool = False) -> None:
-    """Check that `value` is a function of one argument, which `argument` describes in the error.
+    """Check that `value` can be called with one argument, described by `argument` in errors.
 
     Coroutine functions are rejected unless `awaited` is set.
     """
@@ -193,10 +193,10 @@ def callback(name: str, value: object, argument: str, *, awaited: bool = False) 
 
 
 def misfit(function: Callable[..., object], args: Sequence[object]) -> str:
-    """Return why the function cannot be called with these arguments; empty if it can."""
+    """Return why the function does not accept these arguments, or an empty string if it does."""
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # not written in Python; TypeError for a Mock before 3.11.4
+    except (ValueError, TypeError):  # C function without a signature; Mock before 3.11.4
         return ""
     try:
         signature.bind(*args)

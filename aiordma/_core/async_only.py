@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class AsyncContext:
-    """A base class that rejects `with` and names `async with` instead."""
+    """A base class whose objects reject `with` and suggest `async with`."""
 
     __slots__ = ()
 
@@ -18,7 +18,7 @@ class AsyncContext:
 
 
 class AsyncIteration:
-    """A base class that rejects `for` and names `async for` instead."""
+    """A base class whose objects reject `for` and suggest `async for`."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The proof of both sides that they have the same key, without disclosing it.
+"""Mutual authentication with a pre-shared key, which is not disclosed.
 
 ::
 
@@ -6,10 +6,10 @@
     server -> client   a nonce, and HMAC-SHA256(key, "server", both nonces, the connection)
     client -> server   HMAC-SHA256(key, "client", both nonces, the connection)
 
-"The connection" is the knowledge that both sides share about it: both hellos and both queue pair
-numbers. A proof is therefore valid for one connection and one direction. It is wrong if it is
-replayed, reflected or forwarded to another connection. An eavesdropper learns nothing about a key
-that cannot be guessed (RFC 2104; RFC 5869, 3.3).
+"The connection" stands for both hellos and both queue pair numbers. A proof is therefore valid for
+only one connection and one direction. It is rejected if it is replayed, reflected or forwarded to
+another connection. An eavesdropper learns nothing about a key that cannot be guessed (RFC 2104;
+RFC 5869, 3.3).
 
 The pre-shared key itself is never the key of an HMAC. HMAC pads short keys with zeros and replaces
 long keys by their hash, so two different keys could be equivalent. The keys for each purpose are
@@ -32,7 +32,7 @@ from aiordma._core.handshake import Hello
 NONCE_SIZE = 32
 TICKET_MAC_SIZE = 16
 MIN_KEY_SIZE = 16
-"""The size of the shortest key that is accepted. Shorter keys could be found by trying."""
+"""The minimum key size in bytes. Shorter keys could be found by brute force."""
 
 _SALT = b"aiordma pre-shared key 2"
 
@@ -43,7 +43,7 @@ def _extract(salt: bytes, secret: bytes) -> bytes:
 
 
 def _expand(key: bytes, info: bytes) -> bytes:
-    """Compute HKDF-Expand for 32 bytes, for which the first block is sufficient."""
+    """Compute the first block (32 bytes) of HKDF-Expand."""
     return hmac.digest(key, info + b"\x01", "sha256")
 
 
@@ -52,7 +52,7 @@ def _key_for(purpose: bytes, key: bytes) -> bytes:
 
 
 def check_key(key: bytes) -> bytes:
-    """Check a key and return it. Raise TypeError or ValueError if it cannot be used as one."""
+    """Return `key` if it is a valid key, and raise TypeError or ValueError otherwise."""
     if not isinstance(key, bytes):
         raise TypeError(f"auth must be bytes, not {type(key).__name__}")
     if len(key) < MIN_KEY_SIZE:
@@ -61,25 +61,25 @@ def check_key(key: bytes) -> bytes:
 
 
 def transcript(client: Hello, server: Hello, client_qp: int, server_qp: int) -> bytes:
-    """Return a hash of 32 bytes over what both sides know about the connection."""
+    """Return the SHA-256 hash of both hellos and both queue pair numbers."""
     numbers = client_qp.to_bytes(4, "little") + server_qp.to_bytes(4, "little")
     return hashlib.sha256(client.pack() + server.pack() + numbers).digest()
 
 
 def proof(key: bytes, role: str, client: bytes, server: bytes, connection: bytes) -> bytes:
-    """Return the proof of `role` ("client" or "server") for the two nonces."""
+    """Return the proof that `role` ("client" or "server") has the key."""
     said = role.encode() + client + server + connection
     return hmac.digest(_key_for(b"proof", key), said, "sha256")
 
 
 def proves(expected: bytes, given: bytes) -> bool:
-    """Compare two proofs in constant time."""
+    """Return whether two proofs are equal, comparing them in constant time."""
     return hmac.compare_digest(expected, given)
 
 
 @lru_cache(maxsize=4)  # a listener needs it for every unknown peer
 def ticket_key(key: bytes) -> bytes:
-    """Derive the key for tickets (see admission.py)."""
+    """Derive the ticket key from the pre-shared key (see admission.py)."""
     return _key_for(b"ticket", key)
 
 
@@ -91,9 +91,9 @@ def ticket_mac(key: bytes, nonce: bytes, salt: bytes, offer: bytes) -> bytes:
 def traffic_secrets(
     key: bytes, shared: bytes, client: bytes, server: bytes, connection: bytes
 ) -> tuple[bytes, bytes]:
-    """Derive two secrets: one for what the client sends, one for what the server sends.
+    """Derive the secrets for the client's and for the server's outgoing traffic, in this order.
 
-    `shared` is the shared secret of the two public keys `client` and `server`.
+    `shared` is the X25519 shared secret of the public keys `client` and `server`.
     """
     secret = _extract(_key_for(b"encryption", key), shared)
     said = client + server + connection
@@ -101,10 +101,10 @@ def traffic_secrets(
 
 
 def resume_key(secret: bytes) -> bytes:
-    """Derive the key for Resume frames from the first secret of that direction."""
+    """Derive the key for Resume frames from the initial traffic secret of their direction."""
     return _expand(secret, b"resume")
 
 
 def next_key(secret: bytes) -> tuple[bytes, bytes]:
-    """Derive a key of 32 bytes, and the secret from which the next key is derived."""
+    """Derive a 32-byte key, and the secret for deriving the next key."""
     return _expand(secret, b"key"), _expand(secret, b"next")

@@ -1,4 +1,4 @@
-"""The table of the states of a connection.
+"""The state machine of a connection.
 
 It drives :mod:`aiordma._transport.lifecycle`, and the diagram and the states in ``docs/design.md``
 are generated from it. A connection ends once: the first event that leads to ENDED determines the
@@ -16,7 +16,7 @@ from aiordma.errors import InternalError
 
 
 class ConnectionState(Enum):
-    """A state of a connection, with its meaning."""
+    """A connection state. The value describes its meaning."""
 
     CONNECTING = "the queue pair exists, and the handshake is in progress"
     AUTHENTICATING = "the handshake is done, and both sides are proving that they have the key"
@@ -30,7 +30,7 @@ class ConnectionState(Enum):
 
 
 class LifecycleEvent(Enum):
-    """An event in the life of a connection."""
+    """An event that may change the state of a connection. The value describes the event."""
 
     ESTABLISHED = "the handshake is done, and no proof of a key has to follow"
     KEY_REQUIRED = "the handshake is done, and a key was given"
@@ -48,7 +48,7 @@ class LifecycleEvent(Enum):
 
 
 class Cause(Enum):
-    """The error with which the connection ends for its waiters."""
+    """The error that waiters get when the connection ends."""
 
     GIVEN = "the error of the event"
     CLOSED = "ConnectionClosedError, because the break is the peer's response to the goodbye"
@@ -56,7 +56,7 @@ class Cause(Enum):
 
 
 class Transition(NamedTuple):
-    """The next state, with a ``cause`` only if the connection ends."""
+    """The next state. ``cause`` is set only if the connection ends."""
 
     next: ConnectionState
     cause: Cause | None = None
@@ -109,7 +109,7 @@ TRANSITIONS: Mapping[tuple[ConnectionState, LifecycleEvent], Transition] = Mappi
 )
 """The transition for each state and event.
 
-A pair that is neither here nor in IGNORED is a bug of the library.
+A pair that is missing both here and in IGNORED indicates a bug in the library.
 """
 
 _LATE = (_E.CLOSE, _E.DRAINED, _E.PEER_GOODBYE, _E.FINISHED, _E.BROKEN, _E.ABORTED)

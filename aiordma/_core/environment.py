@@ -1,4 +1,4 @@
-"""The environment variables that aiordma reads, and a check for those that it does not know."""
+"""The environment variables that aiordma reads, and a check for unknown variables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 PREFIX = "AIORDMA_"
 
-# docs/environment-variables.md describes them. A test compares this list, the page and the code.
+# docs/environment-variables.md describes these variables. A test keeps the page in sync with this
+# list and the code.
 VARIABLES = (
     "AIORDMA_DEVICE",
     "AIORDMA_EMBEDDED_DEVICES",
@@ -21,14 +22,14 @@ VARIABLES = (
     "AIORDMA_TRACE",
 )
 
-# Kubernetes sets these variables in each pod for services whose names begin with "aiordma".
+# Kubernetes sets these variables in every pod if a service has a name that starts with "aiordma".
 _OF_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that aiordma does not read, with a sentence about each.
+    """Return a warning for each variable that starts with AIORDMA_ but is unknown to aiordma.
 
-    The names begin with AIORDMA_ in any case. A variable that is empty counts as none.
+    The case of the prefix is ignored, and so are empty variables and those set by Kubernetes.
     """
     in_pod = "KUBERNETES_SERVICE_HOST" in environment
     return {

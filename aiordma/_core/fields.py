@@ -1,4 +1,4 @@
-"""The types of the fields of control messages, with their encoding in msgpack and their checks.
+"""The field types of control messages, with their msgpack encoding and validation.
 
 Each type is an ``Annotated`` alias. Type checkers see the plain type, and
 :mod:`aiordma._core.protocol` finds the codec in the annotation.
@@ -20,18 +20,18 @@ MAX_RAILS = 8
 
 
 class Codec(Protocol):
-    """A converter between a field and its msgpack value. Both methods may raise ValueError."""
+    """A converter for one type of field. Both methods raise ValueError for an invalid value."""
 
     def encode(self, value: object) -> object:
-        """Check a value of this side and convert it for msgpack."""
+        """Validate a local value, and convert it for msgpack."""
 
     def decode(self, value: object) -> object:
-        """Check a value of any type that arrived from the peer, and convert it to the field."""
+        """Validate a value from the peer, which may have any type, and convert it to the field."""
 
 
 def _unsigned(value: object, bits: int) -> int:
-    # bool is a subclass of int in Python, but not in msgpack.
-    if type(value) is int and not value >> bits:  # a negative number stays negative
+    # Bools are rejected, because msgpack distinguishes them from integers.
+    if type(value) is int and not value >> bits:  # never 0 for a negative number
         return value
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"expected an int, not {type(value).__name__}")
@@ -54,7 +54,7 @@ class _Text:
     def encode(self, value: object) -> object:
         if not isinstance(value, str):
             raise ValueError(f"expected a str, not {type(value).__name__}")
-        # Truncation may split a character, and a str may contain lone surrogates. Both are dropped.
+        # Drop lone surrogates, and the partial character that truncation may leave at the end.
         return value.encode("utf-8", "ignore")[:MAX_TEXT].decode("utf-8", "ignore")
 
     def decode(self, value: object) -> object:
@@ -62,7 +62,7 @@ class _Text:
             raise ValueError(f"expected a str, not {type(value).__name__}")
         if len(value.encode()) > MAX_TEXT:
             raise ValueError(f"longer than {MAX_TEXT} bytes")
-        return printable(value)  # here, so that the original text cannot reach an error or a log
+        return printable(value)  # so that the raw text cannot reach an error or a log
 
 
 class _Access:
@@ -78,7 +78,7 @@ class _Access:
 
 
 class _Bytes:
-    """A byte string of a fixed size, or of a maximum size."""
+    """The codec for byte strings of a fixed or maximum size."""
 
     def __init__(self, size: int, *, at_most: bool = False) -> None:
         self._size = size
@@ -109,7 +109,7 @@ class _Token:
 
 
 class _Keys:
-    """Pairs of a rail number and an rkey."""
+    """The codec for (rail number, rkey) pairs."""
 
     def encode(self, value: object) -> object:
         if not isinstance(value, list | tuple) or len(value) > MAX_RAILS:

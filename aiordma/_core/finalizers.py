@@ -14,10 +14,10 @@ P = ParamSpec("P")
 def finalizer(function: Callable[P, None]) -> Callable[P, None]:
     """Make `function` do nothing once the interpreter is shutting down.
 
-    Use it for `__del__`, callbacks of weak references, and functions that they call. During
-    shutdown Python sets the globals of modules to None, in any order, while it still finalizes
-    objects. The resources that the function would release end with the process. `is_finalizing` is
-    bound locally because the globals of this module may be None as well.
+    Use it for `__del__`, weak reference callbacks, and functions called by them. During shutdown,
+    Python sets module globals to None in arbitrary order while it still finalizes objects. The
+    operating system releases the resources when the process exits. `is_finalizing` is a local
+    variable because the globals of this module may be None as well.
     """
     own_globals = cast(FunctionType, function).__globals__
 

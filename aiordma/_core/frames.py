@@ -76,13 +76,13 @@ TAG_SIZE = 16
 """The number of bytes that sealing adds to a frame."""
 
 REKEY_FRAMES, REKEY_BYTES = 1 << 20, 1 << 36
-"""The limits for one key. The first limit reached counts. One frame may exceed the second one."""
+"""A key is replaced when it reaches either limit. One frame may exceed REKEY_BYTES."""
 
 MAX_BUNDLE = 128
-"""The maximum number of messages in a BUNDLE, because each uses memory of the receiver."""
+"""The maximum number of messages in a BUNDLE. It limits the memory used by the receiver."""
 
-# These are the limits of what a header can return. The minimum of control receives is what
-# ``Credits`` requires.
+# The maxima are the largest numbers of credits that a frame header can return. The flow control in
+# ``Credits`` requires at least 4 control receives.
 MIN_DATA_RECEIVES, MAX_DATA_RECEIVES = 1, 0xFFFF
 MIN_CONTROL_RECEIVES, MAX_CONTROL_RECEIVES = 4, 0xFF
 

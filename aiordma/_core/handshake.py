@@ -1,4 +1,4 @@
-"""The messages of the handshake, in fixed layouts and in little endian.
+"""The handshake messages, which have fixed little-endian layouts.
 
 :class:`Hello` describes the transport: sizes, credits and limits. It fits into the private data of
 a connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives padded with zeros::
@@ -16,8 +16,8 @@ one reject each other's hello with a text that asks for the same release.
 
 In a connection request, a ticket may follow the hello, but it is not part of the hello.
 
-:class:`Endpoint` describes a queue pair, so that a partner can be connected to it without the
-connection manager. It can be sent over any channel::
+:class:`Endpoint` describes a queue pair, so that a peer can connect to it without the connection
+manager. It can be sent over any channel::
 
     offset  0  4s   b"AIOE"                      offset 24  u32  qp_num
     offset  4  u8   version, 2                   offset 28  u32  psn
@@ -64,9 +64,9 @@ HELLO_SIZE = _HELLO.size
 """The size of a packed :class:`Hello` in bytes."""
 CHALLENGE_MAGIC = b"AIOC"
 CHALLENGE_SIZE = 40
-"""The size of a challenge (admission.py) in bytes, the same as that of an :class:`Endpoint`."""
+"""The size of a challenge (admission.py) in bytes. An :class:`Endpoint` has the same size."""
 TICKET_SIZE = 24
-"""The size of a ticket in bytes: the private data of a connection request without the hello."""
+"""The size of a ticket in bytes. Hello and ticket fill the private data of a request."""
 
 _ENDPOINT = struct.Struct("<4sBBBB16sIIIHBB")
 _ENDPOINT_MAGIC = b"AIOE"
@@ -108,7 +108,7 @@ def _check(message: object, bounds: dict[str, tuple[int, int]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The offer of one side, which the other side must respect.
+    """The limits and features that one side announces to the other.
 
     Raises:
         ValueError: If a number is out of range.
@@ -119,7 +119,7 @@ class Hello:
     data_receives: int
     """The number of DATA, BUNDLE and RNDV_RTS frames it accepts before it returns credits."""
     control_receives: int
-    """The same number for CONTROL, CREDIT and RNDV_ACK frames."""
+    """The number of CONTROL, CREDIT and RNDV_ACK frames it accepts before it returns credits."""
     max_message: int
     """The length of the longest message it accepts, in bytes."""
     lend_quota: int
@@ -141,7 +141,7 @@ class Hello:
     inspects: bool = False
     """Whether its application inspects requests, so that it waits for a ConnectData."""
     rails: bool = False
-    """Whether queue pairs may be added (protocol.RailOffer); set in a reply only if requested."""
+    """Whether queue pairs may be added (protocol.RailOffer). A reply sets it only if requested."""
 
     def __post_init__(self) -> None:
         _check(self, _HELLO_BOUNDS)
@@ -167,7 +167,7 @@ class Hello:
         """Decode a hello, which may be padded with zeros.
 
         Raises:
-            ProtocolError: If the data is anything else.
+            ProtocolError: If the data is invalid.
         """
         check_layout(
             data,
@@ -197,7 +197,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A queue pair, described as its peer needs it to connect.
+    """The parameters that a peer needs to connect to a queue pair.
 
     ``gid`` is 16 bytes in network order.
 
@@ -247,7 +247,7 @@ class Endpoint:
         """Decode an endpoint.
 
         Raises:
-            ProtocolError: If the data is not a result of :meth:`pack`.
+            ProtocolError: If the data is invalid.
         """
         check_layout(
             data,

@@ -22,11 +22,10 @@ def check_layout(
     size: int,
     padded: bool = False,
 ) -> None:
-    """Raise ProtocolError unless ``data`` has this layout and ``size`` bytes.
+    """Raise ProtocolError unless ``data`` has the given layout and size.
 
-    ``what`` is the name of the layout for the text, and ``flags`` are all the bits that this
-    version knows. ``padded`` allows zeros after the end, because the connection manager pads
-    private data.
+    ``what`` names the layout in the error, and ``flags`` contains all bits that this version
+    supports. ``padded`` allows trailing zeros, because the connection manager pads private data.
     """
     view = memoryview(data)
     if view.nbytes < PREFIX_SIZE or view[:4] != magic:

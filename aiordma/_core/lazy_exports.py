@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used (PEP 562).
+"""Package exports that are imported on first use (PEP 562).
 
 ::
 
@@ -24,10 +24,9 @@ def lazy_exports(
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__all__``, ``__getattr__`` and ``__dir__`` for a package.
 
-    ``names`` maps each module, written as after ``from``, to the names that it exports, separated
-    by spaces. The modules are also accessible by their own names, as if they had been imported,
-    even if they export no names. A name must differ from those of the package's modules, because
-    importing the module would hide it.
+    ``names`` maps each module, as it is written after ``from``, to a space-separated list of its
+    exports. Submodules are accessible as attributes as well, even if they export nothing. An
+    export must not have the name of a submodule, because importing that submodule would hide it.
     """
     module_of = {name: module for module, listed in names.items() for name in listed.split()}
     inner = {name[1:] for name in names if name.startswith(".") and "." not in name[1:]}
@@ -39,7 +38,7 @@ def lazy_exports(
             value = import_module(f".{name}", package)
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        # This makes the next access direct.
+        # Later accesses find the attribute without calling `__getattr__`.
         setattr(modules[package], name, value)
         return value
 

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class OperationKind(IntEnum):
-    """The kind of a work request, part of its ``wr_id``: see _datapath/work_queue.pyx."""
+    """The kind of a work request, encoded in its ``wr_id`` (see _datapath/work_queue.pyx)."""
 
     RECV = 0
     SEND = 1
@@ -21,5 +21,5 @@ class OperationKind(IntEnum):
 
     @property
     def text(self) -> str:
-        """The name in words, such as ``"fetch and add"``."""
+        """The kind as text, such as ``"fetch and add"``."""
         return self.name.lower().replace("_", " ")

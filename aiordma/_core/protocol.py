@@ -46,13 +46,13 @@ VERSION = 1
 MAX_LENGTH = 512
 """The length of the longest control message in bytes."""
 MAX_UNANSWERED = 256
-"""The number of requests, of offers and of connect requests that may be without a response."""
+"""The maximum number of requests, of offers and of connect requests awaiting a response."""
 MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH + TAG_SIZE
-"""The minimum size of a receive, because each may get the longest control message."""
+"""The minimum size of a receive in bytes, so that any control message fits."""
 
 
 class ErrorCode(IntEnum):
-    """The reason why a request was refused. A later release may send other numbers."""
+    """The reason for refusing a request. A peer with a later release may send other codes."""
 
     OK = 0
     INTERNAL = 1
@@ -66,7 +66,7 @@ class ErrorCode(IntEnum):
 
 
 class GoodbyeCode(IntEnum):
-    """The reason why a side ends the connection. A later release may send other numbers."""
+    """The reason for ending a connection. A peer with a later release may send other codes."""
 
     NORMAL = 0
     SHUTDOWN = 1
@@ -79,7 +79,7 @@ class GoodbyeCode(IntEnum):
 
 
 class RailCause(IntEnum):
-    """The reason why a side has stopped a rail. A later release may send other numbers."""
+    """The reason for stopping a rail. A peer with a later release may send other codes."""
 
     UNKNOWN = 0
     UNANSWERED = 1
@@ -102,22 +102,22 @@ RAIL_CAUSES: Mapping[int, str] = MappingProxyType(
         RailCause.OTHER: "its device could not carry the connection",
     }
 )
-"""The text for each cause at the other side. Texts of the peer are never repeated."""
+"""The description of each cause that the peer reports. The peer sends only the number."""
 
 
 def rail_cause_text(number: int) -> str:
-    """Return the peer's cause as a text, which is empty if the peer gave none."""
+    """Return a description of the peer's cause, or an empty string if the peer gave none."""
     if number == RailCause.UNKNOWN:
         return ""
     return RAIL_CAUSES.get(number, f"unknown cause {number}")
 
 
 class RegionGrant(NamedTuple):
-    """Grant the receiver a region of the sender, with the rights and lease of ``token``.
+    """Grant the receiver access to a region, with the rights and lease in ``token``.
 
-    This is the response to a RegionRequest, or unsolicited with request id 0. ``keys`` lists the
-    other rails that can use the region, each with its number and rkey. The rkey for rail 0 is in
-    the token.
+    It is the response to a RegionRequest, or has request id 0 if unsolicited. ``keys`` contains the
+    number and rkey of each further rail that can use the region. The token contains the rkey for
+    rail 0.
     """
 
     request_id: U32
@@ -126,9 +126,9 @@ class RegionGrant(NamedTuple):
 
 
 class RegionReturn(NamedTuple):
-    """Return a borrowed region to its owner, which receives its contents.
+    """Return a borrowed region and its contents to the owner.
 
-    The sender promises not to use the token any more.
+    The sender must not use the token any more.
     """
 
     request_id: U32
@@ -136,9 +136,9 @@ class RegionReturn(NamedTuple):
 
 
 class RegionRequest(NamedTuple):
-    """Request a loan of ``length`` bytes for ``lease_ms`` milliseconds (0: until released).
+    """Request a loan of ``length`` bytes for ``lease_ms`` milliseconds (0 means until released).
 
-    The response is a RegionGrant, or an Error, for instance if the quota is exceeded.
+    The response is a RegionGrant or an Error, for example if the quota is exceeded.
     """
 
     request_id: U32
@@ -155,9 +155,9 @@ class RegionRelease(NamedTuple):
 
 
 class RegionEnd(NamedTuple):
-    """Tell the receiver that it may no longer use a region: it was revoked, or its lease expired.
+    """Forbid further use of a region that was revoked or whose lease has expired.
 
-    The receiver ignores this for a region that it has released.
+    The receiver ignores the message if it has released the region.
     """
 
     request_id: U32
@@ -165,7 +165,7 @@ class RegionEnd(NamedTuple):
 
 
 class RegionRenew(NamedTuple):
-    """Request a new lease of ``lease_ms`` from now for a borrowed region (0: until released).
+    """Request a lease of ``lease_ms`` from now for a borrowed region (0 means until released).
 
     The response is a RegionLease or an Error.
     """
@@ -176,9 +176,9 @@ class RegionRenew(NamedTuple):
 
 
 class RegionLease(NamedTuple):
-    """Set the lease of a region of the sender to ``lease_ms`` from now (0: no time limit).
+    """Set the lease of one of the sender's regions to ``lease_ms`` from now (0 means no limit).
 
-    This is the response to a RegionRenew, or unsolicited with request id 0.
+    It is the response to a RegionRenew, or has request id 0 if unsolicited.
     """
 
     request_id: U32
@@ -187,7 +187,7 @@ class RegionLease(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Ask for a Pong, to see whether the peer is alive."""
+    """Ask the peer for a Pong, to check that it is alive."""
 
     request_id: U32
 
@@ -207,7 +207,7 @@ class Goodbye(NamedTuple):
 
 
 class Error(NamedTuple):
-    """Refuse the request with this id. ``code`` is an ErrorCode."""
+    """Refuse the request that has the same id. ``code`` is an ErrorCode."""
 
     request_id: U32
     code: U16
@@ -215,9 +215,9 @@ class Error(NamedTuple):
 
 
 class AuthHello(NamedTuple):
-    """Start the proof of the key, with the connecting side's nonce.
+    """Start the authentication with the connecting side's nonce.
 
-    If both sides encrypt, the nonces in this message and in AuthAnswer are X25519 public keys.
+    If both sides encrypt, the nonces in AuthHello and AuthAnswer are X25519 public keys.
     """
 
     request_id: U32
@@ -225,7 +225,7 @@ class AuthHello(NamedTuple):
 
 
 class AuthAnswer(NamedTuple):
-    """Respond to AuthHello with a proof, and with a nonce for the proof of the other side."""
+    """Respond to AuthHello with the listening side's nonce and proof."""
 
     request_id: U32
     nonce: Bytes32
@@ -240,7 +240,7 @@ class AuthProof(NamedTuple):
 
 
 class ReceiveSize(NamedTuple):
-    """Announce that the sender's receives have ``size`` bytes from number ``first`` on (from 0)."""
+    """Announce the ``size`` of the sender's receives from number ``first`` (counted from 0) on."""
 
     request_id: U32
     first: U64
@@ -251,8 +251,8 @@ class ConnectRequest(NamedTuple):
     """Request a further connection over this one, with the sender's Endpoint and Hello.
 
     ``number`` identifies the new connection on the socket that both sides share. The response is a
-    ConnectReply, or an Error: QUOTA if the listener has too many connections, and another code if a
-    socket must be used instead.
+    ConnectReply or an Error. The code QUOTA means that the listener has too many connections. Any
+    other code means that the sender must connect through a socket instead.
     """
 
     request_id: U32
@@ -273,16 +273,16 @@ class ConnectReply(NamedTuple):
 
 
 class ReadyToUse(NamedTuple):
-    """Report that the queue pair is connected; the first message on an in-band connection."""
+    """Report that the queue pair is connected. It is the first message on an in-band connection."""
 
     request_id: U32
 
 
 class ConnectData(NamedTuple):
-    """Send ``data`` of the connecting side's user to a listener that inspects requests.
+    """Send the connecting application's ``data`` to a listener that inspects requests.
 
-    This is the first message to a listener whose hello has ``inspects``. The response is a
-    ConnectAccepted, or a Goodbye with the reason (REJECTED).
+    It is the first message to a listener whose hello has ``inspects`` set. The response is a
+    ConnectAccepted, or a Goodbye with code REJECTED and the reason.
     """
 
     request_id: U32
@@ -290,13 +290,13 @@ class ConnectData(NamedTuple):
 
 
 class ConnectAccepted(NamedTuple):
-    """Respond to ConnectData: the listener's application accepts the connection."""
+    """Respond to ConnectData after the listener's application has accepted the connection."""
 
     request_id: U32
 
 
 class RailOffer(NamedTuple):
-    """Offer rail ``rail``: a queue pair of the connecting side on another device.
+    """Offer a queue pair on another device of the connecting side as rail ``rail``.
 
     Rails are numbered from 1 in the order of the offers. The queue pair of the handshake is rail 0.
     The response is a RailAnswer or an Error.
@@ -308,7 +308,7 @@ class RailOffer(NamedTuple):
 
 
 class RailAnswer(NamedTuple):
-    """Respond to RailOffer with the Endpoint of the other queue pair, which is connected."""
+    """Respond to RailOffer with the Endpoint of a queue pair that is already connected."""
 
     request_id: U32
     rail: U32
@@ -316,16 +316,16 @@ class RailAnswer(NamedTuple):
 
 
 class RailReady(NamedTuple):
-    """Report that a write over this rail was acknowledged, so that the peer can use it, too."""
+    """Report that a write over this rail was acknowledged. The peer may now use the rail."""
 
     request_id: U32
     rail: U32
 
 
 class RailDown(NamedTuple):
-    """Report that the sender has stopped this rail. The other side sends the same once in response.
+    """Report that the sender has stopped this rail. The peer responds with a single RailDown.
 
-    ``request_id`` is the RailCause, or 0. Releases before it was introduced send 0 and ignore it.
+    ``request_id`` contains the RailCause. Older releases send 0 and ignore the received value.
     """
 
     request_id: U32
@@ -333,11 +333,11 @@ class RailDown(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Report the number of frames handled here; the first frame on a rail that becomes the lead.
+    """Report the number of frames that the sender has handled, as the first frame on a new lead.
 
-    It uses no credit and does not count as a frame. ``request_id`` is the number of Resumes that
-    the sender has sent, including this one. If an older Resume arrives later over another rail, it
-    is ignored.
+    A Resume needs no credit and is not counted as a frame. ``request_id`` is the number of Resumes
+    sent so far, including this one, so that the receiver can ignore an older Resume that arrives
+    later over another rail.
     """
 
     request_id: U32
@@ -346,10 +346,10 @@ class Resume(NamedTuple):
 
 
 class RegionKey(NamedTuple):
-    """Send the ``rkey`` of a region for rail ``rail``, which came up after the region was granted.
+    """Send the ``rkey`` of a region for a rail that came up after the region was granted.
 
-    The receiver ignores it for a region that was not granted on this connection, and for a rail
-    that is not up.
+    The receiver ignores the message if the region was not granted on this connection or if the
+    rail is not up.
     """
 
     request_id: U32
@@ -389,7 +389,7 @@ Message: TypeAlias = (
 """Any control message. Its first field is the request id. Add new ones at the end (see NUMBERS)."""
 
 BEFORE_PROOF: frozenset[type[Message]] = frozenset({AuthHello, AuthAnswer, AuthProof, Goodbye})
-"""The messages that a peer may send before it has proved the key. Others end the connection."""
+"""The messages accepted from an unauthenticated peer. Any other message ends the connection."""
 
 NUMBERS: Mapping[type[Message], int] = MappingProxyType(
     {cls: number for number, cls in enumerate(get_args(Message), 3)}
@@ -402,15 +402,15 @@ def _codecs(cls: type[Message]) -> tuple[tuple[str, Codec], ...]:
     return tuple((name, get_args(hints[name])[-1]) for name in cls._fields)
 
 
-# The key is the type number. The value has the class, and the name and codec of the request id and
-# of each field of the body.
+# This maps each type number to the message class and its (name, codec) pairs. The request id comes
+# first, followed by the fields of the body.
 _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
     number: (cls, _codecs(cls)) for cls, number in NUMBERS.items()
 }
 
 
 def _check(message: Message) -> None:
-    """Check constraints between fields. Raises ValueError."""
+    """Check the constraints that codecs cannot express. Raises ValueError."""
     if isinstance(message, ReceiveSize) and message.size < MIN_RECEIVE:
         raise ValueError(
             f"a receive buffer must be at least {MIN_RECEIVE} bytes long, not {message.size}"
@@ -423,8 +423,8 @@ def _pack(value: list[object]) -> bytes:
 
 
 def _unpack(data: bytes | bytearray | memoryview) -> object:
-    # The protocol uses no maps and no extension types. msgpack rejects arrays and strings that
-    # claim to be longer than the message before it allocates memory for them.
+    # The protocol does not use maps or extension types. If the declared length of an array or
+    # string exceeds the message, msgpack raises an error before it allocates memory.
     try:
         value: object = msgpack.unpackb(data, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
@@ -436,7 +436,7 @@ def _unpack(data: bytes | bytearray | memoryview) -> object:
 
 
 def _is(value: object, number: int) -> bool:
-    # 1.0 and True are equal to 1, but are not valid here.
+    # 1.0 and True compare equal to 1, but are not valid here.
     return type(value) is int and value == number
 
 
@@ -463,7 +463,7 @@ def _encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
-    """Decode the message that ``data`` consists of. Raises only ProtocolError."""
+    """Decode a message. Raises ProtocolError, and no other exception, if it is invalid."""
     if data == _GOODBYE:
         return GOODBYE
     if len(data) > MAX_LENGTH:
@@ -507,11 +507,11 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
 
 
 GOODBYE = Goodbye(0, GoodbyeCode.NORMAL, "")
-"""The last message of every connection that ends in order, encoded and decoded only once."""
+"""The last message of every connection that ends normally, encoded only once."""
 _GOODBYE = _encode(GOODBYE)
 
 GOING_AWAY = Goodbye(0, GoodbyeCode.NORMAL, "the server is shutting down")
-"""A goodbye of a server that shuts down. Older releases treat it like GOODBYE."""
+"""The goodbye of a server that is shutting down. Older releases treat it like GOODBYE."""
 CUT_OFF = Goodbye(
     0, GoodbyeCode.SHUTDOWN, "the server was shut down before its handler had finished"
 )
@@ -520,11 +520,11 @@ _FAILURE = re.compile("([A-Za-z_][A-Za-z0-9_]{0,63})(?: ([0-9]{1,20}) of ([0-9]{
 
 
 def failed(error: BaseException) -> Goodbye:
-    """Return the goodbye of a side that an exception ends, with the exception's type.
+    """Return the goodbye to send when an exception ends the connection.
 
-    The text of the exception is not sent, because it may contain private data. For an exception
-    group, the type of the first exception is sent. For a message that is too long, the size and the
-    limit follow, for the side that has the limit.
+    It contains the name of the exception's type, but not its text, which may contain private data.
+    For an exception group, it names the type of the first exception. For a MessageTooLongError, it
+    also contains the size of the message and the limit.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -535,9 +535,9 @@ def failed(error: BaseException) -> Goodbye:
 
 
 def failure(goodbye: Goodbye, max_message: int) -> str:
-    """Describe the peer's failure for an error on this side, whose limit is `max_message` bytes.
+    """Describe the failure that the peer's goodbye reports. `max_message` is this side's limit.
 
-    Only the name of a type and numbers are taken from the peer.
+    Only an exception name and numbers are copied from the peer's text.
     """
     found = _FAILURE.fullmatch(goodbye.text)
     name, amount, limit = found.groups("0") if found else ("an exception", "0", "0")

@@ -1,8 +1,8 @@
 """The table of queue-pair state transitions.
 
 It is used for the check before ``ibv_modify_qp``, the text of its error, and the diagram in the
-documentation. The steps are those of the software device's header abi/qp_states.h, which names
-their sources; the build generates ``qp_steps.py`` from it.
+documentation. The build generates ``qp_steps.py`` from the software device's header
+abi/qp_states.h, which cites the sources of the transitions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiordma._core.qp_steps import STEPS
 
 
 class QPType(IntEnum):
-    """The transport service of a queue pair: ``enum ibv_qp_type``."""
+    """The transport service of a queue pair (``enum ibv_qp_type``)."""
 
     RC = 2
     UC = 3
@@ -28,7 +28,7 @@ class QPType(IntEnum):
 
 
 class QPState(IntEnum):
-    """The state of a queue pair: ``enum ibv_qp_state``."""
+    """The state of a queue pair (``enum ibv_qp_state``)."""
 
     RESET = 0
     INIT = 1
@@ -40,7 +40,7 @@ class QPState(IntEnum):
 
 
 class QPAttrMask(IntFlag):
-    """The attributes of a modify or query, as a mask: ``enum ibv_qp_attr_mask``."""
+    """A mask of queue pair attributes to modify or query (``enum ibv_qp_attr_mask``)."""
 
     STATE = 1 << 0
     CUR_STATE = 1 << 1
@@ -67,14 +67,14 @@ class QPAttrMask(IntFlag):
 
 
 NO_ATTRIBUTES = QPAttrMask(0)
-_KNOWN = sum(QPAttrMask)  # unlike ~QPAttrMask(0), it does not have the bits between the known ones
+_KNOWN = sum(QPAttrMask)  # unlike ~QPAttrMask(0), without unassigned bits in between
 
 
 class Transition(NamedTuple):
-    """A row of the table: the attributes that a change between two states requires and allows.
+    """A valid transition, with the attributes that it requires and allows.
 
-    ``required`` includes ``STATE`` if the state changes; otherwise ``STATE`` is ``optional``.
-    Everything outside ``required | optional`` is forbidden.
+    ``STATE`` is required if the state changes, and optional otherwise. All attributes outside
+    ``required | optional`` are forbidden.
     """
 
     qp_type: QPType
@@ -94,7 +94,8 @@ def _rows() -> Iterator[Transition]:
             QPAttrMask(required | changes),
             QPAttrMask(optional | (QPAttrMask.STATE & ~changes)),
         )
-    # IBTA 10.3.1 allows transitions from every state to RESET and to ERR, without other attributes.
+    # IBTA 10.3.1 allows transitions to RESET and ERR from every state, except from RESET to ERR.
+    # They take no attributes other than the state.
     there = sorted({(qp_type, current) for qp_type, current, *_ in STEPS})
     for qp_type, current in (*there, *((it, QPState.ERR) for it in QPType)):
         for following in (QPState.RESET, QPState.ERR):
@@ -111,7 +112,7 @@ TRANSITIONS: Mapping[tuple[QPType, QPState, QPState], Transition] = MappingProxy
 
 
 def attribute_names(mask: int) -> str:
-    """Return the names of a mask's attributes: ``"none"`` for 0, and unknown bits in hex."""
+    """Return the attribute names in a mask, with unknown bits in hex, or ``"none"`` for 0."""
     names = [bit.name or "" for bit in QPAttrMask if mask & bit]
     unknown = mask & ~_KNOWN
     if unknown:
@@ -120,16 +121,16 @@ def attribute_names(mask: int) -> str:
 
 
 def next_states(qp_type: QPType, current: QPState) -> tuple[QPState, ...]:
-    """Return the states that a modify can reach from ``current``, in numerical order."""
+    """Return the states to which ``current`` can be modified, in numerical order."""
     return tuple(state for state in QPState if (qp_type, current, state) in TRANSITIONS)
 
 
 class TransitionCheck(NamedTuple):
-    """The problems of a modify; ``ok`` if there are none.
+    """The result of checking a modify against the table.
 
-    ``missing`` contains required attributes that the mask lacks, and ``forbidden`` those that it
-    must not have. Both are empty if ``is_transition`` is false, because there is no row to compare
-    with.
+    ``missing`` contains required attributes that the mask lacks, and ``forbidden`` contains
+    attributes that it must not have. Both are empty if ``is_transition`` is false, because the
+    table has no row for the two states.
     """
 
     qp_type: QPType
@@ -145,7 +146,7 @@ class TransitionCheck(NamedTuple):
         return self.is_transition and not self.missing and not self.forbidden
 
     def problem(self) -> str:
-        """Describe the problem and what would be right; empty if the modify is legal."""
+        """Return a description of the problem, or an empty string if the modify is legal."""
         if self.ok:
             return ""
         step = f"{self.qp_type.name} {self.current.name} -> {self.next.name}"
@@ -160,15 +161,14 @@ class TransitionCheck(NamedTuple):
         return f"{step}: {'; '.join(parts)}"
 
 
-@lru_cache  # a pure function, and all connections make the same few steps
+@lru_cache  # all connections make the same few transitions
 def check_transition(
     qp_type: QPType, current: QPState, next: QPState, mask: int
 ) -> TransitionCheck:
-    """Compare a modify with the table, without raising an exception.
+    """Check a modify against the table. Invalid values do not raise an exception.
 
-    ``next`` is ``qp_state`` of the attributes if ``mask`` has ``STATE``; otherwise it is
-    ``current``, because the state stays the same. ``mask`` may have any bits, and unknown ones are
-    forbidden.
+    Pass ``qp_state`` as ``next`` if ``mask`` has ``STATE``. Otherwise pass ``current``, because the
+    state does not change. Unknown bits in ``mask`` are forbidden attributes.
     """
     row = TRANSITIONS.get((qp_type, current, next))
     if row is None:

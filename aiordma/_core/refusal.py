@@ -1,4 +1,4 @@
-"""The reason why a listener rejects a peer, as text for the peer's user.
+"""The message that explains to a peer why a listener rejects it.
 
 It is the private data of a rejection (148 bytes for RDMA_PS_TCP, see rdma_reject(3)), which arrives
 padded with zeros. The TCP bootstrap carries the same bytes::
@@ -23,7 +23,7 @@ MAX_PRINTABLE = 256
 
 
 def pack_refusal(text: str, *, of_key: bool = False) -> bytes:
-    """Return a refusal of REFUSAL_SIZE bytes. The text is cut to fit."""
+    """Encode a refusal in REFUSAL_SIZE bytes. Text that does not fit is truncated."""
     said = text.encode(errors="replace")[: REFUSAL_SIZE - len(_MAGIC)]
     return ((_KEY_MAGIC if of_key else _MAGIC) + said).ljust(REFUSAL_SIZE, b"\0")
 
@@ -37,15 +37,15 @@ def unpack_refusal(data: bytes) -> str | None:
 
 
 def is_of_key(data: bytes) -> bool:
-    """Return whether `data` refuses a peer that does not have the key."""
+    """Return whether the refusal `data` says that the peer does not have the key."""
     return data.startswith(_KEY_MAGIC)
 
 
 def printable(text: str, longest: int = MAX_PRINTABLE) -> str:
-    """Return a peer's text for errors and logs, on one line of at most `longest` characters.
+    """Return a peer's text as one line of at most `longest` characters, for errors and logs.
 
-    Control characters, line ends and Unicode directions, which a terminal or a log file would
-    interpret, are escaped as in Python's literals.
+    Control characters, line breaks and Unicode direction marks are escaped as in Python literals,
+    so that terminals and log viewers do not interpret them.
     """
     shown = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()

@@ -1,4 +1,4 @@
-"""The facts about a memory region that do not need the memory: its token, rights and ranges.
+"""The token, access rights and ranges of a memory region, without the memory itself.
 
 A token is all that a peer needs to read, write or atomically change a region. Anyone who holds it
 can use the region, so it is sent only to the peer it is meant for. Its layout is fixed, in control
@@ -41,15 +41,14 @@ ATOMIC_SIZE = 8
 
 
 NUMBER_BITS = 40
-"""The number of bits of a region id that number the regions of one granter."""
+"""The number of low bits of a region id, which are unique among the regions of one granter."""
 
 
 def granter(owner_qp: int, user_qp: int, *, client: bool) -> int:
-    """Return the upper 24 bits of the ids of the regions that one side of a connection grants.
+    """Return the upper 24 bits of the region ids that one side of a connection assigns.
 
-    ``owner_qp`` is the number of that side's queue pair and ``user_qp`` the number of its peer's,
-    both from the handshake. ``client`` distinguishes the two sides, because the two numbers may be
-    equal.
+    ``owner_qp`` is the queue pair number of that side, and ``user_qp`` that of its peer, both from
+    the handshake. ``client`` distinguishes the sides if both numbers are equal.
     """
     return crc32(struct.pack("<II?", owner_qp, user_qp, client)) >> 8
 
@@ -67,10 +66,10 @@ ALL_RIGHTS = int(Rights.WRITE | Rights.READ | Rights.ATOMIC)
 
 @dataclass(frozen=True, slots=True)
 class RegionToken:
-    """A region of one side's memory, as the other side may use it.
+    """A token that lets a peer access a region of this side's memory.
 
-    ``region_id`` identifies it between the two sides. ``lease_ms`` is how long its key works from
-    the time of the grant; 0 means until it is revoked.
+    Both sides identify the region by ``region_id``. Its key remains valid for ``lease_ms`` after
+    the grant, or until it is revoked if ``lease_ms`` is 0.
 
     Raises:
         ValueError: If a number does not fit its field, if the region wraps around the end of the
@@ -87,7 +86,7 @@ class RegionToken:
     _no_memory_hint: ClassVar[str] = "pack it: token.pack()"
 
     def __post_init__(self) -> None:
-        # The length has 63 bits, because the length of a Python object is signed.
+        # The length is limited to 63 bits, because Python stores lengths as signed integers.
         fields = {"region_id": 64, "address": 64, "length": 63, "rkey": 32, "lease_ms": 32}
         for name, bits in fields.items():
             value = integer(name, getattr(self, name), None, None)
@@ -127,7 +126,7 @@ class RegionToken:
         """Decode a token.
 
         Raises:
-            ProtocolError: If the data is not a result of :meth:`pack`.
+            ProtocolError: If the data is invalid.
         """
         check_layout(
             data, what="region token", magic=_MAGIC, version=_VERSION, flags=0, size=TOKEN_SIZE
@@ -150,11 +149,11 @@ def slice_range(
     *,
     region_id: int | None = None,
 ) -> tuple[int, int]:
-    """Return the part of ``available`` bytes that ``key`` selects, as (offset, length).
+    """Return the (offset, length) that the slice ``key`` selects from ``available`` bytes.
 
-    Negative and missing bounds mean the same as in Python slices, but nothing is clipped. A bound
-    outside the range, or a step other than 1, raises ``error``. If the end lies before the start,
-    the slice is empty.
+    Negative and missing bounds work as in Python slices, but bounds are never clipped. A bound that
+    is out of range raises ``error``, and so does a step other than 1. The length is 0 if the end
+    precedes the start.
     """
     if not isinstance(key, slice):
         raise TypeError(f"a region must be sliced with [start:stop], not indexed with [{key!r}]")
@@ -178,10 +177,10 @@ def slice_range(
 
 @dataclass(frozen=True, slots=True)
 class RemoteRange:
-    """A peer's region or a part of it, as the target of one-sided operations.
+    """All or part of a peer's region, as the target of one-sided operations.
 
-    Create it with :meth:`of` and narrow it by slicing. It never extends beyond the region of its
-    token.
+    Create a range with :meth:`of`, and slice it to get a smaller one. A range never extends beyond
+    the region that its token describes.
     """
 
     token: RegionToken
@@ -194,7 +193,7 @@ class RemoteRange:
 
     @classmethod
     def of(cls, token: RegionToken) -> RemoteRange:
-        """Return the range of the whole region."""
+        """Return the range that covers the whole region."""
         return cls(token, 0, token.length)
 
     @property
@@ -204,16 +203,16 @@ class RemoteRange:
 
     @property
     def rkey(self) -> int:
-        """The key of the region."""
+        """The rkey of the region."""
         return self.token.rkey
 
     def __getitem__(self, key: slice) -> RemoteRange:
-        """Return a part of this range; see :func:`slice_range`."""
+        """Return a part of this range. Bounds are checked as in :func:`slice_range`."""
         offset, length = slice_range(key, self.length, region_id=self.token.region_id)
         return RemoteRange(self.token, self.offset + offset, length)
 
     def require(self, right: Rights) -> None:
-        """Raise RemoteRangeError unless the token grants all of ``right``."""
+        """Raise RemoteRangeError unless the token grants every right in ``right``."""
         missing = right & ~self.token.access
         if missing:
             name = (Rights(missing).name or "").lower().replace("|", " and ")

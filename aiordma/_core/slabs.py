@@ -1,6 +1,6 @@
-"""The arithmetic of the memory pool, which determines the slab and the bytes of each block.
+"""The buddy allocator of the memory pool, which assigns each block a slab and an offset.
 
-This module does not use any memory. A slab is a piece of memory of ``slab_size`` bytes that is
+This module does not access the memory. A slab is a piece of memory of ``slab_size`` bytes that is
 registered as a whole. It is divided into blocks whose sizes are powers of two, from ``smallest`` up
 to the slab itself. A block of size s begins at a multiple of s within its slab, so it is aligned to
 its size if the slab is.
@@ -18,9 +18,10 @@ from aiordma.errors import BufferStateError
 
 
 class SlabAllocator:
-    """The blocks within the slabs of a pool. The owner registers memory and adds it as slabs.
+    """An allocator of blocks within the slabs of a pool.
 
-    ``slab_size`` and ``smallest`` are powers of two, in bytes.
+    The pool registers the memory of each slab. ``slab_size`` and ``smallest``, the minimum size of
+    a block, are powers of two, in bytes.
     """
 
     __slots__ = (
@@ -34,8 +35,9 @@ class SlabAllocator:
         self._shift = slab_size.bit_length() - 1
         self._smallest_bits = smallest.bit_length() - 1
         self._classes = self._shift - self._smallest_bits + 1
-        # A place is slab << shift | offset, so one integer identifies a block. Free places are
-        # listed by class, where class 0 is the smallest. Used places map to their class.
+        # A block is identified by its place, the integer slab << shift | offset. `_free` lists the
+        # free places of each size class, beginning with the smallest size. `_used` maps each
+        # allocated place to its size class.
         self._free: list[list[int]] = [[] for _ in range(self._classes)]
         self._used: dict[int, int] = {}
         self._slabs: set[int] = set()
@@ -43,7 +45,7 @@ class SlabAllocator:
         self._freed = False  # whether blocks were freed since buddies were last joined
 
     def add_slab(self) -> int:
-        """Add a free slab, and return its index, which is the lowest unused one."""
+        """Add a free slab under the lowest unused index, and return the index."""
         slab = next(index for index in range(len(self._slabs) + 1) if index not in self._slabs)
         self._slabs.add(slab)
         self._free[-1].append(slab << self._shift)
@@ -52,8 +54,8 @@ class SlabAllocator:
     def allocate(self, size: int) -> tuple[int, int] | None:
         """Allocate a block of at least ``size`` bytes, and return its slab index and offset.
 
-        ``size`` is from 1 to ``slab_size``. Returns None if no slab has room: add a slab, or wait
-        until a block is freed.
+        ``size`` must be from 1 to ``slab_size``. If no slab has room, it returns None. The caller
+        can then add a slab, or wait until a block is freed.
         """
         wanted = max(0, (size - 1).bit_length() - self._smallest_bits)
         free = self._free[wanted]
@@ -84,7 +86,7 @@ class SlabAllocator:
         return None
 
     def free(self, slab: int, offset: int) -> None:
-        """Free a block. Raises BufferStateError if no block is allocated there (freed twice)."""
+        """Free a block. Raises BufferStateError if it is not allocated (double free)."""
         place = slab << self._shift | offset
         size_class = self._used.pop(place, None) if 0 <= offset < self.slab_size else None
         if size_class is None:
@@ -94,7 +96,7 @@ class SlabAllocator:
         self._freed = True
 
     def _join(self) -> None:
-        """Join free buddies, from the smallest class up, until none are left."""
+        """Merge all pairs of free buddies, beginning with the smallest size class."""
         self._freed = False
         for size_class in range(self._classes - 1):
             bit = self.smallest << size_class
@@ -104,14 +106,14 @@ class SlabAllocator:
                 continue
             self._free[size_class + 1] += pairs
             places.difference_update(pairs, [place | bit for place in pairs])
-            # The order is descending, so that the lowest places are used first and high slabs
-            # become empty.
+            # `allocate` takes the last place of the list. With the lowest place last, high slabs
+            # tend to become empty.
             self._free[size_class] = sorted(places, reverse=True)
 
     def trim(self, keep: int = 0) -> list[int]:
         """Remove completely free slabs, except for ``keep`` of them, and return their indexes.
 
-        The owner can deregister these slabs. New slabs will reuse their indexes.
+        The caller may then deregister the removed slabs. Their indexes will be reused.
         """
         self._join()
         whole = self._free[-1]

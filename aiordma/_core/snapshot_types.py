@@ -11,7 +11,7 @@ from typing import TypedDict, cast
 
 
 class Traffic(TypedDict):
-    """Counts of messages, their bytes, and operations on the peer's memory."""
+    """The counters of messages, bytes and operations on the peer's memory."""
 
     messages_sent: int
     messages_received: int
@@ -21,11 +21,11 @@ class Traffic(TypedDict):
     writes: int
     atomics: int
     bytes_read: int
-    """The bytes that this side has read from the peer's memory, without those of messages."""
+    """The bytes that this side has read from the peer's memory, excluding messages."""
     bytes_written: int
     """The bytes that this side has written to the peer's memory."""
     peer_bytes_read: int
-    """The bytes that the peer has read from this side's memory, without those of messages.
+    """The bytes that the peer has read from this side's memory, excluding messages.
 
     It is 0 on devices that do not count them.
     """
@@ -37,16 +37,16 @@ class Traffic(TypedDict):
 
 
 class ConnectionEvents(TypedDict):
-    """Counts of connections."""
+    """The counters of connections, by outcome."""
 
     begun: int
     """The number of connections that `connect` or `accept` returned."""
     ended: int
-    """The number of those that were closed normally, by either side."""
+    """The number of connections that either side closed normally."""
     broken: int
-    """The number of those that ended with an error."""
+    """The number of connections that ended with an error."""
     failed: int
-    """The number of failed attempts to connect, and of failed handshakes of peers."""
+    """The number of failed connection attempts, including failed handshakes from peers."""
 
 
 class PoolState(TypedDict):
@@ -62,7 +62,7 @@ class PoolState(TypedDict):
 
 
 class RegistrationCacheState(TypedDict):
-    """Cached registrations of the program's memory; see `Connection.registration_statistics`."""
+    """The cache of memory registrations; see `Connection.registration_statistics`."""
 
     registrations: int
     bytes: int
@@ -71,7 +71,7 @@ class RegistrationCacheState(TypedDict):
 
 
 class CompletionQueueState(TypedDict):
-    """A completion queue that connections share."""
+    """A completion queue shared by connections."""
 
     entries: int
     """The capacity of the queue in completions."""
@@ -80,7 +80,7 @@ class CompletionQueueState(TypedDict):
 
 
 class DeviceState(TypedDict):
-    """A device that connections of one event loop use."""
+    """A device used by the connections of one event loop."""
 
     name: str
     loop: int
@@ -103,7 +103,7 @@ class DeviceState(TypedDict):
 
 
 class ListenerState(TypedDict):
-    """A listener, possibly of a server."""
+    """A listener, which may belong to a server."""
 
     device: str
     loop: int
@@ -138,7 +138,7 @@ class ConnectionState(TypedDict):
     device: str
     loop: int
     wire: str | None
-    """As `Connection.wire`; None also until the event loop has read it (see `snapshot`)."""
+    """The value of `Connection.wire`, or None until the event loop has read it (see `snapshot`)."""
     state: str
     """The state, as in docs/design.md."""
     accepted: bool
@@ -158,11 +158,11 @@ class ConnectionState(TypedDict):
     messages_waiting: int
     """The number of messages that wait for credits or memory."""
     waiting_for_credits: int
-    """The number of those that wait until the peer receives."""
+    """The number of messages that wait for credits, until the peer receives."""
     waiting_for_send_queue: int
     """The number of work requests that wait for entries of the send queue."""
     messages_unread: int
-    """The number of messages that have arrived and have not been received by the program."""
+    """The number of messages that have arrived but have not been received by the program."""
     shared_regions: int
     """The number of regions of this side that the peer may use."""
     lent_bytes: int
@@ -170,24 +170,24 @@ class ConnectionState(TypedDict):
     remote_regions: int
     """The number of regions of the peer that this side holds."""
     rails: list[RailState]
-    """The queue pairs, the lead first; more than one if `connect` was given several devices."""
+    """The rails, beginning with the lead. `connect` with several devices creates several rails."""
 
 
 class WaitState(TypedDict):
-    """How often and how long connections or pools have waited for one resource."""
+    """The number and total time of the waits for one resource."""
 
     count: int
     seconds: float
-    """The total time. Concurrent waits within one connection or pool count once."""
+    """The total time. Concurrent waits within one connection or pool are counted once."""
 
 
 class Latencies(TypedDict):
-    """Times from posting a request until its completion was read, for every 17th request."""
+    """Times from posting a request to reading its completion, sampled for every 17th request."""
 
     seconds: float
     """The sum of the times."""
     up_to: dict[str, int]
-    """The number of times up to each bound in seconds; "+Inf" counts all."""
+    """The cumulative count for each upper bound in seconds. "+Inf" counts all requests."""
 
 
 class Snapshot(TypedDict):
@@ -203,8 +203,8 @@ class Snapshot(TypedDict):
     waits: dict[str, WaitState]
     """The waits since the process began, by resource.
 
-    "credits" counts waits until a peer receives, "send queue" waits for entries of it, and "memory"
-    waits for memory of a pool.
+    "credits" counts waits for a peer to receive, "send queue" counts waits for send queue entries,
+    and "memory" counts waits for pool memory.
     """
     latencies: dict[str, Latencies]
     """The latencies by operation, since the process began.
@@ -215,11 +215,11 @@ class Snapshot(TypedDict):
     connection_events: ConnectionEvents
     """The counts of connections since the process began."""
     errors: dict[str, int]
-    """Broken connections and failed attempts since the process began, by the class of the error."""
+    """Broken connections and failed attempts since the process began, by error class."""
     rail_failures: dict[str, int]
     """Rails that broke since the process began, by the local device."""
     leads_moved: dict[str, int]
-    """Leads that broke and moved to another device, by the device that they left."""
+    """Failovers of a lead to another device since the process began, by the device that failed."""
     objects: dict[str, int]
     """Open verbs objects on all devices by class, including those dropped without being closed."""
     devices: list[DeviceState]
@@ -228,5 +228,5 @@ class Snapshot(TypedDict):
 
 
 def traffic(counts: Callable[[str], int]) -> Traffic:
-    """Return the traffic, given a function that returns the count of a name."""
+    """Return the traffic. `counts` must return the value of the named counter."""
     return cast("Traffic", {name: counts(name) for name in Traffic.__annotations__})

@@ -1,4 +1,4 @@
-"""A parser for JSON as in RFC 8259. The parser of the standard library accepts more."""
+"""A strict JSON parser. Unlike the standard library's parser, it accepts only RFC 8259."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def unique(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
-    """Make a dict from the pairs of an object. Raise ValueError for a duplicate name."""
+    """Build a dict from the pairs of a JSON object. Raises ValueError for a duplicate name."""
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
@@ -28,11 +28,11 @@ _DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_no_number)
 
 
 def parse_json(data: bytes | str) -> object:
-    """Parse a text, which must be UTF-8 if it is bytes.
+    """Parse a JSON document. Bytes must contain UTF-8.
 
     Raises:
-        ValueError: The text is not JSON, or it contains NaN, Infinity, half a surrogate pair or a
-            duplicate name, or it is nested deeper than the interpreter can parse.
+        ValueError: The document is not valid JSON, contains NaN, Infinity, an unpaired surrogate or
+            a duplicate name, or is nested too deeply for the interpreter.
     """
     text = data if isinstance(data, str) else data.decode()
     try:

@@ -1,8 +1,8 @@
-"""The two encodings of time that a queue pair uses, converted from and to seconds.
+"""Conversions between seconds and the two time encodings of a queue pair.
 
-Both conversions round up, so a timeout is never shorter than requested. C programs write the
-encoded numbers, most often 14 and 12. Therefore an int that is a valid encoded number is rejected:
-it is far more likely to be one than a number of seconds.
+Encoding rounds up, so a timeout is never shorter than requested. C programs use encoded values,
+most often 14 and 12. An int from 1 to 31 is therefore rejected as a number of seconds, because it
+is probably an encoded value.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from numbers import Integral
 from .arguments import integer
 from .arguments import seconds as as_seconds
 
-# IBTA volume 1, clauses 9.7.6.1.3 and 12.7.34, defines 4.096 us * 2^n for n in 1..31. The value 0
-# means that the timeout never expires.
+# An encoded ACK timeout n from 1 to 31 means 4.096 us * 2^n, and 0 disables the timeout (IBTA
+# volume 1, clauses 9.7.6.1.3 and 12.7.34).
 ACK_TIMEOUT_UNIT = 4.096e-6
 
-# IBTA volume 1, table 45, defines the RNR NAK timer field: milliseconds for the codes 1..31. Code 0
-# is the longest time.
+# These are the delays for the RNR NAK timer codes 1 to 31, followed by the longest delay, which has
+# code 0 (IBTA volume 1, table 45).
 _RNR_MILLISECONDS = (
     0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
     2.56, 3.84, 5.12, 7.68, 10.24, 15.36, 20.48, 30.72, 40.96, 61.44, 81.92, 122.88, 163.84,
     245.76, 327.68, 491.52, 655.36,
 )  # fmt: skip
 
-# Times are binary fractions, and 0.064 s must not be rounded up because of an error in the last
-# bit.
+# The tolerance hides floating-point errors, which would otherwise round an exact value such as
+# 0.06144 s up to the next code.
 _TOLERANCE = 1 - 1e-9
 
 
 def ack_seconds(name: str, value: object, *, endless: bool = False) -> float:
-    """Check a time until a retransmission as :func:`arguments.seconds` does."""
+    """Check an ACK timeout in seconds. Raises ValueError for a value that is already encoded."""
     _refuse_encoded(name, value, decode_ack_timeout)
     return as_seconds(name, value, endless=endless)
 
 
 def encode_ack_timeout(seconds: float) -> int:
-    """Return the 5-bit exponent for at least ``seconds``; 0, which never expires, for inf."""
+    """Return the exponent of the shortest timeout of at least ``seconds``, or 0 for infinity."""
     seconds = ack_seconds("an ack timeout", seconds, endless=True)
     if seconds == math.inf:
         return 0
@@ -52,16 +52,16 @@ def encode_ack_timeout(seconds: float) -> int:
 
 
 def decode_ack_timeout(exponent: int) -> float:
-    """Return the seconds for an exponent of ``ibv_qp_attr.timeout``, 0 to 31: 0.067 for 14.
+    """Return the seconds for an ``ibv_qp_attr.timeout`` from 0 to 31. For example, 14 is 0.067 s.
 
-    0 gives ``math.inf``, because that timeout never expires.
+    The result for 0 is ``math.inf``, because the timeout is disabled.
     """
     exponent = integer("exponent", exponent, 0, 31)
     return math.ldexp(ACK_TIMEOUT_UNIT, exponent) if exponent else math.inf
 
 
 def encode_rnr_timer(seconds: float) -> int:
-    """Return the code for at least ``seconds`` (0 to 0.65536), the peer's wait before a retry."""
+    """Return the code of the shortest RNR delay of at least ``seconds``, from 0 to 0.65536."""
     _refuse_encoded("an RNR timer", seconds, decode_rnr_timer)
     seconds = as_seconds("an RNR timer", seconds, endless=True)
     if not 0 <= seconds <= _RNR_MILLISECONDS[-1] / 1000:
@@ -70,9 +70,9 @@ def encode_rnr_timer(seconds: float) -> int:
 
 
 def decode_rnr_timer(code: int) -> float:
-    """Return the seconds for a code of ``ibv_qp_attr.min_rnr_timer``, 0 to 31: 0.00064 for 12.
+    """Return the seconds for an ``ibv_qp_attr.min_rnr_timer`` from 0 to 31.
 
-    Code 0 is the longest time.
+    For example, 12 is 0.00064 s. Code 0 is the longest delay.
     """
     return _RNR_MILLISECONDS[(integer("code", code, 0, 31) - 1) % 32] / 1000
 

@@ -1,4 +1,4 @@
-"""The lines of a trace of the embedded device, with one class for each type (see docs/trace.md).
+"""The lines of an embedded device's trace, with one class for each type (see docs/trace.md).
 
 Times are nanoseconds of CLOCK_MONOTONIC. Opcodes, statuses, states and events have the names of the
 C header without their prefixes. An optional field is None if the line does not have it.
@@ -19,7 +19,7 @@ VERSION = 1
 
 
 REASONS = {
-    # These reasons are for calls that post.
+    # Reasons for rejecting a work request
     "STATE": "the state of the queue pair does not allow the request: sends need RTS, receives "
     "need INIT or later",
     "NO_QUEUE": "this queue pair does not have that queue: it uses a shared receive queue, or it "
@@ -38,7 +38,7 @@ REASONS = {
     "NO_MEMORY": "the process is out of memory",
     "FULL": "the queue is full (max_send_wr or max_recv_wr); an unsignaled request occupies its "
     "slot until a later request completes",
-    # These reasons are for other calls.
+    # Reasons for rejecting other calls
     "TRANSITION": "queue pairs of this type do not have this state transition",
     "MASK_MISSING": "attr_mask lacks attributes that this state transition requires",
     "MASK_UNEXPECTED": "attr_mask contains attributes that this state transition does not allow",
@@ -70,7 +70,7 @@ REASONS = {
     "IN_USE": "other objects still use this object: destroy those objects first",
     "FATAL": "the device has failed: close the context and open the device again",
     "FORKED": "the context was opened before a fork: the child must open the device itself",
-    # These reasons are for memory.
+    # Reasons for denying access to memory
     "KEY": "the key is unknown: this process did not create it, or created it before the trace "
     "began",
     "ENDED": "the key is no longer valid: the region was deregistered, or the window was unbound",
@@ -84,7 +84,7 @@ REASONS = {
     "cannot invalidate",
     "REGION": "the key belongs to a region, but a request can only invalidate a window",
     "QUEUE_PAIR": "the queue pair itself lacks the right (qp_access_flags)",
-    # These reasons are for a request of the peer.
+    # Reasons for rejecting a peer's request
     "NO_RECEIVE": "no receive is posted",
     "LENGTH": "the message is longer than the receive",
     "QKEY": "the qkey of the datagram differs from that of the queue pair",
@@ -94,7 +94,7 @@ REASONS = {
     "SRQ": "the shared receive queue does not exist in this domain, or its completion queue has "
     "overflowed",
     "PACKET": "the packet is not valid after the packets before it",
-    # These reasons are for a packet, message or handshake that is dropped.
+    # Reasons for dropping a packet, message or handshake
     "QPN": "this process has no queue pair with that number: the peer's dest_qp_num or "
     "remote_qpn is wrong",
     "QP_STATE": "the queue pair cannot receive: it is not in RTR yet, is in ERR, or has lost its "
@@ -115,11 +115,11 @@ REASONS = {
     "REQUEST_RATE": "too many connection manager requests arrive, in total or from the sender's "
     "network; the sender repeats the request",
     "UNSENT": "the host's network stack did not accept the packet",
-    # These are causes of a retry.
+    # Causes of a retry
     "RNR": "the peer has no receive posted",
     "LOSS": "a packet or its acknowledgement was lost, or the peer dropped the packet, for "
     "example because of a wrong dest_qp_num or PSN (see the peer's trace)",
-    # These are statuses that have no other reason on this side.
+    # Completion statuses that imply their reason
     "RNR_RETRY_EXC_ERR": "the peer had no receive posted, even after rnr_retry retries",
     "RETRY_EXC_ERR": "the peer did not respond, even after retry_cnt retries: the peer is "
     "unreachable, or drops the requests (wrong dest_qp_num, PSN or address; see the peer's trace)",
@@ -142,19 +142,19 @@ def _record(cls: type[T]) -> type[T]:
 
 @_record
 class Record:
-    """A line of a trace, with the time at which it was written."""
+    """A line of a trace. ``t`` is the time at which it was written."""
 
     TYPE: ClassVar[str]
-    """The ``type`` of these lines."""
+    """The value of ``type`` in these lines."""
 
     t: int
 
 
 @_record
 class Header(Record):
-    """The first line of a run: the process, the time by both clocks, and the kernel's boot id.
+    """The first line of a run, which describes the process, its host and its clocks.
 
-    ``t`` and ``realtime_ns`` are the same moment. Traces with the same ``boot_id`` share a clock.
+    ``t`` and ``realtime_ns`` denote the same time. Traces with the same ``boot_id`` share a clock.
     """
 
     version: int
@@ -168,10 +168,10 @@ class Header(Record):
 
 @_record
 class Posted(Record):
-    """A work request posted to either queue; ``length`` is the size of its memory in bytes.
+    """A work request that was posted to a send or receive queue.
 
-    ``request`` is the number by which a completion refers to its request. It is unique among the
-    outstanding requests.
+    ``length`` is the total size of its buffers in bytes. ``request`` is unique among outstanding
+    requests, and the completion contains the same number.
     """
 
     request: int
@@ -182,7 +182,7 @@ class Posted(Record):
 
 @_record
 class PostedSend(Posted):
-    """A work request in a send queue: ibv_post_send(3), ibv_wr_post(3), ibv_bind_mw(3)."""
+    """A send request, posted by ibv_post_send(3), ibv_wr_post(3) or ibv_bind_mw(3)."""
 
     qp_num: int
     opcode: str
@@ -197,21 +197,21 @@ class PostedSend(Posted):
 
 @_record
 class PostedReceive(Posted):
-    """A receive of a queue pair: ibv_post_recv(3)."""
+    """A receive that ibv_post_recv(3) posted to a queue pair."""
 
     qp_num: int
 
 
 @_record
 class PostedSharedReceive(Posted):
-    """A receive of a shared receive queue: ibv_post_srq_recv(3)."""
+    """A receive that ibv_post_srq_recv(3) posted to a shared receive queue."""
 
     srq: int
 
 
 @_record
 class Refused(Record):
-    """A work request that was rejected, with the errno value that the call returned."""
+    """A rejected work request, with the errno value that the call returned."""
 
     wr_id: int
     errno: int
@@ -224,10 +224,10 @@ class Refused(Record):
 
 @_record
 class CallRefused(Record):
-    """A verb that failed with this errno value, other than the verbs that post.
+    """A failed verbs call that does not post work requests.
 
-    ``field`` is the invalid argument, with its ``value`` and, if it is too large, the ``limit``.
-    ``attributes`` are the missing or unexpected attributes of ``attr_mask``.
+    ``field`` is the name of the invalid argument, and ``value`` is its value. ``limit`` is set if
+    the value is too large. ``attributes`` lists the missing or unexpected bits of ``attr_mask``.
     """
 
     call: str
@@ -249,11 +249,11 @@ class CallRefused(Record):
 
 @_record
 class Completion(Record):
-    """A work completion, at the time when the device put it into its queue.
+    """A work completion. ``t`` is the time at which the device added it to the completion queue.
 
     ``request`` is 0 if the request was posted before the trace began. ``lost`` means that the
-    completion queue was full, so the application never saw the completion. LOC_PROT_ERR has
-    ``reason`` and ``lkey``.
+    completion queue was full, so the application never saw the completion. ``reason`` and ``lkey``
+    are set for LOC_PROT_ERR.
     """
 
     request: int
@@ -273,7 +273,7 @@ class Completion(Record):
 
 @_record
 class CreatedQP(Record):
-    """A new queue pair, in RESET. With XRC, neither side has both completion queues."""
+    """A new queue pair in state RESET. XRC queue pairs do not have both completion queues."""
 
     qp_num: int
     qp_type: str
@@ -286,14 +286,14 @@ class CreatedQP(Record):
 
 @_record
 class DestroyedQP(Record):
-    """A queue pair was destroyed, and its outstanding requests were dropped."""
+    """The destruction of a queue pair, which drops its outstanding requests."""
 
     qp_num: int
 
 
 @_record
 class QPStateChange(Record):
-    """A queue pair changed from ``cur_qp_state`` to ``qp_state``, on request or by itself."""
+    """A queue pair's state change, which was requested by a call or caused by an event."""
 
     qp_num: int
     cur_qp_state: str
@@ -303,7 +303,7 @@ class QPStateChange(Record):
 
 @_record
 class AsyncEvent(Record):
-    """An asynchronous event, at the time when it occurred: ibv_get_async_event(3)."""
+    """An asynchronous event (ibv_get_async_event(3)). ``t`` is the time at which it occurred."""
 
     event_type: str
     qp_num: int | None = None
@@ -314,9 +314,9 @@ class AsyncEvent(Record):
 
 @_record
 class RegisteredMR(Record):
-    """A new region, or new properties of a region: ibv_reg_mr(3), ibv_rereg_mr(3).
+    """A region that was registered by ibv_reg_mr(3) or changed by ibv_rereg_mr(3).
 
-    ``key`` is its lkey and its rkey.
+    ``key`` is both the lkey and the rkey.
     """
 
     key: int
@@ -328,16 +328,17 @@ class RegisteredMR(Record):
 
 @_record
 class KeyEnded(Record):
-    """A region was deregistered, or a window is no longer bound."""
+    """A key that became invalid because its region was deregistered or its window was unbound."""
 
     key: int
 
 
 @_record
 class Retry(Record):
-    """Requests are retransmitted, beginning with the oldest one.
+    """A retransmission of requests, beginning with the oldest.
 
-    ``cause`` is ``RNR`` if the receiver was not ready, and ``LOSS`` if something was lost.
+    ``cause`` is ``RNR`` if the receiver was not ready, or ``LOSS`` if a packet or its
+    acknowledgement was lost.
     """
 
     qp_num: int
@@ -346,10 +347,10 @@ class Retry(Record):
 
 @_record
 class AccessRefused(Record):
-    """The peer of a queue pair may not access this memory; the owner's trace has the reason.
+    """A peer's request that was denied access to memory. Only the owner's trace has the reason.
 
-    ``access`` contains the rights that the request needs. A request that ends a window has no
-    rights and no address.
+    ``access`` contains the rights that the request needs. A request that invalidates a window has
+    no rights and no address.
     """
 
     qp_num: int
@@ -362,7 +363,7 @@ class AccessRefused(Record):
 
 @_record
 class RequestRefused(Record):
-    """A peer's request was rejected, or a datagram dropped; the receiver's trace has the reason."""
+    """A peer's rejected request or dropped datagram. Only the receiver's trace has the reason."""
 
     qp_num: int
     reason: str
@@ -370,11 +371,11 @@ class RequestRefused(Record):
 
 @_record
 class Dropped(Record):
-    """A packet or message of a peer that was dropped silently, or one that could not be sent.
+    """A packet or message that was silently dropped on arrival, or that could not be sent.
 
-    ``qp_num`` is the queue pair number in it, and ``remote_qpn`` and ``remote`` are the number and
-    address of the other side. ``omitted`` counts earlier drops without a line, because at most 100
-    per second are traced.
+    ``qp_num`` is the queue pair number in the packet. ``remote_qpn`` and ``remote`` are the queue
+    pair number and address of the other side. At most 100 drops per second are traced, and
+    ``omitted`` is the number of earlier drops that were not.
     """
 
     reason: str
@@ -388,7 +389,7 @@ class Dropped(Record):
 
 @_record
 class Fault(Record):
-    """An injected fault: ``LOSS``, ``DUPLICATE``, ``RNR``, ``CUT``, ``OVERRUN`` ..."""
+    """An injected fault, such as ``LOSS``, ``DUPLICATE``, ``RNR``, ``CUT`` or ``OVERRUN``."""
 
     fault: str
     qp_num: int | None = None
@@ -397,7 +398,7 @@ class Fault(Record):
 
 @_record
 class End(Record):
-    """The last line: the trace was stopped, or had to end because of ``error``."""
+    """The last line of a trace. ``error`` is set if the trace could not continue."""
 
     error: str | None = None
 
@@ -437,7 +438,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-# The check of a value by the annotation of its field. An absent field must not be written as null.
+# This maps a field's annotation to the validator of its values. Null is never valid: an absent
+# optional field must be omitted.
 _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "int": (_is_number, "a number of at most 64 bits"),
     "str": (_is_text, "a string"),
@@ -458,7 +460,7 @@ _FIELDS: dict[type[Record], list[tuple[str, bool, Callable[[object], bool], str]
 
 
 def parse(line: str) -> Record:
-    """Parse a line into a record, ignoring unknown fields that a newer writer may add.
+    """Parse a line into a record. Unknown fields are ignored, because newer writers may add some.
 
     Raises:
         ValueError: If the line is invalid; the message says why.

@@ -1,4 +1,4 @@
-"""The fate of each work request of a run, found by matching posts and completions."""
+"""The outcome of each work request in a run, found by matching posts with completions."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from aiordma._core.trace_runs import Run
 
 
 class Outcome(StrEnum):
-    """The fate of a request."""
+    """The outcome of a request."""
 
     COMPLETED = "completed"
-    """It has a completion, whose status says whether it succeeded."""
+    """The request has a completion. Its status shows whether the request succeeded."""
     IMPLICIT = "implicit"
-    """It was unsignaled and succeeded, because a later request of its queue has completed."""
+    """The request was unsignaled. Its success is implied by a later completion of its queue."""
     LOST = "lost"
-    """Its completion did not fit into the completion queue."""
+    """The completion was lost because the completion queue was full."""
     FORGOTTEN = "forgotten"
-    """Its queue pair was reset or destroyed, so it will never complete."""
+    """The queue pair was reset or destroyed, so the request will never complete."""
     OPEN = "open"
     """The trace ends before the request does."""
 
 
 @dataclass(slots=True)
 class Request:
-    """A work request from its post to its end."""
+    """A work request, with its completion and its outcome."""
 
     posted: Posted | None
-    """The post, or None if the request was posted before the trace began."""
+    """The record of posting the request, or None if that was before the trace began."""
     outcome: Outcome = Outcome.OPEN
     completion: Completion | None = None
     ended: int | None = None
-    """The time of the end.
+    """The time at which the request ended.
 
-    For an implicit end it is the time of the later completion that implies it.
+    If the success is only implied, it is the time of the completion that implies it.
     """
     qp_num: int | None = None
-    """The queue pair, or None for a receive of a shared queue that no queue pair has used."""
+    """The queue pair number, or None for a shared receive that no queue pair has consumed."""
 
     @property
     def operation(self) -> str:
-        """The opcode of the post; ``RECV`` for receives."""
+        """The opcode of the request, which is ``RECV`` for all receives."""
         if isinstance(self.posted, PostedSend):
             return self.posted.opcode
         if self.posted is not None or self.completion is None:
@@ -60,37 +60,37 @@ class Request:
 
     @property
     def is_receive(self) -> bool:
-        """Whether it is a receive, of a queue pair's own queue or of a shared one."""
+        """Whether the request is a receive, including one from a shared receive queue."""
         return self.operation == "RECV"
 
     @property
     def wr_id(self) -> int:
-        """The number that the application assigned to it."""
+        """The number that the application assigned to the request."""
         known = self.posted or self.completion
         return known.wr_id if known else 0
 
     @property
     def status(self) -> str:
-        """The status of its completion; SUCCESS if that is implied, otherwise the outcome."""
+        """The completion status (SUCCESS if implied), or the outcome of a request without one."""
         if self.completion is not None:
             return self.completion.status
         return "SUCCESS" if self.outcome is Outcome.IMPLICIT else self.outcome.name
 
     @property
     def failed(self) -> bool:
-        """Whether it completed with an error, which includes a flush."""
+        """Whether the request completed with an error, including a flush error."""
         return self.completion is not None and self.completion.status != "SUCCESS"
 
     @property
     def took(self) -> int | None:
-        """The nanoseconds from post to completion; None unless both are known exactly."""
+        """The nanoseconds from post to completion, or None unless both were traced."""
         if self.posted is None or self.completion is None:
             return None
         return self.completion.t - self.posted.t
 
     @property
     def bytes(self) -> int:
-        """The bytes it transferred or would have; those received for a receive; 0 if unknown."""
+        """The number of bytes transferred or to be transferred, or 0 if unknown."""
         if self.completion is not None and self.completion.byte_len is not None:
             return self.completion.byte_len
         if self.is_receive or self.posted is None:
@@ -99,18 +99,17 @@ class Request:
 
     @property
     def began(self) -> int:
-        """The time of the post, or of the first known event of the request."""
+        """The time of the post, or the end time if the post was not traced."""
         if self.posted is not None:
             return self.posted.t
         return self.ended or 0
 
 
 def requests(run: Run) -> list[Request]:
-    """Return every request of the run, in the order of their posts.
+    """Return all requests of the run, in the order in which they were posted.
 
-    Requests and completions are matched by number. A send queue completes in order, so the
-    completion of a signaled request implies the completion of all requests posted to that queue
-    before it.
+    Completions are matched with requests by number. A send queue completes in order, so the
+    completion of a signaled request implies that all earlier requests in its queue have completed.
     """
     instance("run", run, Run, "a Run, one element of trace.read()")
     found: list[Request] = []

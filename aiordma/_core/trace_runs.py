@@ -24,7 +24,7 @@ from aiordma.errors import TraceFormatError
 
 @dataclass(slots=True)
 class Run:
-    """The records of one process, from the beginning of its trace to the end."""
+    """The header and the other records that one process wrote to a trace."""
 
     header: Header
     records: list[Record] = field(default_factory=list)
@@ -33,16 +33,16 @@ class Run:
 
     @property
     def end(self) -> End | None:
-        """The last record, or None if the process was killed or is still running."""
+        """The end record, or None if the process was killed or is still running."""
         last = self.records[-1] if self.records else None
         return last if isinstance(last, End) else None
 
 
 def parse_runs(data: bytes, path: str) -> list[Run]:
-    """Parse the runs of a file.
+    """Parse the contents of a trace file into runs.
 
     Raises:
-        TraceFormatError: If it is not a trace; the message contains ``path``.
+        TraceFormatError: If ``data`` is not a valid trace. The message contains ``path``.
     """
     lines = data.decode(errors="replace").split("\n")
     torn = lines.pop()  # the text after the last newline
@@ -84,9 +84,9 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
 
 
 def _with_reason(record: Record, ended: set[int]) -> Record:
-    """Return the record with the reason ENDED instead of KEY, if the key was valid before.
+    """Return the record, with the reason KEY replaced by ENDED if the key used to be valid.
 
-    The device reports KEY for both.
+    The device reports KEY for unknown keys and for keys that have ended.
     """
     match record:
         case RegisteredMR():
@@ -100,10 +100,10 @@ def _with_reason(record: Record, ended: set[int]) -> Record:
 
 
 def offsets(runs: Iterable[Run]) -> list[int]:
-    """Return corrections that convert the times of each run to nanoseconds of one clock.
+    """Return the nanoseconds to add to the times of each run to get the times of one clock.
 
-    Runs of the same boot share a monotonic clock. Runs of other boots are aligned with the first
-    run by the wall clocks, and are as accurate as these clocks agree.
+    Runs of the same boot share a monotonic clock. Other runs are aligned with the first run by
+    their wall clocks, and the accuracy depends on how well these clocks agree.
     """
     headers = [run.header for run in runs]
     return [

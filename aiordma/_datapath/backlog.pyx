@@ -1,4 +1,4 @@
-# Work that waits for room on a rail, and work left over from a rail that broke.
+# Work that waits for send queue entries of a rail, and work left over from a broken rail.
 
 cimport cython
 
@@ -10,7 +10,7 @@ import collections
 
 @cython.final
 cdef class Backlog:
-    """Work that waits for entries of a send queue, in order. Each item has a number."""
+    """The queue of work that waits for send queue entries. Each item has a sequence number."""
 
     def __cinit__(self, Clock clock not None):
         self.works, self.wait = collections.OrderedDict(), Wait.__new__(Wait, clock)
@@ -36,7 +36,7 @@ cdef class Backlog:
         return works
 
     cdef int take_over(self, Backlog before) except -1:
-        """Move the work of `before`, with its numbers, in front of the work that waits here."""
+        """Insert the work of `before`, including its numbers, in front of this backlog's work."""
         before.works.update(self.works)
         self.works, before.works = before.works, collections.OrderedDict()
         self.latest = max(self.latest, before.latest)
@@ -45,7 +45,7 @@ cdef class Backlog:
         return self.note()
 
     cdef int note(self) except -1:
-        """Update the state after a change."""
+        """Update `waits` and the wait statistics after a change."""
         self.waits = self.held or bool(self.works)
         self.wait.note(FOR_SEND_QUEUE if self.waits else FOR_NOTHING)
         return 0
@@ -73,7 +73,7 @@ cdef class Leftovers:
         return 0
 
     cdef list take_works(self, list between):
-        """Return all work in order, with `between` behind the posted work, and forget it."""
+        """Remove and return all work in order, with `between` inserted after the posted work."""
         works = [*(self.posted or ()), *between, *(self.unposted or ())]
         self.posted = self.unposted = None
         return works

@@ -1,8 +1,8 @@
 # Outgoing control messages.
 #
-# They have their own credits, and wait here until there are some. They need little memory, and have
-# spare blocks for when the pool is exhausted, because a connection whose users hold the whole pool
-# must still respond to its peer.
+# Control messages have their own credits, and wait here until a credit is available. Spare blocks
+# are reserved for them, because a connection must respond to its peer even when the program holds
+# all memory of the pool.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcpy
@@ -33,7 +33,7 @@ RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)
 @cython.no_gc_clear
 @cython.final
 cdef class Controls:
-    """The sender of the control messages of one connection, in order."""
+    """The queue of outgoing control messages of one connection."""
 
     def __init__(self, Outbox outbox not None, FrameHandler session not None):
         self.outbox, self.session = outbox, session
@@ -52,12 +52,12 @@ cdef class Controls:
         return self.latest_request
 
     def send(self, message: protocol.Message, future: Waiter | None = None):
-        """Send a control message as soon as there is a credit for it.
+        """Send a control message as soon as a credit is available for it.
 
-        A message without a waiter is a response. If too many responses wait, the peer has violated
-        the protocol, because it does not return credits for them. A message with a waiter is sent
-        after the operations that began before it, and responses do not wait for it. Nothing is sent
-        after the end.
+        A message without a waiter is a response. If too many responses wait, the peer violates the
+        protocol by not returning credits. A message with a waiter is sent after all operations that
+        began before it, but responses may overtake it. Nothing is sent after the connection has
+        ended.
         """
         cdef bytes content = protocol.encode(message)
         if self.session is None:
@@ -82,7 +82,7 @@ cdef class Controls:
         return self.session.flush()
 
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1:
-        """Acknowledge a message of the peer. This invalidates its window with `window_key`."""
+        """Acknowledge the peer's message, and invalidate its window `window_key` unless it is 0."""
         cdef RendezvousAck ack
         ack.request_id, ack.status = htole32(request_id), 0
         content = PyBytes_FromStringAndSize(<const char *> &ack, sizeof(ack))
@@ -95,7 +95,7 @@ cdef class Controls:
         return self.answer(RNDV_ACK, content, window_key, False)
 
     cdef int rail_gone(self) except -1:
-        """Drop the window keys of waiting messages, because they are only valid on the old rail."""
+        """Drop the window keys of waiting messages, because they are valid only on the old rail."""
         for kind, content, future, behind, _ in self.waiting.take_all():
             self.waiting.append((kind, content, future, behind, 0))
         return 0
@@ -103,7 +103,7 @@ cdef class Controls:
     cdef int resume(
         self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing
     ) except -1:
-        """Report, in the first frame on a rail, how many frames this side has handled."""
+        """Send the first frame on a rail, which reports how many frames this side has handled."""
         cdef PoolBlock block = self.spare_blocks.pop()
         cdef bytes content = RESUME_HEADER + protocol.encode(
             protocol.Resume(number, rail.number, frames)
@@ -122,7 +122,7 @@ cdef class Controls:
         return rail.post_checked(frame)
 
     def end(self, error: BaseException):
-        """Fail all waiters with errors that have `error` as their cause. Nothing more is sent."""
+        """Fail all waiters with errors caused by `error`, and drop all waiting messages."""
         for _, _, future, _, _ in self.waiting.take_all():
             if future is not None:
                 complete_waiter(future, self.outbox.owner.error_for(error))
@@ -138,8 +138,8 @@ cdef class Controls:
         while self.waiting.size() and can_send(self):
             item = self.waiting.first()
             if item[3] and not self.outbox.lead.backlog.has_posted(item[3]):
-                # A write before this message may wait for a response of the peer to a message
-                # behind it.
+                # This message has to follow a write that has not been posted yet. Send responses
+                # first, because the write may depend on the peer receiving one of them.
                 answers = [it for it in self.waiting.all() if it[2] is None]
                 if not answers:
                     break
@@ -157,8 +157,8 @@ cdef class Controls:
     ) except -1:
         """Send a control frame.
 
-        Its arrival invalidates the peer's window with `window_key` if that is not 0. Returns False
-        if there is no memory until a frame completes.
+        The frame invalidates the peer's window `window_key` unless that is 0. Returns False if no
+        memory is available until another frame completes.
         """
         cdef Outbox outbox = self.outbox
         cdef uint32_t length = HEADER + <uint32_t> len(content)
@@ -186,7 +186,7 @@ cdef class Controls:
         return not self.outbox.flags & (NOT_STARTED | ENDED) and can_send(self)
 
     def send_now(self, message: protocol.Message) -> bool:
-        """Send a control message if that is possible now. Otherwise return False and drop it."""
+        """Send a control message now if possible. Otherwise drop the message and return False."""
         return self.can_send_now and self.send_frame(CONTROL, protocol.encode(message), None)
 
 

@@ -1,4 +1,4 @@
-# Frames, and the room that the peer has for them. aiordma/_core/frames.py describes the layout.
+# Validation of frames, and flow control. aiordma/_core/frames.py describes the layout of frames.
 
 cimport cython
 
@@ -60,37 +60,37 @@ def count_bundled(const unsigned char[:] frame not None: Buffer) -> int:
 
 
 # Flow control uses credits. Each side posts D receives for frames with messages and C receives for
-# other frames, all in one queue.
+# all other frames. All receives share one queue.
 #
-#   1. A DATA frame needs a data credit. So does an RNDV_RTS frame, which stands for a message, a
-#      BUNDLE frame, which carries several messages, and a write with immediate data, which
-#      consumes a receive.
+#   1. Each DATA, BUNDLE, RNDV_RTS or WRITTEN frame needs a data credit. A write with immediate data
+#      needs one as well, because it consumes a receive.
 #   2. A CONTROL, RNDV_ACK or RNDV_KEYS frame needs more than two control credits, so that two
 #      remain for CREDIT frames.
 #   3. A CREDIT frame that returns control credits needs one control credit. A CREDIT frame that
 #      returns only data credits needs two.
 #   4. A CREDIT frame is due when max(1, D // 2) data credits or two control credits are owed. With
-#      several rails, credits also free the sender's journal, so D counts as at most 8.
+#      several rails, D counts as at most 8, because the sender's journal keeps frames until their
+#      credits return.
 #
-# There is no deadlock. Suppose that nothing is in flight and that side A cannot send a CREDIT frame
-# that is due. Then A has at most one control credit, so B owes it at least C - 1 >= 3. B's CREDIT
-# frame is therefore due as well, and can only be blocked if B has no control credit. Then A owes B
-# all C control credits, so A's frame would need only one, and A has none either. Both sides have
-# spent their last control credit. By rules 2 and 3, only a CREDIT frame that returns control
-# credits can spend the last one. When A's last frame arrived at B, B had a credit, and now it has
-# none. So B sent its last frame after A's last frame had arrived. By the same argument, A sent its
-# last frame after B's had arrived, which is a contradiction. Without the "two" in rule 3, a
-# deadlock is possible: both sides use up everything in one flight, and spend the last two credits
-# on data credits only.
+# Deadlock is impossible. Suppose that nothing is in flight and that side A cannot send a CREDIT
+# frame that is due. Then A has at most one control credit, so B owes A at least C - 1 >= 3 control
+# credits. B's CREDIT frame is therefore due as well, and B can only be blocked if it has no control
+# credit. Then A owes B all C control credits, so A's frame needs only one credit by rule 3, and A
+# has none either. By rules 2 and 3, only a CREDIT frame that returns control credits can spend the
+# last control credit. A's last frame therefore gave B a credit when it arrived. B has spent that
+# credit, so B sent its last frame after A's last frame had arrived. By the same argument, A sent
+# its last frame after B's last frame had arrived, which is a contradiction. If rule 3 did not
+# require two credits, both sides could spend their last two credits on returning only data credits,
+# and deadlock.
 #
-# There is no starvation. An idle side owes at most one control credit, so the other side has C - 1
-# >= 3 and may send a CONTROL frame. This is why C is at least 4. An idle side also owes less than
-# max(1, D // 2) data credits, apart from those of messages that its program has not taken. A side
-# whose program has taken all messages can therefore always be sent to.
+# Starvation is impossible. An idle side owes at most one control credit, so its peer has at least
+# C - 1 >= 3 and may send a CONTROL frame. This is why C must be at least 4. An idle side also owes
+# fewer than max(1, D // 2) data credits, not counting messages that its program has not taken. Once
+# the program has taken all messages, the peer can therefore always send another message.
 #
-# There is no endless exchange of CREDIT frames. A CREDIT frame that is not for data responds to two
-# or more frames, so without new data each round has at most half as many frames as the previous
-# one.
+# CREDIT frames cannot trigger each other endlessly. A CREDIT frame that returns no data credits
+# responds to at least two frames. Without new data, each round therefore has at most half as many
+# frames as the previous round.
 
 cdef enum:
     RESERVE = 2  # control credits that only CREDIT frames may use
@@ -98,7 +98,7 @@ cdef enum:
 
 @cython.final
 cdef class Credits:
-    """The credits of both directions of one connection."""
+    """The credits of one connection, in both directions."""
 
     def __cinit__(
         self, data_receives: int, control_receives: int, peer_data_receives: int,
@@ -154,7 +154,7 @@ cdef class Credits:
     # ---- for tests ----
 
     def sent(self, int kind) -> tuple[int, int]:
-        """Return the control and data credits in the header of a frame that is sent now."""
+        """Write the header of a frame, and return the control and data credits in the header."""
         cdef FrameHeader header
         write_header(&header, self, kind, False, 0)
         return header.control, le16toh(header.data)
@@ -185,14 +185,14 @@ cdef class Credits:
 # ---- the size of the peer's receives -------------------------------------------------------------
 
 cdef enum:
-    MAX_SIZE_CHANGES = 8  # announced sizes that are not reached yet
+    MAX_SIZE_CHANGES = 8  # announced sizes that are not in effect yet
 
 
 @cython.final
 cdef class PeerRoom:
-    """The size of the peer's receives, which frames consume in the order of sending.
+    """The size of the peer's receives, which frames consume in the order in which they are sent.
 
-    The peer announces a change, and the first receive of the new size, before it returns a credit
+    The peer announces a new size, and the first receive that has it, before it returns the credit
     for that receive.
     """
 
@@ -212,7 +212,7 @@ cdef class PeerRoom:
 
     @cython.wraparound(True)
     def announced(self, first: int, size: int):
-        """Record that the peer's receives have `size` from number `first` on.
+        """Record a new `size` of the peer's receives, starting with receive number `first`.
 
         Raises ProtocolError if the announcement is invalid.
         """

@@ -1,9 +1,9 @@
 # Futures of work requests and messages, and how the drain wakes the tasks that await them.
 #
-# An asyncio.Future calls back in the next iteration of the loop, which costs a handle and a system
-# call. However, the loop calls a drain while no task is running. The drain can therefore call back
-# directly, at its end, for the futures that it has settled. For futures that are settled at any
-# other time, the loop calls back as usual.
+# An asyncio.Future schedules its callbacks for the next loop iteration, which costs a handle and a
+# system call. No task is running while the loop runs a drain. At its end, the drain can therefore
+# run the callbacks of the futures that it has settled. If a future is settled at any other time,
+# the loop runs its callbacks as usual.
 
 cimport cython
 from cpython.object cimport PyObject, PyTypeObject
@@ -32,8 +32,8 @@ cdef enum:
     MAX_SPINS = 16         # polls by tasks that are about to wait, per iteration of the loop
     MAX_SHORT_SPINS = 255  # polls without spinning, after spins that found nothing
 
-# If AIORDMA_NO_DIRECT_WAKE is set, the loop also calls back for futures that a drain has settled
-# (see docs/completion.md).
+# AIORDMA_NO_DIRECT_WAKE makes the loop run all callbacks, including those of futures that a drain
+# has settled (see docs/completion.md).
 cdef bint direct_wake = not os.environ.get("AIORDMA_NO_DIRECT_WAKE")
 cdef PyCFunction task_wakeup = NULL  # asyncio's own function; NULL until it is first seen
 cdef object copy_context = contextvars.copy_context
@@ -54,7 +54,8 @@ cdef bint is_task_wakeup(object callback) except -1:
     return function == task_wakeup and function != NULL
 
 
-# This is not a Python global, because globals may be None when the interpreter shuts down.
+# A C variable remains valid while the interpreter shuts down, unlike a Python global, which may
+# already be None.
 cdef object warn = warnings.warn
 
 
@@ -76,7 +77,7 @@ cdef int never_awaited(str name) noexcept:
 
 
 cdef int complete_waiter(object waiter, object error) except -1:
-    """Complete a waiter of any kind, with `error` unless that is None, if it is not done."""
+    """Complete any waiter that is not done, with `error` as its exception unless that is None."""
     if isinstance(waiter, OpFuture):
         (<OpFuture> waiter).settle(DONE if error is None else FAILED, error)
     elif not waiter.done():
@@ -88,10 +89,10 @@ cdef int complete_waiter(object waiter, object error) except -1:
 
 
 cdef object of_callback(object error):
-    """Return the exception that an await raises for the error of a user's callback.
+    """Return the exception that an await raises after a user's callback has raised `error`.
 
-    It is the error itself. If that would end the await in another way, as in a generator (PEP 479),
-    it is a RuntimeError with the error as its cause.
+    StopIteration and GeneratorExit would not reach the awaiting code unchanged, so a RuntimeError
+    replaces them, as for generators (PEP 479). All other errors are returned as they are.
     """
     if not isinstance(error, (StopIteration, GeneratorExit)):
         return error
@@ -102,9 +103,9 @@ cdef object of_callback(object error):
 
 @cython.final
 cdef class Wakeups:
-    """The tasks of one event loop that await its OpFutures.
+    """The state for waking the tasks of one event loop that await OpFutures.
 
-    A drain calls them back at its end. A task that is about to wait may poll first.
+    A drain wakes the tasks at its end. A task that is about to wait may poll first.
     """
 
     def __cinit__(self, loop: AbstractEventLoop):
@@ -112,7 +113,7 @@ cdef class Wakeups:
         self.spins_left = MAX_SPINS
 
     cdef bint is_of_this_task(self) except -1:
-        """Return whether the caller runs in this event loop, also if a drain has called it back."""
+        """Return whether the caller runs in this event loop, or in a callback run by a drain."""
         if self.calling_back and self.thread == PyThread_get_thread_ident():
             return True
         return get_running_loop() is self.loop
@@ -132,7 +133,7 @@ cdef class Wakeups:
         return 0
 
     cdef int remember(self, object error) except -1:
-        """Keep an error, such as KeyboardInterrupt. The drain raises the first one at its end."""
+        """Keep an error, such as KeyboardInterrupt. The drain raises the first error at its end."""
         if self.first_raised is None:
             self.first_raised = error
         return 0
@@ -165,11 +166,11 @@ cdef class Wakeups:
 
 
 cdef int call_back(Wakeups wakeups) except -1:
-    """Call back the tasks whose futures this drain has settled."""
+    """Run the callbacks of the futures that this drain has settled."""
     cdef list settled = wakeups.settled
     cdef OpFuture future
     cdef Py_ssize_t i = 0
-    if not settled or wakeups.calling_back:  # the outer drain calls back
+    if not settled or wakeups.calling_back:  # the outer drain runs the callbacks
         return 0
     wakeups.calling_back = not wakeups.defers_callbacks
     wakeups.thread = PyThread_get_thread_ident()
@@ -185,8 +186,8 @@ cdef int call_back(Wakeups wakeups) except -1:
     return 0
 
 
-# The cycle collector breaks a cycle at the task's callback. It must not clear a future, because
-# `__dealloc__` needs the Wakeups to correct the number of futures that tasks wait for.
+# The cycle collector must not clear a future, because `__dealloc__` needs `wakeups` to correct the
+# number of waiting futures. Cycles are broken at the task's callback instead.
 @cython.no_gc_clear
 @cython.freelist(64)
 cdef class OpFuture:
@@ -214,7 +215,7 @@ cdef class OpFuture:
         raise StopIteration
 
     cdef bint withdraw(self) except -1:
-        """Leave the queue on cancellation. Returns False if it is no longer in a queue."""
+        """Leave the queue on cancellation. Returns False if the future is no longer queued."""
         return False
 
     def result(self):
@@ -320,7 +321,7 @@ cdef class OpFuture:
         except RuntimeError:
             if not loop.is_closed():
                 raise
-            # The tasks to call back have ended with the loop.
+            # The tasks that would be woken have ended with the loop.
         return 0
 
 cdef int run_callbacks(OpFuture future, bint deferred) except -1:
@@ -336,10 +337,10 @@ cdef int run_callbacks(OpFuture future, bint deferred) except -1:
 
 
 cdef int run_callback(OpFuture future, object callback, object context) except -1:
-    """Run a callback immediately, in the way the loop would."""
+    """Run a callback immediately, in the same way as the loop would."""
     cdef object caller = future
-    # A task asks its caller for the result. It does this directly for an asyncio.Future, but calls
-    # the method by name for any other class, which takes twenty times as long.
+    # A woken task gets the result from the future passed to its callback. This takes twenty times
+    # as long for any class other than asyncio.Future, so pass a finished asyncio.Future instead.
     if future.state == DONE and is_task_wakeup(callback):
         caller = future.wakeups.finished()
     PyContext_Enter(context)

@@ -1,23 +1,28 @@
-# Messages that have arrived, in order, and the receivers that wait for them.
+# Messages that have arrived, in order, and the receivers that wait for messages.
 #
-# - A message that fits into a receive is complete when it arrives. A longer message is read with
-#   RDMA. At most `Config.fetch_ahead` bytes are read before their `recv`, so that a slow reader
-#   uses a limited amount of memory.
-# - `recv` uses memory of the pool. `recv_into` brings its own memory, and a long message is read
-#   directly into it. This message is only acknowledged when it has been taken, so that it can be
-#   read again.
-# - Memory is pinned until the posted reads that use it complete.
+# - A message that fits into a posted receive is complete when it arrives. A longer message is read
+#   with RDMA. At most `Config.fetch_ahead` bytes are read before the program calls `recv`, which
+#   limits the memory for a slow reader.
+# - `recv` uses pool memory. With `recv_into`, a long message is read directly into the caller's
+#   memory. It is not acknowledged until the receiver takes it, because it must be read again if the
+#   receiver is cancelled.
+# - Memory stays pinned until all READs that were posted for it have completed.
 #
-# A receive waits for one of the following reasons, which `next_for` checks in this order:
+# A receiver waits for one of the following reasons, which `next_for` checks in this order:
 #
 # - Another receiver is ahead of it.
 # - No message has arrived.
 # - The first message is being read into the memory of another receiver.
 # - The first message is long, and `fetch_ahead` has not read all of it.
 #
-# `fetch_ahead` starts no READ while a receiver has been woken but has not resumed, while `allocate`
-# runs, while the pool has no block, or while memory is scarce and the peer's device has not
-# responded to a `probe`. The pool calls `fetch_ahead` again when it has a block.
+# `fetch_ahead` does not start a READ under any of these conditions:
+#
+# - A receiver has been woken but has not resumed yet.
+# - `allocate` is running.
+# - The pool has no free block.
+# - Memory is scarce, and the peer's device has not responded to a `probe`.
+#
+# The pool calls `fetch_ahead` again when a block becomes available.
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -80,12 +85,13 @@ cdef extern from *:
 
 
 cdef enum:
-    # If more bytes of READs are in flight per rail, no further message is read ahead. The limit is
-    # high enough to keep a fast link busy, and low enough for the bytes to stay in the processor's
-    # cache until they are taken.
+    # Reading ahead pauses while this many bytes per rail are in flight. The limit is high enough to
+    # keep a fast link busy, and low enough for the messages to stay in the CPU cache until they are
+    # taken.
     MAX_BYTES_READING = 512 << 10
-    # The keys for other rails arrive on the same link, behind the bytes that the lead has
-    # requested. The lead therefore requests little at a time until they have arrived.
+    # The keys for other rails arrive on the lead's link, behind the data that the lead has already
+    # requested. Until all keys have arrived, the lead therefore reads the first FIRST_BYTES of a
+    # message in chunks of FIRST_CHUNK.
     FIRST_BYTES = 256 << 10
     FIRST_CHUNK = 64 << 10
 
@@ -101,14 +107,15 @@ cdef object quota_error(pool, uint64_t size):
 
 # ---- receivers ---------------------------------------------------------------------------------------
 
-# The device may still write to the memory after the receiver is gone.
+# The device may still write to the memory after the receiver is gone, so the cycle collector must
+# not clear the pin or the buffer.
 @cython.no_gc_clear
 @cython.final
 cdef class ReceiveTarget(Pinned):
     """The caller's memory into which a message is received."""
 
     cdef int open(self, object memory) except -1:
-        """Find the bytes, and pin them until the target is closed and no READ is in progress."""
+        """Locate the memory, and pin it until the target is closed and no READ uses the memory."""
         self.memory = memory
         if isinstance(memory, Local):
             self.local = <Local> memory
@@ -131,7 +138,7 @@ cdef class ReceiveTarget(Pinned):
         return 0
 
     cdef int close(self) except -1:
-        """Return the memory to the caller as soon as no READ to it is in progress."""
+        """Unpin the caller's memory as soon as no READ into it is in progress."""
         self.closed = True
         self.allocate = self.refused = None
         return self.settle()
@@ -163,7 +170,7 @@ cdef object room_for(ReceiveTarget target, uint64_t length):
     if target.refused is None and target.memory is None:
         try:
             target.open(target.allocate(length))
-        except BaseException as error:  # it belongs to the receiver, not to the drain
+        except BaseException as error:  # the receiver raises it, not the drain
             target.refused = of_callback(error)
     if target.refused is None and length > target.length:
         return MessageTooLongError(length, target.length, received=True)
@@ -192,7 +199,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         return self
 
     def __iter__(self) -> Self:
-        """Return the iterator of an await. `bytearray` and `for` would lose the message."""
+        """Return the iterator of an await. Other callers, such as `for`, would lose the message."""
         if not self.awaited:
             raise TypeError(f"{self.name()}() must be awaited before its result can be used")
         return self
@@ -242,13 +249,13 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         if not self.begun:
             never_awaited(self.name())
         elif self.waiter is not None and inbox is not None:
-            # The operation was dropped halfway, like a coroutine that is garbage collected. After
-            # the end, or if the inbox is garbage too, it need not leave the queue.
+            # The operation was garbage collected while it waited, so it leaves the queue. This is
+            # unnecessary if the connection has ended or the inbox is garbage as well.
             if inbox.receivers is not None and inbox.incoming is not None and inbox.ended is None:
                 self.withdraw()
 
     cdef int withdraw(self) except -1:
-        """End the wait, even if it was already woken for a message."""
+        """Stop waiting, even if this operation has already been woken for a message."""
         cdef RecvFuture waiter = self.waiter
         cdef Inbox inbox = self.inbox
         self.waiter = None
@@ -256,7 +263,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             if not waiter.withdraw() and waiter.state == DONE:  # it was woken for a message
                 inbox.notified -= 1
                 inbox.fetcher.fetch_ahead()
-            wake_if_ready(inbox)  # the message, or the end of the iteration, is for the next one
+            wake_if_ready(inbox)  # the next receiver gets the message or the end of iteration
         if not self.over:
             self.over = True
             if self.target is not None:
@@ -382,7 +389,7 @@ cdef class MessageIterator:
 
 @cython.final
 cdef class PendingRendezvous:
-    """A message that the peer offers, in its place in the order, until it has been read."""
+    """A message that the peer has offered and this side has not acknowledged yet."""
 
     def __len__(self) -> int:
         return self.length
@@ -399,9 +406,9 @@ cdef class PendingRendezvous:
         return le32toh(piece.rkey) if le32toh(piece.flags) & IS_WINDOW else 0
 
     cdef int end_striping(self) except -1:
-        """Request no further chunks. Those in progress hold the memory themselves."""
+        """Stop requesting chunks. The chunks in progress keep the memory pinned."""
         cdef StripedRead striped = self.striped
-        self.striped = None  # it refers to this object
+        self.striped = None  # break the reference cycle
         return 0 if striped is None else striped.let_go()
 
 
@@ -416,7 +423,7 @@ cdef inline const RendezvousPiece *pieces_of(PendingRendezvous pending) noexcept
 cdef PendingRendezvous pending_rendezvous(
     const unsigned char *frame, uint32_t length, uint64_t longest, bint sealed, bint rails
 ):
-    """Parse an RNDV_RTS frame. Raises ProtocolError for a message that this side does not read."""
+    """Parse an RNDV_RTS frame. Raises ProtocolError if the frame or the message is invalid."""
     cdef const FrameHeader *header = <const FrameHeader *> frame
     cdef const RendezvousRequest *request = <const RendezvousRequest *> (frame + HEADER)
     cdef const RendezvousPiece *piece
@@ -462,9 +469,9 @@ cdef PendingRendezvous pending_rendezvous(
 @cython.no_gc_clear
 @cython.final
 cdef class RendezvousRead(WorkRequest):
-    """An RDMA READ of a rendezvous message, or of zero bytes.
+    """An RDMA READ of a part of a rendezvous message, or of zero bytes.
 
-    A READ of zero bytes tests whether the peer's device responds. It needs no memory and no key
+    A READ of zero bytes tests whether the peer's device responds. It does not need memory or a key
     (IBTA 9.4.4, C9-88).
     """
 
@@ -504,16 +511,17 @@ cdef class RendezvousRead(WorkRequest):
         return 0
 
 
-# The device relies on the pin, so the cycle collector must not clear this.
+# The device may be writing to the pinned memory, so the cycle collector must not clear the pin.
 @cython.no_gc_clear
 @cython.final
 cdef class StripedRead(Striped):
-    """The reading of a message over several rails, in chunks of its pieces."""
+    """A message that is read over several rails. Each chunk is part of one piece."""
 
     cdef int use(self, SendQueue rail) except -1:
-        """Register the memory with the rail, if it has keys.
+        """Register the memory for the rail, if the peer has sent keys for the rail.
 
-        A rail that cannot register it reads nothing. If it is the lead, it breaks (`reach`).
+        A rail that fails to register the memory reads nothing. If it is the lead, `reach` breaks
+        the rail.
         """
         if rail.number in self.lkeys or (
             rail.number != self.pending.rail and not keys_of(self.pending, rail.number)
@@ -567,7 +575,7 @@ cdef class StripedRead(Striped):
         return rail.post(read)
 
     cdef int let_go(self) except -1:
-        """Unpin the memory, because no chunk uses it now or later."""
+        """Unpin the memory. Chunks in progress have their own pins."""
         cdef Pinned pinned = self.pinned
         self.pinned = None
         if pinned is not None:
@@ -579,7 +587,7 @@ cdef class StripedRead(Striped):
 
 
 cdef uint32_t piece_at(StripedRead striped, uint64_t *start) noexcept:
-    """Return the piece that contains byte `start`, and change `start` to the offset in it."""
+    """Return the index of the piece that contains byte `start`, and make `start` relative to it."""
     cdef const RendezvousPiece *pieces = pieces_of(striped.pending)
     cdef uint32_t i = 0
     while start[0] >= le64toh(pieces[i].length):
@@ -628,7 +636,7 @@ cdef class Inbox:
     # ---- taking ----
 
     cdef object refusal(self, object item, ReceiveTarget target):
-        """Return the error if a receiver with this target (None: `recv`) cannot take the item."""
+        """Return the error if a receiver cannot take the item. `target` is None for `recv`."""
         if type(item) is PendingRendezvous and (<PendingRendezvous> item).refused is not None:
             refused, (<PendingRendezvous> item).refused = (<PendingRendezvous> item).refused, None
             return refused
@@ -661,7 +669,7 @@ cdef class Inbox:
     # ---- the end ----
 
     cdef int end_iteration(self) except -1:
-        """End each `async for` over the messages when it has consumed those that have arrived."""
+        """End every `async for` after it has consumed the messages that have arrived."""
         self.iteration_ends = True
         return wake_if_ready(self)
 
@@ -679,7 +687,7 @@ cdef class Inbox:
 
 
 cdef bint ready(Inbox inbox) noexcept:
-    """Return whether the first receiver can continue: with a complete message, or with the end."""
+    """Return whether the first receiver can continue, with a complete message or an exception."""
     if inbox.ended is not None:
         return True
     if inbox.incoming.size():
@@ -704,7 +712,7 @@ cdef int wake_if_ready(Inbox inbox) except -1:
 
 
 cdef object in_use(Inbox inbox, str other):
-    """Return the error if `other` cannot read the messages."""
+    """Return the error for `other`, which cannot receive because the messages have a reader."""
     return BusyError(
         f"{other} cannot receive from the connection with {inbox.outbox.owner.peer_name}: it is in use "
         f"by {inbox.outbox.reader or 'a task that waits in recv()'}; use another connection"
@@ -712,7 +720,7 @@ cdef object in_use(Inbox inbox, str other):
 
 
 cdef list to_be_read(Inbox inbox):
-    """Return the messages that are still at the peer, in order."""
+    """Return the rendezvous messages that have not been acknowledged, in order."""
     return [item for item in inbox.incoming.all() if type(item) is PendingRendezvous]
 
 
@@ -722,13 +730,13 @@ cdef object next_for(Inbox inbox, RecvOperation operation, bint waited):
     cdef ReceiveTarget target = operation.target
     cdef bint in_turn = waited or not (inbox.receivers.size() or inbox.notified)
     cdef RecvFuture waiter
-    # A message that is being read into the memory of a receiver belongs to that receiver.
+    # A message that is being read into a receiver's memory is reserved for that receiver.
     if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is not None:
         if (<PendingRendezvous> first).target is not target:
             first = None
     if in_turn and first is not None:
         refusal = inbox.refusal(first, target)
-        if inbox.incoming.first() is not first:  # `allocate` has received it
+        if inbox.incoming.first() is not first:  # `allocate` has received the message
             return next_for(inbox, operation, waited)
         if refusal is None and is_complete(first):
             return first
@@ -763,7 +771,7 @@ cdef int take_landed(Inbox inbox, PendingRendezvous pending) except -1:
 
 
 cdef int put_back(Inbox inbox, ReceiveTarget target) except -1:
-    """Put back, as the first, a message that was being read for a receiver that is gone."""
+    """Make the first message available again if it was being read for a cancelled receiver."""
     cdef object first = inbox.incoming.first()
     if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is target:
         (<PendingRendezvous> first).target = None
@@ -788,7 +796,7 @@ cdef class Fetcher:
         self.unread, self.stalling = Fifo(), set()
 
     cpdef int fetch_ahead(self) except -1:
-        """Start reading the first message if a receiver waits, and others within `fetch_ahead`."""
+        """Start reading the first message if a receiver waits, and others ahead of `recv`."""
         cdef PendingRendezvous pending
         cdef RecvFuture wanted
         while self.unread.size() and self.inbox.ended is None and not self.inbox.allocating:
@@ -799,7 +807,8 @@ cdef class Fetcher:
                     return 0  # the woken receiver has precedence
                 wanted = <RecvFuture> self.inbox.receivers.first()
             if wanted is None:
-                # A receiver that brings memory gets the message directly, without a copy.
+                # Do not read ahead if the program calls `recv_into`, because a message can then be
+                # read directly into the program's memory.
                 if (
                     not self.reads_ahead
                     or self.bytes_reading
@@ -809,10 +818,10 @@ cdef class Fetcher:
                     return 0
             else:
                 refusal = self.inbox.refusal(pending, wanted.target)
-                if self.inbox.receivers.first() is not wanted:  # `allocate` has ended it
+                if self.inbox.receivers.first() is not wanted:  # `allocate` removed the receiver
                     continue
                 if refusal is not None:
-                    return wake_first(self.inbox)  # it raises the error
+                    return wake_first(self.inbox)  # the receiver raises the error
             if wanted is not None and wanted.target is not None:
                 if not fetch_into(self, pending, wanted.target):
                     return 0
@@ -821,7 +830,7 @@ cdef class Fetcher:
         return 0
 
     cdef BlockCache move(self, SendQueue rail):
-        """Use a new lead. Returns the pool of its driver, which now provides the memory."""
+        """Switch to a new lead, and return its driver's pool, which now provides the memory."""
         cdef PendingRendezvous pending
         for pending in to_be_read(self.inbox):
             if pending.unread and pending.message is not None and not pending.watched:
@@ -831,7 +840,7 @@ cdef class Fetcher:
         return self.pool
 
     cdef int watch(self, PendingRendezvous pending) except -1:
-        """Ensure that the peer is not too slow while others wait for memory, until all is read."""
+        """Limit the time for reading a message while other connections wait for memory."""
         pending.watched = True
         self.watched += 1
         self.stalling.add(self.pool._stalled_reads)
@@ -850,7 +859,7 @@ cdef class Fetcher:
     cdef int read(
         self, PendingRendezvous pending, Pinned pinned, uint64_t address, uint32_t lkey
     ) except -1:
-        """Post READs of all pieces to consecutive memory from `address`, which `pinned` holds."""
+        """Read all pieces into consecutive memory at `address`, which `pinned` keeps pinned."""
         cdef const RendezvousPiece *piece
         cdef uint64_t offset, length, start = 0
         cdef uint32_t i, count = pending.count()
@@ -866,7 +875,7 @@ cdef class Fetcher:
             or pending.rail != self.outbox.lead.number
             or len(order(self.outbox.stripes.lanes, pending.length)) > 1
         ):
-            # All rails take part for which the peer has sent keys or will send them.
+            # The message is read over all rails for which the peer has sent, or will send, keys.
             return self.outbox.stripes.begin(striped_read(self, pending, pinned, address))
         piece = pieces_of(pending)
         for i in range(count):
@@ -890,7 +899,7 @@ cdef class Fetcher:
     cdef int take_keys(self, bytes content) except -1:
         """Process the contents of an RNDV_KEYS frame.
 
-        It is not an error if the message has been acknowledged or the rail has ended.
+        Keys for an acknowledged message or for a rail that has ended are ignored.
         """
         cdef const RendezvousKeys *frame = <const RendezvousKeys *> PyBytes_AS_STRING(content)
         cdef const RendezvousKey *keys = <const RendezvousKey *> (frame + 1)
@@ -973,7 +982,7 @@ cdef class Fetcher:
         return True
 
     cdef int drop(self, PendingRendezvous pending) except -1:
-        """Stop reading a message into its target, because the receiver is gone."""
+        """Stop reading a message into its target, because the receiver was cancelled."""
         if not pending.unread:
             return not_fetched(self, pending)
         if pending.striped is not None:
@@ -998,7 +1007,7 @@ cdef int end_stalling(Fetcher fetcher) except -1:
 
 
 cdef bint fetch(Fetcher fetcher, PendingRendezvous pending) except -1:
-    """Start reading a message into the pool. Returns False if it and all others must wait."""
+    """Start reading a message into pool memory. Returns False if no message can be read now."""
     cdef PoolBlock block
     cdef bint large = False
     block = (<BlockCache> fetcher.pool).take_fast(pending.length)
@@ -1012,8 +1021,8 @@ cdef bint fetch(Fetcher fetcher, PendingRendezvous pending) except -1:
         except QuotaError:
             return False
         except (RDMAError, OSError, MemoryError) as error:
-            # The failure is on this side. The receiver gets the error, and the message stays for
-            # the next one.
+            # This is a local failure. The first receiver gets the error, and the message remains
+            # available for the next receiver.
             if fetcher.inbox.incoming.first() is pending and fetcher.inbox.receivers.size():
                 pending.refused = error
                 wake_first(fetcher.inbox)
@@ -1029,9 +1038,10 @@ cdef bint fetch(Fetcher fetcher, PendingRendezvous pending) except -1:
 
 
 cdef int probe(Fetcher fetcher, PendingRendezvous pending) except -1:
-    """Probe the peer's device before its message gets memory, which is scarce.
+    """Probe the peer's device before scarce memory is allocated for the message.
 
-    The memory of a READ without a response is in use until the queue pair is destroyed.
+    If the device never responds to a READ, the memory of the READ cannot be reused until the queue
+    pair is destroyed.
     """
     if fetcher.probing:
         return 0
@@ -1080,7 +1090,7 @@ cdef StripedRead striped_read(
 
 
 cdef int read_again(Fetcher fetcher, RendezvousRead read) except -1:
-    """Let other rails read the bytes, if still needed, after the lead broke and released memory."""
+    """Let other rails repeat a READ of the broken lead, unless its message was dropped."""
     cdef PendingRendezvous pending = read.pending
     cdef StripedRead striped = pending.striped
     if not read.length:
@@ -1100,7 +1110,7 @@ cdef int read_again(Fetcher fetcher, RendezvousRead read) except -1:
 cdef int read_failed(
     Fetcher fetcher, PendingRendezvous pending, Lane lane, uint64_t start, uint64_t length
 ) except -1:
-    """Let another rail read a chunk, if still needed, after its rail has released the memory."""
+    """Let another rail read the chunk of a broken rail, unless its message was dropped."""
     if fetcher.inbox.ended is not None:
         return 0
     if pending.striped.dropped:
@@ -1136,8 +1146,8 @@ cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) 
 
 
 cdef int not_fetched(Fetcher fetcher, PendingRendezvous pending) except -1:
-    """Put back a message that was not read, in the state in which its request arrived."""
+    """Reset a message that was not read to the state in which it was offered."""
     pending.started = False
-    fetcher.unread.appendleft(pending)  # it was the first, because only the first has a target
+    fetcher.unread.appendleft(pending)  # only the first message can have a target
     fetcher.bytes_ahead -= pending.length
     return fetcher.fetch_ahead()

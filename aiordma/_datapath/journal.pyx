@@ -1,9 +1,9 @@
 # Frames that the peer may not have received. Each frame stays in its block until the peer returns a
 # credit for it.
 #
-# An acknowledgement of the peer's device is not sufficient, because the device can fail before the
-# peer has counted the frame. Control credits are returned in the order in which frames are handled,
-# and data credits in the order in which they are taken, so a credit identifies its frame.
+# An acknowledgement from the peer's device is not sufficient, because the device can fail before
+# the peer has counted the frame. Control credits return in the order in which frames are handled,
+# and data credits in the order in which messages are taken, so each credit identifies its frame.
 
 cimport cython
 
@@ -17,10 +17,10 @@ cdef uint64_t number_of(object frame):
 @cython.no_gc_clear
 @cython.final
 cdef class Journal:
-    """The frames of one connection that may have to be posted again, and the number in each direction.
+    """The frames of one connection that may have to be posted again, and the frame counts.
 
-    If both sides can only have one rail, the journal keeps no frames. A frame that stays until the
-    peer has handled it has to be copied, which is half as much work again for 64 KiB.
+    The journal keeps no frames if the connection can have only one rail. A frame that is kept has
+    to be copied, which costs 50 % more for 64 KiB.
     """
 
     def __cinit__(self):
@@ -48,7 +48,7 @@ cdef class Journal:
         return sorted([*self.data.all(), *self.control.all()], key=number_of)
 
     cpdef list after(self, uint64_t arrived):
-        """Return the missing frames in order, given the number that has arrived at the peer."""
+        """Return the missing frames in order. The peer has received the first `arrived` frames."""
         cdef Frame frame
         cdef list missing = []
         if not self.first <= arrived <= self.sent:

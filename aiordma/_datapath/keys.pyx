@@ -1,8 +1,8 @@
 # Keys with which the peer reads the memory of messages. Each key belongs to one rail.
 #
-# The key belongs to a memory window if the device supports windows, because no other queue pair
-# accepts this key and the peer's acknowledgement can invalidate it. Otherwise, it belongs to a
-# memory region.
+# A memory window provides the key if the device supports windows. Such a key is valid on only one
+# queue pair, and the peer's acknowledgement can invalidate it. Otherwise, a memory region provides
+# the key.
 
 from libc.errno cimport EFAULT, EINVAL, EIO, errno
 from libc.stdint cimport uintptr_t
@@ -34,19 +34,19 @@ cdef bint has_no_holes(object owner) noexcept:
     )
 
 
-# The peer may still read the memory of the keys, so the cycle collector must not clear them.
+# The peer may still be reading memory with the key, so the cycle collector must not clear the key.
 @cython.no_gc_clear
 @cython.freelist(64)
 @cython.final
 cdef class Key:
-    """The key of one rail for one piece of memory."""
+    """The key for one piece of memory on one rail."""
 
     cdef uint32_t next_number(self) noexcept:
         """Return the rkey that is valid after the next bind."""
         return self.mr.rkey if self.window is None else self.window.next_key()
 
     cdef uint32_t bound_number(self) noexcept:
-        """Return the rkey of a window that is bound already."""
+        """Return the current rkey. If the key has a window, the window must be bound."""
         return self.mr.rkey if self.window is None else self.window.mw.rkey
 
     cdef uint32_t flags(self) noexcept:
@@ -56,7 +56,7 @@ cdef class Key:
 @cython.no_gc_clear
 @cython.final
 cdef class ReadKeys:
-    """The keys of one rail, for its peer and for its own requests."""
+    """The keys of one rail: rkeys for the peer, and lkeys for local requests."""
 
     def __init__(self, pool: Pool):
         cdef uintptr_t deregister = pool.pd.context.library.dereg_mr
@@ -70,9 +70,9 @@ cdef class ReadKeys:
         self.exclude = <void (*)(uint32_t) noexcept nogil> exclude
 
     cdef Key open(self, object source, const unsigned char *bytes, uint64_t length):
-        """Create a key: for a window on an existing or new region if possible, or else for a region.
+        """Create a key for a window if possible, or for a new region.
 
-        A window must still be bound.
+        If the key has a window, the caller must bind it.
         """
         cdef object owner = source
         cdef PoolBlock block
@@ -95,7 +95,7 @@ cdef class ReadKeys:
                     key.mr = self.register(owner, bytes, length, IBV_ACCESS_MW_BIND)
                     key.region = <uintptr_t> key.mr
                 except VerbsError as error:
-                    # The kernel rejects windows on read-only memory.
+                    # The kernel rejects windows on read-only memory. Use the key of a region.
                     if error.errno != EFAULT:
                         raise
             if key.region:
@@ -119,7 +119,7 @@ cdef class ReadKeys:
     cdef ibv_mr *register(
         self, object owner, const unsigned char *bytes, uint64_t length, int access
     ) except NULL:
-        # The memory is passed by address, because the frames of an error would keep a buffer alive.
+        # Pass an address, because the traceback of an exception would keep a buffer object alive.
         pointer, _ = reg_mr(
             self.pd, ffi.cast("void *", <uintptr_t> bytes), length, access, None,
             there=is_there(owner),
@@ -167,9 +167,9 @@ cdef class ReadKeys:
             self.windows.pop().close()
 
     cpdef uint32_t local_key(self, Pinned memory) except? 0:
-        """Return the lkey of registered memory for this rail, or 0 if it cannot have one.
+        """Return the lkey of registered memory for this rail, or 0 if it does not have one.
 
-        The memory is registered in the rail's protection domain when it is first needed.
+        The memory is registered in the rail's protection domain on first use.
         """
         if isinstance(memory, PoolBlock) and (<PoolBlock> memory).pool is self.pool:
             return (<PoolBlock> memory).lkey

@@ -1,5 +1,5 @@
-# Registered memory: blocks of a pool and the cache of free ones, memory of users, and memory of
-# peers. The clock measures how long memory of peers may be used.
+# Registered memory: pool blocks, the cache of free blocks, the program's memory, and memory of the
+# peer. The clock determines when a lease on the peer's memory expires.
 
 from cpython.buffer cimport Py_buffer, PyBuffer_FillInfo
 from cpython.memoryview cimport PyMemoryView_FromObject
@@ -24,8 +24,8 @@ cdef extern from *:
 cdef class Clock:
     """The clock of an event loop's connections, in seconds. Thread-safe.
 
-    It is the machine's clock, or that of a loop in virtual time, which has a `source` and calls
-    back with `call_at`.
+    It is the machine's clock by default. A loop in virtual time passes its own `source` and
+    `call_at`.
     """
 
     def __cinit__(self, source: Callable[[], float] | None = None, call_at: Any = None):
@@ -68,18 +68,19 @@ cdef class Pinned:
         return 0
 
     cdef void unpin_now(self) noexcept:
-        """Unpin the memory where nothing may be raised. An error is reported."""
+        """Unpin the memory in a place that cannot raise. Errors are reported as unraisable."""
         self.pins -= 1
         self.settle()
 
     cdef void end_lease(self) noexcept:
-        """Release the memory where nothing may be raised. An error is reported."""
+        """Release the memory in a place that cannot raise. Errors are reported as unraisable."""
         self.leases -= 1
         self.settle()
 
 
-# A leased block has a reference that the cycle collector does not see (`leased`). Otherwise, the
-# collector would clear a block whose views are garbage, and they would return it empty.
+# `leased` takes a reference that the cycle collector does not see. Without this reference, the
+# collector would clear a block whose views are garbage, and the views could not return it to the
+# pool.
 @cython.no_gc_clear
 cdef class PoolBlock(Pinned):
     """A block of registered memory that is created once and leased many times."""
@@ -96,7 +97,7 @@ cdef class PoolBlock(Pinned):
         return PyMemoryView_FromObject(self)[start:stop]
 
     def export(self, uint64_t start, uint64_t stop) -> memoryview:
-        """Return a view for a user. The block is in use while the view exists."""
+        """Return a view for the program. The block stays in use while the view exists."""
         return self.view_of(start, stop)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
@@ -111,7 +112,7 @@ cdef class PoolBlock(Pinned):
         cdef PyObject *traceback = NULL
         self.views -= 1
         if not self.views:
-            # A view may be released while an exception is being raised.
+            # Save the current exception, because a view may be released while one is being raised.
             PyErr_Fetch(&kind, &value, &traceback)
             try:
                 self.settle()
@@ -153,7 +154,7 @@ cdef class BlockCache:
     cdef PoolBlock take_fast(self, uint64_t size):
         """Lease a block for a short time.
 
-        Returns None if the pool has to create one, or if others are waiting.
+        Returns None if the pool would have to create a block, or if others wait for a block.
         """
         cdef PoolBlock block
         if size > self.slab_size or len(<dict> self.internal_waiters) or len(<dict> self.user_waiters):
@@ -233,7 +234,7 @@ cdef class Local:
         self.owner = owner.whole()
 
     def _pin(self):
-        """Pin the memory for a work request. Raises as `_check` does if it was released."""
+        """Pin the memory for a work request. If it was released, raise the error of `_check`."""
         cdef Pinned holder = self.holder()
         holder.pins += 1
 

@@ -9,7 +9,7 @@ from aiordma._native import ffi
 from aiordma.errors import BufferStateError
 
 
-# Objects that a message refers to never refer back to it.
+# A message cannot be part of a reference cycle, because no object that it refers to refers back.
 @cython.no_gc
 @cython.freelist(64)
 cdef class Message:
@@ -53,14 +53,14 @@ cdef class Message:
 
     @property
     def __class__(self):
-        # json.loads and other functions take the name of the rejected type in their errors from
-        # here.
+        # When functions such as json.loads reject a message, they use the name of this class in
+        # their errors.
         return named_for_errors
 
     @property
     def decode(self):
         """Raise an AttributeError that shows how to decode a message."""
-        # This is a property, because __getattr__ would make every attribute access slower.
+        # This is a property, because `__getattr__` would slow down every attribute access.
         raise AttributeError(
             "a Message is not a bytes object: write bytes(message).decode(), which copies, or "
             "str(message.data, 'utf-8')", name="decode", obj=self,
@@ -194,8 +194,8 @@ cdef class Fifo:
     cdef list take_all(self):
         """Empty the queue and return its items.
 
-        It is emptied first, because a garbage collection in one of its methods may end the
-        connection.
+        Items must leave the queue before the caller handles them, because a garbage collection may
+        end the connection in the meantime.
         """
         cdef list items = self.all()
         self.items, self.head, self.count = [None] * 8, 0, 0

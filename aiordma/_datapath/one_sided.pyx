@@ -1,9 +1,9 @@
-# Chains of one-sided work requests, which are posted with one doorbell. The last request completes
-# the chain.
+# Chains of one-sided work requests, which are posted with one doorbell.
 #
-# A send queue works in order, so only the last request of a chain is signaled (ibv_post_send(3)).
-# An earlier request completes only if it fails, and then has BEFORE_LAST in its wr_id. The chain
-# has failed at that point, but ends only when its last request is flushed.
+# A send queue completes in order, so only the last request of a chain is signaled
+# (ibv_post_send(3)). An earlier request generates a completion only if it fails, and its wr_id then
+# contains BEFORE_LAST. At that point the chain has failed, but its memory is in use until the last
+# request has been flushed.
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.string cimport memcpy, memmove, memset
@@ -45,7 +45,7 @@ TRANSFER_SIZE = 8 << 20
 cdef uint64_t MAX_TRANSFER = TRANSFER_SIZE
 
 
-# The device relies on the pins, so the cycle collector must not clear them.
+# The device may be using the pinned memory, so the cycle collector must not clear the pins.
 @cython.no_gc_clear
 cdef class WRChain(WorkRequest):
     """One-sided work requests that are posted together."""
@@ -81,10 +81,10 @@ cdef class WRChain(WorkRequest):
     cdef aiordma_send *add(
         self, uint32_t opcode, Local local, Remote remote, uint32_t right
     ) except? NULL:
-        """Add an operation, divided into pieces if it is long.
+        """Add an operation, which is split into pieces if it is long.
 
-        Returns the last piece, or NULL for an empty operation. Raises before anything is added if
-        the operation is not allowed.
+        Returns the last piece, or NULL for an empty operation. If the operation is not allowed, an
+        exception is raised and nothing is added.
         """
         cdef Local owner = local.whole()
         cdef Remote region = remote.whole()
@@ -111,9 +111,9 @@ cdef class WRChain(WorkRequest):
             start += length
             if start == local.length:
                 break
-            if opcode == IBV_WR_RDMA_WRITE_WITH_IMM:  # only the last piece has it
+            if opcode == IBV_WR_RDMA_WRITE_WITH_IMM:  # only the last piece has immediate data
                 send.opcode = IBV_WR_RDMA_WRITE
-        # The region is kept, because a chain that had to wait checks it again before it is posted.
+        # Keep the region, because a chain that has to wait checks it again when it is posted.
         if send != NULL and self.region is None:
             self.region = region
         elif send != NULL and self.region is not region:
@@ -134,13 +134,13 @@ cdef class WRChain(WorkRequest):
         )
 
     cdef bint move(self, SendQueue lead) except -1:
-        """Use the keys for the next lead. Returns False if a region has none."""
+        """Switch to the keys for the next lead. Returns False if a region has no key for it."""
         cdef uint32_t i
         cdef list keys = []
         if self.waiter is not None:
             self.waiter.queue = lead
         if self.striped is not None:
-            return True  # it has the keys of all rails
+            return True  # the striped transfer has the keys of all rails
         for i in range(self.entries):
             of_rails = keys_for(self, self.sends[i].rkey)
             if of_rails is None or lead.number not in of_rails:
@@ -155,7 +155,7 @@ cdef class WRChain(WorkRequest):
         return True
 
     cdef int drop_writes(self) except -1:
-        """Remove the writes, which are done, so that only the reads are repeated."""
+        """Remove the writes, which have been completed, so that only the reads are repeated."""
         cdef uint32_t i, kept = 0
         cdef list pins = []
         for i in range(self.entries):
@@ -227,8 +227,9 @@ cdef class WRChain(WorkRequest):
         return post_sends(queue, self.sends, last + 1, self.sges, posted, length)
 
     cdef object refusal(self):
-        # This side only releases a region behind operations that have begun, which have a waiter.
-        # Operations that wait among the messages are an exception.
+        # A release reaches the peer only after all operations that began earlier, so they may still
+        # use the region. The exceptions are chains without a waiter, which have not begun, and
+        # chains in the sender's queue, which the release may overtake.
         cdef bint must_be_usable = self.waiter is None or self.waiter.sender is not None
         cdef Remote region
         for region in (self.region, *(self.regions or ())):
@@ -257,7 +258,7 @@ cdef class WRChain(WorkRequest):
         cdef TransferFuture waiter = self.waiter
         if self.striped is not None:
             self.striped.stripes.drop(self.striped)
-        self.waiter = None  # frames of the error may refer to this
+        self.waiter = None  # the traceback of the error may keep this object alive
         return 0 if waiter is None else waiter.settle(FAILED, error)
 
     cdef int refused(self, object error) except -1:
@@ -304,7 +305,7 @@ cdef int reserve(WRChain chain, uint32_t room) except -1:
 
 
 cdef int use_keys_of(WRChain chain, SendQueue queue) except -1:
-    """Use the keys for a device other than the one whose pool has the local memory."""
+    """Set the lkeys to those for the rail of `queue`, whose device does not own the memory."""
     cdef uint32_t i
     for i in range(chain.entries):
         chain.sges[i].lkey = queue.keys.local_key(<Pinned> chain.pins[i])
@@ -312,7 +313,7 @@ cdef int use_keys_of(WRChain chain, SendQueue queue) except -1:
 
 
 cdef dict keys_for(WRChain chain, uint32_t rkey):
-    """Return the keys for other rails of the region that has `rkey` on the lead."""
+    """Return the keys by rail for the region that has `rkey` on the lead, or None."""
     cdef Remote region
     for region in (chain.region, *(chain.regions or ())):
         if region is not None and region.rkey == rkey:
@@ -321,9 +322,9 @@ cdef dict keys_for(WRChain chain, uint32_t rkey):
 
 
 cdef uint32_t long_at(WRChain chain, uint32_t first, Stripes stripes) except? 0:
-    """Return the number of requests of one operation from `first` on, or 0.
+    """Return the number of requests that form one long operation, starting at `first`.
 
-    It is 0 unless other rails can carry the operation as well.
+    Returns 0 unless other rails can carry a part of the operation.
     """
     cdef aiordma_send *send = &chain.sends[first]
     cdef ibv_sge *sge = &chain.sges[first]
@@ -404,7 +405,7 @@ cdef class TransferChunk(WorkRequest):
 
     cdef StripedTransfer transfer
     cdef Pinned pinned
-    cdef Lane lane                     # None once it is over
+    cdef Lane lane                     # None after completion or failure
     cdef uint64_t start
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
@@ -420,7 +421,7 @@ cdef class TransferChunk(WorkRequest):
     cdef int on_error(self, object error) except -1:
         cdef SendQueue lead = self.transfer.lead()
         if self.lane is None or lead.left is not None or (self.lane.rail is not lead and not lead.failed):
-            return 0  # another rail repeats it
+            return 0  # another rail repeats the chunk
         return self.transfer.fail(error)
 
     cdef int free_memory(self) except -1:
@@ -437,11 +438,13 @@ cdef class TransferChunk(WorkRequest):
         return self.transfer.chain.text(peer)
 
 
-# The chain of a write stays in the backlog of the lead until all of it has been written. Later
-# operations therefore wait for it, as they would on one rail: other work in the backlog, and frames
-# because of `has_posted`. The chain of a read stays there only while the lead has no room. Other
-# rails take part when the lead has completed the work that was posted before. A new lead must also
-# have completed the work that it had to repeat.
+# The chain of a write stays in the lead's backlog until the write is complete. This makes later
+# operations wait as they would on a single rail. Other work waits behind the chain in the backlog,
+# and frames wait because of `has_posted`. The chain of a read leaves the backlog as soon as the
+# lead has room.
+#
+# Other rails start when the lead has completed all work that was posted earlier, including the work
+# that a new lead has to repeat.
 @cython.no_gc_clear
 @cython.final
 cdef class StripedTransfer(Striped):
@@ -457,14 +460,14 @@ cdef class StripedTransfer(Striped):
         if self.begun:
             self.stripes.serve()  # the lead has room, or has completed the earlier work
         elif self.chain.refusal() is not None:
-            return TO_POST  # it is refused then
+            return TO_POST  # the refusal is reported when it is posted
         else:
             self.begun, self.after = True, self.lead().latest_posted()
             self.stripes.begin(self)
         return STAYS if self.writes() else BEGUN
 
     cdef uint32_t lkey(self, SendQueue rail) except? 0:
-        """Return the key of the local memory for the rail, or 0 if it cannot have one."""
+        """Return the rail's lkey for the local memory, or 0 if the memory cannot be registered."""
         if rail.number not in self.lkeys:
             try:
                 self.lkeys[rail.number] = rail.keys.local_key(self.pinned)
@@ -495,7 +498,8 @@ cdef class StripedTransfer(Striped):
         return self.size - start
 
     cdef bint holds_up(self, Lane lane) except -1:
-        # READs of messages wait in the lead's backlog behind the chain of a write.
+        # READs of messages may wait behind this write in the lead's backlog and use up the CHUNKS
+        # of the lead. The write must then exceed that limit, because the READs cannot proceed.
         return lane.rail is self.stripes.leading and not self.under_way and self.writes()
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
@@ -549,7 +553,7 @@ cdef class StripedTransfer(Striped):
         )
 
     cdef int end_if_over(self) except -1:
-        """Complete the transfer if nothing remains or is in flight."""
+        """Complete the transfer if no chunk is in flight and none remains to be posted."""
         cdef WRChain chain = self.chain
         cdef TransferFuture waiter = chain.waiter
         if self.rest or self.under_way or self.held or chain.striped is None:
@@ -610,9 +614,9 @@ cpdef int check_progress(object progress) except -1:
 cdef TransferFuture start_chain(
     SendQueue queue, WRChain chain, Sender sender, object progress
 ):
-    """Post a chain, or queue it until there is room.
+    """Post a chain, or queue it until the send queue has room.
 
-    With a sender, the last request is posted in order with the messages.
+    If `sender` is not None, it posts the last request in order with the messages.
     """
     cdef TransferFuture future = TransferFuture.__new__(TransferFuture, queue.table.wakeups)
     check_progress(progress)
@@ -662,9 +666,9 @@ cdef TransferFuture begin_transfer(
 
 
 def start(SendQueue queue not None, WRChain chain not None) -> TransferFuture:
-    error = chain.refusal()  # the state may have changed since it was collected
+    error = chain.refusal()  # a region may have become unusable since it was added
     if error is not None:
-        chain.free_memory()  # frames of the error may refer to it
+        chain.free_memory()  # the traceback of the error may keep the chain alive
         raise error
     return start_chain(queue, chain, None, None)
 

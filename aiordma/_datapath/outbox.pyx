@@ -1,15 +1,17 @@
-# The outgoing messages of a session, in order, as both ends have room for them.
+# Sends the messages of a session in order, as flow control permits.
 #
-# - A send needs a receive that the peer has posted, which `Credits` counts. Messages without a
-#   credit wait here in the order of the calls.
-# - A message that fits into the peer's next receive is *eager*: it is copied into a frame, or sent
-#   from its own memory. A longer message is a *rendezvous*: the peer reads it with RDMA when it has
-#   room, and acknowledges it.
-# - The cost of a frame does not depend on the number of messages in it. If a frame with messages is
-#   in flight, a short message therefore waits until all tasks of this iteration of the loop have
-#   run, and is sent in a *bundle*. Otherwise, it is sent immediately.
-# - Memory must be kept while a posted request uses it: an eager frame until its completion, and the
-#   memory of a rendezvous, which the peer can only read, until the acknowledgement.
+# - Each send consumes a receive that the peer has posted. `Credits` counts these receives. Messages
+#   without a credit wait here in call order.
+# - A message that fits into the peer's next receive is *eager*. It is copied into a frame or sent
+#   directly from the caller's memory. A longer message is a *rendezvous*: the peer reads it with
+#   RDMA once it has room, and then acknowledges it.
+# - The cost of a frame does not depend on the number of its messages. While a frame with messages
+#   is in flight, a short message therefore waits until all tasks of the current loop iteration have
+#   run. The messages collected by then are sent as a *bundle*. Otherwise, a message is sent
+#   immediately.
+# - Memory must stay valid while a posted request uses it. The memory of an eager frame is released
+#   at its completion. The peer has read-only access to the memory of a rendezvous message until it
+#   acknowledges the message.
 
 from libc.stdint cimport uint8_t, uintptr_t
 from libc.string cimport memset
@@ -70,14 +72,14 @@ cdef enum:
 @cython.no_gc_clear
 @cython.final
 cdef class WrittenFrame(Frame):
-    """The message for a write with immediate data, which completes the write's `waiter`."""
+    """The frame that reports a write with immediate data, and completes the write's `waiter`."""
 
     cdef int arrived(self) except -1:
         write, self.waiter = self.waiter, None
         return 0 if write is None else (<TransferFuture> write).part_over()
 
     cdef bint is_untrue(self) noexcept:
-        """Return whether the write was not done, so that the peer must not get this message."""
+        """Return whether the write was not executed, so that the peer must not get this frame."""
         return self.waiter is not None and (<TransferFuture> self.waiter).undone
 
     cdef str text(self, str peer):
@@ -87,7 +89,7 @@ cdef class WrittenFrame(Frame):
 @cython.no_gc_clear
 @cython.final
 cdef class Outbox(Sender):
-    """The sender of the messages of one connection, over its lead."""
+    """The sender of a connection's messages, which uses the lead rail."""
 
     def __init__(self, SendQueue lead not None, FrameHandler session not None, memory: Memory,
                  owner: Owner):
@@ -157,8 +159,8 @@ cdef class Outbox(Sender):
         self.session.flush()
         return True
 
-    # This is one step even if lines are traced, so that nothing is sent between the check and the
-    # flag.
+    # Disable tracing, so that a trace function cannot send anything between the check and setting
+    # the flag.
     @cython.profile(False)
     @cython.linetrace(False)
     cdef bint begin_sending(self) noexcept:
@@ -228,9 +230,10 @@ cdef class Outbox(Sender):
         return 0
 
     cdef int resumed(self, uint64_t frames) except -1:
-        """Process the number of frames that have arrived at the peer, with the writes before each.
+        """Complete the work that has arrived at the peer, and post the rest again.
 
-        Returns the number of frames and requests that have not arrived and are posted again.
+        `frames` is the number of frames that the peer has received. Writes posted before one of
+        these frames have arrived too. Returns the number of frames and requests posted again.
         """
         cdef WRChain chain
         cdef Frame frame
@@ -239,7 +242,8 @@ cdef class Outbox(Sender):
         for i, work in enumerate(works):
             if isinstance(work, Frame) and (<Frame> work).number < frames:
                 arrived = i
-        # The device had completed these frames, so they precede all other work.
+        # The device completed these frames, but the peer did not receive them. They were posted
+        # before all other work.
         self.moved = [frame for frame in missing if frame not in works]
         self.flags |= RESUMED
         for i, work in enumerate(works):
@@ -262,7 +266,7 @@ cdef class Outbox(Sender):
         return count
 
     cdef int post_again(self) except -1:
-        """Post missing work again as there is room. New work may follow when this is complete."""
+        """Post missing work again while the rail has room. New work waits until this is done."""
         cdef WRChain chain
         cdef Frame frame
         if not self.flags & RESUMED:
@@ -340,20 +344,20 @@ cdef class Outbox(Sender):
                 (<WRChain> item).refused(self.owner.error_for(error, text))
         self.moved = [*take_moved(self), *self.lead.backlog.take_all()]
         works = [work for work in self.moved if isinstance(work, WRChain)]
-        for work in (*works, *self.journal.all()):  # including frames that no device has
+        for work in (*works, *self.journal.all()):  # including frames only in the journal
             text = (<WorkRequest> work).text(self.lead.peer)
             (<WorkRequest> work).on_error(self.owner.error_for(error, text))
         for message in self.offers.messages.values():
             message.settle(FAILED, send_error(self, message))
-        # Messages that the peer has acknowledged are completed after the queue pairs have been
-        # destroyed (Offers.close).
+        # `Offers.close` completes the acknowledged messages after the queue pairs have been
+        # destroyed.
 
     cdef int close(self) except -1:
         """Release the memory after the queue pair has been destroyed."""
         cdef int code = self.offers.close(self.flags & ENDED != 0)
         for item in self.waiting.take_all():  # not empty if the loop was closed without `end`
             if type(item) is not SendFuture:
-                (<WRChain> item).waiter = None  # it refers to the chain
+                (<WRChain> item).waiter = None  # breaks a reference cycle
                 (<WRChain> item).free_memory()
         for chain in (*take_moved(self), *self.lead.backlog.take_all()):
             if isinstance(chain, WRChain):
@@ -441,8 +445,8 @@ cdef bint send_alone(Outbox outbox, SendFuture message) except -1:
 
 
 cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
-    # The last piece is sent from its own memory if that is faster than a copy and the journal does
-    # not keep the frame.
+    # Send the last piece in place if copying it would take longer. Encrypted frames and frames kept
+    # by the journal need a copy.
     cdef Piece in_place = message.last()
     if (
         not outbox.pool.local_dma_lkey
@@ -516,7 +520,8 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
     cdef bytes seal = b""
     if message.first.next is not None and outbox.sealing is None:
         outbox.offers.join_pieces(message, outbox.room.size)
-    # Each piece needs a bind. An encrypted message has a single piece.
+    # Reserve one entry for the frame and one per piece for its bind. Encryption joins all pieces
+    # into one.
     cdef uint32_t entries = 1 + (message.count() if outbox.sealing is None else 1)
     if not outbox.lead.has_room_for(entries):
         return False
@@ -575,7 +580,7 @@ cdef bint send_first(Outbox outbox) except -1:
             outbox.waiting.popleft()
             error = write.refusal()
             if write.waiter.state != PENDING:  # an earlier part has failed
-                write.waiter = None  # it refers to the chain
+                write.waiter = None  # breaks a reference cycle
                 write.free_memory()
             elif error is not None:
                 write.refused(error)
@@ -607,9 +612,9 @@ cdef bint send_first(Outbox outbox) except -1:
 
 
 cdef bint send_written(Outbox outbox, WRChain write) except -1:
-    """Post a write with immediate data as a write, and a frame that the journal can keep.
+    """Post a write with immediate data as a plain write and a frame, which the journal can keep.
 
-    It is complete when both are, because the lead may change between them.
+    The write is complete when both have completed, because the lead may change between them.
     """
     cdef PoolBlock block = None
     cdef TransferFuture waiter = write.waiter
@@ -642,7 +647,7 @@ cdef object not_done(Outbox outbox, WRChain chain):
 
 
 cdef list take_moved(Outbox outbox):
-    """Return all work that no lead has completed, once and in order."""
+    """Take the work that no lead has completed, in posting order."""
     cdef list works = outbox.moved
     if outbox.lead.left is not None:
         works = outbox.lead.left.take_works(works)
@@ -652,10 +657,9 @@ cdef list take_moved(Outbox outbox):
 
 
 cdef bint has_key(Outbox outbox, Frame frame) except -1:
-    """Give the frame the key of its memory.
+    """Set the local key of the frame's memory for the lead's device.
 
-    Returns False if the memory cannot be registered with the lead's device. The connection then
-    ends.
+    Returns False and ends the connection if the memory cannot be registered with that device.
     """
     try:
         frame.lkey = outbox.lead.keys.local_key(frame.block)

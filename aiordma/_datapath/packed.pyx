@@ -1,20 +1,20 @@
-# Validation of msgpack data before any object is created from it. The cost is limited, because one
+# Validates msgpack data before any object is created from it. The work is limited, because a single
 # byte from the peer can become a list of 56 bytes, or a Timestamp that takes a microsecond to
-# create. The tables follow the section "Formats" of the msgpack specification.
+# create. The tables follow the "Formats" section of the msgpack specification.
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint64_t
 
 cdef enum:
-    # This limits the work to about 0.1 s, by estimate. A number or a string costs 1.
+    # The maximum work for one message, estimated to take about 0.1 s. A number or a string costs 1.
     MOST_WORK = 1 << 20
     CONTAINER = 4
     EXTENSION = 32
     MOST_NESTED = 511  # the limit of msgpack.packb
 
-# These tables describe the tags from 0xc0 on. KINDS has the kind: plain, bytes or text, extension,
-# array, map, or none. LENGTHS has the number of bytes of the length field. SIZES has the number of
-# bytes that follow it.
+# Tables for the tags 0xc0 to 0xdf, indexed by tag - 0xc0. KINDS: (P)lain, (B)ytes or text,
+# (E)xtension, (A)rray, (M)ap, or - for the invalid tag. LENGTHS: the size of the length field in
+# bytes. SIZES: the number of fixed bytes that follow the length field.
 cdef const char *KINDS = b"P-PPBBBEEEPPPPPPPPPPEEEEEBBBAAMM"
 cdef const char *LENGTHS = (
     b"\0\0\0\0\1\2\4\1\2\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1\2\4\2\4\2\4"
@@ -25,7 +25,7 @@ cdef const char *SIZES = (
 
 
 cdef class Values:
-    """A cursor that skips values."""
+    """A cursor that validates and skips msgpack values."""
 
     cdef const unsigned char *at
     cdef const unsigned char *end

@@ -1,4 +1,4 @@
-# The policy that decides when an event loop polls for completions.
+# Polls for an event loop's completions, before its tasks wait and before the loop sleeps.
 
 from asyncio import _get_running_loop as get_running_loop
 
@@ -17,8 +17,8 @@ cdef enum:
 cdef class Poller:
     """The poller for the completions of one event loop.
 
-    It drains them when their channel is readable and when a task is about to wait. If it found
-    some, it polls again before the loop sleeps.
+    It drains completions when their channel is readable and when a task is about to wait. After
+    finding completions, it polls again before the loop sleeps.
     """
 
     cdef readonly WorkRequestTable table
@@ -77,9 +77,9 @@ cdef class Poller:
 
         The spin starts again as long as it finds completions.
 
-        A callback scheduled by a woken task may schedule another one, as the futures of
-        `asyncio.gather` do, and the spin is not informed. The loop therefore runs an iteration
-        after each slice, and a slice is at most slightly longer than all earlier slices together.
+        A callback scheduled by a woken task may schedule another callback, as `asyncio.gather`
+        does, and the spin cannot detect this. The loop therefore runs an iteration after each
+        slice, and a slice is at most slightly longer than all earlier slices together.
         """
         cdef bint around = self.polls_again
         cdef bint is_last = self.spun_us + self.slice_us >= self.spin_us
@@ -100,8 +100,8 @@ cdef class Poller:
             self.spin_slice_soon()
         elif outcome != 1 or leaving:
             if outcome >= 0 and not outcome & 1 and not is_last:
-                # The device was told that polling continues, but it ends here. A spin that finds
-                # nothing tells it.
+                # The last drain announced further polling to the device, but polling ends here.
+                # Drain again to withdraw the announcement.
                 after = self.table.drain_once(<aiordma_drain *> state, most, 1, 1)
                 outcome = after if after < 0 else outcome | after
             slow(outcome)

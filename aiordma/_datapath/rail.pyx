@@ -1,4 +1,4 @@
-# A rail: one queue pair, with its send queue and its receives.
+# A rail: one queue pair with its send queue and receives.
 
 from libc.stdint cimport uintptr_t
 
@@ -46,7 +46,7 @@ cdef class SendQueue(WorkQueues):
       has checked `free` and `failed`.
     - `post` and `withdraw` are for one-sided work, which is posted in order as there is room. Work
       that still waits can be withdrawn.
-    - `backlog.latest` and `backlog.has_posted` tell whether all earlier work has been posted, for
+    - `backlog.latest` and `backlog.has_posted` show whether all earlier work has been posted, for
       frames that follow writes.
     - After `stop`, no frames arrive, and the peer cannot access memory. After `close`, the device
       uses no memory, and every `free_memory` has been called.
@@ -67,9 +67,9 @@ cdef class SendQueue(WorkQueues):
 
     A receive completion calls `received` or `received_write` of the FrameHandler, which takes over
     the lease of the block. A drain that has freed entries calls its `flush` once. When the queue
-    pair fails, every waiter fails immediately, and `owner` is told the root cause once. For waiters
-    of other work than the work that failed, the owner creates the error from that cause and the
-    description of their work.
+    pair fails, every waiter fails immediately, and the root cause is reported to `owner` once. For
+    work that did not fail itself, the owner creates the error from this cause and a description of
+    the work.
     """
 
     def __init__(self, driver: Driver, qp: QueuePair, owner: Owner):
@@ -87,7 +87,7 @@ cdef class SendQueue(WorkQueues):
         return f"<SendQueue of {self.qp!r}, {self.capacity - self.free} sends in flight>"
 
     def count_in(self, Counts counts not None):
-        """Add what this rail carries to `counts`, those of its connection."""
+        """Add this rail's traffic to `counts`, the counters of its connection."""
         self.counts = counts
         counts.open_rail(self.served)
 
@@ -108,13 +108,13 @@ cdef class SendQueue(WorkQueues):
         return self.capacity - self.free + len(self.backlog)
 
     cpdef int post(self, WorkRequest work) except -1:
-        """Post `work`, or queue it until there is room. `work` itself is told when it ends."""
+        """Post `work`, or queue it until there is room."""
         if self.backlog.waits or work.entries + CONTROL_ENTRIES > self.free:
             return self.post_in_turn(work)
         return self.post_checked(work)
 
     cdef int post_in_turn(self, WorkRequest work) except -1:
-        """Queue `work` behind everything that waits for room."""
+        """Queue `work` behind all work that is already waiting for room."""
         if self.error is not None and not (keeps_works(self) and work.can_move(False)):
             return self.post_checked(work)
         if work not in self.backlog.works:
@@ -152,14 +152,14 @@ cdef class SendQueue(WorkQueues):
         return self.backlog.note()
 
     def withdraw(self, works: Iterable[WorkRequest]) -> bool:
-        """Drop those of `works` that wait for room. Returns False if all have been posted."""
+        """Drop any of `works` that still waits for room. Returns False if all have been posted."""
         cdef WorkRequest work
         found = [work for work in works if self.backlog.remove(work)]
         for work in found:
             work.free_memory()
         if found:
             self.backlog.note()
-            self.use_room()  # for work that only waited behind them
+            self.use_room()  # for work that was queued behind them
         return bool(found)
 
     # ---- receives ----
@@ -293,8 +293,8 @@ cdef class SendQueue(WorkQueues):
             if self.number and self.stripes is None:
                 self.rail_broke(error)
             elif self.frame_handler is not None and self.frame_handler.goes_on(self, True):
-                # If no other device can take over, the lead waits, because a card continues if the
-                # port comes back in time.
+                # Switch only if another device can take over. Otherwise the lead waits, because a
+                # card recovers if its port comes back in time.
                 suspend(self, error)
 
     # ---- the end ----
@@ -344,7 +344,7 @@ cdef class SendQueue(WorkQueues):
         give_room_to_messages(self)
 
     def stop(self, error: BaseException):
-        """Stop receiving, and deliver messages that have arrived, as their senders know.
+        """Stop receiving, but deliver the messages whose senders already know of their arrival.
 
         The queue pair goes to ERR, in which it accepts nothing and flushes the receives behind
         these messages. Outstanding work fails with `error`. Do not call this from within a drain.
@@ -450,7 +450,7 @@ cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except 
 cdef int set_aside(SendQueue rail, WorkRequest work, bint was_posted, bint is_first=False) except -1:
     """Keep work for another rail, or end it.
 
-    `is_first` places it before the rest of the work that was posted or was not posted.
+    `is_first` places it at the front of the posted or the unposted work.
     """
     if not work.can_move(was_posted):
         fail_work(rail, work)
@@ -465,8 +465,8 @@ cdef int fail_work(SendQueue rail, WorkRequest work) except -1:
     except RuntimeError:
         if not rail.table.wakeups.loop.is_closed():
             raise
-        # Settling a future calls its waiter through the loop, and the waiter has ended with the
-        # loop.
+        # The loop is closed, so settling the future could not schedule its callbacks. Its waiter
+        # has ended with the loop.
     return 0
 
 
@@ -475,7 +475,7 @@ cdef int drain_receives(SendQueue rail) except -1:
         rail.qp.to_error()
     except (RDMAError, OSError):
         return 0  # the device has failed
-    # Not every driver flushes, so this also stops when there are no more completions.
+    # Some drivers do not flush receives, so stop when no more completions arrive.
     while rail.receives.first != NO_SLOT and rail.driver.poll():
         pass
     return 0
@@ -483,7 +483,8 @@ cdef int drain_receives(SendQueue rail) except -1:
 
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 RETRY_EXCEEDED = int(WCStatus.RETRY_EXC_ERR)
-# These failures concern the peer or the path to it, not the request that happens to report them.
+# These statuses report a failure of the peer or the path, not of the request that completed with
+# them.
 OF_THE_RAIL: frozenset[WCStatus] = frozenset(
     {WCStatus.WR_FLUSH_ERR, WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR}
 )

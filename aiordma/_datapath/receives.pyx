@@ -1,13 +1,12 @@
-# The receives of one connection. They are posted before the peer may send, and again as they are
-# used.
+# The receives of one connection, which are posted before the peer may send, and reposted after use.
 #
-# - A receive is a block of the pool. The user has a block with a message until the message is
-#   released. A new block is posted in its place once the message has been taken.
-# - A receive that was used for a control frame is posted again immediately, even if the pool is
-#   exhausted, because a connection whose users hold the whole pool must still respond to its peer.
-# - Receives are small at first, and grow after GROW_AFTER messages for which only large ones have
-#   room. They shrink after SHRINK_AFTER consecutive frames that fit into small ones. The peer is told
-#   from which receive on the size changes. Receives only grow when there are blocks for all of them.
+# - Each receive uses a pool block. A block with a message belongs to the user until the message is
+#   released. Once the user has taken the message, a new block is posted in its place.
+# - The receive of a control frame is reposted immediately, even if the pool is exhausted.
+#   Otherwise, a connection whose users hold the whole pool could not respond to its peer.
+# - Receives start small. They grow after GROW_AFTER messages that only fit into large receives, and
+#   shrink after SHRINK_AFTER consecutive frames that fit into small ones. The peer is told which
+#   receive is the first of the new size. Receives grow only if the pool has blocks for all of them.
 
 cimport cython
 
@@ -96,7 +95,7 @@ cdef class Receives:
         self.repost()
 
     cdef int repost(self) except -1:
-        """Post receives for frames that were taken, so that the peer can use them."""
+        """Repost receives whose messages were taken, and return their credits to the peer."""
         cdef uint32_t posted = 0
         cdef PoolBlock block
         if self.ended:
@@ -111,7 +110,7 @@ cdef class Receives:
                 try:
                     block = self.source.block(self.sizes.size)
                 except (RDMAError, OSError, MemoryError):
-                    # The caller has a message to deliver and cannot use the error.
+                    # An error must not stop the caller, which still has a message to deliver.
                     retry_later(self)
                     break
             if block is None:
@@ -137,7 +136,7 @@ cdef class Receives:
                 release_all(larger)
                 self.sizes.use(self.sizes.size)  # restarts the counters before the next attempt
                 return 0
-        # The peer must know the new size before it gets a credit for one of these receives.
+        # Announce the new size before the peer gets a credit for one of these receives.
         if not self.controls.send_now(protocol.ReceiveSize(0, self.posted, wanted)):
             release_all(larger)
             return 0  # the next call tries again

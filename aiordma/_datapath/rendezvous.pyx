@@ -1,5 +1,5 @@
-# Rendezvous messages that this side offers. Their memory is opened to the peer, which reads it, and
-# closed when the peer has acknowledged the message.
+# Rendezvous messages offered by this side. The memory of each message is opened for the peer to
+# read it, and closed once the peer has acknowledged the message.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint64_t, uintptr_t
@@ -109,7 +109,7 @@ cdef void unlink_keys(SendFuture message, ReadKeys keys) noexcept:
 cdef int close_keys(SendFuture message, ReadKeys keys, bint invalidated) noexcept:
     """End the access through one rail. Returns 0 or the errno value of a failure.
 
-    `invalidated` tells whether requests have invalidated the keys of the windows.
+    `invalidated` is True if requests have already invalidated the windows' keys.
     """
     cdef Piece piece = message.first
     cdef Key key
@@ -180,7 +180,7 @@ cdef class Opening(WorkRequest):
             raise
 
     cdef int end(self) except -1:
-        """End the access after the peer has read the message. It needs no further keys."""
+        """End the access after the peer has read the message. No more keys are sent."""
         self.ends = True
         if self in self.offers.unsent:
             self.offers.unsent.remove(self)
@@ -238,7 +238,7 @@ cdef class Opening(WorkRequest):
         return f"keys of a message of {self.message.length} bytes for {peer}"
 
     cdef bytes next_keys(self, uint32_t most):
-        """Return the contents of an RNDV_KEYS frame with at most `most` keys that are new."""
+        """Return the contents of an RNDV_KEYS frame with the next keys, at most `most`."""
         cdef uint32_t count = min(most, self.message.count() - self.told), i
         cdef bytes content = PyBytes_FromStringAndSize(
             NULL, sizeof(RendezvousKeys) + count * sizeof(RendezvousKey)
@@ -258,7 +258,7 @@ cdef class Opening(WorkRequest):
         return content
 
     cdef int told_to(self, uint32_t most) except -1:
-        """Record that the peer has been told the keys that `next_keys` returned."""
+        """Record that the keys from `next_keys` have been sent to the peer."""
         self.told = min(self.told + most, self.message.count())
         if self.told == self.message.count():
             self.offers.unsent.remove(self)
@@ -267,7 +267,7 @@ cdef class Opening(WorkRequest):
 
 # ---- offers ----------------------------------------------------------------------------------------
 
-# The peer may still read the messages, so the cycle collector must not clear them.
+# The cyclic garbage collector must not clear the messages, because the peer may still read them.
 @cython.no_gc_clear
 @cython.final
 cdef class Offers:

@@ -1,9 +1,8 @@
-# Encryption of outgoing frames and decryption of incoming frames. aiordma/_core/frames.py describes
-# the format.
+# Encrypts outgoing frames and decrypts incoming frames, in the format of aiordma/_core/frames.py.
 #
-# A queue pair delivers each frame once, in the order of posting. Both sides therefore count the
-# frames, and use the number as the nonce. A frame that was modified, repeated, dropped or reordered
-# cannot be decrypted.
+# A queue pair delivers each frame exactly once and in posting order. Both sides therefore count the
+# frames and use the frame number as the nonce. Decryption fails if a frame was modified, replayed,
+# dropped or reordered.
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize

@@ -1,5 +1,4 @@
-# Outgoing messages: their bytes, the frames that carry them, and the awaitables for sends, reads
-# and writes.
+# Outgoing messages, the frames that carry them, and the awaitables for sends, reads and writes.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -33,8 +32,8 @@ from aiordma.verbs._memory.buffers import bytes_of, keeper_of, require_data
 cdef extern from "Python.h":
     PyObject *PyMemoryView_GET_BASE(object) noexcept
 
-# This is not a Python global, because destructors need it, and globals may be None when the
-# interpreter shuts down.
+# This must be a C variable. Destructors use it, and Python globals may already be None during
+# interpreter shutdown.
 cdef dict names_of_kinds = {int(kind): kind.text for kind in OperationKind}
 
 
@@ -81,9 +80,8 @@ cdef class Sender:
         raise NotImplementedError
 
 
-# The device may still read the memory of the pieces, so the cycle collector must not clear them. A
-# message can have very many pieces. The trashcan prevents the deallocation of the first from
-# deallocating all others recursively on the C stack.
+# The cyclic garbage collector must not clear pieces, because the device may still read their
+# memory. The trashcan limits the recursion when a long chain of pieces is deallocated.
 @cython.no_gc_clear
 @cython.trashcan(True)
 @cython.freelist(64)
@@ -117,7 +115,7 @@ cdef class Piece:
             return open_buffer(self, data)
         if type(data) is memoryview:
             open_buffer(self, data)
-            # This comes after opening it, because a released view has no base.
+            # Open the buffer first to reject released views, which have no base.
             if not is_of_bytes(data):
                 require_data(data)
                 self.keeper = keeper_of(data)
@@ -165,7 +163,7 @@ cdef class SendFuture(OpFuture):
     """An outgoing message, and the future of its delivery."""
 
     cdef int open(self, object data) except -1:
-        """Find the bytes of a buffer, or of a list or tuple of buffers in their order."""
+        """Open a buffer, or a list or tuple of buffers in order."""
         if type(data) is list or type(data) is tuple:
             return open_all(self, data)
         self.first = Piece.__new__(Piece)

@@ -1,4 +1,5 @@
-# The protocol of one connection. It connects the parts, checks incoming frames, and ends the parts.
+# The protocol of one connection. `Session` connects the parts, checks incoming frames, and shuts
+# the parts down.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
@@ -314,7 +315,7 @@ cdef class Session(FrameHandler):
     cdef list early_frames, drain_waiters
     cdef readonly set batches          # type: set[WRChain]; being filled, with the keys of the lead
     cdef public object failover  # type: Any
-    cdef public bint peer_has_left     # it has said goodbye, so later frames are ignored
+    cdef public bint peer_has_left     # by saying goodbye; later frames are ignored
     cdef public bint awaiting_auth     # the peer must not send messages before it authenticates
     cdef public bint awaiting_admission  # the application must accept the peer first
 
@@ -352,8 +353,9 @@ cdef class Session(FrameHandler):
         self.outbox.journal.keeps = rails
         if rails:
             self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
-            # This limits the journal to the number of frames that Config promises. The peer has no
-            # more credits than that, and gets them back before it has to wait for them.
+            # Limit the frames in flight, and therefore the journal, to the number that Config
+            # promises. The peer may limit itself to FEWEST_FRAMES, so return credits before it runs
+            # out of them.
             most = min(most, self.config.send_queue)
             threshold = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 2)
             self.receives.refill = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 4)
@@ -418,8 +420,8 @@ cdef class Session(FrameHandler):
     def lead_on(self, SendQueue rail not None, uint32_t number):
         """Make a rail that is up the lead, in place of one that broke and is closed.
 
-        It takes over the receives. Then the Resume with this number tells the peer what has
-        arrived.
+        The rail takes over the receives. A Resume with this number then reports to the peer which
+        frames have arrived.
         """
         cdef Outbox outbox = self.outbox
         outbox.move(rail)
@@ -457,13 +459,13 @@ cdef class Session(FrameHandler):
             return 0 if outbox.flags & ENDED else outbox.post_again()
         if self.controls.waiting.size():
             if outbox.credits.may_send_control():
-                # This comes before the responses, which would otherwise use every credit that
-                # arrives.
+                # Announce a new receive size before sending responses, which could use up all
+                # control credits.
                 self.receives.change_if_due()
             self.controls.flush()
         if outbox.offers.left is not None:
             outbox.offers.open_left(<Lane> outbox.stripes.lanes[0])
-        # A waiting RailReady goes first, because the peer does not know the rail yet.
+        # Send a waiting RailReady first, because the peer does not know the rail yet.
         if outbox.offers.unsent and not self.controls.waiting.size():
             self.send_keys()
         outbox.flush()
@@ -751,8 +753,7 @@ cdef class Session(FrameHandler):
             (<PoolBlock> block).end_lease()
         self.early_frames.clear()
         self.controls.release_spare_blocks()
-        # The parts drop their references to each other, so that they do not need the cycle
-        # collector.
+        # Break the reference cycles between the parts, so that the garbage collector is not needed.
         self.owner.on_early = self.failover = None
         self.receives.source = self.inbox.fetcher.source = self.inbox.fetcher.inbox = None
         self.receives.controls = None

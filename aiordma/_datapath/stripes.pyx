@@ -1,8 +1,9 @@
-# Long operations over several rails: which rail moves which bytes, and when.
+# Divides long operations into chunks, and distributes the chunks over several rails.
 #
-# A rail takes the next chunk of an operation when it has fewer than CHUNKS in flight, so a fast
-# rail takes more of them. A chunk is half of the rail's share of the remaining bytes. The shares
-# are measured. The last chunks are short, so that all rails finish at about the same time.
+# A rail takes the next chunk of an operation when it has fewer than CHUNKS in flight, so faster
+# rails take more chunks. The size of a chunk is half of the rail's share of the remaining bytes,
+# and the shares follow the measured rates. The last chunks are therefore short, and all rails
+# finish at about the same time.
 
 cimport cython
 
@@ -86,7 +87,7 @@ cdef class Stripes:
         return len(self.lanes) < len(before)
 
     def lead(self, rail: object):
-        """Make a rail the first that is offered chunks."""
+        """Offer chunks to this rail before all other rails."""
         self.leading = rail
         self.lanes.sort(key=lambda lane: (<Lane> lane).rail is not rail)
         self.serve()
@@ -134,7 +135,7 @@ cdef class Stripes:
         return any(lane.rail.number == number for lane, *_ in self.lost)
 
     def over(self, number: int):
-        """Offer the held chunks of a rail to other rails. The peer accepts nothing more by it."""
+        """Offer the held chunks of a rail to other rails. The peer has stopped the rail."""
         cdef Lane lane
         cdef Striped operation
         lost, self.lost = self.lost, []
@@ -169,7 +170,7 @@ cdef class Stripes:
         return 0
 
     cdef int serve(self) except -1:
-        """Give chunks to the rails that have room, until none is left or has room."""
+        """Give chunks to the rails that have room, until no chunk is left or no rail has room."""
         cdef Lane lane
         cdef Striped operation
         cdef bint has_place, given = True

@@ -1,6 +1,7 @@
-# Memory windows of type 2, whose keys only one queue pair accepts.
+# Type 2 memory windows, whose keys are valid on only one queue pair.
 #
-# A bind is a work request. The key is valid for all work posted after it (IBTA 10.6.7.2.4).
+# A work request binds a window. The key is valid for all work posted after that request (IBTA
+# 10.6.7.2.4).
 
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset

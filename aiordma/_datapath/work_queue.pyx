@@ -1,11 +1,11 @@
-# Outstanding work: the work request table of an event loop, and its drain.
+# The table of an event loop's outstanding work requests, and the dispatch of their completions.
 #
-# A failed completion defines only wr_id, status, qp_num and vendor_err (ibv_poll_cq(3)), and a
-# completion of a destroyed queue pair may still be in the completion queue. All posted work
-# therefore has a slot, which its wr_id identifies:
+# A failed completion defines only wr_id, status, qp_num and vendor_err (ibv_poll_cq(3)). The
+# completion queue may also still contain completions of a destroyed queue pair. All posted work
+# therefore occupies a slot, which its wr_id identifies:
 #
-#   bits 63..32  generation, which counts the uses of the slot
-#   bit  31      BEFORE_LAST: not the last request of a chain
+#   bits 63..32  generation: the number of uses of the slot
+#   bit  31      BEFORE_LAST: set unless the request is the last of a chain
 #   bits 30..24  kind of operation
 #   bits 23..0   index
 
@@ -141,7 +141,7 @@ cdef enum:
 
 cdef double[BOUNDS] bounds = [5e-6, 10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 10e-3, 100e-3, 1]
 
-# These counters are global. All threads of the process update them with the GIL held.
+# Process-wide counters, which all threads update with the GIL held.
 cdef uint64_t[KINDS][BOUNDS + 1] latencies_within
 cdef double[KINDS] latency_sums
 cdef uint64_t[FOR_MEMORY + 1] waits
@@ -157,10 +157,10 @@ cdef void count_latency(uint8_t kind, double seconds) noexcept:
 
 
 def latencies() -> dict[str, tuple[float, dict[str, int]]]:
-    """Return the latencies by operation.
+    """Return the latency statistics of each operation.
 
-    They are the sum in seconds, and the number of requests that took at most as long as each bound
-    in seconds.
+    Each value contains the total in seconds, and the number of requests that took at most each
+    bound in seconds.
     """
     cdef int kind, i
     found = {}
@@ -174,7 +174,7 @@ def latencies() -> dict[str, tuple[float, dict[str, int]]]:
 
 
 cdef class Wait:
-    """A wait of one connection or pool. Its number and duration are counted for the process."""
+    """A wait of one connection or pool, which counts towards the statistics of the process."""
 
     def __cinit__(self, Clock clock not None):
         self.clock = clock
@@ -186,7 +186,7 @@ cdef class Wait:
             waits[what] += 1
 
     cdef void settle(self) noexcept:
-        """Count the time of a wait that may continue."""
+        """Add the current wait up to now to the statistics. The wait may continue."""
         cdef double now
         if self.what:
             now = self.clock.time()
@@ -220,7 +220,7 @@ fork.reset_in_child(forget_measured)
 
 @cython.no_gc_clear
 cdef class FrameHandler:
-    """The consumer of the frames of a queue pair, which is its session."""
+    """The consumer of a queue pair's frames, usually the session."""
 
     cdef int received(self, PoolBlock block, uint32_t length) except -1:
         raise NotImplementedError
@@ -242,8 +242,8 @@ cdef class FrameHandler:
 cdef class WorkQueues:
     """The send and receive queue of one queue pair, as the table uses them.
 
-    `free` of the `capacity` entries of the send queue are free. A queue that has `failed` still
-    gets completions, but is not told of room.
+    `free` is the number of free entries in the send queue, which has `capacity` entries. A queue
+    that has `failed` still gets completions, but is not told about freed entries.
     """
 
     cdef int open(self, ibv_qp *qp, ibv_qp_ex *extended, uint32_t capacity) except -1:
@@ -352,7 +352,7 @@ cdef class WorkRequestTable:
         return index < self.count and self.slots[index].taken and self.wr_id(index) == wr_id
 
     cdef void free_slot(self, uint32_t index) noexcept:
-        """Free a slot. The caller holds references to its work and its queue."""
+        """Free a slot. The caller must hold references to its work and its queue."""
         cdef Slot *slot = &self.slots[index]
         cdef WorkQueues queue = <WorkQueues> self.queues[index]
         cdef SlotList *order = &queue.receives if slot.kind == KIND_RECV else &queue.sends
@@ -415,7 +415,7 @@ cdef class WorkRequestTable:
         return (count > 0 or state.busy) | (2 if more else 0)
 
     cdef int remember(self, WorkQueues queue, object error) except -1:
-        """Keep an error in handling one queue pair, so that others still get their completions."""
+        """Report an error in handling one queue pair, so that others still get completions."""
         if isinstance(error, Exception):
             queue.driver.report(queue, error)
             return 0
@@ -428,7 +428,7 @@ cdef class WorkRequestTable:
 cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
     """Complete the work of one slot.
 
-    Returns its queue if this has freed entries, once per drain, or else None.
+    Returns the queue if this frees its first entries in the current drain, or else None.
     """
     cdef uint32_t index = wc.wr_id & (MAX_SLOTS - 1)
     if not table.holds(wc.wr_id):
@@ -472,7 +472,7 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
 
 
 cdef int error_before_last(WorkRequestTable table, const aiordma_completion *wc) except -1:
-    """Handle the failure of a request of a chain whose last completion is still to come."""
+    """Handle the failure of a request that is not the last of its chain."""
     cdef uint64_t wr_id = wc.wr_id ^ BEFORE_LAST
     cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
     if not wc.wr_id & BEFORE_LAST or not wc.status or not table.holds(wr_id):

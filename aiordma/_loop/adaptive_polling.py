@@ -7,12 +7,12 @@ miss makes spins rarer, so a peer that is slow or shares this core costs almost 
 
 from __future__ import annotations
 
-# At most this many consecutive wake-ups are not followed by a spin.
+# Maximum number of consecutive wake-ups that are not followed by a spin.
 MOST_SKIPPED = 255
 
 
 class AdaptivePolling:
-    """The policy for when an event loop spins, for `spin_us` microseconds. 0 means never."""
+    """The policy that decides when an event loop spins. The loop never spins if `spin_us` is 0."""
 
     __slots__ = ("_misses", "_skip", "spin_us")
 
@@ -22,11 +22,11 @@ class AdaptivePolling:
         self._skip = 0  # the number of wake-ups to skip
 
     def is_due(self) -> bool:
-        """Return whether a loop that was woken should spin before it sleeps again."""
+        """Return whether the loop should spin after a wake-up, before it sleeps again."""
         return self.spin_us > 0 and not self._skip
 
     def skipped(self) -> None:
-        """Record that the loop was woken and sleeps again without a spin."""
+        """Record a wake-up after which the loop sleeps again without a spin."""
         if self._skip:
             self._skip -= 1
 

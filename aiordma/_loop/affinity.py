@@ -26,7 +26,7 @@ class LoopAffinity:
 
     __slots__ = ("_generation", "_thread", "loop", "made_at")
 
-    # Finalizers call this when the globals of this module may already be None.
+    # Finalizers call this function, possibly when the globals of this module are already None.
     _current_generation = staticmethod(fork.generation)
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class LoopAffinity:
 
     @property
     def is_after_fork(self) -> bool:
-        """Whether this is the child of a fork, and the object belongs to its parent."""
+        """Whether the object was created in a parent process before the fork."""
         return self._generation != self._current_generation()
 
     def check(self, what: object) -> None:
-        """Raise WrongLoopError outside the loop or, if no loop is running, outside its thread."""
+        """Raise WrongLoopError in another loop or, if no loop is running, in another thread."""
         here = _get_running_loop()
         if here is not self.loop:
             self._elsewhere(what, here)
@@ -64,12 +64,12 @@ class LoopAffinity:
         )
 
     def made(self) -> str:
-        """Return where the object was created, in parentheses, to end a sentence. May be empty."""
+        """Return where the object was created as " (file:line)", or an empty string if unknown."""
         return f" ({self.made_at})" if self.made_at else ""
 
 
 def _caller() -> str:
-    """Return the file and line of the caller outside aiordma; empty if that is the loop."""
+    """Return "file:line" of the innermost caller outside aiordma, or "" if that is asyncio."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         if frame.f_back is None:

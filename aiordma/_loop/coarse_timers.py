@@ -17,10 +17,9 @@ from typing import Any
 from .._datapath.memory import Clock
 from .._native import failure, lib
 
-# This is a century in seconds, which is longer than any timer here and still valid for the kernel's
-# clock.
+# A century in seconds. No timer lasts longer, and the kernel's clock still accepts this value.
 FAR = 3e9
-# If there are more timers than this, cancelled ones are removed from the heap.
+# Cancelled timers are removed from the heap only if it has at least this many timers.
 ROOM = 64
 
 
@@ -29,8 +28,7 @@ class CoarseTimers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop, self._clock = loop, clock
-        # The entries of the heap are (time, number, timer). The number ensures that timers are
-        # never compared.
+        # A heap of (time, number, timer). The unique number prevents comparisons of timers.
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self._number = 0
         self._room = ROOM
@@ -41,7 +39,7 @@ class CoarseTimers:
             raise failure("timerfd_create", -self.fd)
 
     def _arm(self, when: float) -> None:
-        """Make `fd` readable at that time, instead of an earlier one."""
+        """Make `fd` readable at time `when`, instead of any time set before."""
         if self._clock.call_at is not None:  # a virtual clock
             self._disarm()
             self._alarm = self._clock.call_at(when, self._ring)
@@ -51,7 +49,7 @@ class CoarseTimers:
             raise failure("timerfd_settime", code)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.Handle:
-        """Call `callback` in the loop after at least `seconds`."""
+        """Schedule `callback` to run in the loop after at least `seconds`."""
         if len(self._timers) >= self._room:
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
             heapify(self._timers)
@@ -73,7 +71,7 @@ class CoarseTimers:
         try:
             os.read(self.fd, 8)
         except BlockingIOError:
-            return  # it has been set again in the meantime
+            return  # the descriptor has been set again in the meantime
         self._ring()
 
     def _ring(self) -> None:
@@ -84,13 +82,13 @@ class CoarseTimers:
         self._set()
 
     def _set(self) -> None:
-        """Arm the descriptor for the first timer. Firing early is harmless and saves a call."""
+        """Arm the descriptor for the first timer, unless it will already fire by then."""
         if self._timers and self._timers[0][0] < self._set_for:
             self._set_for = self._timers[0][0]
             self._arm(self._set_for)
 
     def close(self) -> None:
-        """Close the descriptor and drop the remaining timers. `fd` must no longer be watched."""
+        """Drop the remaining timers and close the descriptor, which must no longer be watched."""
         self._timers.clear()
         self._disarm()
         os.close(self.fd)

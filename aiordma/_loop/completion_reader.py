@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from .. import verbs
     from .._datapath.rail import SendQueue
 
-# The maximum number of drains per iteration of the loop. With COMPLETIONS_PER_CALL, it limits how
-# long a busy device can delay other tasks. Both values are judgements, not measurements.
+# Maximum number of drains per loop iteration. Together with COMPLETIONS_PER_CALL, it limits how
+# long a busy device can delay other tasks. Neither value is based on measurements.
 ROUNDS = 8
 
-# A task spins for this number of microseconds before it waits, which is about the cost of a loop
-# iteration.
+# Number of microseconds for which a task spins before it waits. A loop iteration takes about as
+# long.
 BRIEF_SPIN_US = 3
 
 
 class CompletionReader:
-    """The handler of completions that the `Poller` of a driver's channel leaves to Python.
+    """The slow path of a driver's completion handling, to which its `Poller` falls back.
 
     Completions are handled when the channel is readable and when a task is about to wait. After
-    other completions, the loop also polls for `spin_us` microseconds before it sleeps. If the
-    channel fails, each queue in `sinks` fails too.
+    handling a readable channel, the loop may also poll for `spin_us` microseconds before it sleeps.
+    If the channel fails, all send queues in `sinks` fail too.
     """
 
     def __init__(
@@ -52,20 +52,20 @@ class CompletionReader:
             self._poller.spin = partial(self._poller.spin_once, *keep)
 
     def callback(self) -> tuple[Any, ...]:
-        """Return a function and its arguments, to call when the channel is readable."""
+        """Return the callback for a readable channel, followed by its arguments."""
         if self._polling.spin_us:
             return (self.on_completions,)
-        # Without polling before sleep, wake-ups need not be recorded.
+        # Wake-ups need not be recorded, because the loop does not poll before it sleeps.
         otherwise = partial(self._handle, False)
         return self._poller.serve, *self._channel._reader(COMPLETIONS_PER_CALL, otherwise)
 
     def close(self) -> None:
-        """Stop handling completions, and drop the references to this object."""
+        """Stop handling completions, and drop all references to this object."""
         self._poller.closed = True
         self._poller.table.wakeups.brief_spin = self._poller.spin = None
 
     def poll(self) -> bool:
-        """Handle pending completions, whose tasks run later; return False if there are none."""
+        """Handle pending completions and defer their callbacks; return False if there were none."""
         wakeups = self._poller.table.wakeups
         around, wakeups.defers_callbacks = wakeups.defers_callbacks, True
         try:
@@ -74,12 +74,12 @@ class CompletionReader:
             wakeups.defers_callbacks = around
 
     def _brief_spin(self, drained: int) -> None:
-        """Continue `Poller.spin_before_wait` on its slow path, when a task is about to wait."""
+        """Handle the slow path of `Poller.spin_before_wait`, for a task that is about to wait."""
         self._handle(self._poller.polls_again or self._poller.spin_scheduled, drained)
 
     def on_completions(self) -> None:
         if self._poller.spin_scheduled:
-            return  # a poll is scheduled for when the tasks have run; now it would delay them
+            return  # a poll is already scheduled; polling now would delay the tasks
         spin = self._polling.is_due()
         before = self._channel._peer_wakeups()
         if self._handle(spin):
@@ -94,7 +94,7 @@ class CompletionReader:
         self._poller.spin_soon()
 
     def _on_spin_end(self, drained: int) -> None:
-        """Continue `Poller.spin_once` on its slow path: the last poll of a spin, after hits."""
+        """Handle the slow path of `Poller.spin_once`, and record the result of the spin."""
         found, self._poller.spin_found = self._poller.spin_found, False
         again = self._handle(True, drained)
         if found or again:
@@ -107,7 +107,7 @@ class CompletionReader:
     def _handle(self, polls_again: bool, drained: int | None = None) -> bool:
         """Handle pending completions; return False if there is no reason to poll again soon.
 
-        `drained` is the result of the first drain, if that has already been done.
+        `drained` is the result of the first drain if the caller has already done it.
         """
         poller, table = self._poller, self._poller.table
         if poller.closed:
@@ -119,7 +119,7 @@ class CompletionReader:
             else:
                 found, more = self._channel._drained(drained)
             rounds = 1
-            # A task that was woken by the drain may close this object.
+            # The drain may have woken a task that closed this object.
             while more and rounds < ROUNDS and not poller.closed:
                 some, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
                 found = found or some
@@ -132,7 +132,8 @@ class CompletionReader:
             poller.polls_again = around
         if not more:
             return found
-        # The events of the remaining completions are taken, so the fd may not fire for them.
+        # The events of the remaining completions have been consumed, so the descriptor may not
+        # become readable for them.
         if not self._coming_back:
             self._coming_back = True
             table.wakeups.loop.call_soon(self._come_back)

@@ -20,12 +20,12 @@ class _OfLoop:
 
 _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = weakref.WeakKeyDictionary()
 
-# In the child of a fork, all loops belong to the parent.
+# In a forked child, all loops in this dictionary belong to the parent.
 fork.reset_in_child(_loops.clear)
 
 
 class FailureWatch:
-    """A callback in the running loop that is called when all of several devices have failed."""
+    """A callback that is called in the current loop once all of the given devices have failed."""
 
     def __init__(self, devices: Iterable[str], on_failure: OnFailure) -> None:
         self.devices = frozenset(devices)
@@ -33,7 +33,7 @@ class FailureWatch:
         self._watches[self] = on_failure
 
     def close(self) -> None:
-        """Stop watching. Calling it again does nothing."""
+        """Stop watching. Further calls have no effect."""
         self._watches.pop(self, None)
 
 
@@ -42,7 +42,7 @@ def _of(loop: asyncio.AbstractEventLoop) -> _OfLoop:
 
 
 def report(loop: asyncio.AbstractEventLoop, device: str, error: Exception) -> None:
-    """Report to the watchers that a device has failed or can no longer be opened."""
+    """Notify the watchers that a device has failed or can no longer be opened."""
     here = _of(loop)
     here.failed.add(device)
     for watch, on_failure in list(here.watches.items()):
@@ -51,5 +51,5 @@ def report(loop: asyncio.AbstractEventLoop, device: str, error: Exception) -> No
 
 
 def opened(loop: asyncio.AbstractEventLoop, device: str) -> None:
-    """Record that the device works, perhaps again."""
+    """Record that the device has been opened, which clears an earlier failure."""
     _of(loop).failed.discard(device)

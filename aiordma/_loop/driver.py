@@ -49,25 +49,25 @@ from .time_share import TimeShare
 
 logger = logging.getLogger("aiordma.driver")
 
-# At most this many connection-manager events are handled per iteration of the loop. The descriptor
-# stays readable while there are more. The value is an estimate, and equals the number of sockets
-# that a listener accepts per iteration (connect_tcp.py).
+# Maximum number of connection-manager events handled per loop iteration. The descriptor stays
+# readable while more events are pending. The value is an estimate. A listener accepts the same
+# number of sockets per iteration (connect_tcp.py).
 EVENTS = 64
 
-# This is the default of `Config.polling` in seconds, about the cost of a wake-up on a machine where
-# wake-ups are expensive.
+# Default of `Config.polling` in seconds, about the cost of a wake-up where wake-ups are slow.
 POLLING = 200e-6
 
-# If opening a device fails with one of these errors, it will not succeed later either.
+# Errors from opening a device that mean it will not become available later either.
 DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
 
-# Asynchronous events after which nothing works.
+# Asynchronous events after which the affected queue pairs no longer work.
 ENDING = FATAL_EVENTS | REFUSALS
 
-# Events that are logged as warnings.
+# Asynchronous events that are logged as warnings.
 BREAKING = (verbs.EventType.PORT_ERR, verbs.EventType.DEVICE_FATAL)
 
-# Entries of a completion queue, unless the device supports fewer. Many queue pairs share a queue.
+# Number of entries per completion queue, unless the device supports fewer. Many queue pairs share a
+# completion queue.
 CQ_ENTRIES = 4096
 
 
@@ -77,7 +77,7 @@ def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
 
 
 def is_at(qp: verbs.QueuePair, port_num: int | None) -> bool:
-    """Return whether the queue pair uses that port; True also if the device does not report it."""
+    """Return whether the queue pair uses the port, or True if its port cannot be queried."""
     try:
         return qp.query().port_num == port_num
     except (RDMAError, OSError):
@@ -85,7 +85,7 @@ def is_at(qp: verbs.QueuePair, port_num: int | None) -> bool:
 
 
 def concerns(event: verbs.AsyncEvent, qp: verbs.QueuePair) -> bool:
-    """Return whether an event is about a queue pair: itself, its queues, its port or its device."""
+    """Return whether an event affects the queue pair, its queues, its port or its device."""
     if event.element is not None:
         return event.element in (qp, qp.srq, qp.send_cq, qp.recv_cq)
     at_port = event.type is verbs.EventType.PORT_ERR and is_at(qp, event.port_num)
@@ -98,10 +98,10 @@ def clock_of(loop: asyncio.AbstractEventLoop) -> Clock:
 
 
 class Driver(PerLoopResource):
-    """The part of a device that belongs to one event loop: domain, completion queues, memory pool.
+    """One event loop's resources on a device: protection domain, completion queues, memory pool.
 
-    Get a driver in the running loop with `for_context` or `for_device`, and release it with
-    `release`.
+    `for_context` and `for_device` return the driver for the running loop. Each driver must be
+    released with `release`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Driver(PerLoopResource):
         super().__init__(loop, key)
         self.context = context
         self.clock: Clock = clock_of(loop)
-        with ExitStack() as made:  # a failure leaves nothing in a context that lives on
+        with ExitStack() as made:  # a failure must not leave resources in the context
             self.pd: verbs.ProtectionDomain = made.enter_context(context.alloc_pd())
             self.channel: verbs.CompletionChannel = made.enter_context(
                 context.create_comp_channel()
@@ -132,7 +132,7 @@ class Driver(PerLoopResource):
         self._broken: set[verbs.CompletionQueue] = set()
         """Queues that have overrun or otherwise failed, and are not used for new queue pairs."""
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
-        spin_us = 0 if self.clock.call_at else math.ceil(polling * 1e6)  # no virtual time passes
+        spin_us = 0 if self.clock.call_at else math.ceil(polling * 1e6)  # virtual time stands still
         self._reader = CompletionReader(self.channel, self.table, self._sinks, spin_us)
         self.timers: CoarseTimers = CoarseTimers(loop, self.clock)
         loop.add_reader(self.channel.fd, *self._reader.callback())
@@ -148,7 +148,7 @@ class Driver(PerLoopResource):
         polling: float = POLLING,
         huge_pages: bool = False,
     ) -> Driver:
-        """Return the driver of a context that it does not own, such as the connection manager's."""
+        """Return the driver for a context opened elsewhere, such as by the connection manager."""
         return cls._acquire(
             context, lambda loop: cls(loop, context, context, pool_limit, polling, huge_pages)
         )
@@ -161,7 +161,7 @@ class Driver(PerLoopResource):
         polling: float = POLLING,
         huge_pages: bool = False,
     ) -> Driver:
-        """Return the driver of a device that is opened for this loop."""
+        """Return the driver for a device, opening the device if this loop has not opened it yet."""
 
         def make(loop: asyncio.AbstractEventLoop) -> Driver:
             try:
@@ -189,17 +189,17 @@ class Driver(PerLoopResource):
     # ---- work queues ---------------------------------------------------------------------
 
     def reserve_cq(self, entries: int) -> verbs.CompletionQueue:
-        """Return a completion queue with space for `entries` more completions, and reserve it.
+        """Reserve `entries` entries in a completion queue, and return the queue.
 
-        A completion queue cannot overrun, because the whole depth of each queue pair is reserved
-        here before the queue pair is created. `release_cq` releases the reservation.
+        The full depth of each queue pair is reserved before the queue pair is created, so a
+        completion queue cannot overrun. `release_cq` releases the reservation.
         """
         for cq in self._cqs:
             if cq not in self._broken and cq.available >= entries:
                 break
         else:
-            # The queue is not an extended one, because the driver does not read timestamps, which
-            # would cost the device time.
+            # Do not create an extended queue. It would provide timestamps, which cost the device
+            # time and which the driver does not read.
             size = max(self._cq_entries, entries)
             cq = self.context.create_cq(size, self.channel, extended=False)
             cq.req_notify()
@@ -215,17 +215,17 @@ class Driver(PerLoopResource):
             self._cqs.remove(cq)
             self._broken.discard(cq)
             cq.close()
-            # Closing consumes the channel's events, including those of other queues.
+            # Closing the queue consumes the channel's events, including those of other queues.
             if not self.loop.is_closed():
                 self.loop.call_soon(self._reader.on_completions)
 
     def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:
-        """Register `sink`, which posts to `qp` with slots of `table` that it owns."""
+        """Register the send queue that posts to `qp`. It owns the slots in `table` that it uses."""
         qp.untrack()  # `table` does the accounting
         self._sinks[qp] = sink
 
     def detach(self, qp: verbs.QueuePair) -> None:
-        """Unregister a queue pair that is being destroyed and has no slots left. Idempotent."""
+        """Unregister a queue pair that is about to be destroyed. Further calls have no effect."""
         self._sinks.pop(qp, None)
 
     def take_device_events(self) -> None:
@@ -235,12 +235,12 @@ class Driver(PerLoopResource):
     def poll(self) -> bool:
         """Handle pending completions without waiting for the loop; return False if there are none.
 
-        The tasks that it wakes run in the loop's next iteration.
+        Tasks woken by these completions run in the loop's next iteration.
         """
         return self._reader.poll()
 
     def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
-        """Call `listener` with every event of the device; return a token for `unsubscribe`."""
+        """Call `listener` for every event of the device; return a token for `unsubscribe`."""
         return self._events.subscribe(listener)
 
     def unsubscribe(self, token: object) -> None:
@@ -270,11 +270,11 @@ class Driver(PerLoopResource):
     # ---- readers -------------------------------------------------------------------------
 
     def _on_timers(self) -> None:
-        if not self._gone:  # it may have been closed since it became readable
+        if not self._gone:  # the driver may have been closed since the fd became readable
             self.timers.fire()
 
     def report(self, sink: SendQueue, error: Exception) -> None:
-        """Report a bug in the handling of one queue pair, so that others still get completions."""
+        """Report an error in handling a completion, and break only the affected connection."""
         self.loop.call_exception_handler(
             {"message": f"aiordma: handling a completion of {sink!r} failed", "exception": error}
         )
@@ -283,9 +283,9 @@ class Driver(PerLoopResource):
         sink.connection_broke(internal)
 
     def _on_async_event(self, event: verbs.AsyncEvent) -> None:
-        """Deliver an event to the queue pairs that it concerns."""
+        """Deliver an event to the queue pairs that it affects."""
         if event.type is verbs.EventType.DEVICE_FATAL:
-            # The next connection gets a new driver, which opens the device again.
+            # Make the next connection create a new driver, which opens the device again.
             self._withdraw()
             self.has_idle_timeout = False
             error = DeviceEventError(event.type.name, device=self.context.name)
@@ -297,7 +297,7 @@ class Driver(PerLoopResource):
             qps = [event.element] if event.element in self._sinks else []
         concerned = [self._sinks[qp] for qp in qps if concerns(event, qp)]
         if event.port_num is not None or event.type is verbs.EventType.DEVICE_FATAL:
-            # This is logged first, because it is the cause of the following errors.
+            # Log the event before the errors that it causes.
             level = logging.WARNING if event.type in BREAKING else logging.INFO
             port = f", port {event.port_num}" if event.port_num is not None else ""
             logger.log(level, "%s event on %s%s", event.type.name, self.context.name, port)
@@ -326,14 +326,14 @@ class Driver(PerLoopResource):
 
 
 class ContextEvents(PerLoopResource):
-    """The asynchronous events of a context in one event loop, where nothing else reads them."""
+    """The only reader of a context's asynchronous events in one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, context: verbs.Context) -> None:
         super().__init__(loop, context)
         self._context = context
         self._listeners: dict[object, Callable[[verbs.AsyncEvent], None]] = {}
-        # The descriptor is kept, because the connection manager may open its device again under the
-        # same pointer.
+        # Keep the descriptor, because the connection manager may reopen its device at the same
+        # address.
         self._fd = context.async_fd
         loop.add_reader(self._fd, shutdown.loop_end(loop).calling(self.take))
 
@@ -352,7 +352,8 @@ class ContextEvents(PerLoopResource):
     def deliver(cls, context: verbs.Context, event: verbs.AsyncEvent) -> None:
         """Deliver an event to the subscribers of every loop.
 
-        Each is called in its own thread, so a loop that is blocked does not delay the others.
+        Each subscriber is called in its own thread, so that a blocked loop does not delay other
+        loops.
         """
         here = asyncio.get_running_loop()
         for each in cls.all():
@@ -370,13 +371,13 @@ class ContextEvents(PerLoopResource):
                 listener(event)
 
     def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
-        """Call `listener` in this loop with every event; return a token for `unsubscribe`."""
+        """Call `listener` in this loop for every event; return a token for `unsubscribe`."""
         token = object()
         self._listeners[token] = listener
         return token
 
     def unsubscribe(self, token: object) -> None:
-        """Stop delivering events, including events already on their way to the loop."""
+        """Stop delivering events, including events that are already scheduled in the loop."""
         self._listeners.pop(token, None)
 
     def _close(self) -> None:
@@ -384,9 +385,9 @@ class ContextEvents(PerLoopResource):
 
 
 class Watch:
-    """A callback in the running loop while a file descriptor is readable, until it is closed.
+    """A callback that the running loop calls while a file descriptor is readable, until `close`.
 
-    It is for completion channels other than the driver's.
+    It is used for descriptors that do not belong to a driver.
     """
 
     def __init__(self, fd: int, callback: Callable[[], None]) -> None:
@@ -395,7 +396,7 @@ class Watch:
         self._loop.add_reader(fd, shutdown.loop_end(self._loop).calling(callback))
 
     def close(self) -> None:
-        """Stop watching, before the descriptor is closed. A second call does nothing."""
+        """Stop watching. Call this before closing the descriptor. Further calls have no effect."""
         stop_reading(self._loop, self._fd)
 
 
@@ -410,7 +411,7 @@ async def writable(fd: int) -> None:
 
 
 class EventDriver(PerLoopResource):
-    """The connection manager's event channel of one event loop, shared by its IDs."""
+    """One event loop's channel of connection-manager events, which is shared by its IDs."""
 
     has_idle_timeout = True
 
@@ -425,14 +426,14 @@ class EventDriver(PerLoopResource):
         return cls._acquire(library.name, lambda loop: cls(loop, library))
 
     def attach(self, id: cm.ConnectionId, handler: Callable[[cm.ConnectionEvent], None]) -> None:
-        """Send events of `id` to `handler`; a connect request goes to its listener's handler."""
+        """Dispatch events of `id` to `handler`. A listener's handler also gets connect requests."""
         self._handlers[id] = handler
 
     def detach(self, id: cm.ConnectionId) -> None:
         self._handlers.pop(id, None)
 
     def take(self) -> None:
-        """Dispatch pending events, up to a limit, so that a flood of events starves no task."""
+        """Dispatch pending events up to a limit, so that a flood of events starves no task."""
         for _ in range(EVENTS):
             if not self._take_one():
                 return
@@ -456,10 +457,11 @@ class EventDriver(PerLoopResource):
 
 
 class RequestDriver(EventDriver):
-    """An `EventDriver` for the listeners of one loop, which limits the share of time for requests.
+    """An `EventDriver` for the listeners of one loop, which limits the time spent on requests.
 
-    While the share is used up, requests wait in the device, which keeps only a few for each
-    network. The ID of a request must leave this channel before it can wait for its own events.
+    Once the time share is used up, requests wait in the device, which queues only a few per
+    network. The ID of a request must be migrated to another channel before it can wait for its own
+    events.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
@@ -468,10 +470,10 @@ class RequestDriver(EventDriver):
         """The share of time for requests, whatever the response, and for handshakes."""
 
     def take(self) -> None:
-        """Handle one event, or pause if the share is used up.
+        """Handle one event, or pause if the time share is used up.
 
-        The handshake of the event begins before the next event is handled. A request uses time even
-        if the response is a challenge or a rejection.
+        The handshake for a request begins before the next event is handled. Each request uses up
+        time, even if the response is a challenge or a rejection.
         """
         wait = self.share.wait()
         if not wait or self._gone:
@@ -480,7 +482,7 @@ class RequestDriver(EventDriver):
             self.share.use(self.share.now() - began)
             return
         stop_reading(self.loop, self.channel.fd)
-        # Only the loop refers to the timer. If this object did, it would keep the `LoopEnd` alive.
+        # Do not keep a reference to the timer. It would keep the `LoopEnd` alive.
         self.loop.call_later(wait, shutdown.loop_end(self.loop).calling(self._watch))
 
     def _watch(self) -> None:

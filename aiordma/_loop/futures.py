@@ -11,7 +11,7 @@ def settle(
 ) -> bool:
     """Set the result or error of a future; return False if it is done or its loop is closed.
 
-    An error counts as retrieved, because a waiter that has given up does not need to know of it.
+    An error is marked as retrieved, so that asyncio does not log it if the waiter has given up.
     """
     if future.done() or future.get_loop().is_closed():
         return False

@@ -22,13 +22,13 @@ ENDED = frozenset({cm.EventType.DISCONNECTED, cm.EventType.DEVICE_REMOVAL})
 
 
 class IdEvents:
-    """A connection-manager id and its events, in order."""
+    """A connection-manager ID and the queue of its events."""
 
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
-        """Take ownership of `id` and of one use of `events`."""
+        """Take ownership of `id` and of one reference to `events`."""
         self._events = events
-        # This is not an asyncio.Queue, because a queue that is dropped while a task awaits it would
-        # call its loop, which may be closed.
+        # Do not use an asyncio.Queue. A queue dropped while a task awaits it would call its loop,
+        # which may be closed.
         self._seen: deque[cm.ConnectionEvent | None] = deque()
         self._arrived: asyncio.Future[None] | None = None
         self._connected = False
@@ -72,7 +72,7 @@ class IdEvents:
         return event
 
     def _disconnect(self) -> None:
-        """Disconnect this end, as both ends must. A second call does nothing."""
+        """Disconnect this end, as both ends must do. Further calls have no effect."""
         if self._connected:
             self._connected = False
             try:
@@ -83,7 +83,7 @@ class IdEvents:
                 )  # the peer or the device has already ended the connection
 
     def release(self) -> None:
-        """Close the id. Internal to the library."""
+        """Close the ID. For internal use only."""
         self._events.detach(self.id)
         try:
             self.id.close()
@@ -96,7 +96,7 @@ class IdEvents:
 def make_id(
     library: verbs.Library, port_space: cm.PortSpace
 ) -> tuple[EventDriver, cm.ConnectionId]:
-    """Create an id on the running loop's event channel; return one use of that channel, too."""
+    """Return a new ID on the running loop's event channel, with a reference to the channel."""
     events = EventDriver.for_library(library)
     try:
         return events, events.channel.create_id(port_space)

@@ -13,21 +13,21 @@ from typing import ClassVar, Self
 
 from .._native import fork
 
-# A device stays open for this number of seconds after its last connection has closed; 0 means that
-# it is closed immediately. Opening a device takes as long as connecting twice, because it needs a
-# thread, a pool, and shared memory with each local peer.
+# Number of seconds for which a device stays open after its last connection has closed. 0 closes the
+# device immediately. Opening a device takes as long as connecting twice, because it needs a thread,
+# a pool, and shared memory with each local peer.
 IDLE_TIMEOUT = 1.0
 
 
 class PerLoopResource:
-    """A resource of one loop and key, kept from the first `_acquire` to the last `release`.
+    """A resource shared by the users of one loop and key, from first `_acquire` to last `release`.
 
-    With `has_idle_timeout`, it is closed IDLE_TIMEOUT later, unless it is acquired again or its
-    loop ends.
+    With `has_idle_timeout`, the resource is closed IDLE_TIMEOUT after the last `release`, unless it
+    is acquired again. The end of the loop closes it immediately.
     """
 
     has_idle_timeout = False
-    _settings: tuple[float, ...] = ()  # as the first user requested them
+    _settings: tuple[float, ...] = ()  # requested by the first user
 
     _instances: ClassVar[
         weakref.WeakKeyDictionary[
@@ -62,7 +62,7 @@ class PerLoopResource:
 
     @classmethod
     def _reset_all_after_fork(cls) -> None:
-        """Forget the resources in the child of a fork without touching them."""
+        """Forget all resources in a forked child, without closing them."""
         for here in cls._instances.values():
             for instance in here.values():
                 instance._reset_after_fork()
@@ -116,10 +116,10 @@ class PerLoopResource:
         self._close()
 
     def _idle(self) -> None:
-        """Drop everything that is not needed while there are no users."""
+        """Release everything that is not needed while the resource has no users."""
 
     def _withdraw(self) -> None:
-        """Make the next `_acquire` create another instance, and keep this one until its end."""
+        """Make the next `_acquire` create a new instance. This one stays open for its users."""
         here = self._instances.get(self.loop, {})
         if here.get(self._key) is self:
             del here[self._key]

@@ -29,31 +29,31 @@ from .per_loop_resource import PerLoopResource
 
 T = TypeVar("T")
 
-# These exceptions propagate from a callback or a task to end the program, as in asyncio.
+# Exceptions that end the program if a callback or a task raises them, as in asyncio.
 EXITS = (SystemExit, KeyboardInterrupt)
 
-# These exceptions end the program, the task, or a garbage-collected coroutine. They propagate
-# through a coroutine that awaits user code. Any other exception is a failure of that code.
+# Exceptions that end the program, a task or a garbage-collected coroutine. A coroutine that awaits
+# user code lets them propagate. Any other exception is a failure of the user code.
 UNWINDING = (*EXITS, asyncio.CancelledError, GeneratorExit)
 
 
 def background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Create a task that is not in `asyncio.all_tasks()`.
 
-    A program that cancels all tasks, as `asyncio.run` does at its end, means its own tasks. A
-    connection must continue, as a TCP connection would, to send the last data of these tasks. The
-    task begins in a later iteration of the loop, even if the loop has an eager task factory.
+    Many programs cancel all tasks when they end, as `asyncio.run` does. Like a TCP connection, a
+    connection must survive this to send the last data of the cancelled tasks. The task begins in a
+    later iteration of the loop, even if the loop has an eager task factory.
     """
     task = asyncio.Task(work, loop=loop)
     asyncio._unregister_task(task)
-    # If the loop is closed before the task ends, the object that owns the task issues a warning.
+    # Suppress asyncio's warning about a pending task, because the task's owner issues its own.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     return task
 
 
 def weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """Return a function that calls a method of an object without keeping the object alive."""
-    # weakref.WeakMethod is not used, because it is written in Python and takes five times as long.
+    """Return a function that calls a bound method without keeping its object alive."""
+    # weakref.WeakMethod is written in Python and takes five times as long.
     assert isinstance(method, MethodType)
     ref, function = weakref.ref(method.__self__), method.__func__
 
@@ -66,20 +66,20 @@ def weakly(method: Callable[..., object]) -> Callable[..., None]:
 
 
 class Closable(Protocol):
-    """An object of a loop that must be closed."""
+    """An object that must be closed before its event loop ends."""
 
     @property
     def _affinity(self) -> LoopAffinity: ...
 
     async def _end_with_loop(self) -> None:
-        """Close the object, because the loop is about to be closed."""
+        """Close the object before its loop is closed."""
 
     def _end_without_loop(self) -> None:
-        """Release the resources without setting a future, because the loop is already closed."""
+        """Release the resources after the loop was closed, without setting any futures."""
 
 
 class EndsWhenDropped:
-    """An object that is ended with a ResourceWarning if it is dropped while it is open."""
+    """A base class for objects that are closed with a ResourceWarning if dropped while open."""
 
     _affinity: LoopAffinity
     _loop_shutdown: LoopShutdown
@@ -88,7 +88,7 @@ class EndsWhenDropped:
         return self._loop_shutdown.is_open(self)
 
     def _drop(self) -> None:
-        """End the object in its loop."""
+        """Close the object. This is called in its loop."""
         raise NotImplementedError
 
     async def _end_with_loop(self) -> None:
@@ -99,7 +99,7 @@ class EndsWhenDropped:
 
     @finalizer
     def __del__(self) -> None:
-        """End the object; this may run in any thread at any time."""
+        """Schedule the closing of an open object. This may run in any thread at any time."""
         of_loop: LoopShutdown | None = getattr(self, "_loop_shutdown", None)
         if of_loop is None or self._affinity.is_after_fork or not self._is_open():
             return
@@ -114,7 +114,7 @@ class EndsWhenDropped:
 
 
 class ClosesAtExit(EndsWhenDropped, AsyncContext):
-    """An object with a `close` method that does not wait.
+    """A base class for objects with a `close` method that does not wait.
 
     `close` is called at the end of `async with`, when the loop ends, and when the object is
     dropped.
@@ -137,7 +137,7 @@ class ClosesAtExit(EndsWhenDropped, AsyncContext):
 
 
 class LoopShutdown:
-    """The open objects of one loop."""
+    """The open objects of one loop, which are closed when the loop ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -150,22 +150,22 @@ class LoopShutdown:
         step(self._generator.asend(None))  # the first step registers it with the loop
 
     def add(self, thing: Closable, *, keep: bool = False) -> None:
-        """Hold an object until `remove`: weakly, or strongly with `keep`."""
+        """Track an object until `remove`, through a weak reference unless `keep` is True."""
         self._open[id(thing)] = weakref.ref(thing)
         if keep:
             self._kept[id(thing)] = thing
 
     def is_open(self, thing: Closable) -> bool:
-        """Return whether `thing` was added and has not been removed or finalized."""
+        """Return whether `thing` has been added but not yet removed or finalized."""
         return id(thing) in self._open
 
     def take_over(self, thing: Closable, part: Closable) -> None:
-        """Hold `thing` weakly in place of `part`, which `thing` will close."""
+        """Track `thing`, through a weak reference, instead of `part`, which `thing` will close."""
         self.add(thing)
         self._open.pop(id(part), None)
 
     def closing(self, thing: Closable) -> None:
-        """Hold an object that is closing until `remove`, and wait for it without a warning."""
+        """Keep a closing object alive until `remove`, and do not warn if the loop ends first."""
         self._closing.add(id(thing))
         self.add(thing, keep=True)
 
@@ -179,9 +179,9 @@ class LoopShutdown:
             step(self._generator.aclose())
 
     def finalized(self, thing: Closable) -> None:
-        """Keep an object that was dropped until it has ended. This may run in any thread.
+        """Keep a dropped object alive until it has been closed. This may run in any thread.
 
-        The object asks its loop to end it, but the loop may be closed before that.
+        The object asks its loop to close it, but the loop itself may be closed first.
         """
         self._dropped[id(thing)] = thing
         self._open.pop(id(thing), None)
@@ -202,7 +202,7 @@ class LoopShutdown:
                 self._forget()
                 texts = self._texts()
                 things = [*self.left(), *self._dropped.values()]
-                # The objects are ended concurrently, because each of them may wait for its peer.
+                # Close the objects concurrently, because each one may wait for its peer.
                 await asyncio.gather(*(thing._end_with_loop() for thing in things))
                 warn(texts)
 
@@ -214,13 +214,13 @@ class LoopShutdown:
         ]
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork, where the loop is the parent's and must not be touched."""
+        """Stop tracking objects in a forked child, which must not touch its parent's loop."""
         self._over = True
         with suppress(RuntimeError):  # the generator is running
             step(self._generator.aclose())
 
     def finish(self) -> None:
-        """Release everything after the loop was closed without running its generators."""
+        """Release all objects of a loop that was closed without running its async generators."""
         self._over = True
         texts = self._texts()
         with ExitStack() as ends:  # runs all of them, even if one fails
@@ -238,7 +238,7 @@ class LoopEnd:
         self._loop = loop
 
     def calling(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Return the callback of a reader, which keeps this object alive."""
+        """Wrap a reader's callback in a function that keeps this object alive."""
         return partial(_call, callback, self)
 
     @finalizer
@@ -248,24 +248,24 @@ class LoopEnd:
 
 
 def _call(callback: Callable[[], None], end: LoopEnd) -> None:
-    del end  # a kept error of the callback would refer to this frame
+    del end  # a stored exception of the callback would refer to this frame
     callback()
 
 
 def warn(texts: list[str]) -> None:
-    """Issue the warnings. Call it last, because a warning may be an error."""
+    """Issue the warnings. Call this last, because a filter may turn a warning into an exception."""
     for text in texts:
         warnings.warn(text, ResourceWarning, stacklevel=1)
 
 
 def step(awaitable: Awaitable[object]) -> None:
-    """Run a step of a generator that waits for nothing."""
+    """Run one step of an async generator that does not wait for anything."""
     with suppress(StopIteration, StopAsyncIteration):
         awaitable.__await__().send(None)
 
 
-# The dictionary is changed and copied by atomic operations instead of under a lock. A garbage
-# collection can run at any point, so a finalizer could find the lock held by its own thread.
+# Access to the dictionary uses atomic operations instead of a lock. A finalizer can run at any
+# point, and its own thread may already hold the lock.
 _shutdowns: dict[asyncio.AbstractEventLoop, LoopShutdown] = {}
 
 
@@ -283,7 +283,7 @@ def all_open() -> list[Closable]:
     return [thing for shutdown in list(_shutdowns.values()) for thing in shutdown.left()]
 
 
-# The key is the id of the loop, which the value keeps alive.
+# Maps the id of a loop to its LoopEnd, which keeps the loop alive.
 _loop_ends: weakref.WeakValueDictionary[int, LoopEnd] = weakref.WeakValueDictionary()
 
 
@@ -295,7 +295,7 @@ def loop_end(loop: asyncio.AbstractEventLoop) -> LoopEnd:
 
 
 def _finish(loop: asyncio.AbstractEventLoop) -> None:
-    """Release what a closed loop held, the objects first."""
+    """Release the objects of a closed loop, and then the resources that they share."""
     with ExitStack() as ends:
         ends.callback(PerLoopResource.end_all, loop)
         if (shutdown := _shutdowns.pop(loop, None)) is not None:
@@ -303,7 +303,7 @@ def _finish(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def clear_closed() -> None:
-    """End the open objects of closed loops that had no reader."""
+    """Release the open objects of closed loops that had no reader."""
     for loop in list(_shutdowns):
         if loop.is_closed():
             _finish(loop)

@@ -8,25 +8,25 @@ from typing import Any
 from .._core.finalizers import finalizer
 from .._datapath.memory import Clock
 
-# These values are estimates. The work may use 1/SHARE of the loop's time. With the overhead that
-# its steps do not show, such as the loop's own turns and garbage collection, this is about twice as
-# much: a handshake took 1.1 ms, of which its steps were 0.5 ms.
+# The work may use 1/SHARE of the loop's time. Its real cost is about twice as high, because loop
+# overhead and garbage collection are not charged. A handshake took 1.1 ms, of which 0.5 ms were
+# charged. This value and the following values are estimates.
 SHARE = 16
-# This number of seconds of work may be done in a burst.
+# Number of seconds of work that may be done in a burst.
 BURST = 0.1
-# This is the longest wait in seconds after a step that took long.
+# Maximum wait in seconds, even after a very long step.
 LONGEST = 1.0
 
 
 class TimeShare:
-    """The share of one loop. Times are in seconds; in virtual time, work takes no time."""
+    """The time share of one loop. Times are in seconds. Work in a virtual loop takes no time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._earned_at = clock.now()  # when the share covers the time used so far
 
     def wait(self) -> float:
-        """Return the number of seconds for which no more work may begin."""
+        """Return the number of seconds to wait before more work may begin."""
         return max(0.0, self._earned_at - self._clock.now() - BURST * SHARE)
 
     def now(self) -> float:
@@ -40,10 +40,10 @@ class TimeShare:
 
 
 class Timed(Coroutine[Any, Any, bool]):
-    """Work for a task that charges the time of its steps to a share.
+    """A coroutine that charges the time of its steps to a time share.
 
-    If the work returns True, all of its time is refunded, including `used`, the time charged for it
-    before.
+    If the wrapped work returns True, all of its time is refunded, including the `used` seconds that
+    were charged before.
     """
 
     def __init__(

@@ -20,22 +20,21 @@ from .._datapath.memory import Clock
 
 
 class World(Protocol):
-    """Everything outside of a loop: its devices and peers, and the time."""
+    """The environment of a virtual loop: its devices, its peers and the time."""
 
     now: float
     """The time in seconds."""
     random: random.Random
 
     def step(self, until: float | None) -> bool:
-        """Let something happen and return True, or advance `now` to `until` and return False.
+        """Process an event and return True, or advance `now` to `until` and return False.
 
-        If `until` is None, there is no limit. StalledError is then raised if nothing will ever
-        happen.
+        If `until` is None, there is no time limit, and StalledError is raised if no event is left.
         """
 
 
 class StalledError(RuntimeError):
-    """Every task is waiting, and nothing will ever happen."""
+    """Every task is waiting, and no event is left that could wake one."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -60,14 +59,15 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop that uses the time of a `World`."""
+    """An event loop that runs in the time of a `World`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         selector = _Selector(world)
         super().__init__(selector)
         selector.ready = self._ready  # type: ignore[attr-defined]
-        # After months, a float cannot represent nanoseconds, and a timer due now would never fire.
+        # After months of virtual time, a float cannot represent nanoseconds, and a timer that is
+        # due would never fire.
         self._clock_resolution = 1e-8
         self.clock: Clock = Clock(self.time, self.call_at)
         """The clock of the connections in this loop."""
@@ -80,7 +80,7 @@ def waiting(
     loop: asyncio.AbstractEventLoop,
     is_omitted: Callable[[asyncio.Task[Any]], bool] = lambda _: False,
 ) -> str:
-    """Return the names of a loop's tasks and where each one waits, for error messages."""
+    """Return the names of a loop's tasks and the stack of each task, for error messages."""
     lines = []
     for task in sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name):
         if not is_omitted(task):
@@ -93,7 +93,7 @@ def waiting(
 
 
 def frames(waits: Any) -> Iterator[FrameType]:
-    """Yield the frames of a coroutine and of those that it awaits, the innermost last."""
+    """Yield the frames of a coroutine and of the coroutines that it awaits, outermost first."""
     while waits is not None:
         for kind in ("cr", "gi", "ag"):
             if (frame := getattr(waits, f"{kind}_frame", None)) is not None:

@@ -9,16 +9,16 @@ from .futures import settle
 
 
 class WaitQueue:
-    """The waiting tasks of one event loop.
+    """A FIFO queue of tasks in one event loop.
 
-    A task that was woken must check its condition again, because a wake-up guarantees nothing.
+    A woken task must check its condition again, because the condition may no longer hold.
     """
 
     def __init__(self) -> None:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Wait until woken. A task that is cancelled after being woken wakes the next one."""
+        """Wait for a wake-up. A task that is cancelled after its wake-up wakes the next task."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -37,6 +37,6 @@ class WaitQueue:
                 return
 
     def wake_all(self) -> None:
-        """Wake all tasks, because nothing more will come."""
+        """Wake all waiting tasks."""
         while self._waiters:
             self.wake()

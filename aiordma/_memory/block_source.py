@@ -11,9 +11,8 @@ from ..mr_pool import Block, MemoryPool
 class OrderedBlockSource:
     """A source of pool blocks for requests that must be served in order.
 
-    If there is no memory for the first request, all later requests wait behind it. `on_memory` is
-    called when a waiting request should be retried. It should then request the block that is first
-    in line.
+    If the pool has no memory for the first request, all later requests wait too. `on_memory` is
+    called when memory is available again. It should then retry the request that is first in line.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class OrderedBlockSource:
     def block(self, size: int) -> Block | None:
         """Return a block of at least `size` bytes, or None if the request has to wait.
 
-        If it has to wait, `on_memory` is called when it should be retried.
+        If the result is None, `on_memory` is called when the request should be retried.
 
         Raises:
             QuotaError: If the pool can never provide `size` bytes.
@@ -62,7 +61,8 @@ class OrderedBlockSource:
         if waiter is not self._waiter:
             return  # closed in the meantime
         self._waiter = None
-        # The next request for a block meets the same device error and reports it.
+        # Drop any error, because the next request for a block gets the same device error and
+        # reports it.
         self._came = waiter.result() if waiter.exception() is None else None
         self._ask_again()
         if self._came is not None:  # the block is no longer needed
@@ -70,7 +70,7 @@ class OrderedBlockSource:
             self._came = None
 
     def move(self, pool: MemoryPool) -> None:
-        """Switch to `pool`. If a request is waiting, it is retried there."""
+        """Switch to `pool`, and retry any waiting request there."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             self.pool._waiters.withdraw(waiter)
@@ -82,7 +82,7 @@ class OrderedBlockSource:
             self._on_memory()
 
     def close(self) -> None:
-        """Stop waiting for memory that is no longer needed."""
+        """Cancel the waiting request, if any. `on_memory` is not called any more."""
         self._on_memory = None
         waiter, self._waiter = self._waiter, None
         if waiter is not None:

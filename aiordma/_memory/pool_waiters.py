@@ -40,16 +40,16 @@ B = TypeVar("B", bound=Leased)
 
 
 class PoolWaiters(Generic[B]):
-    """The tasks that wait for memory of one pool.
+    """The tasks that wait for one pool's memory.
 
-    `take` returns a leased block, or raises QuotaError if there is not enough memory now. `share`
-    is the number of bytes that internal requests may hold ahead of waiting users.
+    `take` returns a leased block, or raises QuotaError if the pool does not have enough memory now.
+    While users wait, internal requests that overtake them may hold up to `share` bytes.
     """
 
     def __init__(self, take: Callable[[int], B], share: int, clock: Clock) -> None:
         self._take = take
         self._share = share
-        # The value is the size of the request, and whether it may count as overtaking.
+        # Each value is the size of the request, and whether it may count towards the share.
         self._internal: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._user: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._overtaking: set[B] = set()
@@ -64,7 +64,7 @@ class PoolWaiters(Generic[B]):
         return len(self._internal) + len(self._user)
 
     def count_wait(self) -> None:
-        """Update the statistics of whether tasks wait for memory, and for how long."""
+        """Update the statistics on how often and how long tasks wait for memory."""
         self._wait.for_memory(len(self) > 0)
 
     @property
@@ -76,8 +76,8 @@ class PoolWaiters(Generic[B]):
         """Queue a request for a block, and return the future that will hold the block.
 
         The caller must pass the future to `withdraw` if it gives up or does not use the block. A
-        new request queues behind those that are waiting, even if there is memory for it. With
-        `exempt`, an internal request keeps its block for long and does not count towards the share.
+        new request waits behind earlier requests, even if the pool has memory for it. An internal
+        request that is `exempt` keeps its block for long and does not count towards the share.
         """
         waiter: asyncio.Future[B] = asyncio.get_running_loop().create_future()
         if internal:
@@ -93,7 +93,7 @@ class PoolWaiters(Generic[B]):
         return waiter
 
     async def wait(self, size: int, among: set[asyncio.Future[B]], *, internal: bool) -> B:
-        """Wait for a block with the future in `among`; an error withdraws the request."""
+        """Wait for a block, keeping the future in `among`. An error withdraws the request."""
         waiter = self.join(size, internal=internal)
         among.add(waiter)
         try:
@@ -106,14 +106,14 @@ class PoolWaiters(Generic[B]):
             del waiter  # the traceback of its error refers to this frame
 
     def returned(self, block: B) -> None:
-        """Record that a block was returned. It must be called while there are waiters."""
+        """Record the return of a block. This must be called for every block while tasks wait."""
         if block in self._overtaking:
             self._overtaking.remove(block)
             self._overtaking_bytes -= block.size
         self.serve_soon()
 
     def withdraw(self, waiter: asyncio.Future[B]) -> None:
-        """Remove a request and release its block, if any; others may have waited behind it."""
+        """Remove a request, release its block, if any, and serve the requests behind it soon."""
         self._internal.pop(waiter, None)
         self._user.pop(waiter, None)
         self.count_wait()
@@ -124,7 +124,7 @@ class PoolWaiters(Generic[B]):
         self.serve_soon()
 
     def serve_soon(self) -> None:
-        """Serve the waiters in the loop's next iteration, because memory may have come back."""
+        """Schedule serving the waiters in the loop's next iteration."""
         waiting = self._internal or self._user
         if waiting and not self._scheduled:
             loop = next(iter(waiting)).get_loop()
@@ -141,7 +141,7 @@ class PoolWaiters(Generic[B]):
         self.count_wait()
 
     def _serve(self, queue: dict[asyncio.Future[B], tuple[int, bool]]) -> bool:
-        """Serve a queue in order; return False if there is too little memory for the first."""
+        """Serve a queue in order; return False if the next request needs more memory."""
         while queue:
             waiter, (size, counts) = next(iter(queue.items()))
             overtakes = counts and bool(self._user)
@@ -163,7 +163,7 @@ class PoolWaiters(Generic[B]):
         return True
 
     def fail(self, error: Exception) -> None:
-        """Fail all waiters with `error`, because no more memory will come."""
+        """Fail all current and future waiters with `error`."""
         for queue in (self._internal, self._user):
             for waiter in queue:
                 settle(waiter, None, error)
@@ -173,6 +173,5 @@ class PoolWaiters(Generic[B]):
         def take(_: int) -> B:
             raise error
 
-        # This breaks a reference cycle, because the callbacks refer to the pool, which refers to
-        # this object.
+        # Drop the callbacks, which refer to the pool, to break a reference cycle.
         self._take, self.on_wait = take, lambda: None

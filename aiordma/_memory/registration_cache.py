@@ -39,8 +39,8 @@ from ..mr_pool import OwnMemory
 from ..verbs._memory.buffers import keeper_of
 from ..verbs._memory.memory_region import is_there
 
-# The memory of these types keeps its address and pages while a view of it exists. Subclasses do not
-# count, because they may export other memory.
+# Types whose memory keeps its address and pages while a view exists. Subclasses are excluded,
+# because they may export other memory.
 STEADY = (bytearray, bytes, array.array)
 
 MOST_BYTES = 256 << 20
@@ -58,9 +58,10 @@ def is_released(view: memoryview | None) -> bool:
 
 
 class CacheStatistics(NamedTuple):
-    """The number of cached registrations and their bytes, and the numbers of hits and misses.
+    """The number and total size of cached registrations, and the number of hits and misses.
 
-    `found` counts the hits and `made` the misses. Memory that cannot be cached is not a miss.
+    `found` counts the hits, and `made` counts the misses. Memory that cannot be cached does not
+    count as a miss.
     """
 
     registrations: int
@@ -71,7 +72,7 @@ class CacheStatistics(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """A cached registration. `users` are the operations that use it."""
+    """A cached registration. `users` is the number of operations that use it."""
 
     key: int
     view: weakref.ref[memoryview[int]]
@@ -81,7 +82,7 @@ class Kept:
 
 
 class RegistrationCache:
-    """The cached registrations of one protection domain, up to `most` and `most_bytes`."""
+    """The cached registrations of one protection domain, with limits on their number and size."""
 
     def __init__(self, pd: verbs.ProtectionDomain) -> None:
         self._pd = pd
@@ -93,7 +94,7 @@ class RegistrationCache:
         self._bytes = self._found = self._made = 0
 
     def set_up(self, most: int, most_bytes: int = MOST_BYTES) -> None:
-        """Set the limits; only the first call has an effect."""
+        """Set the limits. Until `close`, further calls have no effect."""
         if not self._set_up:
             self._set_up = True
             self._most, self._most_bytes = most, most_bytes
@@ -101,8 +102,8 @@ class RegistrationCache:
     def find(self, memory: object) -> KeptMemory | None:
         """Return `memory` registered for local access, or None if it cannot be cached.
 
-        The registration is writable if `memory` is. The caller must close the result as soon as it
-        is no longer needed.
+        If `memory` is writable, the registration is writable too. The caller must close the result
+        as soon as possible.
         """
         if type(memory) is not memoryview or not is_steady(memory.obj):
             return None
@@ -127,7 +128,7 @@ class RegistrationCache:
 
         @finalizer
         def end(_: object) -> None:
-            # This may run in any thread, at any point.
+            # A weak reference callback can run in any thread at any point.
             ended.append(key)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(forget)
@@ -169,13 +170,13 @@ class RegistrationCache:
         return self.counts()
 
     def counts(self) -> CacheStatistics:
-        """Return the statistics from any thread, including ended entries not yet removed."""
+        """Return the statistics, including entries of dead views. Any thread may call this."""
         return CacheStatistics(len(self._kept), self._bytes, self._found, self._made)
 
     def close(self) -> None:
-        """Cache nothing until `set_up` is called again.
+        """Empty the cache, and disable it until the next `set_up`.
 
-        Registrations in use are dropped after their operations.
+        Registrations in use are closed after their operations.
         """
         self._set_up = False
         self._most = 0
@@ -184,7 +185,7 @@ class RegistrationCache:
 
 
 class _Use(Pinned):
-    """An operation's hold on a registration and its memory, which cannot move in the meantime."""
+    """An operation's reference to a registration, which also pins the memory."""
 
     __slots__ = ("_cache", "_keeper", "_kept", "view")
 
@@ -230,5 +231,5 @@ class KeptMemory(OwnMemory):
         return self._use.view
 
     def close(self) -> None:
-        """Release the memory to the caller as soon as no operation uses it."""
+        """Return the memory to the caller as soon as no operation uses it."""
         self._give_back()

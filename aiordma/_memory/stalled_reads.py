@@ -23,18 +23,18 @@ SLOWEST = 16 << 20
 
 
 class Reader(Protocol):
-    """A connection with READs in progress into large blocks of the pool."""
+    """A connection with READs in flight into large blocks of the pool."""
 
     @property
     def progress(self) -> int:
         """The number of bytes of completed READs."""
 
     def stalled(self, timeout: float) -> None:
-        """End the READs, which were too slow for `timeout` seconds."""
+        """Abort the READs, which have been too slow for `timeout` seconds."""
 
 
 class StalledReads:
-    """The readers of one pool, and the time since which each of them has been too slow."""
+    """The readers of one pool, and the time of the last sufficient progress of each reader."""
 
     def __init__(self, waiting: Sized, clock: Clock) -> None:
         self.timeout: float = 2.0

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 else:
     CheckedCalls = CheckedProviderCalls = object
 
-# 524 is the kernel's internal ENOTSUPP, which reaches programs nevertheless.
+# 524 is the kernel's internal ENOTSUPP, which some calls leak to user space.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, 524})
 
-# Errors of these calls do not concern the device. For example, a seccomp filter returns ENOSYS.
+# Errors of these calls do not mean that the device lacks a feature. For example, a seccomp filter
+# may return ENOSYS.
 _SYSTEM_CALLS = frozenset({"fcntl", "socket", "timerfd_create", "timerfd_settime"})
 
 
@@ -43,7 +44,7 @@ def failure(verb: str, code: int, detail: str = "") -> VerbsError:
 
 
 def shortage_hint() -> str:
-    """Return a hint for an error message if this process is out of file descriptors, else ""."""
+    """Return an error hint if this process is out of file descriptors, or else ""."""
     try:
         os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -53,7 +54,7 @@ def shortage_hint() -> str:
 
 
 def open_files_hint() -> str:
-    """Return the limit on open files and how to raise it."""
+    """Return a text with the limit on open files and how to raise it."""
     soft, hard = limits.getrlimit(limits.RLIMIT_NOFILE)
     return (
         f"the limit on open files (RLIMIT_NOFILE) of this process is {soft} (hard limit: {hard}),"
@@ -63,28 +64,28 @@ def open_files_hint() -> str:
 
 
 def errno_of(code: int) -> int:
-    """Return the errno value of a failed call; some providers return -1 and set errno."""
+    """Return the errno value of a failed call. Some providers return -1 and set errno."""
     return code if code > 0 else ffi.errno if code == -1 else -code
 
 
 def explained(error: VerbsError, detail: str) -> VerbsError:
-    """Return the failure with a message that contains `detail`."""
+    """Return a copy of the error with a message that contains `detail`."""
     return failure(error.verb, error.errno or 0, detail)
 
 
 def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
-    """Wrap a C function in a call that raises exceptions, according to its convention."""
+    """Wrap a C function so that failures, as defined by its convention, raise exceptions."""
 
-    # Each call clears errno first, because a failed call may not set it, and an older value would
-    # be reported.
+    # Clear errno before each call. A failed call may not set it, and a stale value would be
+    # reported.
     def zero(*arguments: object) -> None:
         ffi.errno = 0
         code: int = call(*arguments)
         if code:
             if convention is Convention.ERRNO:
                 raise failure(verb, errno_of(code))
-            # The manual says -1, but older versions of librdmacm and some providers pass errno
-            # values through.
+            # The manual page says -1, but older librdmacm versions and some providers return errno
+            # values.
             raise failure(verb, ffi.errno or abs(code))
 
     def pointer(*arguments: object) -> object:
@@ -122,10 +123,10 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
 
 
 class Calls(CheckedCalls):
-    """The calls of one library, each raising :class:`VerbsError` (or its ``UnsupportedError``).
+    """One library's functions, each raising :class:`VerbsError` (or its ``UnsupportedError``).
 
-    Calls that no library exports are attributes as well. native/verbs/extended.c defines them with
-    the prefix ``aiordma_``.
+    They include functions that no library exports. native/verbs/extended.c defines these functions
+    with the prefix ``aiordma_``.
     """
 
     def __init__(self, table: h.aiordma_calls) -> None:
@@ -137,7 +138,7 @@ class Calls(CheckedCalls):
 
 
 class ProviderCalls(CheckedProviderCalls):
-    """The calls of the providers' own libraries, each of which may be missing."""
+    """The functions of the providers' own libraries. Each of them may be missing."""
 
     def __init__(self, table: h.aiordma_provider_calls) -> None:
         calls = _functions("aiordma_provider_calls", table)
@@ -146,13 +147,13 @@ class ProviderCalls(CheckedProviderCalls):
 
 
 def _functions(structure: str, table: object) -> dict[str, Any]:
-    """Return the functions of a table by name. A missing function is NULL, which is false."""
+    """Return the functions of a table by name. A missing function is a NULL pointer."""
     fields = ffi.typeof(f"struct {structure}").fields
     return {name: getattr(table, name) for name, it in fields if it.type.kind == "function"}
 
 
 def _set_all(self: object, calls: dict[str, Any], missing: Callable[[str], str]) -> None:
-    """Set each call as an attribute. A missing call raises an error with the text of `missing`."""
+    """Set each function as an attribute. Missing functions raise errors with the `missing` text."""
     for verb, call in calls.items():
         if call:
             checked_call = checked(verb, call, convention_of(verb, ffi.typeof(call).result.cname))

@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 
 class Convention(Enum):
-    """The way in which a call reports an error."""
+    """How a C call reports errors."""
 
     ERRNO = auto()
     """The call returns 0 or an errno value; some providers return -1 and set errno."""
@@ -38,13 +38,13 @@ _OTHERS = {
     "ibv_query_qp_data_in_order": Convention.PLAIN,
     "ibv_rate_to_mbps": Convention.PLAIN,
     "ibv_rate_to_mult": Convention.PLAIN,
-    "ibv_rereg_mr": Convention.PLAIN,  # its number tells the state of the region
+    "ibv_rereg_mr": Convention.PLAIN,  # the error number encodes the state of the region
     "mlx5dv_qp_ex_from_ibv_qp_ex": Convention.PLAIN,
 }
 
 
 def convention_of(verb: str, result: str) -> Convention:
-    """Return the convention of a call, from its manual page. `result` is its C result type."""
+    """Return the convention documented in a call's manual page. `result` is its C return type."""
     if verb in _OTHERS:
         return _OTHERS[verb]
     if result == "int":

@@ -18,7 +18,7 @@ _sockets: dict[int, int] = {}  # inode number -> descriptor
 
 
 def reset_in_child(reset: Callable[[], None]) -> None:
-    """Register a function that is called in every child of a fork from now on."""
+    """Register a function to be called in every forked child."""
     _resets.append(reset)
 
 
@@ -28,11 +28,11 @@ def generation() -> int:
 
 
 def add_socket(fd: int) -> int:
-    """Register a socket to be replaced by /dev/null in children.
+    """Register a socket to be replaced by /dev/null in forked children.
 
-    While any process has a connected socket open, the peer does not see the connection end.
-    Similarly, the port of a listening socket stays in use. A child does not close the socket,
-    because an inherited object may later close the same descriptor when it belongs to another file.
+    An inherited copy would hide the end of a connection from the peer, or keep the port of a
+    listening socket in use. The child must not close the descriptor. An inherited object may close
+    the same number later, when it belongs to another file.
 
     Returns:
         The argument for `remove_socket`.
@@ -43,7 +43,7 @@ def add_socket(fd: int) -> int:
 
 
 def remove_socket(inode: int) -> None:
-    """Forget a socket that has been closed. A second call does nothing."""
+    """Unregister a socket that has been closed. Further calls have no effect."""
     _sockets.pop(inode, None)
 
 

@@ -22,13 +22,13 @@ else:
     FFI = type(ffi)
 
     class Pointer:
-        """A class that evaluates `Pointer[ibv_qp]`."""
+        """A class whose subscripts, such as `Pointer[ibv_qp]`, are `ffi.CData`."""
 
         def __class_getitem__(cls, target: object) -> type:
             return ffi.CData
 
     def __getattr__(name: str) -> type:
-        """Return the type of every pointer and structure."""
+        """Return `ffi.CData` for the name of any C type."""
         if name.startswith("_"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return ffi.CData
@@ -40,7 +40,7 @@ else:
 
 
 class SupportsDLPack(Protocol):
-    """A tensor: torch, JAX, TensorFlow, CuPy ... (the Python Array API's `__dlpack__`)."""
+    """A tensor from torch, JAX, TensorFlow, CuPy etc. (`__dlpack__` of the Python array API)."""
 
     def __dlpack__(self) -> Any: ...
 

@@ -18,10 +18,10 @@ Register = Callable[[h.ibv_pd, h.VoidPointer | h.Characters, int, int], h.ibv_mr
 
 
 class Library:
-    """A library of calls. ``name`` is ``"system"`` or ``"embedded"``; ``calls`` raise exceptions.
+    """The system's or the embedded verbs library.
 
-    Each library has one object, created by :func:`system` or :func:`embedded`. Any thread may use
-    it.
+    ``name`` is ``"system"`` or ``"embedded"``. The functions in ``calls`` raise exceptions. Each
+    library has one instance, created by :func:`system` or :func:`embedded`. Any thread may use it.
     """
 
     __slots__ = (
@@ -63,14 +63,14 @@ class Library:
         self._cm_process: int | None = None
 
     def offers(self, entry: str) -> bool:
-        """Return whether its devices support this optional entry of softdev/abi/device_calls.h."""
+        """Return whether the library has this optional function of softdev/abi/device_calls.h."""
         return bool(getattr(self.table.device, entry))
 
     def open_failure(self, error: VerbsError, likely: str = "") -> VerbsError:
-        """Return the error of a call that opens a device or an event channel, with the reason.
+        """Return the error for a device or event channel that could not be opened, with the reason.
 
         Args:
-            error: The error without a reason, from the latest such call of this thread.
+            error: The error without a reason. It must be from this thread's latest attempt.
             likely: The likely reason, if the library does not report one.
         """
         if not self.offers("start_failure"):
@@ -79,26 +79,26 @@ class Library:
         return VerbsError(error.errno or 0, error.verb, reason) if reason else error
 
     def may_be_at(self, gid: bytes, peer: bytes) -> bool:
-        """Return whether a peer with the address `peer` may have an endpoint with this GID.
+        """Return whether a peer at the address `peer` may have an endpoint with this GID.
 
-        The result is always True for devices that do not connect to that address
-        (softdev/abi/device_calls.h).
+        The result is always True if the device does not connect to the address in the peer's
+        endpoint (softdev/abi/device_calls.h).
         """
         return not self.offers("same_host") or bool(self.table.device.same_host(gid, peer))
 
     def end_with_peer(self, qp: h.ibv_qp) -> None:
-        """Let a queue pair break as soon as its device detects the end of the peer's process.
+        """Make a queue pair fail as soon as its device detects the end of the peer's process.
 
-        Call this before the queue pair is connected. It has no effect on cards, which do not watch
-        their peers.
+        Call this before connecting the queue pair. It has no effect on cards, because they do not
+        watch their peers.
         """
         if self.offers("end_with_peer"):
             self.table.device.end_with_peer(qp)
 
     def count_served(self, qp: h.ibv_qp) -> h.aiordma_served | None:
-        """Return counters of the peer's reads and writes through `qp`, or None if there are none.
+        """Return counters of the peer's reads and writes through `qp`, or None if not supported.
 
-        Pass the counters to `release_served` of the table of calls when you are done.
+        Release the counters with `table.device.release_served`.
         """
         if not self.offers("count_served"):
             return None
@@ -108,8 +108,8 @@ class Library:
         """Check that this process may open devices through the connection manager.
 
         Raises:
-            UnsupportedError: In the child of a fork, if its parent had already opened devices.
-                librdmacm keeps these devices open, but for the kernel they belong to the parent.
+            UnsupportedError: In a forked child whose parent had already opened devices. librdmacm
+                keeps these devices open, but for the kernel they belong to the parent.
         """
         process = os.getpid()
         if self._cm_process is None:
@@ -124,13 +124,13 @@ class Library:
 
     @property
     def providers(self) -> ProviderCalls:
-        """The calls of the providers' own libraries, which are loaded on first use."""
+        """The functions of the providers' own libraries, which are loaded on first use."""
         if self._providers is None:
             self._providers = ProviderCalls(lib.aiordma_provider_calls(self.table))
         return self._providers
 
     def missing_calls(self) -> tuple[str, ...]:
-        """Return the names of calls that this library is too old to provide."""
+        """Return the names of functions that this library is too old to provide."""
         fields = ffi.typeof("struct aiordma_calls").fields
         return tuple(name for name, _ in fields or () if not getattr(self.table, name))
 
@@ -152,7 +152,7 @@ def system() -> Library:
     """Return the system's libibverbs and librdmacm, which are loaded on the first call.
 
     Raises:
-        LibraryNotFoundError: A library or a symbol is missing. The next call tries again.
+        LibraryNotFoundError: If a library or a symbol is missing. The next call tries again.
     """
     if (library := _libraries.get("system")) is None:
         table = ffi.new("struct aiordma_calls **")
@@ -173,7 +173,7 @@ def _not_found(code: int, text: str) -> VerbsError:
 
 
 def embedded() -> Library:
-    """Return the software device that is part of aiordma, which is always available."""
+    """Return the embedded software device, which is always available."""
     if (library := _libraries.get("embedded")) is None:
         table = softdev.calls()
         if not table:

@@ -41,7 +41,7 @@ SGE = struct.Struct("=Q2I")
 
 
 class CompletionArray:
-    """Arrays of ``capacity`` completions and their other fields, for one thread at a time."""
+    """Arrays of ``capacity`` completions and their extended fields. Not thread-safe."""
 
     __slots__ = ("_bytes", "_more_bytes", "capacity", "more", "pointer")
 
@@ -52,13 +52,13 @@ class CompletionArray:
         self._bytes, self._more_bytes = ffi.buffer(self.pointer), ffi.buffer(self.more)
 
     def records(self, count: int) -> Iterator[tuple[Record, More]]:
-        """Yield the first ``count`` completions as tuples, from a copy made beforehand."""
+        """Copy the first ``count`` completions, and return an iterator over them as tuples."""
         records = COMPLETION.iter_unpack(self._bytes[: count * COMPLETION.size])
         return zip(records, MORE.iter_unpack(self._more_bytes[: count * MORE.size]), strict=True)
 
 
 class RequestArray:
-    """Arrays of work requests and their scatter/gather entries, for one thread at a time."""
+    """Arrays of work requests and their scatter/gather entries. Not thread-safe."""
 
     __slots__ = (
         "_size", "posted", "recvs", "recvs_bytes", "sends", "sends_bytes", "sges", "sges_bytes"
@@ -70,7 +70,7 @@ class RequestArray:
         self.make_room(1, 1)
 
     def make_room(self, requests: int, sges: int) -> None:
-        """Make the arrays large enough. Their contents may be lost."""
+        """Grow the arrays if necessary. Their contents may be lost."""
         if requests <= self._size[0] and sges <= self._size[1]:
             return
         self._size = max(self._size[0], requests), max(self._size[1], sges)
@@ -88,7 +88,7 @@ _types = cache(get_type_hints)
 def copy_of(structure: object, record: Callable[..., T], **given: object) -> T:
     """Copy a C structure to a named tuple, converting each member to the type of its field.
 
-    Fields in `given` get those values instead.
+    Values in `given` replace the members with the same names.
     """
     types: dict[str, Callable[[Any], object]] = _types(record)
     return record(

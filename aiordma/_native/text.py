@@ -12,12 +12,12 @@ from ._lib import ffi
 
 
 def to_c(name: str, value: str | bytes | os.PathLike[str]) -> h.Characters:
-    """Encode a text or a path for a `char *` parameter; `name` describes it in errors.
+    """Encode a string or a path for a `char *` parameter. `name` identifies it in errors.
 
-    Every text from a user is passed to C in this way.
+    All strings from users are passed to C through this function.
 
     Raises:
-        ValueError: If C would cut the text, or if the text cannot be encoded.
+        ValueError: If the string contains a null character or cannot be encoded.
     """
     text = arguments.text(name, os.fsdecode(value))
     try:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from .._core.arguments import instance, integer, real, refusal, seconds
 
 MAIN = "main"
-# This is the maximum of the seconds, and of the rates per second, in a Link and a FaultPlan.
+# Maximum for times in seconds and rates per second in a Link or FaultPlan.
 MOST = 1e9
 
 
-# Each kind of fault has the rate of a plan that creates it, and the description of its effect on a
-# host.
+# Maps each kind of fault to the name of its rate in a FaultPlan, and to a description of the
+# fault's effect on a host.
 KINDS = {
     "partition": ("partitions", "is cut off from all others"),
     "cable": ("cables", "is cut off on network {}"),
@@ -26,7 +26,7 @@ KINDS = {
 
 
 def _check(record: Link | Fault | FaultPlan, names: str, most: float, least: float = 0) -> None:
-    """Check that each of these fields is 0, or a number from `least` to `most`."""
+    """Check that each named field is 0 or a number from `least` to `most`."""
     for name in names.split():
         value = real(name, getattr(record, name))
         if value and not least <= value <= most:
@@ -38,8 +38,8 @@ def _check(record: Link | Fault | FaultPlan, names: str, most: float, least: flo
 class Link:
     """The network link from one host to another.
 
-    Times are in seconds, and probabilities apply to each datagram. TCP connections are only
-    delayed, because TCP repairs lost, duplicate and reordered packets.
+    Times are in seconds, and probabilities apply to each datagram. TCP connections only experience
+    delays, because TCP repairs lost, duplicate and reordered packets.
     """
 
     latency: float = 5e-6
@@ -69,9 +69,9 @@ class Link:
 class Fault:
     """A fault of a `FaultPlan`.
 
-    `kind` is "partition", "cable", "pause" or "kill". `begin` and `end` are in seconds since the
-    simulation began. `network` is the number of the network whose cable fails. `str()` returns the
-    fault's line in the notes of an error.
+    `kind` is "partition", "cable", "pause" or "kill". `begin` and `end` are seconds since the start
+    of the simulation. `network` is the number of the network whose cable fails. `str()` returns the
+    line that describes the fault in an error's notes.
     """
 
     kind: str
@@ -96,12 +96,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """A plan for random faults. The seed determines the faults.
+    """A plan for random faults, which are determined by the seed.
 
     `partitions`, `cables`, `pauses` and `kills` are the average numbers of faults per simulated
     second. Each fault affects one host and lasts up to `duration` seconds. No fault begins after
-    `until` seconds. The end of a fault does not undo a partition, pause or kill that a program
-    requested.
+    `until` seconds. If a program has requested a partition, pause or kill itself, the end of a
+    fault does not undo it.
     """
 
     link: Link = Link()
@@ -159,12 +159,12 @@ class FaultPlan:
 
     @property
     def _rates(self) -> list[float]:
-        """The rate of each kind of fault; empty if the plan draws none."""
+        """The rate of each kind of fault, or an empty list if all rates are 0."""
         rates = [getattr(self, rate) for rate, _ in KINDS.values()]
         return rates if any(rates) else []
 
     def _counts(self, faults: Iterable[Fault], now: float) -> str:
-        """Describe the number of faults of each kind, and the number that the rates predict."""
+        """Describe the actual and the expected number of faults of each kind."""
         begun = Counter(fault.kind for fault in faults)
         if self.exactly is not None:
             return f"{begun.total()} of {len(self.exactly)} faults replayed"
@@ -180,10 +180,9 @@ Begin = tuple[float, Callable[[list[str]], Fault | None]]
 
 
 def begins(plan: FaultPlan, seed: int, networks: int) -> Iterator[Begin]:
-    """Yield when each fault begins, and a function that returns it, given the hosts alive then.
+    """Yield the start of each fault with a function that returns the fault, given the hosts alive.
 
-    The faults have their own random source, so that replaying them with `exactly` gives the same
-    run.
+    Faults have a separate random source, so that replaying them with `exactly` reproduces the run.
     """
     for fault in sorted(plan.exactly or (), key=lambda fault: fault.begin):
         yield fault.begin, lambda alive, it=fault: it if it.host in alive else None  # type: ignore[misc]

@@ -23,7 +23,7 @@ from .sockets import here
 
 
 class Mark(Enum):
-    """Register contents and results that are not values of a program."""
+    """Placeholders for register contents and results that are not values of the program."""
 
     UNKNOWN = "unknown"
     UNFIT = "the operation contradicts the content before it"
@@ -37,8 +37,8 @@ def _sum(before: Any, add: int) -> Hashable:
     return (before + add) & U64_MAX if type(before) is int else UNFIT
 
 
-# The content of a register after an operation, given the content before it and the operation's
-# values.
+# Each function returns the new content of a register, given its old content and the arguments of
+# the operation.
 REGISTER: dict[str, Callable[..., Hashable]] = {
     "read": lambda before: before,
     "write": lambda _, value: value,
@@ -56,14 +56,14 @@ RETURNING = REGISTER.keys() - {"write"}
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A bool or a float, which Python would consider equal to an integer."""
+    """A bool or float tagged with its type, because Python considers True, 1.0 and 1 equal."""
 
     kind: str
     value: float
 
 
 def _distinct(value: Hashable) -> Hashable:
-    """Return a key for comparing values, in which 1, 1.0 and True differ."""
+    """Return a comparison key that distinguishes 1, 1.0 and True."""
     if isinstance(value, tuple):
         return tuple(map(_distinct, value))
     if isinstance(value, bool | float):
@@ -79,11 +79,11 @@ HINTS: dict[type, str] = {
 
 
 def _value(name: str, value: Any) -> Hashable:
-    """Return a hashable value; numpy scalars and memoryviews are converted to Python's own types.
+    """Return a hashable value, converting numpy scalars and memoryviews to built-in types.
 
     Raises:
-        TypeError: If the value is not hashable, or is a buffer other than bytes, which compares by
-            identity or may change, or it is awaitable.
+        TypeError: If the value is awaitable, not hashable, or a buffer other than bytes or
+            memoryview. Other buffers may compare by identity, or change later.
     """
     if isinstance(value, Awaitable):
         raise TypeError(f"{name} must be a value, not a {type(value).__name__}; await it first")
@@ -112,14 +112,14 @@ def _is_buffer(value: Any) -> bool:
 
 
 class Operation:
-    """An operation of a :class:`History`. Its ``with`` block contains the call that is recorded.
+    """An operation of a :class:`History`. Its ``with`` block contains the call to record.
 
-    An operation has no end if an exception leaves the block or if its host is killed. It may then
-    take effect once at any later time, or never.
+    The operation remains unfinished if an exception leaves the block or its host is killed. An
+    unfinished operation may take effect once at any later time, or never.
     """
 
     def __init__(self, history: History, kind: str, of: tuple[str, Any], **values: Any) -> None:
-        """Initialize the operation; only this package calls this."""
+        """Add the operation to the history. Only `History` calls this."""
         self._history, self._kind = history, kind
         self._of = _value(*of)
         self._values = tuple(_value(name, value) for name, value in values.items())
@@ -188,11 +188,11 @@ class Operation:
 
 
 class History:
-    """A record of operations, whose consistency :meth:`check` verifies.
+    """A record of operations. :meth:`check` verifies that they are consistent.
 
     Use one history for all hosts of a simulation, or for all tasks and threads of a process.
 
-    A key identifies a register. Reads, writes and atomic operations of the same key share its
+    A key identifies a register. Reads, writes and atomic operations on the same key share its
     register. Keys and values can be any hashable values. The values 1, 1.0 and True are different
     here, although Python considers them equal. ``fetch_and_add`` operates on unsigned 64-bit
     integers.
@@ -209,7 +209,7 @@ class History:
         self._since = time.monotonic()
 
     def _place(self) -> tuple[str, float]:
-        """Return the host, task or thread that is calling, and the time, for error messages."""
+        """Return the name of the calling host, task or thread, and the current time in seconds."""
         machine, loop = here(), asyncio._get_running_loop()
         if machine is not None:
             return machine.host.name, machine.world.now
@@ -218,52 +218,52 @@ class History:
         return name, time.monotonic() - self._since
 
     def read(self, key: Hashable) -> Operation:
-        """Return a read of the key. Set its `result` to the value read."""
+        """Return an operation that reads the key. Set its `result` to the value read."""
         return Operation(self, "read", ("key", key))
 
     def write(self, key: Hashable, value: Hashable) -> Operation:
-        """Return a write of `value` to the key."""
+        """Return an operation that writes `value` to the key."""
         return Operation(self, "write", ("key", key), value=value)
 
     def compare_and_swap(self, key: Hashable, expected: Hashable, desired: Hashable) -> Operation:
-        """Return a compare-and-swap operation. Set its `result` to the previous value."""
+        """Return a compare-and-swap of the key. Set its `result` to the previous value."""
         return Operation(self, "compare_and_swap", ("key", key), expected=expected, desired=desired)
 
     def fetch_and_add(self, key: Hashable, add: int) -> Operation:
-        """Return an addition modulo 2^64. Set its `result` to the previous value."""
+        """Return a fetch-and-add modulo 2^64. Set its `result` to the previous value."""
         return Operation(self, "fetch_and_add", ("key", key), add=integer("add", add))
 
     def send(self, channel: Hashable, message: Hashable) -> Operation:
         """Return an operation that sends a message.
 
-        If the block ends normally, the message must arrive exactly once. These messages must arrive
-        in the order in which their blocks began. If the block raises an exception, the message may
-        arrive at most once.
+        If the block ends normally, the message must arrive exactly once, and in the order in which
+        the blocks began. If the block raises an exception, the message may arrive at most once, at
+        any time.
         """
         return Operation(self, "send", ("channel", channel), message=message)
 
     def received(self, channel: Hashable, message: Hashable) -> None:
-        """Record that the message has arrived."""
+        """Record the arrival of a message."""
         with Operation(self, "received", ("channel", channel), message=message):
             pass
 
     def access(self, lease: Hashable) -> Operation:
-        """Return an access to leased memory. It must fail if it begins after the lease ended."""
+        """Return an access to leased memory, which must fail if it begins after the lease ended."""
         return Operation(self, "access", ("lease", lease))
 
     def lease_ended(self, lease: Hashable) -> None:
-        """Record that the lease has ended. Do not use the lease's name again."""
+        """Record that the lease has ended. Do not reuse its name."""
         with Operation(self, "lease_ended", ("lease", lease)):
             pass
 
     def check(self, *, steps: int = 20_000) -> None:
         """Check that the operations are consistent.
 
-        - Linearizability: some order of the operations on each key explains all their results. An
-          operation that ended before another one began comes first in this order.
-        - Delivery: every message that arrived was sent, and messages arrived once and in order; see
+        - Linearizability: for each key, some order of its operations explains all their results. In
+          this order, an operation that ended before another one began comes first.
+        - Delivery: messages arrived exactly once and in order, and only if they were sent; see
           :meth:`send`.
-        - Leases: no access that began after the end of its lease succeeded.
+        - Leases: no access succeeded that began after the end of its lease.
 
         Args:
             steps: The maximum number of search steps for each key, in addition to one step per
@@ -310,7 +310,7 @@ Place = tuple[int, Any]
 
 
 class Span(NamedTuple):
-    """The known part of an operation on a register. Values are as `_distinct` returns them."""
+    """An operation on a register, as the search sees it. Its values are `_distinct` keys."""
 
     begin: int
     end: float
@@ -327,7 +327,7 @@ class Span(NamedTuple):
         return self._replace(end=inf, result=UNKNOWN)
 
     def after(self, before: Hashable) -> Hashable:
-        """Return the register's content after the operation; UNFIT if it cannot follow `before`."""
+        """Return the register's new content, or UNFIT if the operation contradicts `before`."""
         if before is UNKNOWN:
             before = self.result
         elif self.result is not UNKNOWN and before != self.result:
@@ -339,7 +339,7 @@ class Span(NamedTuple):
 
 
 def _has_order(spans: list[Span], begins_as: Hashable, steps: int) -> bool:
-    """Return whether a valid order exists for the operations, which are sorted by their begin."""
+    """Return whether the operations have a valid order. `spans` must be sorted by start."""
     ended = sum(1 << at for at, span in enumerate(spans) if span.end < inf)
     tried: dict[Place, list[int]] = {}
     stack = [(0, begins_as)]
@@ -363,12 +363,12 @@ def _has_order(spans: list[Span], begins_as: Hashable, steps: int) -> bool:
 
 
 def _choices(spans: list[Span], done: int, state: Hashable) -> list[Place]:
-    """Return the possible next states, the most likely one last.
+    """Return the possible next states, ending with the most likely one.
 
-    If an operation leaves the state unchanged, completing it is the only choice.
+    If a finished operation leaves the register unchanged, completing it is the only choice.
     """
     must: list[Place] = []
-    may: dict[Hashable, Place] = {}  # the first of equivalent operations
+    may: dict[Hashable, Place] = {}  # one of each set of equivalent operations
     seen: list[Hashable] = []
     left, earliest_end, adds = ~done & ((1 << len(spans)) - 1), inf, 0
     while left:
@@ -392,14 +392,14 @@ def _choices(spans: list[Span], done: int, state: Hashable) -> list[Place]:
                 must.append((done | bit, after))
         elif after is not UNFIT and after != state:
             may.setdefault((kind, values), (done | bit, after))
-    # Operations without an end are only tried if another operation could observe their effect,
-    # directly or after additions.
+    # Try an unfinished operation only if another operation could observe its effect, either
+    # directly or after further additions.
     some = [it for it in may.values() if any(_leads_to(it[1], value, adds) for value in seen)]
     return [*some, *reversed(must)]
 
 
 def _leads_to(content: Hashable, value: Hashable, adds: int) -> bool:
-    """Return whether adding at most `adds` to the register's content can produce the value."""
+    """Return whether adding at most `adds` to `content` can produce `value`, modulo 2^64."""
     if type(content) is int and type(value) is int:
         return (value - content) & U64_MAX <= adds
     return content == value
@@ -415,7 +415,7 @@ def _check_register(operations: list[Operation], steps: int) -> str:
         return [it if it.end <= end else it.without_end() for it in spans if it.begin < end]
 
     def since(begin: int) -> list[Span]:
-        """Return the operations from `begin` on, and those in progress at that time."""
+        """Return the operations that end after `begin`. Those begun earlier become unfinished."""
         return [it if it.begin >= begin else it.without_end() for it in part if it.end > begin]
 
     def is_bad(some: list[Span], state: Hashable) -> bool:
@@ -443,7 +443,7 @@ def _check_register(operations: list[Operation], steps: int) -> str:
 
 def _check_channel(operations: list[Operation], _: int) -> str:
     due: list[Operation] = []
-    """Sends that have ended, or will end, and whose messages have not arrived."""
+    """Sends that end normally and whose messages have not arrived yet."""
     loose: list[Operation] = []
     for at, it in enumerate(operations):
         if it._kind == "send":

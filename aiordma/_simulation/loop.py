@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NEVER = (1 << 64) - 1
-# Each await in the `finally` blocks of a task can resist closing once. This limits the attempts.
+# Closing a coroutine fails once for each await in its `finally` blocks. This constant limits the
+# number of attempts.
 MOST_AWAITS = 100
 
 
 class Future(asyncio.Future[Any]):
-    """A future whose hash is a number, so that sets of futures have the same order in every run."""
+    """A future whose hash is its serial number, so that the order of sets is reproducible."""
 
     number: int
 
@@ -47,7 +48,7 @@ class Task(asyncio.Task[Any]):
 
 
 class HostLoop(VirtualLoop):
-    """An event loop that runs one iteration at a time when the scheduler calls it."""
+    """An event loop that runs one iteration each time the scheduler calls it."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
@@ -81,7 +82,7 @@ class HostLoop(VirtualLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, function: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run the function in this thread, because a simulation has no others."""
+        """Run the function in this thread, because simulated hosts do not have other threads."""
         if not isinstance(executor, ThreadPoolExecutor | None):
             refuse("executors other than thread pools", "pass None as the executor")
         future: asyncio.Future[T] = self.create_future()
@@ -111,14 +112,14 @@ class HostLoop(VirtualLoop):
         return super()._add_reader(fd, *args)  # type: ignore[misc]
 
     async def _sendfile_native(self, _: Any, file: Any, offset: int, *__: Any) -> NoReturn:
-        """Make asyncio read the file itself, because the kernel would bypass the simulation."""
+        """Make asyncio read the file instead, because sendfile(2) would bypass the simulation."""
         file.seek(offset)
         raise asyncio.SendfileNotAvailableError
 
     _sock_sendfile_native = _sendfile_native
 
     def add_signal_handler(self, sig: int, callback: Any, *_: Any) -> None:  # type: ignore[override]
-        """Store the handler without calling it; a simulated host never receives a signal."""
+        """Store the handler but never call it, because simulated hosts do not receive signals."""
         self._signal_handlers[sig] = callback  # type: ignore[attr-defined]
 
     def remove_signal_handler(self, sig: int) -> bool:
@@ -127,25 +128,25 @@ class HostLoop(VirtualLoop):
     # ---- for the scheduler ---------------------------------------------------------------
 
     def due(self) -> int:
-        """Return the time of the next callback in nanoseconds, without checking descriptors."""
+        """Return when the next callback is due, in nanoseconds, or NEVER. Ignores descriptors."""
         if self._ready:  # type: ignore[attr-defined]
             return 0
         timers = self._scheduled  # type: ignore[attr-defined]
         return math.ceil(timers[0].when() * 1e9) if timers else NEVER
 
     def has_input(self) -> bool:
-        """Return whether a descriptor is ready. Packets for the device do not wake the loop."""
+        """Return whether a descriptor is ready. Packets for the device alone are ignored."""
         return bool(self._epoll.poll(0, 1))
 
     def turn(self) -> None:
-        """Run one iteration."""
+        """Run one iteration of the loop."""
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(
             firstiter=self._asyncgen_firstiter_hook,  # type: ignore[attr-defined]
             finalizer=self._asyncgen_finalizer_hook,  # type: ignore[attr-defined]
         )
         self._thread_id: int | None = threading.get_ident()
-        around = asyncio._get_running_loop()  # loop of the program that called `simulate`
+        around = asyncio._get_running_loop()  # the event loop that called `simulate`, if any
         asyncio._set_running_loop(self)
         try:
             self._run_once()  # type: ignore[attr-defined]
@@ -163,7 +164,7 @@ class HostLoop(VirtualLoop):
         await self.shutdown_asyncgens()
 
     def abandon(self) -> None:
-        """Close the remaining coroutines and the loop now; a traceback could keep them alive."""
+        """Close the remaining coroutines, which tracebacks could keep alive, and the loop."""
         around = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         for task in asyncio.all_tasks(self):
@@ -181,5 +182,5 @@ def _run_for(future: asyncio.Future[Any], function: Callable[..., Any], args: An
         return
     try:
         future.set_result(function(*args))
-    except BaseException as error:  # as in an executor
+    except BaseException as error:  # as executors do
         future.set_exception(error)

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# An iteration of a loop takes up to this number of nanoseconds.
-TURN = 10_000
-# Servers wait for clients in these functions, given by module and name.
+TURN = 10_000  # maximum virtual nanoseconds of a loop iteration, at slowness 1
+# Idle servers wait in these functions, each given by its module and qualified name.
 ACCEPT = ("aiordma.transport", "Listener.accept")
 SERVE: set[tuple[object, str]] = {
     ("aiordma.transport", "Server.serve_forever"),
@@ -34,14 +33,14 @@ SERVE: set[tuple[object, str]] = {
 def check_program(
     program: object, args: tuple[Any, ...], where: str, arguments: str, hint: str
 ) -> None:
-    """Raise TypeError if `program` is not a function, or does not accept these arguments.
+    """Raise TypeError if `program` is not a function or does not accept the arguments.
 
     Args:
-        program: A function that a user passed.
-        args: Its arguments.
+        program: The program that the user passed.
+        args: The arguments to call it with.
         where: The beginning of the error message, such as "the program of host 'main'".
-        arguments: The arguments in words.
-        hint: How to pass a program with its arguments.
+        arguments: A description of the arguments for the error message.
+        hint: The end of the error message, which explains how to pass a program.
     """
     if not callable(program):
         if asyncio.iscoroutine(program):
@@ -53,7 +52,7 @@ def check_program(
 
 
 class Machine:
-    """The event loop and the device of a host during one boot, and the `World` of that loop."""
+    """A host's event loop and device during one boot. It implements `virtual_loop.World`."""
 
     def __init__(self, host: Host) -> None:
         self.world: World = host.world
@@ -66,13 +65,13 @@ class Machine:
         self.pauses: set[object] = set()
         """The origins of the current pauses: faults, or the host itself for `Host.pause`."""
         self.bound: list[Socket] = []
-        """The sockets that have a port."""
+        """The sockets that are bound to a port."""
         self.awaited: dict[asyncio.Future[Any], None] = {}
         """Futures of other hosts that wait for programs of this host."""
         self.services: set[asyncio.Task[Any]] = set()
         """The running programs of `Host.serve`."""
         self.program = softdev.sim_program(self.number)
-        self._programs: dict[asyncio.Task[Any], None] = {}  # asyncio only has weak references
+        self._programs: dict[asyncio.Task[Any], None] = {}  # asyncio keeps only weak references
         self.loop = HostLoop(self)
         self.program.fd = self.loop.fd
         self.loop.set_exception_handler(self._on_exception)
@@ -86,7 +85,7 @@ class Machine:
         raise AttributeError
 
     def step(self, until: float | None) -> bool:
-        """Do nothing; virtual time never advances during an iteration of the loop."""
+        """Do nothing, because virtual time never advances during a loop iteration."""
         return False
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -111,22 +110,22 @@ class Machine:
         return task
 
     def is_idle(self, task: asyncio.Task[Any]) -> bool:
-        """Return whether a service, or a task that a program started, is waiting for clients.
+        """Return whether the task is a server that is waiting for clients.
 
-        The main program and the programs of `Host.run` are never idle, because their result is
-        awaited.
+        The main program and programs started with `Host.run` are never idle, because their results
+        are awaited.
         """
         if task in self._programs and task not in self.services:
             return False
         where = [
             (it.f_globals.get("__name__"), it.f_code.co_qualname) for it in frames(task.get_coro())
         ]
-        # Only the innermost frame counts, because serve_forever awaits another coroutine while the
-        # server is being closed.
+        # For serve_forever, only the innermost frame counts, because serve_forever awaits another
+        # coroutine while the server is being closed.
         return ACCEPT in where or not SERVE.isdisjoint(where[-1:])
 
     def due(self) -> int:
-        """Return the time of the loop's next iteration, or NEVER if it is not known."""
+        """Return when the loop's next iteration is due, or NEVER if none is scheduled."""
         if not self.alive or self.pauses:
             return NEVER
         program = self.program
@@ -134,7 +133,7 @@ class Machine:
         return max(due, program.busy_until)
 
     def turn(self) -> None:
-        """Run an iteration of the loop, and keep the host busy for a random time afterwards."""
+        """Run one loop iteration, then mark the host as busy for a random time."""
         softdev.sim_enter(self.number)
         softdev.sim_note(self.number)
         program = self.program

@@ -66,7 +66,7 @@ injected: str | None = None
 
 
 def monotonic_ns() -> int:
-    """Return the virtual time. Reading it changes nothing, or a log record would change the run."""
+    """Return the virtual time. It does not advance here, so logging does not change the run."""
     global looked_at, looks  # noqa: PLW0603 - one for the process
     if looked_at != (now := softdev.sim_now()):
         looked_at, looks = now, 0
@@ -103,7 +103,7 @@ def urandom(size: int, flags: int = 0) -> bytes:
 
 
 def set_handler(number: int, handler: Any, real: Callable[..., Any] = signal.signal) -> Any:
-    """Set the SIGINT handler for the process and debuggers, and refuse other signals."""
+    """Set a handler for SIGINT, as debuggers do. Other signals are refused."""
     return real(number, handler) if number == signal.SIGINT else refuse(*SIGNALS)
 
 
@@ -113,7 +113,7 @@ def seed_generator(
     version: int = 2,
     seed: Callable[..., None] = random.Random.seed,
 ) -> None:
-    """Seed a generator; without a seed, take one from the simulation's random source."""
+    """Seed a generator with `a`, or from the simulation's random source if `a` is None."""
     seed(generator, urandom(32) if a is None else a, version)
 
 
@@ -127,10 +127,9 @@ CLOCKS: dict[str, Callable[[], int]] = {
     **dict.fromkeys(("monotonic", "perf_counter", "process_time", "thread_time"), monotonic_ns),
 }
 
-# These operations would leave the simulation or stop all hosts. Each entry has an object and the
-# names of its functions, or None and the names of audit events of Python. Audit events also detect
-# functions that were imported earlier. The last two elements are the feature that hosts do not
-# support, and an alternative.
+# These operations would leave the simulation or block all hosts. Each entry contains an object, the
+# names of its functions, the unsupported feature, and an alternative. If the object is None, the
+# names are Python audit events, which also detect calls of functions that were imported earlier.
 REFUSED: list[tuple[Any, str, str, str]] = [
     (threading.Thread, "start", *THREADS),
     (_thread, "start_new_thread", *THREADS),
@@ -175,9 +174,9 @@ def refusal(what: str, instead: str) -> Callable[..., Any]:
 
 
 def of_now(name: str, before: int, now: Callable[[], Any]) -> Row:
-    """Replace a function of `time` that uses the current time if that argument is missing.
+    """Return the replacement of a `time` function whose time argument defaults to the current time.
 
-    The argument is the one after `before` others.
+    The time argument follows `before` other arguments, and `now` returns its default.
     """
     real = getattr(time, name)
 
@@ -189,9 +188,9 @@ def of_now(name: str, before: int, now: Callable[[], Any]) -> Row:
 
 
 def while_on(simulated: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `simulated` in a simulation's thread, and `real` otherwise.
+    """Return a function that calls `simulated` in a simulation's thread, and `real` elsewhere.
 
-    A module that is first imported in a simulation and copies the name keeps this function.
+    A module that is first imported during a simulation may keep a copy of this function afterwards.
     """
 
     def call(*args: Any, **options: Any) -> Any:
@@ -200,7 +199,8 @@ def while_on(simulated: Callable[..., Any], real: Callable[..., Any]) -> Callabl
     return call
 
 
-# Programs call these functions, and modules may have copies of the names (`from time import time`).
+# A simulation replaces these functions. `taken` finds the copies of them that other modules have
+# imported (`from time import time`).
 FUNCTIONS: list[Row] = [
     *((time, name, in_seconds(clock)) for name, clock in CLOCKS.items()),
     *((time, f"{name}_ns", clock) for name, clock in CLOCKS.items()),
@@ -234,19 +234,19 @@ REPLACED: list[Row] = [
     *((place, name, while_on(value, getattr(place, name))) for place, name, value in FUNCTIONS),
     (socket, "socket", Socket),
 ]
-# The key is the identity of the present value. Attributes of classes are not included, because they
-# are inherited and not copied.
+# This maps the id() of each original function to its replacement. Class attributes are omitted,
+# because modules do not import copies of them.
 TAKEN = {
     id(getattr(place, name)): value
     for place, name, value in REPLACED
     if isinstance(place, ModuleType)
 }
-# These modules compare the clock with waits for other threads, which use the machine's time.
+# These modules keep the real clock, because they measure how long they wait for other threads.
 WAIT_FOR_THREADS = {"threading", "queue"}
 
 
 def taken() -> list[Row]:
-    """Return the modules' copies of replaced names (`from time import time`)."""
+    """Return replacements for the copies that modules have imported (`from time import time`)."""
     return [
         (module, name, TAKEN[id(value)])
         for called, module in list(sys.modules.items())
@@ -261,7 +261,7 @@ def taken() -> list[Row]:
 def record_of_host(
     begun: int, make: Callable[..., logging.LogRecord]
 ) -> Callable[..., logging.LogRecord]:
-    """Return a factory of log records with the host and the seconds of the simulation."""
+    """Return a log record factory that adds the simulated host and time to records of `make`."""
 
     def with_host(*args: Any, **options: Any) -> logging.LogRecord:
         record, machine = make(*args, **options), here()
@@ -276,8 +276,8 @@ def record_of_host(
 def logged() -> Iterator[None]:
     """Add `simulated_host` and `simulated_time` to log records.
 
-    If the variable AIORDMA_SIMULATION_LOG is set, also write the records to that file, or to
-    standard error for "-".
+    If AIORDMA_SIMULATION_LOG is set, the records are also written to the file that it names, or to
+    standard error if it is "-".
     """
     before, root = logging.getLogRecordFactory(), logging.getLogger()
     level = root.level
@@ -304,29 +304,30 @@ def logged() -> Iterator[None]:
 
 @contextmanager
 def simulated(seed: int, devices: int) -> Iterator[None]:
-    """Replace the machine's clock, random numbers, network and devices by the simulation's."""
+    """Replace the clock, random numbers, network and devices with those of the simulation."""
     global chance, thread  # noqa: PLW0603 - one for the process
     watch_events()
     generators: list[tuple[Any, Any, Any]] = [(random.seed, random.setstate, random.getstate())]
     with suppress(OSError):
-        # The first call of gettempdir draws random names, and the first call of processor runs a
-        # program.
+        # Fill these caches before the simulation begins. The first call of gettempdir() draws
+        # random names, and the first call of processor() runs a program.
         tempfile.gettempdir()
         platform.processor()
     with suppress(ImportError):
-        from numpy import random as numpys  # noqa: PLC0415 - where there is one
+        from numpy import random as numpys  # noqa: PLC0415 - optional
 
         generators.append((numpys.seed, numpys.set_state, numpys.get_state()))
     replaced: list[Row] = [
         *REPLACED,
         *taken(),
-        # These modules keep state from one call to the next, and from the machine.
+        # These attributes cache values from the machine or from earlier calls.
         (tempfile, "_name_sequence", None),
         (uuid, "_node", NODE),
         (uuid, "_generate_time_safe", None),
         *((uuid, name, None) for name in vars(uuid) if name.startswith("_last_timestamp")),
         (device, "_embedded_devices", cache(device._embedded_devices.__wrapped__)),
-        # Polling until a deadline must take virtual time, because it would never end otherwise.
+        # Each read of this clock advances virtual time. Polling until a deadline would otherwise
+        # never end.
         (completion, "_SLICE", 0),
         (completion, "time", SimpleNamespace(monotonic=in_seconds(softdev.sim_look))),
     ]
@@ -342,7 +343,7 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
                 seeds(seed % (1 << 32))
             thread = get_ident()
             gc.disable()  # automatic collections would make runs differ
-            gc.freeze()  # existing objects are not searched in every collection
+            gc.freeze()  # exclude existing objects from every collection
             yield
     finally:
         chance = thread = None
@@ -350,7 +351,7 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
             setattr(place, name, value)
         for _, resets, state in generators:
             resets(state)
-        gc.collect()  # remaining objects become old here, and are rarely searched later
+        gc.collect()  # move the survivors to the oldest generation, which is rarely collected
         gc.unfreeze()
         if collects:
             gc.enable()

@@ -16,8 +16,7 @@ from typing import Any
 from .faults import Fault
 
 VARIABLE = "AIORDMA_SIMULATION_SEEDS"
-# This limits the search for a subset of the faults that is sufficient.
-MOST_RUNS = 200
+MOST_RUNS = 200  # maximum number of runs to find a sufficient subset of the faults
 BAR = 30
 
 Attempt = Callable[[int], BaseException | None]
@@ -28,7 +27,8 @@ Attempt = Callable[[int], BaseException | None]
 class Seeds:
     """The result of `simulate` with several seeds.
 
-    `ran` is the number of seeds that ran. `failed` contains the first line of each error by seed.
+    `ran` is the number of seeds that ran. `failed` maps each failed seed to the first line of its
+    error.
     """
 
     ran: int
@@ -36,11 +36,11 @@ class Seeds:
 
 
 uses = 0
-"""The number of simulations in this process that have used the seeds of the variable."""
+"""The number of simulations in this process that have used AIORDMA_SIMULATION_SEEDS."""
 
 
 def given_seeds() -> range | None:
-    """Return the seeds of AIORDMA_SIMULATION_SEEDS: "61", or "0:1000" for 0 to 999."""
+    """Return the seeds in AIORDMA_SIMULATION_SEEDS, such as "61" or "0:1000" (0 to 999), if set."""
     global uses  # noqa: PLW0603 - one for the process
     if not (text := os.environ.get(VARIABLE)):
         return None
@@ -58,7 +58,7 @@ def given_seeds() -> range | None:
 
 
 def command() -> str:
-    """Return the command that runs this program or test; empty in an interactive Python."""
+    """Return the command that runs this program or test, or "" in an interactive session."""
     if test := os.environ.get("PYTEST_CURRENT_TEST"):
         return shlex.join(["pytest", test.rpartition(" (")[0]])
     name, *arguments = sys.orig_argv
@@ -66,7 +66,7 @@ def command() -> str:
 
 
 def run_seeds(attempt: Attempt, seeds: Sequence[int], stop: bool) -> Seeds:
-    """Run each seed once; with `stop`, only until one fails."""
+    """Run each seed once. With `stop`, end after the first failure."""
     ran, failed = 0, dict[int, str]()
     with _progress(len(seeds)) as show, _results(attempt, seeds) as results:
         try:
@@ -91,7 +91,7 @@ PR_SET_PDEATHSIG = 1  # from prctl(2)
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process if its parent dies; it would wait forever otherwise."""
+    """Have the kernel kill this process when its parent dies, so that it does not wait forever."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
@@ -106,19 +106,20 @@ def _first_line(error: BaseException | None) -> str:
 
 @contextmanager
 def _results(attempt: Attempt, seeds: Collection[int]) -> Iterator[Iterator[tuple[int, str]]]:
-    """Yield an iterator over the seeds, each with the first line of its error."""
-    global _forked  # noqa: PLW0603 - what is forked has this alone
+    """Yield an iterator over pairs of a seed and the first line of its error, or "" on success."""
+    global _forked  # noqa: PLW0603 - inherited by the child processes
     if (count := min(len(os.sched_getaffinity(0)), len(seeds))) < 2:
         yield ((seed, _first_line(attempt(seed))) for seed in seeds)
         return
-    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415 - heavy
-    from multiprocessing import get_context  # noqa: PLC0415 - likewise
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415 - slow to import
+    from multiprocessing import get_context  # noqa: PLC0415 - slow to import
 
     _forked = attempt
     with ProcessPoolExecutor(count, get_context("fork"), _end_with_parent) as pool:
         try:
             with warnings.catch_warnings():
-                # Python warns about other threads, which the forked processes do not need.
+                # Python warns about forking a multi-threaded process, but the child processes do
+                # not need the other threads.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 results = pool.map(_try_in_process, seeds)
             yield results
@@ -143,7 +144,7 @@ def _progress(count: int) -> Iterator[Callable[[int, int], Any]]:
 
 
 def enough(fails: Callable[[list[Fault]], bool], faults: list[Fault]) -> list[Fault]:
-    """Drop faults one by one while the run still fails, and return the remaining faults."""
+    """Drop each fault that the failure does not depend on, and return the remaining faults."""
     kept = faults
     for fault in faults[::-1][:MOST_RUNS]:
         fewer = [one for one in kept if one is not fault]

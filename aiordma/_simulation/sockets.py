@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 RETRY = 0.2  # seconds, as in TCP
 LONGEST_RETRY = 120.0
-CONNECT_TIMEOUT = 127.0  # seconds, for six retries: tcp(7), tcp_syn_retries
+CONNECT_TIMEOUT = 127.0  # seconds for six retries (tcp_syn_retries in tcp(7))
 ROUNDED = 1e-8  # seconds by which a timer may be early
 WINDOW = 256 << 10  # bytes
-FULL = bytes(4096)  # enough to fill the smallest buffer of a socket
-PORTS = 32768, 60999  # range from which the kernel chooses
-ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the addresses that they mean for connecting
+FULL = bytes(4096)  # enough to fill the smallest socket buffer
+PORTS = 32768, 60999  # the kernel's default range of ephemeral ports
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the addresses to which connect() maps them
 
 real_getaddrinfo = socket.getaddrinfo
 
 
 class NotSimulatedError(RDMAError, NotImplementedError):
-    """A program on a simulated host used something that is not simulated."""
+    """A program on a simulated host used a feature that is not simulated."""
 
 
 def refuse(what: str, instead: str) -> NoReturn:
@@ -50,14 +50,14 @@ def refuse(what: str, instead: str) -> NoReturn:
 
 
 def here() -> Machine | None:
-    """Return the machine whose program is running."""
+    """Return the machine whose program is running, or None."""
     return getattr(asyncio._get_running_loop(), "machine", None)
 
 
 def getaddrinfo(
     host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
 ) -> list[Any]:
-    """Resolve the names of simulated hosts, and no others."""
+    """Resolve the names of simulated hosts, "localhost" and numeric addresses only."""
     if isinstance(port, int):
         check_port("getaddrinfo", port)
     if not flags & socket.AI_NUMERICHOST:
@@ -99,28 +99,28 @@ def named(family: int, address: Address) -> Any:
 
 
 def numeric(where: str, address: Any, sock: Socket) -> Address:
-    """Return the numeric address and the port; an IPv4-mapped IPv6 address becomes IPv4."""
+    """Return the numeric address and port, converting IPv4-mapped IPv6 addresses to IPv4."""
     host, port = address[:2]
     [*_, (*_, (found, *_))] = getaddrinfo(host or sock._local[0], 0, sock.family, SOCK_STREAM)
     return found.removeprefix("::ffff:"), check_port(where, port)
 
 
 def is_at(bound: Socket, host: str) -> bool:
-    """Return whether a bound socket gets connections to this address of its host."""
+    """Return whether connections to the address `host` reach the bound socket."""
     own = bound._local[0]
     takes_both = not bound._options.get((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
     return own in (host, any_like(host)) or (own == "::" and takes_both)
 
 
 def exclude(one: Socket, two: Socket) -> bool:
-    """Return whether the two sockets cannot both be bound."""
+    """Return whether the local addresses of the two sockets conflict (EADDRINUSE)."""
     (here, port), (there, other) = one._local, two._local
     meet = port == other and (is_at(one, there) or is_at(two, here))
     return meet and not all(it._options.get((SOL_SOCKET, SO_REUSEPORT)) for it in (one, two))
 
 
 def ask(asking: Socket, there: Host, until: float) -> None:
-    """Send a connection request, and repeat it every second, as TCP does."""
+    """Send a connection request, and repeat it every second until the time `until`."""
     machine = asking._machine
     asking._asking = machine.loop.call_later(1, ask, asking, there, until)
     if machine.now >= until:
@@ -137,8 +137,8 @@ def asked(asking: Socket, there: Machine) -> None:
     host, port = asking._peer
     there_is = [it for it in there.bound if it._backlog >= 0 and it._local[1] == port]
     found = [it for it in there_is if is_at(it, host)]
-    # Hosts have no IPv6 addresses to which their names could resolve, so a listener on "::" also
-    # gets these connections.
+    # Host names resolve to IPv4 addresses only, so a listener on "::" accepts these connections
+    # even if it is restricted to IPv6.
     found = found or [it for it in there_is if it._local[0] == "::"]
     if found:
         listening = there.random.choice(found)
@@ -170,7 +170,7 @@ class Socket(RealSocket, metaclass=_Kind):
     """A TCP socket of a simulated host. It follows the kernel's rules for non-blocking sockets."""
 
     def __new__(cls, family: int = -1, type: int = -1, proto: int = -1, fileno: Any = None) -> Any:
-        """Create a real socket for an existing descriptor, or if no simulated host is running."""
+        """Create a real socket instead if `fileno` is given or no simulated host is running."""
         if fileno is not None or here() is None:
             return RealSocket(family, type, proto, fileno)
         kind = SOCK_STREAM if type == -1 else type & ~(socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -196,18 +196,18 @@ class Socket(RealSocket, metaclass=_Kind):
         self._options: dict[tuple[int, int], Any] = {}
         self._local: Address = "::" if self.family == AF_INET6 else "0.0.0.0", 0
         self._peer: Address | None = None
-        self._backlog = -1  # -1 if it does not listen
+        self._backlog = -1  # -1 if not listening
         self._waiting: deque[Socket] = deque()
-        self._asking: asyncio.TimerHandle | None = None  # repeats the request until it is answered
+        self._asking: asyncio.TimerHandle | None = None  # timer that repeats the request
         self._error = 0
         self.hint = ""
-        """Why nothing listens at the address that this socket tried to connect to."""
+        """The reason why nothing listens at the peer's address, for the error message."""
         self._network = 0
         self._other: Socket | None = None
         self._last = 0.0
         self._coming: deque[tuple[float, bytes | None]] = deque()  # (time of arrival, data)
         self._room = WINDOW
-        self._has_ended = False  # it sends no more data
+        self._has_ended = False  # true once sending has been shut down
 
     # ---- options and names ---------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class Socket(RealSocket, metaclass=_Kind):
         self._take_port(host, port)
 
     def _take_port(self, host: str, port: int) -> None:
-        """Bind to the port, or to a free one if it is 0."""
+        """Bind to the port, or to a random free port if `port` is 0."""
         machine, before = self._machine, self._local
         while True:
             self._local = host, port or machine.random.randint(*PORTS)
@@ -280,7 +280,7 @@ class Socket(RealSocket, metaclass=_Kind):
             raise failure(code)
 
     def connect_ex(self, address: Any) -> int:
-        """Start connecting. A silent host is tried for as long as Linux does."""
+        """Start connecting with the default timeout of Linux, and return an errno value."""
         check_blocking(self)
         if self._asking is not None or self._other is not None:
             return errno.EISCONN if self._asking is None else errno.EALREADY
@@ -334,7 +334,7 @@ class Socket(RealSocket, metaclass=_Kind):
         return self.send(b"".join(buffers))
 
     def _fill(self) -> None:
-        """Fill the kernel's buffer, so that the socket is not writable."""
+        """Fill the kernel's send buffer, so that the socket is not writable."""
         with suppress(OSError):  # it is already full or closed
             super().send(FULL)
 
@@ -344,7 +344,7 @@ class Socket(RealSocket, metaclass=_Kind):
                 pass
 
     def _arrived(self, count: int) -> None:
-        """Make room for more data: the peer has received `count` bytes."""
+        """Make room in the window after the peer has received `count` bytes."""
         if not self._room:
             self._empty()
         self._room += count
@@ -364,7 +364,7 @@ class Socket(RealSocket, metaclass=_Kind):
     dup = detach
 
     def close(self) -> None:
-        """Close the socket. Unread data resets the connection."""
+        """Close the socket, and reset the connection if there is unread data."""
         if self.fileno() >= 0:
             unread: object = self._asking
             with suppress(OSError):
@@ -382,7 +382,7 @@ class Socket(RealSocket, metaclass=_Kind):
         self._has_ended = True
 
     def _end(self) -> None:
-        """Stop receiving from the network."""
+        """Stop connecting and receiving, and release the port."""
         if self._asking is not None:
             self._asking.cancel()
         if self in self._machine.bound:
@@ -396,7 +396,7 @@ class Socket(RealSocket, metaclass=_Kind):
         self._end()
 
     def _transmit(self, data: bytes | None) -> None:
-        """Send data to this end. Empty data ends the stream, and None resets the connection."""
+        """Deliver the peer's data. Empty data ends the stream, and None resets the connection."""
         machine, other = self._machine, self._other
         assert other is not None
         if not machine.alive:
@@ -408,9 +408,9 @@ class Socket(RealSocket, metaclass=_Kind):
         machine.loop.call_at(self._last, self._take)
 
     def _retry(self, after: float) -> None:
-        """Reset the connection when the dead host has booted again, or after minutes of retries."""
+        """Reset the connection once the dead peer has booted again, or after minutes of retries."""
         assert self._other is not None
-        if self._inner.fileno() < 0:  # it has been closed here
+        if self._inner.fileno() < 0:  # this socket has been closed
             return
         if after < LONGEST_RETRY and not self._other._machine.host.alive:
             self._machine.loop.call_later(after, self._retry, 2 * after)
@@ -420,7 +420,7 @@ class Socket(RealSocket, metaclass=_Kind):
     def _take(self) -> None:
         machine, other = self._machine, self._other
         assert other is not None
-        if self._inner.fileno() < 0:  # it has been closed here
+        if self._inner.fileno() < 0:  # this socket has been closed
             if any(data for _, data in self._coming):
                 other._transmit(None)
             self._coming.clear()
@@ -446,13 +446,13 @@ class Socket(RealSocket, metaclass=_Kind):
             if taken:
                 delay = machine.world._latency(machine.host, other._machine.host)
                 other._machine.loop.call_at(machine.now + delay, other._arrived, taken)
-            if taken < len(data):  # the rest follows when the program has read
+            if taken < len(data):  # the rest is sent after the program has read
                 self._coming.appendleft((due, data[taken:]))
                 machine.loop.add_writer(self._inner, self._take)
                 return
 
 
 def check_simulated(sock: Any) -> None:
-    """Refuse real sockets, except Unix sockets such as socket pairs of this process."""
+    """Refuse real sockets other than Unix sockets, such as socket pairs within this process."""
     if type(sock) is not Socket and sock.family != socket.AF_UNIX:
         refuse("real sockets", "create the socket in a program of the host")

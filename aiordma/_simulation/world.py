@@ -38,20 +38,17 @@ T = TypeVar("T")
 Program = Callable[..., Coroutine[Any, Any, T]]
 Hosts = Mapping[str, Callable[[], Coroutine[Any, Any, Any]]]
 
-# This is the number of turns between two garbage collections.
-TURNS_PER_COLLECTION = 2000
-# Programs may take this number of seconds to end after the main program.
-GRACE = 120.0
-# The note of an error has at most this many lines for the timeline, and as many for waiting tasks.
-MOST_LINES = 40
-# These exceptions are not failures of a seed. They are listed because pytest's failures and
-# CancelledError do not derive from Exception either.
+TURNS_PER_COLLECTION = 2000  # loop iterations between two garbage collections
+GRACE = 120.0  # simulated seconds in which other programs must end after the main program
+MOST_LINES = 40  # maximum lines for the timeline in an error's note, and for the waiting tasks
+# These exceptions end the whole run. Any other exception is a failure of its seed, including
+# pytest's failures and CancelledError, which do not derive from Exception.
 STOPS = KeyboardInterrupt, SystemExit
 
 logger = logging.getLogger("aiordma.simulation")
 
 _simulates = threading.Lock()
-"""The lock of the thread that runs a simulation in this process; no thread waits for it."""
+"""The lock held while this process runs a simulation. Threads never wait for it."""
 
 
 class KilledError(RuntimeError):
@@ -86,7 +83,7 @@ class Host:
 
     @property
     def slowness(self) -> float:
-        """The factor by which the host's programs are slower. Changes apply immediately."""
+        """The factor by which the host's programs are slowed down. Changes apply immediately."""
         return self._slowness
 
     @slowness.setter
@@ -113,10 +110,10 @@ class Host:
     async def run(self, program: Program[T], *args: Any) -> T:
         """Run a program on the host and return its result, or raise its exception.
 
-        If the call is cancelled, the program is cancelled.
+        Cancelling the call cancels the program.
 
         Raises:
-            KilledError: If the host was killed before or while the program runs.
+            KilledError: If the host has been killed, or is killed while the program runs.
         """
         machine, here = self._machine, asyncio.get_running_loop()
         if not machine.alive:
@@ -149,7 +146,7 @@ class Host:
             done.get_loop().call_soon(settle, done, None, KilledError(f"{self!r} was killed"))
 
     def boot(self) -> None:
-        """Boot a killed host. It keeps its address, and runs the programs of `serve` again."""
+        """Boot a killed host. It keeps its address, and its `serve` programs start again."""
         if self.alive:
             raise RuntimeError(f"{self!r} is already running")
         self.world._note(f"{self.name} boots")
@@ -162,12 +159,12 @@ class Host:
             self._start_service(*service)
 
     def pause(self) -> None:
-        """Pause the host until `resume`. Packets and connection requests to the host wait."""
+        """Pause the host until `resume`. Packets and connection requests are queued until then."""
         self.world._note(f"{self.name} is paused")
         self._machine.pause(self)
 
     def resume(self) -> None:
-        """Continue the host after `pause`."""
+        """Resume the host after `pause`."""
         self.world._note(f"{self.name} continues")
         self._machine.resume(self)
 
@@ -177,13 +174,13 @@ def _on(network: int | None) -> str:
 
 
 class World:
-    """A simulation, as its main program sees it."""
+    """A running simulation, which is passed to the main program."""
 
     def __init__(self, seed: int, plan: FaultPlan, devices: int) -> None:
         self.seed = seed
         self._networks = range(devices)
         self.random: random.Random = random.Random(seed)
-        """A random number generator for the test. The seed of the simulation initializes it."""
+        """A random number generator for the test, initialized with the simulation's seed."""
         self.hosts: dict[str, Host] = {}
         self._old_machines: list[Machine] = []
         self._turns = 0
@@ -192,13 +189,13 @@ class World:
         self._links: dict[tuple[str, str], Link] = {}
         self._cut: set[tuple[int, str, str]] = set()
         self._apart: set[tuple[int, str]] = set()
-        """Networks and hosts that the program has cut off, also from hosts that boot later."""
+        """The networks and hosts that the program has cut off, even from hosts that boot later."""
         self._planned: Counter[tuple[int, str]] = Counter()
-        """The number of active cuts of the plan by network and host, each from all other hosts."""
+        """The number of active planned faults that cut off a host, by network and host."""
         self._begins = begins(plan, seed, devices)
         self._due_fault = next(self._begins, None)
         self._ends: list[tuple[float, int, Fault, Callable[[], object]]] = []
-        """The faults in progress and the functions that end them, as a heap sorted by time."""
+        """A heap of the faults in progress and the functions that end them, ordered by end time."""
         self._timeline: list[tuple[float, Fault | str]] = []
         self._failure: BaseException | None = None
         self._entered = -1
@@ -218,7 +215,7 @@ class World:
         return f"{softdev.sim_trace():016x}"
 
     def host(self, name: str) -> Host:
-        """Return the host with this name. The first call with a name boots the host."""
+        """Return the host with this name, booting it on the first call."""
         if host_name("the name of a host", name, "text") not in self.hosts:
             if name in ("", "localhost"):
                 why = "every host resolves it to itself" if name else "it must not be empty"
@@ -235,7 +232,7 @@ class World:
         return self.hosts[name]
 
     def _host_at(self, address: str, here: Host) -> tuple[Host, int] | None:
-        """Return the host that `here` reaches at the address, and the number of the network."""
+        """Return the host that `here` reaches at `address` and the network's number, or None."""
         if is_loopback(address):
             return here, 0
         for host in self.hosts.values():
@@ -257,8 +254,8 @@ class World:
     def partition(self, *names: str, network: int | None = None) -> None:
         """Cut these hosts off from all others until `heal`.
 
-        `network` limits the partition to one network. Network 1 connects the devices "embedded1" of
-        all hosts.
+        `network` limits the partition to one network. For example, network 1 connects the
+        "embedded1" devices of all hosts.
         """
         if not names:
             raise ValueError("partition requires the name of at least one host")
@@ -274,10 +271,10 @@ class World:
         self._set_ways()
 
     def heal(self, *names: str, network: int | None = None) -> None:
-        """End the partitions of these hosts that `partition` created.
+        """End the partitions that `partition` created for these hosts.
 
         Without names, the partitions of all hosts end. Without `network`, they end on all networks.
-        This method does not affect partitions of a `FaultPlan`.
+        Partitions of a `FaultPlan` are not affected.
         """
         self._check_hosts(names)
         healed = self._numbers_of(network)
@@ -309,7 +306,7 @@ class World:
         return (planned > 0 and one is not other) or (network, one.name, other.name) in self._cut
 
     def _latency(self, one: Host, other: Host) -> float:
-        """Draw the latency of one TCP segment."""
+        """Return a random latency for one TCP segment, in seconds."""
         link = self._way(one, other)
         return link.latency + self.random.uniform(0, link.jitter)
 
@@ -338,7 +335,7 @@ class World:
         return self._numbers
 
     def _elsewhere(self, make: Callable[[], T]) -> T:
-        """Call a function that enters another machine, and then return to the current machine."""
+        """Call `make`, which may enter another machine, and then enter the current one again."""
         try:
             return make()
         finally:
@@ -349,7 +346,7 @@ class World:
             self._failure = self._failure or task.exception()
 
     def _run(self, done: Callable[[], bool], limit: float) -> None:
-        """Process one event after another until `done`, or for `limit` seconds."""
+        """Process events until `done()` is true. Raises TimeLimitError after `limit` seconds."""
         end = self._begun + round(limit * 1e9)
         while not done():
             if self._failure is not None:
@@ -385,7 +382,7 @@ class World:
                     gc.collect()
 
     def _waiting(self) -> str:
-        """Return the tasks of all hosts and where each of them waits, without idle servers."""
+        """Describe the waiting tasks of all hosts, except for idle servers."""
         machines = [host._machine for host in self.hosts.values() if host.alive]
         texts = [text for it in machines if (text := waiting(it.loop, it.is_idle))]
         return "\n".join(texts) or "only idle servers"
@@ -393,7 +390,7 @@ class World:
     # ---- faults, and the end -------------------------------------------------------------
 
     def _break(self) -> None:
-        """End the faults of the plan whose time is over, and begin those that are due."""
+        """End the planned faults that have expired, and begin the faults that are due."""
         now = softdev.sim_now()
         while self._ends and self._time(self._ends[0][0]) <= now:
             _, _, ended, end = heappop(self._ends)
@@ -412,7 +409,7 @@ class World:
         return self._time(min(times, default=math.inf))
 
     def _time(self, when: float) -> int:
-        """Convert the time of a fault to the devices' clock."""
+        """Convert a fault's time in seconds to nanoseconds of the devices' clock."""
         return self._begun + math.ceil(when * 1e9) if when <= MOST else NEVER
 
     def _begin(self, fault: Fault) -> Callable[[], object]:
@@ -452,7 +449,7 @@ class World:
         return [it for _, it in self._timeline if isinstance(it, Fault)]
 
     def _explain(self, error: BaseException) -> None:
-        """Add a note to the error: the faults and events, and where each host waits."""
+        """Add a note to the error that lists the faults, the events and the waiting tasks."""
         note = f"simulate(seed={self.seed}), at {self.now:.6f} s, trace {self.trace}"
         plan = self._plan
         if plan.exactly is not None or plan._rates:
@@ -464,14 +461,14 @@ class World:
         ]
         lines[:left_out] = [f"{left_out} earlier events; see World.faults"] * (left_out > 0)
         note += "".join(f"\n  {line}" for line in lines)
-        if not isinstance(error, StalledError | TimeLimitError):  # their texts list the tasks
+        if not isinstance(error, StalledError | TimeLimitError):  # their messages list the tasks
             waits = self._waiting().splitlines()
             waits[MOST_LINES:] = ["..."] * (len(waits) > MOST_LINES)
             note += "\nwaiting tasks:" + "".join(f"\n  {line}" for line in waits)
         error.add_note(note)
 
     def _end(self) -> None:
-        """End the loops of all hosts that are alive, as `asyncio.run` does."""
+        """Cancel all tasks on the running hosts and wait for them, as `asyncio.run` does."""
         self._failure = self._due_fault = None
         ends = []
         for host in self.hosts.values():
@@ -486,7 +483,8 @@ class World:
         machines = [*self._old_machines, *(host._machine for host in self.hosts.values())]
         self.hosts.clear()
         self._old_machines.clear()
-        # Killing a host interrupts its programs at any point, so warnings about them are expected.
+        # Closing a machine interrupts its programs at arbitrary points. Ignore the warnings about
+        # their open resources and coroutines.
         with warnings.catch_warnings(), patch.object(sys, "unraisablehook", lambda _: None):
             for kind in (ResourceWarning, RuntimeWarning):
                 warnings.simplefilter("ignore", kind)
@@ -631,7 +629,7 @@ def _again(seed: int) -> str:
 
 
 def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop: bool) -> Seeds:
-    """Run the seeds; with `stop`, run the first one that fails again here and raise its error."""
+    """Run the seeds. With `stop`, repeat the first failed seed here and raise its error."""
 
     def attempt(seed: int, plan: FaultPlan = plan) -> BaseException | None:
         with patch.dict(os.environ, {process.LOG: ""}):  # only the final run writes the log
@@ -677,7 +675,7 @@ def _run(
     again: str = "",
     had: list[Fault] | None = None,
 ) -> T:
-    """Run one simulation; `again` is the command that repeats it, and `had` gets its faults."""
+    """Run one simulation. The faults are added to `had`. `again` is the command to repeat it."""
     if not _simulates.acquire(blocking=False):
         raise BusyError("this process is already running a simulation")
     with ExitStack() as ends:

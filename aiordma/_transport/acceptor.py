@@ -39,13 +39,13 @@ logger = logging.getLogger("aiordma.acceptor")
 
 
 class ConnectionLimitError(RDMAError):
-    """A peer was rejected because of a limit. The text is the reason that its user sees."""
+    """A peer was rejected because of a connection limit. The peer's user sees the message."""
 
 
 def refusal_text(error: BaseException) -> str:
     """Return the text that the peer's user sees when this side gives up a handshake."""
     text = cause_text(error)
-    # A verb that fails on this host says nothing about the peer.
+    # A verbs error is a problem of this host, which the peer's user cannot fix.
     return f"the listener's host failed: {text}" if isinstance(error, VerbsError) else text
 
 
@@ -54,7 +54,7 @@ def packed_refusal(error: BaseException) -> bytes:
 
 
 class ConnectionLimits:
-    """Counters for the connections and attempts of one listener, in total and per host."""
+    """The limits on the connections of one listener, in total and per host."""
 
     def __init__(self, config: Config) -> None:
         self._most = config.max_connections
@@ -85,7 +85,7 @@ class ConnectionLimits:
 
 
 class Request(Protocol):
-    """A peer that requests a connection with one of the connection methods."""
+    """A peer's connection request. Each connection method implements this protocol."""
 
     via: Way
 
@@ -96,8 +96,8 @@ class Request(Protocol):
     def has_ticket(self, acceptor: Acceptor) -> bool:
         """Return whether the handshake may begin.
 
-        If False, the peer has been asked to come back with a ticket, and this request is done. It
-        is always True for a request whose `handshake` checks the ticket.
+        If it returns False, it has sent the peer a challenge, and the request needs no further
+        handling. Requests whose `handshake` checks the ticket always return True.
 
         Raises:
             ProtocolError: If the peer violates the protocol.
@@ -106,17 +106,17 @@ class Request(Protocol):
         return True
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        """Run the whole handshake, calling `Acceptor.take_place` before creating the connection."""
+        """Run the handshake. Call `Acceptor.take_place` before creating the connection."""
 
     def give_up(self, error: BaseException) -> None:
-        """Tell the peer the reason if possible, and release everything.
+        """Send the reason to the peer if possible, and release all resources.
 
-        This is called after a failed handshake, or instead of a handshake. It never raises.
+        This method is called after a failed handshake, or instead of a handshake. It never raises.
         """
 
 
 class Place:
-    """A peer's place among the connections. The connection refers to it, but not to a Handshake."""
+    """A peer's place in `ConnectionLimits`. It outlives the Handshake if the peer is admitted."""
 
     def __init__(self, host: str, limits: ConnectionLimits) -> None:
         self._host = host
@@ -124,13 +124,13 @@ class Place:
         self._taken = self._ended = False
 
     def take(self) -> None:
-        """Take the place until `free`. Raises ConnectionLimitError if all are taken."""
+        """Take the place until `free` is called. Raises ConnectionLimitError at a limit."""
         if not self._taken and not self._ended:
             self._limits.take(self._host)
             self._taken = True
 
     def free(self) -> None:
-        """Free the place, because the connection has ended or will not be created."""
+        """Free the place after the connection has ended or the handshake has failed."""
         self._ended = True
         if self._taken:
             self._taken = False
@@ -142,7 +142,7 @@ class Handshake:
     """A handshake in progress."""
 
     request: Request
-    peer: str | None  # kept, because it may be unknown when the handshake fails
+    peer: str | None  # saved because the address may be unknown after a failure
     host: str
     share: FairShare[Handshake]
     place: Place
@@ -152,10 +152,11 @@ class Handshake:
 
 
 class Acceptor:
-    """The part that the listeners of all connection methods share.
+    """The part of a listener that is the same for all connection methods.
 
-    A listener calls `admit` for each peer. `deliver` gets the connections that `on_request`
-    accepts. If the device has failed and no more peers can arrive, the listener calls `fail`.
+    A listener calls `admit` for each peer. `deliver` is called with each connection that
+    `on_request` accepts. If the device has failed and no more peers can arrive, the listener calls
+    `fail`.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class Acceptor:
         self._failures = FailureLimit(self._loop.time())
         key = security.auth
         self.tickets: TicketOffice | None = new_ticket_office(key) if key is not None else None
-        """Checks tickets before a request even gets a socket; None without a key."""
+        """The ticket office for requests of the connection manager, or None without a key."""
         most = places(config.max_handshakes)
         self._strangers: FairShare[Handshake] = FairShare(most)
         self._in_band: FairShare[Handshake] = FairShare(most, proved=True)
@@ -190,14 +191,15 @@ class Acceptor:
     ) -> None:
         """Start the handshake in a task.
 
-        If the maximum number of handshakes is in progress, one of them is dropped.
+        If the maximum number of handshakes is in progress, one of the others is dropped, or the
+        request is rejected.
 
         Args:
             request: The request of the peer.
-            in_band: Whether it arrived over a connection of this listener. These requests have
-                their own places, so that they and unknown peers cannot block each other. If no
-                place is free, the peer uses a socket.
-            time: The share of time that the handshake uses. The caller charges it for this call.
+            in_band: Whether the request arrived over an existing connection. In-band requests have
+                separate places, so that they and unknown peers cannot block each other. If no
+                place is free, the peer falls back to a socket.
+            time: The time share to charge for the handshake. The caller charges it for this call.
         """
         share = self._in_band if in_band else self._strangers
         address = request.peer_address
@@ -230,7 +232,7 @@ class Acceptor:
         task.add_done_callback(self._handshakes.pop)
 
     def takes_rails(self, peer: Hello) -> bool:
-        """Return whether the connection will have several rails."""
+        """Return whether a connection to this peer will have several rails."""
         return peer.rails and most_rails(self.config, self.devices) > 1
 
     @property
@@ -239,11 +241,11 @@ class Acceptor:
         return len(self._handshakes)
 
     def _check_open(self, host: str, *, in_band: bool) -> None:
-        """Raise if the listener is closed, or if the host failed too often to prove the key.
+        """Check that the listener is open, and that the host has not failed too many handshakes.
 
         Raises:
             ConnectionClosedError: If the listener is closed.
-            BusyError: If too many handshakes of the host failed.
+            BusyError: If too many handshakes of the host have failed.
         """
         if self.closed:
             raise ConnectionClosedError("the listener is closed")
@@ -265,11 +267,11 @@ class Acceptor:
         request.give_up(error)
 
     def _evict(self, handshake: Handshake, error: RDMAError) -> None:
-        """End a handshake now, and free its place among the connections immediately."""
+        """Cancel a handshake, and free its places without waiting for its task to end."""
         handshake.dropped = error
         handshake.share.remove(handshake)
         handshake.place.free()
-        if not handshake.begun:  # otherwise, its task gives it up
+        if not handshake.begun:  # otherwise, its task does this
             self._give_up(handshake.request, handshake.peer, error, "dropped")
         assert handshake.task is not None
         handshake.task.cancel()
@@ -287,7 +289,7 @@ class Acceptor:
                 limited = f"Config.handshake_timeout, {self.config.handshake_timeout:g} seconds"
                 raise TimeoutError(f"the handshake took longer than {limited}") from error
         except BaseException as error:
-            # The peer or this machine has failed one handshake, and the listener continues.
+            # Only this handshake has failed, and the listener continues.
             self._count_failure(handshake.host, error)
             handshake.place.free()
             self._give_up(request, handshake.peer, handshake.dropped or error, "failed")
@@ -308,9 +310,9 @@ class Acceptor:
             handshake.task = None  # the frames of its cancellation error refer to this object
 
     async def _admits(self, connection: Connection, handshake: Handshake, limit: float) -> bool:
-        """Return whether there is a place for the connection and the application accepts it.
+        """Return whether a place is available and the application accepts the connection.
 
-        If the peer fails at this point, it cannot be told why.
+        If the peer fails during this step, the reason cannot be sent to it.
         """
         on_request, via = self._on_request, handshake.request.via
         try:
@@ -324,21 +326,21 @@ class Acceptor:
             return False
 
     def _count_failure(self, host: str, error: BaseException) -> None:
-        """Count a wrong proof. A peer that disconnects or stays silent has not tried a key."""
+        """Count a failure if the peer used a wrong key. Disconnects and timeouts do not count."""
         if self.security.auth is not None and isinstance(error, AuthenticationError):
             self._failures.failed(host, self._loop.time())
 
     def take_place(self) -> Callable[[], None]:
-        """Take a place for the running handshake, before it creates its connection.
+        """Take a place for the running handshake before it creates the connection.
 
-        With a key, the peer only gets the place when it has proved the key (`proved`), so that
-        unknown peers take no places.
+        If the listener has a key, this method only checks the limits. `proved` then takes the
+        place, so that unknown peers do not occupy places.
 
         Returns:
             A function that frees the place when the connection ends.
 
         Raises:
-            ConnectionLimitError: If there are too many connections.
+            ConnectionLimitError: If a connection limit has been reached.
         """
         handshake = self._running()
         if self.security.auth is None:
@@ -348,10 +350,10 @@ class Acceptor:
         return handshake.place.free
 
     def proved(self) -> None:
-        """Take the place for a peer that has proved the key and can still be told of a refusal.
+        """Take the place after the peer has proved the key, while a rejection can still be sent.
 
         Raises:
-            ConnectionLimitError: If there are too many connections.
+            ConnectionLimitError: If a connection limit has been reached.
         """
         self._running().place.take()
 
@@ -368,6 +370,6 @@ class Acceptor:
             task.cancel()
 
     async def close(self) -> None:
-        """Stop as `cancel` does, and wait until the handshakes have ended."""
+        """Call `cancel`, and wait until all handshakes have ended."""
         self.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)

@@ -37,42 +37,43 @@ from ..config import Config
 T = TypeVar("T", bound=Hashable)
 
 Networks = tuple[str, ...]
-"""Nested networks of an address, the largest first. The last one counts as one host."""
+"""The nested networks that contain an address, largest first. The last one is treated as a host."""
 
-# The following numbers are estimates.
+# The following constants are estimates.
 
-# A network with more than 1/SHARE of all places loses its own peers first. An attacker therefore
-# needs several large networks to displace other peers.
+# If a network holds more than 1/SHARE of all places, its peers are evicted first. An attacker
+# therefore needs several large networks to displace other peers.
 SHARE = 8
 
-# All places of one kind use at most 1/SHARE_OF_FILES of the file descriptors of the process.
+# Each kind of place may use at most 1/SHARE_OF_FILES of the process's file descriptors.
 SHARE_OF_FILES = 8
 
-# A socket may be silent for 1/SHARE_OF_TIMEOUT of `Config.handshake_timeout`.
+# A socket may stay silent for at most 1/SHARE_OF_TIMEOUT of `Config.handshake_timeout`.
 SHARE_OF_TIMEOUT = 5
 
-# These are the failures that are allowed in a burst, and the further failures per second, for one
-# host and for all hosts together. They are high enough that a program with a wrong key that is
-# restarted repeatedly is told the reason each time.
+# Each host, and all hosts together, may fail a burst of handshakes, and then a number per second.
+# These limits are high enough that a program with a wrong key gets an explanation each time it is
+# restarted.
 HOST_BURST = 16
 HOST_RATE = 2.0
 TOTAL_BURST = 256
 TOTAL_RATE = 32.0
 
-# If failures of more hosts are known, the host whose latest failure is the oldest is forgotten.
+# The maximum number of hosts whose failures are remembered. If there are more, the host whose last
+# failure was earliest is forgotten.
 MAX_HOSTS = 4096
 
 IPV6_PREFIXES = (48, 56, 64)
-"""Prefix lengths: two that providers assign to a customer (RFC 6177), and that of a host.
+"""The prefix lengths that identify a customer of a provider (48 or 56, RFC 6177) and a host (64).
 
-A host has all the remaining bits (RFC 4291).
+A host may use every address within its /64 (RFC 4291).
 """
 
 
 def networks_of(host: str) -> Networks:
     """Return the /48, /56 and /64 of an IPv6 address, or the /24 and the address itself for IPv4.
 
-    Each link-local or loopback IPv6 address stands alone, because they all have the same network.
+    A link-local or loopback IPv6 address is its own network, because all hosts share its prefix.
     """
     numeric = host.partition("%")[0]
     if "." in numeric:
@@ -88,7 +89,7 @@ def networks_of(host: str) -> Networks:
 
 
 def places(wanted: int) -> int:
-    """Return the number of places: `wanted`, if the process may have enough descriptors."""
+    """Return `wanted`, or fewer places if the limit on file descriptors is too low."""
     try:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     except OSError:  # a seccomp filter denies the call
@@ -99,7 +100,7 @@ def places(wanted: int) -> int:
 
 
 def setting(limit: int) -> str:
-    """Return the setting that determines a limit of `places`, for errors."""
+    """Return a description of a limit returned by `places`, for error messages."""
     return f"{limit}: Config.max_handshakes of the listener, or an eighth of its file descriptors"
 
 
@@ -108,28 +109,28 @@ class NoRoomError(Exception):
 
 
 class FairShare(Generic[T]):
-    """At most `limit` peers, in order of age, and the rule of which one is evicted for a new peer.
+    """A table of at most `limit` peers. If it is full, a peer is evicted for each new one.
 
-    If a network has more than its share, the evicted peer is from the fullest such network. Within
-    it, the rule is applied again to smaller networks. Otherwise it may be any peer. The choice is
-    random: if the oldest peer were evicted, an honest client would lose its place as soon as
-    `limit` others arrive during its handshake.
+    If any networks exceed their share, the evicted peer belongs to the fullest of them. The same
+    rule applies to the smaller networks within that network. If no network exceeds its share, any
+    peer may be evicted. The choice is random. If the oldest peer were evicted, an honest client
+    would lose its place as soon as `limit` other peers arrive during its handshake.
 
-    Peers that have proved themselves (`proved`) are only evicted for a peer of another network, and
-    only if their own network has more than its share.
+    Peers that have proved themselves (`proved`) are evicted only for a peer of another network, and
+    only if their own network exceeds its share.
     """
 
     def __init__(
         self, limit: int, *, proved: bool = False, draw: Callable[[int], int] = random.randrange
     ) -> None:
-        """Create an empty table. `draw` returns a random number less than its argument."""
+        """Create an empty table. `draw(n)` returns a random integer from 0 to n - 1."""
         self.limit = limit
         self._proved = proved
         self._draw = draw
         self._share = max(1, limit // SHARE)
         self._networks_of: dict[T, Networks] = {}
-        # The key is a network, preceded by the networks that contain it. () has all peers, the
-        # oldest first.
+        # Each key is a network, preceded by the larger networks that contain it. The key () stands
+        # for all networks. The peers of a network are ordered by age.
         self._peers: dict[Networks, dict[T, None]] = {(): {}}
         self._full: dict[Networks, None] = {}  # networks with at least a full share, except ()
 
@@ -137,14 +138,14 @@ class FairShare(Generic[T]):
         return len(self._networks_of)
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the peers, the oldest first."""
+        """Iterate over the peers from the oldest to the newest."""
         return iter(self._networks_of)
 
     def make_room(self, networks: Networks) -> T | None:
-        """Remove and return the peer to evict if the table is full. Call this before `add`.
+        """Evict and return a peer if the table is full. Call this before `add`.
 
         Raises:
-            NoRoomError: If no peer may be evicted for one of these networks.
+            NoRoomError: If no peer may be evicted for a peer of these networks.
         """
         if len(self) < self.limit:
             return None
@@ -167,7 +168,7 @@ class FairShare(Generic[T]):
         return goes
 
     def add(self, peer: T, networks: Networks) -> None:
-        """Add a peer, after `make_room`."""
+        """Add a peer. Call `make_room` first."""
         self._networks_of[peer] = networks
         for depth in range(len(networks) + 1):
             network = networks[:depth]
@@ -192,7 +193,7 @@ class FairShare(Generic[T]):
 
 
 def _speaks(accepted: socket.socket) -> bool:
-    """Return whether there is something to read: bytes, the end of the stream, or an error."""
+    """Return whether data, the end of the stream or an error has arrived on the socket."""
     try:
         accepted.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -242,7 +243,7 @@ class SilentSockets:
     ) -> None:
         """Take over an accepted socket until `when_readable` is called.
 
-        If there is no room, another socket is closed.
+        If the maximum number of silent sockets is reached, another one is closed.
         """
         if _speaks(accepted):
             when_readable()
@@ -254,7 +255,7 @@ class SilentSockets:
         self._waiting.add(_SilentSocket(self, accepted, when_readable), networks)
 
     def drop_oldest(self) -> bool:
-        """Close the oldest socket to free its descriptor. Returns False if there is none."""
+        """Close the oldest socket to free its descriptor. Returns False if no socket is waiting."""
         oldest = next(iter(self._waiting), None)
         if oldest is not None:
             oldest.close()
@@ -270,14 +271,14 @@ class SilentSockets:
 
 @dataclass
 class Bucket:
-    """A token bucket. It can owe at most `burst` tokens."""
+    """A token bucket whose debt is limited to `burst` tokens."""
 
     burst: int
     rate: float
     full_at: float
     """The loop time at which the bucket is full again."""
     reported: bool = False
-    """Whether it was already logged that the bucket is empty."""
+    """Whether the empty bucket has already been logged."""
 
     def take(self, now: float) -> None:
         self.full_at = max(self.full_at, now) + 1 / self.rate
@@ -289,14 +290,14 @@ class Bucket:
 
 
 class FailureLimit:
-    """The failed handshakes of one listener. `now` is a loop time in seconds."""
+    """The limit on failed handshakes of one listener. `now` is the loop time in seconds."""
 
     def __init__(self, now: float) -> None:
         self._hosts: OrderedDict[str, Bucket] = OrderedDict()  # hosts with recent failures
         self._total = Bucket(TOTAL_BURST, TOTAL_RATE, now)
 
     def wait(self, host: str, now: float) -> float:
-        """Return for how many seconds peers of this host are rejected; 0 if they are admitted."""
+        """Return the number of seconds until peers of this host are admitted again, or 0."""
         bucket = self._hosts.get(host)
         if bucket is None:
             return 0.0
@@ -320,7 +321,7 @@ class FailureLimit:
         self._hosts.pop(host, None)
 
     def first_report(self, host: str) -> bool:
-        """Return whether to log that this host is rejected: once until it is admitted again."""
+        """Return whether to log that this host is rejected. Repeated calls return False."""
         bucket = self._hosts.get(host)
         if bucket is None or bucket.reported:
             return False

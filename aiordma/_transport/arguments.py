@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 def check_host(host: object, name: str = "host") -> None:
-    """Check a host without looking it up.
+    """Check a host name or address without resolving it.
 
     Raises:
-        TypeError: It is not a str.
-        AddressError: No host can have that name, or the resolver would truncate it.
+        TypeError: If `host` is not a str.
+        AddressError: If the name is invalid, or the resolver would truncate it.
     """
     try:
         host_name(name, host, "a str such as '192.0.2.1' or 'server.example'")
@@ -32,7 +32,7 @@ def check_host(host: object, name: str = "host") -> None:
 
 
 def device_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of several devices. Raises TypeError or ValueError if they are invalid."""
+    """Check the names of several devices and return them. Raises TypeError or ValueError."""
     for name in names:
         instance("device", name, str, "a list of device names, such as ['mlx5_0', 'mlx5_1']")
         if not name:
@@ -55,12 +55,12 @@ def port_number(port: object) -> int:
 
 
 def check_peer(host: object, port: object) -> int:
-    """Check the address of a peer without looking it up, and return the port.
+    """Check the address of a peer without resolving it, and return the port.
 
     Raises:
-        TypeError: The host is not a str, or the port is not an int.
-        ValueError: The port is out of range.
-        AddressError: No host can have that name, or it is empty.
+        TypeError: If the host is not a str, or the port is not an int.
+        ValueError: If the port is out of range.
+        AddressError: If the host is empty or invalid.
     """
     check_host(host)
     if not host:
@@ -82,7 +82,7 @@ def check_source(source: object) -> tuple[str, int] | None:
 
 
 def check_context(context: SSLContext, *, client: bool) -> None:
-    """Raise ValueError for a TLS context that only the other side can use."""
+    """Raise ValueError if the TLS context is for the opposite role, client or server."""
     if client and context.protocol == PROTOCOL_TLS_SERVER:
         raise ValueError(
             "ssl is a server context, but this side is a client; create a client context with "
@@ -101,7 +101,7 @@ def check_config(config: object) -> None:
     instance("config", config, Config, wanted, hint)
 
 
-# The connection manager takes these values from the route and has no call that sets them.
+# The connection manager derives these values from the route, and its API cannot set them.
 NOT_BY_CM = {
     "path_mtu": "the route gives it",
     "gid_index": "pass a source address as source=",
@@ -112,11 +112,11 @@ NOT_BY_CM = {
 
 
 def check_options(via: str, config: Config) -> None:
-    """Raise if `config` is not a Config or has options that the connection method cannot apply.
+    """Check that the connection method `via` supports all options set in `config`.
 
     Raises:
         TypeError: If `config` is not a Config.
-        ValueError: If the connection method does not support an option.
+        ValueError: If an option is not supported.
     """
     check_config(config)
     if via != "cm":
@@ -129,7 +129,7 @@ def check_options(via: str, config: Config) -> None:
 
 
 def remote_memory(memory: object, wanted: type[T]) -> T:
-    """Return `memory` if it is memory of the peer. Raises TypeError otherwise."""
+    """Return `memory` if it refers to the peer's memory, and raise TypeError otherwise."""
     if isinstance(memory, wanted):
         return memory
     what = "local memory" if isinstance(memory, LocalMemory) else type(memory).__name__

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Security:
     """The security requirements of one side.
 
-    `auth` is the pre-shared key, and `tls` the context for the TCP bootstrap; both may be None.
+    `auth` is the pre-shared key or None. `tls` is the context for the TCP bootstrap or None.
     `encrypt` is True, False, or "messages", which allows unencrypted operations on memory.
     """
 
@@ -74,7 +74,7 @@ class Security:
 
     @property
     def memory_in_clear(self) -> bool:
-        """Whether an encrypted connection allows operations on memory."""
+        """Whether unencrypted operations on memory are allowed on an encrypted connection."""
         return self.encrypt == "messages"
 
     def agree(self, peer: Hello, address: Address | None = None) -> None:
@@ -121,7 +121,7 @@ NO_SECURITY = Security()
 
 
 def new_ticket(key: bytes, challenge: bytes, offer: bytes) -> bytes:
-    """Return a client's ticket for its offer. Raises ProtocolError if the challenge is invalid."""
+    """Return a client's ticket for `offer`. Raises ProtocolError if the challenge is invalid."""
     from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
 
     asked = admission.Challenge.unpack(challenge)
@@ -136,12 +136,12 @@ def new_ticket_office(key: bytes) -> TicketOffice:
 
 
 class KeyProof:
-    """One side's part of the proof that both sides have the key, the end of the handshake.
+    """One side of the exchange in which both sides prove that they have the key.
 
-    Until it is complete, the peer may send nothing else. `send` takes a control message. `done`
-    completes when the peer has proved the key. With an `exchange`, the nonces are its public keys.
-    A client may call `begin` before the connection is known; responses of the peer are processed
-    after `bind`.
+    The peer may not send anything else until the exchange is complete. `send` sends a control
+    message. `done` completes when the peer has proved the key. With an `exchange`, its public keys
+    serve as nonces. A client may call `begin` before it knows the peer's queue pair, but not
+    `control` before `bind`.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class KeyProof:
     def bind(self, hellos: tuple[Hello, Hello], qp_nums: tuple[int, int]) -> None:
         """Bind the proof to the connection.
 
-        `hellos` and `qp_nums` are those of this side and of the peer.
+        `hellos` and `qp_nums` contain the value of this side, followed by that of the peer.
         """
         here, there = (0, 1) if self._client else (1, 0)
         self._transcript = self._core.transcript(
@@ -194,7 +194,7 @@ class KeyProof:
             raise AuthenticationError("the peer does not have the key given as auth=")
 
     def control(self, message: protocol.Message) -> None:
-        """Process a message of the peer.
+        """Process a message from the peer.
 
         Raises:
             AuthenticationError: If the proof is wrong.

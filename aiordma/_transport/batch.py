@@ -63,8 +63,8 @@ class Batch(BatchOfTransfers, AsyncContext):
         self._check()
         return self._chain
 
-    # The common case is compiled (one_sided.pyx). The end of the block checks the connection in any
-    # case.
+    # The compiled base class (one_sided.pyx) handles registered memory without calling `_here`. The
+    # connection is then checked only at the end of the block.
 
     def _here(self, memory: LocalMemory | AnyMemory, remote: Remote, target: bool) -> LocalMemory:
         self._collecting()
@@ -77,18 +77,18 @@ class Batch(BatchOfTransfers, AsyncContext):
         return local
 
     def _lands(self) -> None:
-        """Remember that a read fills the memory of the latest `_here`."""
+        """Record that a read fills the memory that `_here` registered last."""
         assert self._latest is not None
         self._targets.append(self._latest)
 
     def compare_and_swap(self, target: Remote, expected: int, desired: int) -> asyncio.Future[int]:
-        """Add a `Connection.compare_and_swap`. The future has the old value after the block."""
+        """Add a `Connection.compare_and_swap`. After the block, the future holds the old value."""
         return self._atomic(
             OperationKind.COMPARE_AND_SWAP, target, *swap_numbers(expected, desired)
         )
 
     def fetch_and_add(self, target: Remote, add: int) -> asyncio.Future[int]:
-        """Add a `Connection.fetch_and_add`. The future has the old value after the block."""
+        """Add a `Connection.fetch_and_add`. After the block, the future holds the old value."""
         return self._atomic(OperationKind.FETCH_AND_ADD, target, *add_numbers(add))
 
     def _atomic(
@@ -129,13 +129,13 @@ class Batch(BatchOfTransfers, AsyncContext):
                 raise
             finally:
                 cancel(atomics)
-                # The frames of an error refer to this frame, and a chain that was not posted is
-                # released when the last reference to it is gone.
+                # The traceback of an error keeps this frame alive. A chain that was not posted is
+                # not released until its last reference is deleted.
                 del chain, atomics
 
 
 class MovingBatch(Batch):
-    """A batch on a connection that may move to another rail while the batch collects operations."""
+    """A batch on a connection that may switch to another rail while it collects operations."""
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -154,9 +154,9 @@ class MovingBatch(Batch):
 
 
 def tell(atomics: Atomics, error: Exception | None) -> None:
-    """Give the futures their old values, or the error of the batch."""
+    """Complete the futures with the old values, or with the batch's error."""
     for old, future in atomics:
-        settle(future, None if error else number(old), error)  # the batch raises it, too
+        settle(future, None if error else number(old), error)  # the batch also raises the error
 
 
 def cancel(atomics: Atomics) -> None:

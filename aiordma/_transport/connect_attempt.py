@@ -26,11 +26,11 @@ E = TypeVar("E", bound=RailEndpoint)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A peer to connect to, and the options for that."""
+    """The peer to connect to, and the options of the connection."""
 
     devices: tuple[verbs.Device, ...]
     only: tuple[str, ...] | None
-    """The names of the devices, if no others may be used."""
+    """The names of the only devices that may be used, or None for any."""
     address: Address
     source: Address | None
     config: Config
@@ -43,9 +43,10 @@ class Target:
 
 
 class ConnectAttempt(Generic[E]):
-    """The owner of the parts of a new connection, with the steps to create it, in order.
+    """A connection that is being created. The methods are the steps, in the order of use.
 
-    The end of a `with` block, or `give_up`, releases the parts of a failed attempt.
+    The attempt owns the parts of the connection. If it fails, `give_up` or the end of the `with`
+    block releases them.
     """
 
     def __init__(self, link: Link | None = None) -> None:
@@ -54,10 +55,10 @@ class ConnectAttempt(Generic[E]):
         self._connection: Connection | None = None
 
     def take_over(self, endpoint: E, *, in_band: bool = False, rails: bool = False) -> E:
-        """Take over the endpoint, and create this side's hello.
+        """Take ownership of the endpoint, and create this side's hello.
 
         Args:
-            endpoint: The endpoint.
+            endpoint: The endpoint of the connection's first queue pair.
             in_band: Whether this side accepts further connections in-band.
             rails: Whether the connection may have further rails.
         """
@@ -95,7 +96,7 @@ class ConnectAttempt(Generic[E]):
         self._connection._on_closed = on_closed
 
     def post_receives(self) -> None:
-        """Post the receives. This must happen before the peer may send."""
+        """Post the receives. Call this before the peer may send."""
         self.connection._messages.post_receives()
 
     @cached_property
@@ -103,13 +104,13 @@ class ConnectAttempt(Generic[E]):
         return ControlChannel(self.connection)
 
     def begin_proof(self, link: TCPLink, *, client: bool) -> KeyProof:
-        """Start to prove the key on the socket. The peer's queue pair need not be known yet."""
+        """Start the key proof on the socket. The peer's queue pair may still be unknown."""
         proof = self.connection._handshake.make_proof(link.send_control, client=client)
         proof.begin()
         return proof
 
     async def prove(self, link: TCPLink, proof: KeyProof, peer: Hello, peer_qp_num: int) -> None:
-        """Exchange the proofs of the key on the socket, before the queue pairs are connected.
+        """Finish the key proof on the socket before the queue pairs are connected.
 
         Raises:
             AuthenticationError: If the keys of the two sides differ.
@@ -133,11 +134,13 @@ class ConnectAttempt(Generic[E]):
     async def start(
         self, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
     ) -> Connection:
-        """Return the connection when both sides have proved the key. The link must be up.
+        """Start the connection, and return it when both sides have proved the key.
+
+        The link must be up.
 
         Args:
             peer: The hello of the peer.
-            devices: The devices for the rails, if the connection will have several.
+            devices: The devices of the rails, if the connection has several rails.
             client: Whether this is the connecting side.
         """
         connection = self.connection
@@ -147,7 +150,8 @@ class ConnectAttempt(Generic[E]):
 
     def give_up(self, error: BaseException) -> None:
         """Release everything after a failed handshake."""
-        # The connection keeps the error, and the frames of the error refer to this object.
+        # Clear the attributes to avoid a reference cycle. The connection keeps the error, whose
+        # frames refer to this object.
         link, self.link = self.link, NoLink()
         endpoint, self._endpoint = self._endpoint, None
         connection, self._connection = self._connection, None

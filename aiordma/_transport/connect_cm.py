@@ -49,14 +49,12 @@ logger = logging.getLogger("aiordma.cm")
 
 VIA_HINT = 'is an aiordma listener running there, with via="cm" and not "tcp"?'
 
-# These are the statuses of a failed connect: one of IBTA section 12.6.7.2, and the one that the
-# embedded device reports if the data does not come from its connection manager.
-NO_LISTENER = 8
+NO_LISTENER = 8  # reject reason "invalid service ID" (IBTA section 12.6.7.2)
+# The embedded device reports this status if the response does not come from a connection manager.
 NOT_THIS_PROTOCOL = -errno.EPROTO
 
-# A client with a key makes these requests: one for a challenge, one with a ticket, and one with
-# another ticket if the first challenge has expired because many other requests arrived in the
-# meantime.
+# A client with a key sends one request for a challenge, and one with a ticket. A third request is
+# necessary if the challenge has expired because many other requests arrived in the meantime.
 TRIES = 3
 
 
@@ -64,7 +62,7 @@ class CMLink(IdEvents):
     """The connection-manager ID of a connection, from creation to destruction."""
 
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
-        """Take over one reference to `events`, and `id`."""
+        """Take ownership of `id` and of one reference to `events`."""
         self._on_end: Callable[[str], None] | None = None
         self._local: Address | None = None
         self._peer: Address | None = None
@@ -88,10 +86,10 @@ class CMLink(IdEvents):
         return explained(error)
 
     def established(self, on_end: Callable[[str], None]) -> None:
-        """Finish the handshake. On a later disconnect, `on_end` is called once.
+        """Finish the handshake. `on_end` is called when the peer disconnects or the device is lost.
 
-        If a disconnect has already arrived, it is reported after the connection has processed
-        earlier frames, because the peer may have sent everything and closed by then.
+        A disconnect that has already arrived is reported after the connection has processed earlier
+        frames. The peer may have sent all its data and closed the connection in the meantime.
         """
         self._connected = True
         self._local = self.id.local_address
@@ -115,7 +113,7 @@ class ChallengedError(ConnectionManagerError):
 
 
 def explained(error: ConnectionManagerError | None) -> RDMAError | None:
-    """Return the error with the listener's reason, or with a hint on what to check."""
+    """Return an error with the listener's reason if it sent one, or else `error` with a hint."""
     data = error.private_data if isinstance(error, RejectedError) else b""
     if data.startswith(CHALLENGE_MAGIC):
         return ChallengedError(data[:CHALLENGE_SIZE], Hello.unpack(data[CHALLENGE_SIZE:]))
@@ -133,9 +131,9 @@ def explained(error: ConnectionManagerError | None) -> RDMAError | None:
 def parameters(
     endpoint: RailEndpoint, hello: Hello, peer: Hello | None = None, ticket: bytes = b""
 ) -> cm.ConnectionParameters:
-    """Return the connection parameters to request.
+    """Return the parameters of a request, or of a reply if `peer` is given.
 
-    In a reply, they do not exceed what the peer can serve and has requested.
+    A reply limits the number of outstanding reads and atomics to the values in the peer's hello.
     """
     responder, initiator = endpoint.max_dest_rd_atomic, endpoint.max_rd_atomic
     if peer is not None:
@@ -150,13 +148,13 @@ def parameters(
 
 
 def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> RailEndpoint:
-    """Create the queue pair of a resolved id."""
+    """Create an endpoint with the queue pair of a resolved id."""
     assert id.context is not None
     driver = Driver.for_context(id.context, config.pool_limit, config.polling, config.huge_pages)
     endpoint = RailEndpoint(driver, config, security)
     try:
         endpoint.create_qp(lambda cq, caps: id.create_qp(driver.pd, cq, None, caps, reserved=True))
-        # The connection manager's own timeout would be seconds, or half a minute with the retries.
+        # The connection manager's default timeout is seconds, or half a minute with retries.
         id.set_ack_timeout(config.ack_timeout)
     except BaseException:
         endpoint.close()
@@ -165,7 +163,7 @@ def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> Ra
 
 
 async def connect(to: Target) -> Connection:
-    """Connect to a numeric address. The caller limits the time."""
+    """Connect to a numeric address. The caller enforces the timeout."""
     challenge = b""
     for left in reversed(range(TRIES)):
         link = await _resolve(to)
@@ -182,7 +180,7 @@ async def connect(to: Target) -> Connection:
 
 
 async def _resolve(to: Target) -> CMLink:
-    """Return an id with a route to the address."""
+    """Return a link whose id has a resolved address and route."""
     link = CMLink(*make_id(to.devices[0].library, cm.PortSpace.TCP))
     id, config = link.id, to.config
     try:
@@ -200,11 +198,11 @@ async def _resolve(to: Target) -> CMLink:
 
 
 async def _ask(link: CMLink, to: Target) -> Never:
-    """Ask for a challenge, raised as ChallengedError, or raise the refusal. Takes over `link`."""
+    """Request a challenge, which is raised as ChallengedError. Takes ownership of `link`."""
     try:
         hello = make_hello(to.config, to.security)
         link.id.connect(cm.ConnectionParameters(private_data=hello.pack()))
-        event = await link.expect(cm.EventType.CONNECT_RESPONSE)  # without a queue pair
+        event = await link.expect(cm.EventType.CONNECT_RESPONSE)  # the id has no queue pair
         to.security.agree(Hello.unpack(event.private_data), to.address)
         raise ProtocolError(f"{host_port(to.address)} requires a key, but did not send a challenge")
     finally:
@@ -212,7 +210,7 @@ async def _ask(link: CMLink, to: Target) -> Never:
 
 
 async def _connect(link: CMLink, to: Target, challenge: bytes) -> Connection:
-    """Connect with an optional challenge. Takes over `link`."""
+    """Connect, with a ticket for `challenge` if a key is used. Takes ownership of `link`."""
     id, security = link.id, to.security
     with ConnectAttempt[RailEndpoint](link) as attempt:
         attempt.take_over(make_endpoint(id, to.config, security), rails=to.rails)
@@ -230,7 +228,7 @@ async def _connect(link: CMLink, to: Target, challenge: bytes) -> Connection:
 
 
 def check_device(id: cm.ConnectionId, only: Collection[str] | None, address: Address) -> None:
-    """Raise unless the device is one of those allowed and its port can carry the connection."""
+    """Raise if the device is not one of the allowed devices or its port is not active."""
     check_name(id, only, address)
     assert id.context is not None
     with route_errors():  # the connection manager does not check whether the port is up
@@ -238,7 +236,7 @@ def check_device(id: cm.ConnectionId, only: Collection[str] | None, address: Add
 
 
 class CMListener:
-    """A listener on one address, through the connection manager."""
+    """A connection-manager listener on one address."""
 
     def __init__(
         self, only: Collection[str] | None, address: Address, backlog: int, acceptor: Acceptor
@@ -273,7 +271,7 @@ class CMListener:
             logger.warning("listener on %s: %s", host_port(self.address), event.type.name)
 
     def release(self) -> None:
-        """Stop listening. After the loop has been closed, nothing else is necessary."""
+        """Stop listening. If the loop is closed, no other cleanup is necessary."""
         try:
             if self._id is not None:
                 self._events.detach(self._id)
@@ -283,7 +281,7 @@ class CMListener:
 
 
 class CMRequest(Request):
-    """A connection request of the connection manager."""
+    """A connection request that arrived through the connection manager."""
 
     via: Way = "cm"
 

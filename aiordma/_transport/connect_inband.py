@@ -57,15 +57,14 @@ from .lifecycle import ControlChannel, Link, NoLink
 
 logger = logging.getLogger("aiordma.tcp")
 
-# A reply may take this part of `Config.connect_timeout`. The rest is for a socket.
+# Wait this fraction of `Config.connect_timeout` for a reply. The rest remains for a socket.
 REPLY_SHARE = 0.25
 
-# This many connections are tried for a credit before a socket is used.
-TRIES = 4
+TRIES = 4  # connections to check for send credits before falling back to a socket
 
 
 class PeerKey(NamedTuple):
-    """The properties that all connections of a group have in common."""
+    """The properties that all connections of a group share."""
 
     devices: tuple[str, ...]
     address: Address
@@ -82,7 +81,7 @@ _groups: weakref.WeakKeyDictionary[
     asyncio.AbstractEventLoop, weakref.WeakValueDictionary[PeerKey, ConnectionGroup]
 ] = weakref.WeakKeyDictionary()
 
-# In the child of a fork, all groups belong to the parent.
+# After a fork, all groups still belong to the parent process.
 fork.reset_in_child(_groups.clear)
 
 
@@ -90,11 +89,11 @@ fork.reset_in_child(_groups.clear)
 
 
 class FallbackToSocket(RDMAError):
-    """A request failed through no fault of this side, so a socket must be used."""
+    """An in-band request failed or could not be sent, so a socket must be used."""
 
 
 class PendingConnect:
-    """A request in progress. `reply` gets its outcome."""
+    """A connect request in progress. The future `reply` completes with its outcome."""
 
     def __init__(self, group: ConnectionGroup) -> None:
         self._group = group
@@ -105,7 +104,7 @@ class PendingConnect:
         self.reply: asyncio.Future[protocol.ConnectReply] = loop.create_future()
 
     def give_up(self) -> Link:
-        """Stop waiting. Returns the link to release, which is the group's member after a reply."""
+        """Stop waiting. Returns the link to release, or a NoLink if no reply has arrived."""
         if self._replied:
             return self.member
         self._given_up = True
@@ -130,7 +129,7 @@ class PendingConnect:
 
     def refused(self, error: protocol.Error) -> None:
         text = error.text
-        self.member.end(text)  # the peer need not be told
+        self.member.end(text)  # the peer does not need a message
         if error.code == protocol.ErrorCode.QUOTA:
             self.failed(RejectedError(text, reason=REJECTED_BY_APPLICATION, event=""))
             return
@@ -144,7 +143,7 @@ class PendingConnect:
 
 
 class Initiator:
-    """The requests that were sent over one connection and have no reply yet."""
+    """The requests that were sent over one connection and are waiting for a reply."""
 
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
@@ -195,13 +194,13 @@ class Initiator:
 
 
 def _initiate_over(member: GroupMember, channel: ControlChannel) -> None:
-    """Allow further connections over this one, on which both sides have proved the key."""
+    """Allow further connections over this one after both sides have proved the key."""
     member.attach(channel)
     channel.handle(Initiator(channel))
 
 
 def add_group(to: Target, member: GroupMember, channel: ControlChannel) -> None:
-    """Open further connections to this peer over the first connection of the group."""
+    """Register a new group, so that later connections to the peer are opened over it."""
     _initiate_over(member, channel)
     groups = _groups.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
     key = PeerKey.of(to)
@@ -242,7 +241,7 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, to: Target) -> 
         loop = asyncio.get_running_loop()
         timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.time_out)
         try:
-            attempt.make()  # in parallel with the other side
+            attempt.make()  # in parallel with the peer
             reply = await pending.reply
             remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
             security.agree(peer, group.peer_address)
@@ -293,7 +292,7 @@ class Responder:
         return True
 
     def end(self) -> None:
-        """End the responder. Connections with a reply are still opened."""
+        """Do nothing, because connections that have been replied to are still opened."""
 
     def _requested(self, request: protocol.ConnectRequest) -> None:
         if not request.number or request.number in self.group:
@@ -372,7 +371,7 @@ class InbandRequest(Request):
 
 
 async def first_arrival(channel: ControlChannel, member: GroupMember) -> None:
-    """Wait until the peer has sent something on the new queue pair, which means it is ready."""
+    """Wait for the first message on the new queue pair, which shows that the peer is ready."""
     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     channel.owner.on_early = partial(settle, arrived)
     member.established(lambda reason: settle(arrived, None, ConnectionBrokenError(reason)))

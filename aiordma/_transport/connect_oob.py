@@ -86,7 +86,7 @@ class PendingConnection(AsyncContext):
         self._security.agree(peer)
         self._attempt.endpoint.connect(remote, None)
         self._attempt.post_receives()
-        self._client = self.endpoint < data  # one of the two sides has to begin
+        self._client = self.endpoint < data  # exactly one side must act as the client
         self._peer = peer
 
     async def start(self) -> Connection:

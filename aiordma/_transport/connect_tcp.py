@@ -13,7 +13,7 @@ is connected until both sides have proved it. Otherwise a peer could make the em
 connect to any address::
 
     client -> server   magic, endpoint, hello
-    server -> client   magic, challenge, hello        of this socket alone (admission.py)
+    server -> client   magic, challenge, hello        valid for this socket only (admission.py)
     client -> server   TICKET, ticket                 the server makes its queue pair
     server -> client   magic, endpoint, hello
     both ways          the proof of the key           as control messages (auth.py); the client
@@ -22,11 +22,11 @@ connect to any address::
     server -> client   READY                          the server has connected its own
 
 A challenge has the length of an endpoint. The client therefore reads the same number of bytes from
-a server with and without a key, and the hello tells which of them it is.
+a server with and without a key. The server's hello shows whether it has a key.
 
-All layouts have a fixed length, so an unknown peer cannot make this side allocate memory. If the
-magic is wrong, the bootstrap ends. The socket stays open, because its end without a goodbye on the
-connection shows immediately that the peer has died.
+All messages have a fixed length, so an unknown peer cannot make this side allocate memory. If the
+magic is wrong, the bootstrap ends. After the bootstrap, the socket stays open. If it closes before
+a goodbye arrives on the connection, the peer has died.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ READY = b"ready\x00\x00\x01"
 TICKET = b"ticket\x00\x01"
 MESSAGE_SIZE = len(MAGIC) + ENDPOINT_SIZE + HELLO_SIZE
 
-# A listener that cannot accept tries again after this number of seconds.
+# Delay in seconds before a listener tries again after accept() has failed.
 ACCEPT_PAUSE = 0.1
 
-# At most this many peers are accepted in one iteration of the loop.
+# Maximum number of sockets that a listener accepts per iteration of the event loop.
 ACCEPTS = 64
 
 
 async def read_message(link: TCPLink) -> tuple[bytes, Hello]:
-    """Read an endpoint or a challenge, and a hello."""
+    """Read a bootstrap message. Return its endpoint or challenge (still packed) and its hello."""
     data = await link.read(MESSAGE_SIZE, MAGIC)
     return data[:ENDPOINT_SIZE], Hello.unpack(data[ENDPOINT_SIZE:])
 
@@ -94,7 +94,7 @@ def unpack_offer(data: bytes) -> tuple[Endpoint, Hello]:
 
 
 async def connect(to: Target) -> Connection:
-    """Connect to a numeric address. The caller limits the time."""
+    """Connect to a numeric address. The caller must enforce a timeout."""
     config, security = to.config, to.security
     if config.in_band and security.tls is None:
         connected = await connect_inband.connect(to)
@@ -130,10 +130,10 @@ async def connect(to: Target) -> Connection:
 
 
 def listening_socket(address: Address) -> socket.socket:
-    """Create a listening socket. Unlike in asyncio, "::" accepts IPv4 on the same port, too.
+    """Create a listening socket. Unlike in asyncio, "::" also accepts IPv4 on the same port.
 
-    The kernel's queue has its maximum length. If it overflows, a peer only tries again after a
-    second. The number of silent sockets is limited by SilentSockets, not by this queue.
+    The backlog is as long as the kernel allows, because a peer that finds it full retries only
+    after a second. SilentSockets, not the backlog, limits the number of idle sockets.
     """
     host, port = address
     if host == "::" and not socket.has_dualstack_ipv6():
@@ -155,7 +155,7 @@ def listening_socket(address: Address) -> socket.socket:
 
 
 class TCPListener:
-    """A listener on one address for the TCP bootstrap."""
+    """A TCP bootstrap listener on one address."""
 
     def __init__(self, address: Address, acceptor: Acceptor) -> None:
         self._acceptor = acceptor
@@ -171,7 +171,7 @@ class TCPListener:
         self._pause: asyncio.TimerHandle | None = None
 
     def _accept(self) -> None:
-        """Accept all waiting peers. Called while the socket is readable."""
+        """Accept pending connections, at most ACCEPTS. Called while the socket is readable."""
         for _ in range(ACCEPTS):
             try:
                 accepted, address = self._socket.accept()
@@ -180,14 +180,15 @@ class TCPListener:
             except OSError as error:
                 if error.errno in SHORTAGES and self._silent.drop_oldest():
                     continue
-                # Another attempt would fail immediately.
+                # Pause, because the socket stays readable and accept() would keep failing.
                 logger.warning("accept on %s: %s", host_port(self.address), error)
                 self._watch.close()
                 self._pause = self._loop.call_later(ACCEPT_PAUSE, self._resume)
                 return
             accepted.setblocking(False)
-            with suppress(OSError):  # the peer may have reset it
-                # Otherwise, a proof in two parts would wait 40 ms for an acknowledgement.
+            with suppress(OSError):  # the peer may have reset the connection
+                # With Nagle's algorithm, the second part of a key proof would wait for a delayed
+                # ACK, which takes 40 ms.
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             request = TCPRequest(accepted, address[:2])
             self._silent.add(accepted, address[:2], partial(self._on_first_bytes, request))
@@ -203,7 +204,7 @@ class TCPListener:
         self._watch = Watch(self._socket.fileno(), self._accept)
 
     def release(self) -> None:
-        """Stop listening. After the loop has been closed, nothing else is necessary."""
+        """Stop listening. Can also be called after the loop has been closed."""
         if self._pause is not None:
             self._pause.cancel()
         self._watch.close()
@@ -214,7 +215,7 @@ class TCPListener:
 
 
 class TCPRequest(Request):
-    """A request on an accepted socket."""
+    """A connection request that arrived on an accepted socket."""
 
     via: Way = "tcp"
 
@@ -223,8 +224,8 @@ class TCPRequest(Request):
         self._accepted_from = address
         self._address = address_of(address) or address
         self._tickets: TicketOffice | None = None  # set once the peer has been challenged
-        self._offer = b""  # offer that was read before there was a link
-        self._is_ours = False  # the peer's first bytes are those of aiordma
+        self._offer = b""  # offer that was read before the link was created
+        self._is_ours = False  # whether the peer has sent the magic
         self._tcp: TCPLink | None = None
         self._attempt = ConnectAttempt[AddressedEndpoint]()
 
@@ -236,10 +237,11 @@ class TCPRequest(Request):
         return self._address
 
     def challenge(self, acceptor: Acceptor) -> tuple[socket.socket, Address] | None:
-        """Challenge the peer, and return the socket and its address if it must wait for a ticket.
+        """Send the challenge early if the peer's offer has arrived in full and is valid.
 
-        This is only done if the first bytes are a complete and valid offer. The handshake handles
-        everything else, such as an offer that is invalid, arrives in parts, or is encrypted.
+        Returns the socket and its remote address if the peer must now send a ticket. Otherwise
+        returns None, and the handshake reads the offer, for example if no key is needed or the
+        offer is invalid, incomplete or encrypted.
         """
         security = acceptor.security
         if security.auth is None or security.tls is not None:
@@ -266,11 +268,11 @@ class TCPRequest(Request):
         return MAGIC + self._tickets.challenge.pack() + hello.pack()
 
     def _check_tls(self, accepted: socket.socket) -> None:
-        """Raise ProtocolError if the peer starts the bootstrap without TLS, and tell the peer."""
+        """Raise ProtocolError if the peer does not use TLS. `give_up` then sends the refusal."""
         with suppress(OSError):
             self._is_ours = accepted.recv(len(MAGIC), socket.MSG_PEEK) == MAGIC
             if self._is_ours:
-                accepted.recv(MESSAGE_SIZE)  # closing a socket with unread bytes loses the refusal
+                accepted.recv(MESSAGE_SIZE)  # with unread bytes, close() would lose the refusal
         if self._is_ours:
             raise ProtocolError(
                 f"the listener uses TLS for the bootstrap, but the connecting side does not: "
@@ -293,7 +295,7 @@ class TCPRequest(Request):
         if security.auth is not None:
             if not challenged:
                 tcp.write(self._new_challenge(acceptor))
-                security.agree(peer)  # the peer has this side's hello and fails as well
+                security.agree(peer)  # the peer compares the hellos too, and also fails
             assert self._tickets is not None
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
             if not self._tickets.admits(ticket, offer):
@@ -318,7 +320,7 @@ class TCPRequest(Request):
             attempt.endpoint.connect(remote, tcp.peer_address)
             attempt.post_receives()
             tcp.write(MAGIC + attempt.endpoint.packed(attempt.hello))
-            security.agree(peer)  # the peer has this side's hello and fails as well
+            security.agree(peer)  # the peer compares the hellos too, and also fails
             await tcp.read(len(READY), READY)
         if in_band:
             group, channel = ConnectionGroup(tcp), attempt.control_channel
@@ -328,10 +330,10 @@ class TCPRequest(Request):
         return await attempt.start(peer, devices, client=False)
 
     def give_up(self, error: BaseException) -> None:
-        # A peer with another release sends the magic, and then something that this side does not
-        # expect. A peer that does not send the magic uses another protocol, and would take a
-        # refusal for a response of that protocol. A wrong key is detected before there is an
-        # attempt, or in the proof, which reports it.
+        # If the peer sends the magic and then breaks the protocol, it probably runs another
+        # release, so explain the error. Without the magic, the peer uses another protocol and
+        # would misread a refusal. A wrong key is detected before the attempt is made, or by the
+        # key proof, which notifies the peer.
         early = self._is_ours and not self._attempt.made
         early = early and isinstance(error, ProtocolError | AuthenticationError)
         told = BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError
@@ -342,7 +344,7 @@ class TCPRequest(Request):
             self._socket.close()
 
     def _tell(self, refusal: bytes) -> None:
-        """Send a refusal if the peer can still be told."""
+        """Try to send a refusal. Errors are ignored, because the peer may have disconnected."""
         with suppress(RDMAError, OSError):
             if self._tcp is not None:
                 self._tcp.write(refusal)

@@ -25,7 +25,7 @@ from .rail_status import NO_TRANSFERS, RailStatus
 
 
 class Begun(NamedTuple):
-    """When the user got the connection, and whether it was accepted by a listener."""
+    """The time when the user got the connection, and whether a listener accepted it."""
 
     since: float
     accepted: bool
@@ -66,9 +66,9 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         self._wire_requested = False
 
     def _begin(self, *, accepted: bool) -> None:
-        """Report the connection to counters and hooks before the user gets it.
+        """Report a new connection to counters and hooks just before the user gets it.
 
-        It may have ended by then.
+        If the connection has already ended, report its end as well.
         """
         self._begun = Begun(self._sharing.clock.now(), accepted)
         observation.begun(self, self._queue.peer, accepted=accepted)
@@ -85,7 +85,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     @finalizer
     def __del__(self) -> None:
-        """Abort a connection that was dropped while open. Runs in any thread, at any time."""
+        """Abort a connection that the user dropped while open. May run in any thread."""
         super().__del__()
         if (counted := getattr(self, "_statistics", None)) is not None:
             observation.finalized(counted)
@@ -183,7 +183,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         return self._statistics
 
     def _figures(self) -> ConnectionState:
-        """Return the entry for `aiordma.snapshot`, once the connection has begun. Thread-safe."""
+        """Return the entry for `aiordma.snapshot`. Only valid after `_begin`. Thread-safe."""
         assert self._begun is not None
         queue = self._queue
         messages, memory = self._messages.figures(), self._sharing.figures()
@@ -212,16 +212,16 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         }
 
     def _request_wire(self) -> asyncio.AbstractEventLoop | None:
-        """Return the loop that must call `_read_wire`; None if `wire` is known or requested."""
+        """Return the loop that must call `_read_wire`, or None if no call is needed."""
         if self._wire_seen is not None or self._wire_requested:
             return None
-        self._wire_requested = True  # a loop that is blocked is only asked once
+        self._wire_requested = True  # ask a blocked loop only once
         return self._loop
 
     def _read_wire(self) -> None:
-        """Cache `wire`. Runs in the loop's thread, because it queries the device."""
+        """Cache `wire`. Must run in the loop's thread, because it queries the device."""
         self._wire_requested = False
-        with suppress(RDMAError, OSError):  # the device has failed
+        with suppress(RDMAError, OSError):  # the device may have failed
             self._wire_seen = self.wire
 
     # ---- the end --------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         await self._close(protocol.GOODBYE)
 
     async def _close(self, goodbye: protocol.Goodbye) -> None:
-        """Close the connection as `close` does, and send `goodbye` to the peer."""
+        """Close the connection like `close`, but with the given goodbye message."""
         if self._affinity.is_after_fork:
             return
         self._affinity.check(self)
@@ -251,22 +251,22 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
                     await self._sharing.tell(goodbye)
                     self._finish(at_once=True)
             except RDMAError:
-                pass  # the peer is gone or does not read; it will see the disconnect
+                pass  # the peer has failed or does not read; the disconnect informs it
             finally:
                 self._finish()
         await self._closed.wait()
 
     def _close_at_exit(self, error: BaseException) -> None:
-        """Start closing without waiting, because an exception ends the program.
+        """Start closing in the background, because an exception is ending the program.
 
-        The exception must propagate immediately. If this waited, the peer or a task that sees the
-        end could end the program in another way. The shutdown of the loop waits instead.
+        The exception must propagate immediately. During a wait, the peer or another task could
+        react to the close and end the program in another way. The loop's shutdown waits instead.
         """
         if self._closed.is_set() or self._affinity.is_after_fork:
             return
 
         async def close() -> None:
-            await asyncio.sleep(0)  # uvloop runs ready callbacks before the exception leaves it
+            await asyncio.sleep(0)  # uvloop runs ready callbacks before the exception propagates
             await self._close(protocol.failed(error))
 
         self._loop_shutdown.closing(self)
@@ -298,7 +298,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         KeyboardInterrupt, which end the program, do not wait until the connection is closed. The
         shutdown of the event loop does.
         """
-        # GeneratorExit only means that the user of an asynchronous generator needs no more items.
+        # GeneratorExit is not a failure. The consumer of an asynchronous generator has stopped.
         if exc is None or isinstance(exc, GeneratorExit):
             await self.close()
         elif isinstance(exc, EXITS):

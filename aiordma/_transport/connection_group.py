@@ -1,10 +1,10 @@
 """Connections that share the socket of one TCP bootstrap (connect_inband.py).
 
-These are the first connection, and those that were opened over it or over one another. The end of
-the socket shows immediately that the peer has died. It therefore stays open while any of the
-connections is open, and its end ends all of them. A connection that ends before the others cannot
-use the end of the socket to tell its peer. Its number is sent on the socket instead. The connecting
-side assigns the numbers, and the first connection is number 0.
+A group consists of the connection from the bootstrap and all connections opened in-band over its
+members. If the peer dies, its end of the socket closes, and all members end. The socket therefore
+stays open until the last member has ended. If a member ends earlier, this side sends its number
+over the socket to notify the peer. The connecting side assigns the numbers, and the first
+connection is number 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .tcp_link import TCPLink
 
 
 class GroupMember:
-    """One connection's share of the socket, which is its link."""
+    """The link of one connection in a group, which shares the group's socket."""
 
     def __init__(self, group: ConnectionGroup, number: int) -> None:
         self.group = group
@@ -41,16 +41,17 @@ class GroupMember:
         self.channel = channel
 
     def established(self, on_end: Callable[[str], object]) -> None:
-        """Call `on_end` once when the peer's side has ended, or soon if it has ended already.
+        """Register `on_end`, which is called once when the peer's side ends.
 
-        It is not called immediately, because the connection will first process earlier frames.
+        If the peer's side has already ended, the call is scheduled with `call_soon`, so that the
+        connection can first process the frames that arrived earlier.
         """
         self._on_end = on_end
         if self._end_reason is not None:
             asyncio.get_running_loop().call_soon(self.end, self._end_reason)
 
     def end(self, reason: str) -> None:
-        """Report that the peer's side has ended."""
+        """Report that the peer's side of the connection has ended."""
         self._end_reason = reason
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
@@ -65,7 +66,7 @@ class GroupMember:
 
 
 class ConnectionGroup:
-    """The connections that share one socket, which is closed with the last of them."""
+    """Connections that share one socket. The last one to end closes the socket."""
 
     def __init__(self, link: TCPLink) -> None:
         self._link = link
@@ -75,9 +76,9 @@ class ConnectionGroup:
         self.local_address = link.local_address
         self.peer_address = link.peer_address
         self.peer_accepts = True
-        """Whether the peer accepts further connections, unless it has reported otherwise."""
+        """Whether the peer accepts further connections. True until the peer reports otherwise."""
         self.overdue = 0
-        """The number of requests that this side gave up and that have no response yet."""
+        """The number of abandoned requests to which the peer has not responded yet."""
         link.established(self._on_link_end, self._on_peer_ended)
 
     def __iter__(self) -> Iterator[GroupMember]:
@@ -88,27 +89,27 @@ class ConnectionGroup:
 
     @property
     def alive(self) -> bool:
-        """Whether further connections can be opened over the group, now or later."""
+        """Whether the group can open further connections, now or later."""
         return self.peer_accepts and self._end_reason is None and bool(self._members)
 
     @property
     def usable(self) -> bool:
-        """Whether further connections should be opened over the group now."""
+        """Whether a new connection should use the group now. False while a request is overdue."""
         return self.alive and not self.overdue
 
     def new(self) -> GroupMember:
-        """Return a new member for a connection that this side opens."""
+        """Add a member with a new number, for a connection that this side opens."""
         return self.join(next(self._numbers))
 
     def join(self, number: int) -> GroupMember:
-        """Return a new member for a connection with a number assigned by the peer."""
+        """Add a member for a connection whose number has already been assigned."""
         member = self._members[number] = GroupMember(self, number)
         if self._end_reason is not None:
             member.end(self._end_reason)
         return member
 
     def _on_peer_ended(self, number: int) -> None:
-        # A connection with an unknown number has ended on this side at the same time.
+        # The number is unknown if this side ended the connection at the same time.
         member = self._members.get(number)
         if member is not None:
             member.end("the peer aborted the connection")
@@ -119,9 +120,9 @@ class ConnectionGroup:
             member.end(reason)
 
     def leave(self, member: GroupMember, *, peer_knows: bool) -> None:
-        """Remove a member. The last one closes the socket.
+        """Remove a member, and close the socket if no members remain.
 
-        For others, the number is sent to the peer unless `peer_knows`.
+        If others remain, notify the peer of the member's end, unless `peer_knows` is true.
         """
         if self._members.get(member.number) is not member:
             return

@@ -1,8 +1,8 @@
 """The part of `cryptography` that encrypted connections use (the extra `aiordma[encrypt]`).
 
-A `Sealing` (_datapath) encrypts frames and long messages with the ciphers from here. The handshake
-(auth.py) derives the keys by the rules of _core/authentication.py. This module is only imported if
-a connection encrypts.
+A `Sealing` (_datapath) encrypts frames and long messages with the ciphers from this module. The
+handshake (auth.py) derives the keys as specified in _core/authentication.py. This module is only
+imported if a connection uses encryption.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["InvalidTag", "KeyExchange", "new_sealing", "payload_opener", "payloa
 if not hasattr(AESGCM, "encrypt_into"):
     raise ImportError("encrypt= needs cryptography 47 or newer: pip install 'aiordma[encrypt]'")
 
-# The nonce is constant, because each key is used for one message only.
+# A constant nonce is safe, because each key encrypts only one message.
 _NONCE = bytes(12)
 
 
@@ -43,13 +43,13 @@ def new_sealing(*, memory_in_clear: bool) -> Sealing:
 
 
 class TrafficKeys:
-    """The sequence of keys for one direction."""
+    """The chain of traffic keys for one direction."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def resume_cipher(self) -> AESGCM:
-        """Return the cipher for Resume frames. Call this before `next_cipher`."""
+        """Return the cipher for Resume frames. Must be called before `next_cipher`."""
         return AESGCM(resume_key(self._secret))
 
     def next_cipher(self) -> AESGCM:
@@ -58,7 +58,7 @@ class TrafficKeys:
 
 
 class KeyExchange:
-    """This side's key pair for one connection. `agree` starts `sealing` with the derived keys."""
+    """An ephemeral X25519 key pair. `agree` derives the traffic keys and starts `sealing`."""
 
     def __init__(self, sealing: Sealing) -> None:
         self._sealing = sealing
@@ -66,11 +66,11 @@ class KeyExchange:
         self.public = self._private.public_key().public_bytes_raw()
 
     def agree(self, key: bytes, peer_public: bytes, connection: bytes, *, client: bool) -> None:
-        """Derive the keys.
+        """Derive the traffic keys from both public keys, and start the encryption.
 
         Raises:
-            AuthenticationError: If the peer's public key leads to a shared secret that everyone
-                knows.
+            AuthenticationError: If the peer's public key is invalid, for example a low-order point,
+                for which the shared secret is zero (RFC 7748, section 6.1).
         """
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))

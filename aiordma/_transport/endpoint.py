@@ -1,7 +1,7 @@
-"""This side's end of a connection: its queue pair and the objects that it requires.
+"""This side's end of a connection: its queue pair and the objects that the queue pair needs.
 
-A queue pair requires a protection domain, completion queue entries, and receives posted before the
-peer can send. All of this must be released in the order that verbs prescribe, even if the handshake
+A queue pair needs a protection domain, completion queue entries, and receives posted before the
+peer can send. All of them must be released in the order that verbs require, even if the handshake
 fails half-way.
 """
 
@@ -40,14 +40,14 @@ logger = logging.getLogger("aiordma.connection")
 
 NO_RIGHTS = verbs.AccessFlags.NONE
 
-# This is the number of concurrent reads and atomics to request, unless the device supports fewer.
+# Number of outstanding reads and atomics to request, unless the device supports fewer.
 RD_ATOMIC = 16
 
-# A frame needs one scatter/gather element for its header, and one for a message that is sent from
-# its own memory.
+# A frame needs one scatter/gather element for its header, and a second one for a payload that is
+# sent in place.
 SEND_PIECES = 2
 
-# All connections of a listener have the same hello.
+# Cached, because a listener sends the same hello on all its connections.
 _hello = lru_cache(maxsize=16)(Hello)
 
 
@@ -60,10 +60,10 @@ def make_hello(
     max_rd_atomic: int = 0,
     max_dest_rd_atomic: int = 0,
 ) -> Hello:
-    """Create this side's hello. Without an endpoint, the numbers of the device are missing.
+    """Create this side's hello. Omit the device limits (`max_...`) if no endpoint exists yet.
 
-    It can therefore be sent before the device is known, and the peer learns in time whether this
-    side has a key.
+    A hello without these limits can be sent before the device is known. The peer can then see
+    early in the handshake whether this side has a key.
     """
     return _hello(
         eager_size=config.eager_size,
@@ -84,20 +84,20 @@ def make_hello(
 
 
 def most_rails(config: Config, devices: tuple[verbs.Device, ...]) -> int:
-    """Return the maximum number of rails of a connection on a side with these devices."""
+    """Return the maximum number of rails per connection, by default one for each device."""
     return config.max_rails or len(devices)
 
 
-# These errors of the verbs mean that the route does not work now: the port is not active, or the
-# peer cannot be reached from the GID.
+# Verbs errors that mean the route does not work now, because the port is not active or the peer
+# cannot be reached from the GID.
 _ROUTE_ERRORS = NO_ROUTE | {errno.ENETDOWN}
 
 
 @contextmanager
 def route_errors() -> Iterator[None]:
-    """Convert verbs errors about the route into RouteError.
+    """Convert verbs errors about the route to RouteError.
 
-    The text names the port and its state, or the GIDs and the index.
+    The error message names the port and its state, or both GIDs and the GID index.
     """
     try:
         yield
@@ -109,7 +109,7 @@ def route_errors() -> Iterator[None]:
 
 @cache  # logs once per device and level
 def tell_of_windows(name: str, level: int) -> None:
-    """Log that a device cannot restrict keys to one connection."""
+    """Log that a device cannot restrict memory keys to one connection."""
     logger.log(
         level,
         "%s does not support memory windows of type 2, so a memory key is valid on every "
@@ -123,9 +123,9 @@ class ForeignAddressError(ProtocolError):
 
 
 class RailEndpoint:
-    """This side's end of a rail: driver, completion queue entries and queue pair.
+    """The resources of a rail on this side: the driver, completion queue entries and queue pair.
 
-    `close` releases whatever exists.
+    `close` releases all of them that exist.
     """
 
     has_link = True
@@ -134,7 +134,7 @@ class RailEndpoint:
     def __init__(
         self, driver: Driver, config: Config, security: Security, more_receives: int = 0
     ) -> None:
-        """Take over one reference to `driver`. `more_receives` are added to those of the config."""
+        """Take over one reference to `driver`. `more_receives` adds to those set by `config`."""
         if not driver.pool.has_windows:
             level = logging.INFO if security.auth is None else logging.WARNING
             tell_of_windows(driver.context.name, level)
@@ -161,28 +161,28 @@ class RailEndpoint:
     def create_qp(
         self, make: Callable[[verbs.CompletionQueue, verbs.QPCapabilities], verbs.QueuePair]
     ) -> verbs.QueuePair:
-        """Create the queue pair with `make`.
+        """Create the queue pair by calling `make`.
 
-        `make` passes `reserved=True`, because room for its completions is already reserved.
+        `make` must pass `reserved=True`, because the completion queue entries are already reserved.
         """
         self.qp = make(self.cq, self.capabilities)
         self.driver.context.library.end_with_peer(self.qp.pointer)
         granted = self.qp.capabilities
         more = granted.max_send_wr + granted.max_recv_wr - self._entries
-        if more > 0:  # the device has rounded up, and all entries may be used
+        if more > 0:  # the device has rounded up, so more entries may be used
             self.cq.make_room(more)
             self._entries += more
         return self.qp
 
     def make_queue(self, owner: Owner) -> SendQueue:
-        """Create the rail. It must be closed before this endpoint."""
+        """Create the rail's send queue, which must be closed before this endpoint."""
         assert self.qp is not None
         return SendQueue(self.driver, self.qp, owner)
 
     def withhold_rights(self) -> None:
         """Disable remote access on a connected queue pair until the peer has proved the key.
 
-        Until then, the peer cannot access any memory, even with a valid key of a region.
+        Until then, the peer cannot access any memory, even with a valid memory key.
         """
         if self.security.auth is not None:
             self._set_rights(NO_RIGHTS)
@@ -196,14 +196,14 @@ class RailEndpoint:
         try:
             self.qp.modify(qp_access_flags=rights)
         except (RDMAError, OSError) as error:
-            # The queue pair has failed in the meantime, which the connection detects itself.
+            # The queue pair has already failed, and the connection handles that separately.
             logger.debug("rights of %r: %s", self.qp, error)
 
     def close(self) -> None:
-        """Destroy whatever exists, in the order that verbs prescribe."""
+        """Destroy all resources that exist, in the order that verbs require."""
         try:
             if self.qp is not None:
-                self.qp.close()  # if this fails, the entries stay reserved for more completions
+                self.qp.close()  # on failure, keep the entries for later completions
             self.driver.release_cq(self.cq, self._entries)
         finally:
             self.driver.release()
@@ -216,10 +216,10 @@ def host_part(address: Address | None) -> str:
 def local_gid(
     context: verbs.Context, config: Config, address: Address | None, to: verbs.GID | None = None
 ) -> verbs.GIDEntry:
-    """Return the GID entry of `Config.gid_index` or `address`, or the best one to reach `to`.
+    """Return the entry for `Config.gid_index` or `address`, or else the best GID to reach `to`.
 
     Raises:
-        VerbsError: If the index has no entry (ENODATA).
+        VerbsError: If the GID table has no entry at `Config.gid_index` (ENODATA).
     """
     host = host_part(address)
     try:
@@ -232,7 +232,7 @@ def local_gid(
 
 
 def driver_at(devices: tuple[verbs.Device, ...], config: Config, address: Address | None) -> Driver:
-    """Return the driver of the device with this address, or of the first that can be opened."""
+    """Return the driver of the device that has `address`, or of the first device that opens."""
     settings = config.pool_limit, config.polling, config.huge_pages
     host = host_part(address)
     for device in devices if host and len(devices) > 1 else ():
@@ -251,7 +251,7 @@ def driver_at(devices: tuple[verbs.Device, ...], config: Config, address: Addres
 
 
 class AddressedEndpoint(RailEndpoint):
-    """An endpoint for use without the connection manager. The peer gets `endpoint`."""
+    """The endpoint of a rail without the connection manager. `endpoint` is sent to the peer."""
 
     has_link = False
 
@@ -265,9 +265,9 @@ class AddressedEndpoint(RailEndpoint):
         *,
         more_receives: int = 0,
     ) -> None:
-        """Create the queue pair on the device that has `address`, or on the first device.
+        """Create the queue pair on the device that has `address`, or on the first that opens.
 
-        The GID is that of `Config.gid_index` or `address`, or the best one to reach `to`.
+        `local_gid` chooses the GID.
         """
         driver = driver_at(devices, config, address)
         super().__init__(driver, config, security, more_receives)
@@ -293,20 +293,21 @@ class AddressedEndpoint(RailEndpoint):
             raise
 
     def packed(self, hello: Hello) -> bytes:
-        """Return the endpoint and the hello as sent to the peer."""
+        """Return the packed endpoint followed by the packed hello, as sent to the peer."""
         return self.endpoint.pack() + hello.pack()
 
     def connect(self, remote: Endpoint, address: Address | None, *, proved: bool = False) -> None:
-        """Connect the queue pair. The peer must not send until it has been told.
+        """Connect the queue pair. Afterwards, the caller must tell the peer that it may send.
 
         Args:
-            remote: The endpoint of the peer.
-            address: The address of the peer. None means that it is unknown, and the endpoint is
-                trusted.
+            remote: The peer's endpoint.
+            address: The peer's address. If it is None, the address in `remote` is not checked.
             proved: Whether the peer has proved the key.
 
         Raises:
-            ForeignAddressError: If the endpoint has another address.
+            ForeignAddressError: If `remote` contains an address other than `address`.
+            ProtocolError: If `remote` is invalid or is this side's own endpoint.
+            RouteError: If the port is not active or the peer cannot be reached.
             HandshakeBrokenError: If the peer's queue pair no longer exists. A device that is
                 connected to the peer's process detects this and moves this queue pair to ERR.
         """
@@ -333,7 +334,7 @@ class AddressedEndpoint(RailEndpoint):
         except ValueError as error:
             raise ProtocolError(f"the peer's queue pair is incompatible: {error}") from error
         except VerbsError as error:
-            # EIO means that the device has failed, which also moves its queue pairs to ERR.
+            # A failed device also moves its queue pairs to ERR, but it reports EIO.
             if error.errno != errno.EINVAL or self.qp.query().qp_state is not verbs.QPState.ERR:
                 raise
             raise HandshakeBrokenError(
@@ -341,10 +342,10 @@ class AddressedEndpoint(RailEndpoint):
             ) from error
 
     def _check_address(self, remote: Endpoint, address: Address) -> None:
-        """Ensure that the peer cannot make a device connect to an address other than the peer's.
+        """Ensure that the peer cannot make a device connect to another host.
 
-        A card does not connect, but only sends packets when there is something to send. Its
-        addresses may belong to another network than the bootstrap's, so they cannot be compared.
+        Cards are exempt, because they do not open connections. A card's addresses may also belong
+        to a different network than the bootstrap's addresses, so they cannot be compared.
         """
         host = host_part(address)
         gid = remote.gid if remote.is_global else verbs.GID.from_ip("127.0.0.1").raw

@@ -2,15 +2,15 @@
 
 The steps are::
 
-    stop    stop and destroy the queue pair; what has arrived by then is final
-    resume  give the next lead the receives of the one before, and then send this side's Resume,
-            which says how many frames have been handled
-    repeat  post again the frames that are missing according to the peer's Resume on the lead
+    stop    stop and destroy the queue pair; no more frames arrive on it
+    resume  move the receives to the next lead, and then send this side's Resume, which reports the
+            number of frames handled
+    repeat  retransmit the frames that are missing according to the peer's Resume on the lead
     follow  give up the lead because the peer has left it
     leave   give up the lead because the peer is silent
 
 The next lead is the rail over which the peer's latest Resume has arrived, or else the rail that
-came up first. If a side has no such rail, it waits for the peer's Resume for as long as packets are
+came up first. If a side has neither, it waits for the peer's Resume for as long as packets are
 retransmitted. Until there is a lead again, rails can only break, and they came up in the same order
 on both sides. Both sides therefore choose the same rail, or the connection ends.
 """
@@ -30,11 +30,11 @@ from .rails import Rail, Rails, RailState
 
 ALIVE = (RailState.CONNECTING, RailState.UP)
 LEFT = "the rail broke at the peer, and the peer continues on another rail"
-LEAST_WAIT = 1.0  # seconds to wait for the peer's Resume
+LEAST_WAIT = 1.0  # minimum time to wait for the peer's Resume, in seconds
 
 
 class FailoverState(Enum):
-    """A state of a failover, with its meaning."""
+    """The state of a failover. The value describes the state."""
 
     SETTLED = "both sides send their frames on the lead"
     BROKEN = "the lead has broken, and the next lead has not been chosen yet"
@@ -44,7 +44,7 @@ class FailoverState(Enum):
 
 
 class FailoverEvent(Enum):
-    """An event of a failover."""
+    """An event that can change the failover state. The value describes the event."""
 
     BROKE = "the lead has broken here"
     CHOSEN = "a rail was chosen as the next lead"
@@ -87,7 +87,7 @@ LIMITED = (_S.WAITING, _S.MOVED)
 
 @dataclass(eq=False)
 class Failover:
-    """The choice of the lead of one connection, independent of the connection itself."""
+    """The state machine that chooses a connection's lead rail."""
 
     rails: Rails
     moved: Callable[[Rail], object]
@@ -100,7 +100,7 @@ class Failover:
     latest: int = 0
     """The number of the peer's latest Resume."""
     resume: tuple[int, int] | None = None
-    """The peer's latest Resume, until it is processed: its rail and the peer's number of frames."""
+    """The rail number and frame count of the peer's latest Resume; None once it is processed."""
     broken: SendQueue | None = None
     """The latest lead that broke."""
     _limit: asyncio.Handle | None = None
@@ -121,7 +121,7 @@ class Failover:
             getattr(self, f"_{step}")(*what)
 
     def may_go_on(self, elsewhere: bool) -> bool:
-        """Return whether there may be another lead, on another device if `elsewhere`."""
+        """Return whether another rail could become the lead, on another device if `elsewhere`."""
         lead = self.rails.lead
         return any(
             self._alive(rail) and not (elsewhere and rail.device == lead.device)
@@ -134,9 +134,9 @@ class Failover:
         return rail.state in ALIVE and rail.queue is not None and not rail.queue.failed
 
     def go_on(self, lead: SendQueue) -> None:
-        """Choose another lead after `lead` has broken. A second call for it has no effect.
+        """Choose another lead after `lead` has broken, or give up if no rail is left.
 
-        Do not call this from within a drain.
+        Further calls for the same lead continue the search. Do not call this from within a drain.
         """
         if self.broken is not lead:
             self.broken = lead
@@ -145,8 +145,8 @@ class Failover:
             return
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
         resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
-        # The order is that in which the rails came up, not that of their numbers. If a RailReady
-        # was lost with the lead, the sides would otherwise choose differently.
+        # Choose the rail that came up first, not the one with the lowest number. If a RailReady was
+        # lost with the lead, the two sides would otherwise choose different rails.
         lanes = self.rails.messages.outbox.stripes.lanes
         up = [rail for lane in lanes for rail in alive if rail.queue is lane.rail]
         if candidates := resumed + up:
@@ -155,9 +155,9 @@ class Failover:
             self._take(_E.NONE_YET if alive else _E.NONE)
 
     def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
-        """Process a Resume of the peer that arrived over `queue`. Called from within a drain."""
+        """Process a Resume that the peer sent over `queue`. Called from within a drain."""
         if number <= self.latest:
-            return  # the peer has left that rail; a later Resume came by a faster one
+            return  # outdated: a newer Resume arrived earlier over a faster rail
         self.latest, self.resume = number, (queue.number, frames)
         if not queue.failed:  # otherwise, the peer will notice and move to this side's lead
             by_lead = queue is self.rails.lead.queue
@@ -182,8 +182,8 @@ class Failover:
         assert queue is not None
         self.rails.lead_on(rail)
         self.leads += 1
-        # This comes before `moved`, because the work still has the region keys for the previous
-        # lead.
+        # Move the pending work before `moved` replaces the region keys, because the work still
+        # contains the previous lead's keys.
         self.rails.messages.lead_on(queue, self.leads)
         self.moved(rail)
         if self.resume and self.resume[0] == rail.number and not queue.failed:
@@ -202,7 +202,7 @@ class Failover:
 
     @property
     def _cause(self) -> BaseException:
-        """The reason why the lead broke."""
+        """The error that broke the lead."""
         assert self.broken is not None
         assert self.broken.error is not None
         return self.broken.error

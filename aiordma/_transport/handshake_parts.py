@@ -1,4 +1,4 @@
-"""The parts of a connection that only its handshake needs."""
+"""The parts of a connection that are needed only during its handshake."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Inspection:
-    """The message that the last step of a handshake waits for (inspection.py)."""
+    """A slot for the peer's message in the last step of a handshake (inspection.py)."""
 
     def __init__(self, *, client: bool) -> None:
         self._awaited = protocol.ConnectAccepted if client else protocol.ConnectData
@@ -26,19 +26,22 @@ class Inspection:
         self._error: Callable[[], BaseException] | None = None
 
     def control(self, message: protocol.Message) -> None:
-        """Take the message. Raises ProtocolError if it is a wrong message or the second one."""
+        """Store the peer's message. Raises ProtocolError if it is unexpected or a duplicate."""
         if self._came.done() or not isinstance(message, self._awaited):
             raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")
         self._came.set_result(message)
 
     def end(self, error: Callable[[], BaseException]) -> None:
-        """Make `message` raise a new error, because its frames may refer to the connection."""
+        """Make `message` raise a new error from `error`.
+
+        The future does not store an error, because its traceback may refer to the connection.
+        """
         if not self._came.done():
             self._error = error
             self._came.set_result(None)
 
     async def message(self) -> protocol.Message:
-        """Wait for the message. Raises the error of the connection if it ends first."""
+        """Wait for the message. Raises the connection's error if the connection ends first."""
         message = await self._came
         if message is None:
             assert self._error is not None
@@ -47,7 +50,7 @@ class Inspection:
 
 
 class HandshakeParts:
-    """Both hellos, and the handshake steps that prove the key and consult the application."""
+    """The state of a handshake: both hellos, the key exchange, the key proof and the inspection."""
 
     def __init__(self, security: Security, hello: Hello, qp_num: int) -> None:
         self.hello = hello
@@ -60,7 +63,7 @@ class HandshakeParts:
         self._qp_num = qp_num
 
     def new_sealing(self) -> Sealing:
-        """Return the encryption of the connection. The proof of the key provides its keys."""
+        """Create the connection's encryption. The key proof later provides the traffic keys."""
         from . import encryption  # noqa: PLC0415 - it needs a package
 
         sealing = encryption.new_sealing(memory_in_clear=self._security.memory_in_clear)
@@ -68,7 +71,7 @@ class HandshakeParts:
         return sealing
 
     def make_proof(self, send: Callable[[protocol.Message], None], *, client: bool) -> KeyProof:
-        """Create this side's part of the proof of the key, which sends its messages with `send`."""
+        """Create this side's key proof, which sends its messages with `send`."""
         key = self._security.auth
         assert key is not None
         self.proof = KeyProof(key, send, client=client, exchange=self.exchange)
@@ -79,9 +82,9 @@ class HandshakeParts:
         self.proof.bind((self.hello, peer), (self._qp_num, peer_qp_num))
 
     def end(self, error: Callable[[], BaseException]) -> None:
-        """Fail all waiters with an error each, because the connection has ended."""
+        """Fail each waiter with a new error, because the connection has ended."""
         if self.proof is not None and not self.proof.done.done():
             self.proof.done.set_exception(error())
-            self.proof.done.exception()  # retrieved, even if nothing awaits it yet
+            self.proof.done.exception()  # mark it as retrieved, because nothing may await it
         if self.inspection is not None:
             self.inspection.end(error)

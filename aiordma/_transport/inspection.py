@@ -5,9 +5,9 @@ The messages are the same for all connection methods::
     connecting side -> listener   ConnectData (data of its user)
     listener -> connecting side   ConnectAccepted; or Goodbye (REJECTED, the reason)
 
-The step follows the proof of the key, so that the application sees authenticated peers only. It is
-part of the handshake only if the hello of the listener says so. Until it is over, the peer must not
-send messages or requests for memory.
+This step follows the key proof, so that the application sees only authenticated peers. It takes
+place only if the listener's hello announces it. The peer must not send messages or memory requests
+before the step has completed.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ def check_data(data: bytes) -> bytes:
 async def introduce(connection: Connection, data: bytes) -> Connection:
     """Send `data` to the listener's application, and wait until it accepts the connection.
 
+    Returns immediately if the listener does not inspect connections.
+
     Raises:
-        RejectedError: If it refuses, with its reason.
+        RejectedError: If the application refuses the connection. The message contains its reason.
     """
     if connection._handshake.inspection is None:
         return connection
@@ -83,16 +85,18 @@ async def introduce(connection: Connection, data: bytes) -> Connection:
 
 
 async def admits(connection: Connection, via: Way, on_request: OnRequest, limit: float) -> bool:
-    """Return whether the listener's application accepts the connection, and tell the peer.
+    """Let the listener's application accept or refuse the connection, and tell the peer.
 
-    A connection that it refuses is closed. Errors of the peer are raised.
+    A refused connection is closed. Errors caused by the peer are raised.
 
     Args:
-        connection: The connection of the peer.
+        connection: The connection from the peer.
         via: The connection method.
-        on_request: The function of the application.
-        limit: The loop time by which the peer must have sent its data and the application must have
-            decided.
+        on_request: The application's function.
+        limit: The deadline for the peer's data and the application's decision, in loop time.
+
+    Returns:
+        Whether the application has accepted the connection.
     """
     try:
         async with asyncio.timeout_at(limit) as deadline:
@@ -122,13 +126,13 @@ async def admits(connection: Connection, via: Way, on_request: OnRequest, limit:
 
 
 async def refuse(connection: Connection, reason: str) -> None:
-    """Close a connection that was not delivered, telling the peer the reason."""
+    """Close a connection that the user has not received, and tell the peer the reason."""
     code = protocol.GoodbyeCode.REJECTED
     await connection._close(protocol.Goodbye(0, code, reason))
 
 
 async def _decide(on_request: OnRequest, request: ConnectionRequest) -> str | None:
-    """Return the reason of a refusal, or None. If `on_request` fails, report that and refuse."""
+    """Return the reason for a refusal, or None to accept. Refuse if `on_request` fails."""
     try:
         verdict = on_request(request)
         if inspect.isawaitable(verdict):

@@ -1,9 +1,9 @@
 """Detection of a silent peer, whose machine, network or process has failed.
 
-A connection that sends nothing cannot notice this. If nothing has completed for a while, an RDMA
-write of zero bytes is posted. It needs no memory and no key (IBTA 9.4.3, C9-88), and the peer's
-device responds to it. A program that is busy computing for minutes therefore does not count as
-silent. A program that was stopped together with its embedded device does.
+An idle connection cannot notice these failures. If nothing has completed for a while, this side
+posts a zero-byte RDMA write. The write needs no memory and no key (IBTA 9.4.3, C9-88), and the
+peer's device acknowledges it. A program that computes for minutes therefore does not count as
+silent, unlike a program that was stopped together with its embedded device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import ConnectionBrokenError
 
 
 class Probe(WorkRequest):
-    """A write of zero bytes, which only shows whether it completes."""
+    """A zero-byte write, posted only to see whether it completes."""
 
     __slots__ = ("answered",)
 
@@ -32,16 +32,16 @@ class Probe(WorkRequest):
         self.answered()
 
     def failed(self, error: BaseException) -> None:
-        """Do nothing, because all waiters are told when the queue pair fails."""
+        """Do nothing, because the queue pair's failure is reported to all waiters separately."""
 
     def release(self) -> None:
-        """Do nothing, because a probe has no memory."""
+        """Do nothing, because a probe owns no memory."""
 
 
 class KeepAlive:
     """A timer that probes the peer after `interval` seconds without a completion.
 
-    If there is no completion within `timeout` more seconds, the rail breaks.
+    If nothing completes within another `timeout` seconds, it breaks the rail.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class KeepAlive:
         self._timer = timers.call_later(interval, self._look)
 
     def _look(self) -> None:
-        """Check whether anything has completed since the last check."""
+        """Probe the peer if nothing has completed since the last check."""
         queue = self._queue
         if queue.completions != self._heard:
             self._heard = queue.completions
@@ -63,7 +63,7 @@ class KeepAlive:
             return
         if queue.free:
             queue.post_checked(Probe(self._answered))
-        # Otherwise, the send queue is full of outstanding work, which serves as a probe.
+        # A full send queue needs no probe, because its outstanding work serves as one.
         self._timer = self._timers.call_later(self._timeout, self._give_up)
 
     def _answered(self) -> None:
@@ -88,7 +88,7 @@ class KeepAlive:
 
 
 def keep_alive_of(queue: SendQueue, timers: CoarseTimers, config: Config) -> KeepAlive | None:
-    """Start a keep-alive timer if `Config.keep_alive` is set."""
+    """Start a keep-alive timer, or return None if `Config.keep_alive` is not set."""
     if config.keep_alive is None:
         return None
     return KeepAlive(queue, timers, config.keep_alive, config.keep_alive_timeout)

@@ -1,12 +1,12 @@
 """A daemon thread that ends leases on time. It exists only while a lease has a deadline.
 
-The owner's event loop may be busy when a lease ends, so this thread, which needs only the GIL, ends
-the key. Everything that belongs to the loop follows in the loop. When `Deadline.cancel` has
+The owner's event loop may be busy when a lease ends, so this thread, which needs only the GIL,
+revokes the memory key. The loop does the rest of the work later. When `Deadline.cancel` has
 returned, the action has completed or will never run.
 
-No lock is held here, because the garbage collector can run a finalizer at any point in any thread.
-The finalizer may wait for another thread that needs the lock. Shared data is only changed by single
-steps of the interpreter.
+This code must not hold a lock, because the garbage collector can run a finalizer in any thread at
+any point. If the finalizer waited for a thread that needs the lock, both would deadlock. Shared
+data is therefore changed only by atomic operations of the interpreter.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Lease = float | Literal["default"] | None
 
 
 def lease_seconds(lease: Lease, default: Lease = "default") -> float | None:
-    """Return the lease as a float, or None for no time limit.
+    """Return the lease as a float in seconds, or None for no time limit.
 
-    Any kind of number is accepted. "default" stands for the value `default`. Without one, it is
-    refused.
+    Any real number is accepted. "default" is replaced by the `default` argument, and is invalid
+    without one.
     """
     if isinstance(lease, str) and lease == "default":
         lease = default
@@ -53,18 +53,18 @@ def lease_seconds(lease: Lease, default: Lease = "default") -> float | None:
 
 
 def milliseconds(lease: float | None) -> int:
-    """Return a lease as it appears in tokens and messages, where 0 means no time limit."""
+    """Convert a lease to milliseconds for tokens and messages, where 0 means no time limit."""
     return 0 if lease is None else max(1, round(lease * 1000))
 
 
 class Deadline:
-    """An action that runs once, at a given time."""
+    """An action that runs once at a given time, unless it is cancelled."""
 
     __slots__ = ("_action", "_forks", "_over", "_threads", "when")
 
     def __init__(self, when: float, action: Callable[[], object]) -> None:
         self.when = float(when)
-        self._action = [action]  # the thread that removes it either runs it or cancels it
+        self._action = [action]  # the thread that removes the action runs or cancels it
         self._over = threading.Lock()  # held until the action has run or been cancelled
         self._over.acquire()
         self._forks = fork.generation()
@@ -75,7 +75,7 @@ class Deadline:
         return bool(self._action)
 
     def cancel(self) -> None:
-        """Cancel the action, or wait until it has completed. A second call has no effect."""
+        """Cancel the action. If it has already started, wait until it has completed."""
         try:
             self._action.pop()
         except IndexError:
@@ -88,7 +88,7 @@ class Deadline:
                 thread.cancelled()
 
     def _runs_here(self) -> bool:
-        """Return whether this runs in a thread of the deadline: a finalizer within the action."""
+        """Return whether the caller is a finalizer that interrupts the running action."""
         here = threading.get_ident()
         return any(thread.ident == here for thread in self._threads)
 
@@ -106,37 +106,36 @@ class Deadline:
 
 
 class _LeaseThread(ServiceThread):
-    """A thread that runs deadlines until none is left. Only this thread uses the heap."""
+    """A thread that runs deadlines until none are left. Only this thread may access the heap."""
 
     def __init__(self) -> None:
         super().__init__(self._main, "aiordma leases")
         self._new: deque[Deadline] = deque()
         self._cancelled: deque[None] = deque()  # one item per cancellation since the last search
-        # The thread acquires this lock to wait, and other threads release it to wake the thread. A
-        # SimpleQueue would not work: in Python 3.11 and 3.12, its `get` waits forever if the
-        # timeout expires before it begins to wait.
+        # The thread waits by acquiring this lock, and other threads wake it by releasing the lock.
+        # SimpleQueue is not an option, because its `get` in Python 3.11 and 3.12 waits forever if
+        # the timeout expires before the wait begins.
         self._asleep = threading.Lock()
         self._asleep.acquire()
         self._heap: list[tuple[float, int, Deadline]] = []
         self._numbers = itertools.count()  # tie-breakers for equal times
         self._looks_at = -math.inf  # time of the next check; -inf while it is running
-        self._search_after = 1  # number of cancellations after which it searches
+        self._search_after = 1  # number of cancellations that triggers the next search
         self.ending = False
         """Whether the thread is about to end and may not see further deadlines."""
 
-    # Other threads first make a change, and then check whether this thread must be woken. This
-    # thread first announces when it checks next, and then checks for changes. No change is
-    # therefore missed.
+    # To avoid lost wake-ups, other threads make their change before they check whether this thread
+    # must be woken. This thread publishes the time of its next check before it looks for changes.
 
     def add(self, deadline: Deadline) -> None:
-        """Add a deadline. If the thread is `ending` afterwards, it may not have seen it."""
+        """Add a deadline. If `ending` is set afterwards, the thread may not have seen it."""
         deadline._threads.append(self)
         self._new.append(deadline)
         if deadline.when < self._looks_at:
             self._wake()
 
     def cancelled(self) -> None:
-        """Count a cancelled deadline, and wake the thread to drop them if they are half of all."""
+        """Count a cancellation. Wake the thread for a cleanup if half of the heap is cancelled."""
         self._cancelled.append(None)
         if len(self._cancelled) >= self._search_after:
             self._wake()
@@ -183,13 +182,13 @@ _thread: _LeaseThread | None = None
 
 
 def at(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
-    """Call `action` in the lease thread at the time `when`.
+    """Schedule `action` to run in the lease thread at the time `when`.
 
-    With a clock in virtual time, its loop calls `action` instead. The action must be quick and
+    If `clock` is virtual, its event loop runs the action instead. The action must be fast and
     thread-safe.
 
     Raises:
-        RDMAError: If no thread can be started. The action is never called then.
+        RDMAError: If the lease thread cannot be started. In this case, the action never runs.
     """
     global _thread  # noqa: PLW0603 - one for the process
     deadline = Deadline(when, action)
@@ -211,12 +210,12 @@ def at(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
             f"cannot share the memory: failed to start the lease thread ({error}); stop other "
             f"threads, raise the thread limit (ulimit -u, pids.max), or share without a lease"
         ) from error
-    _thread = thread  # another thread may have started one too; each one ends in time
+    _thread = thread  # if another thread started one too, each ends when idle
     return deadline
 
 
 def _reset_in_child() -> None:
-    global _thread  # noqa: PLW0603 - the parent's, as are the keys
+    global _thread  # noqa: PLW0603 - the thread and the keys are the parent's
     _thread = None
 
 

@@ -65,7 +65,7 @@ FAILURES = frozenset({LifecycleEvent.BROKEN, LifecycleEvent.ABORTED})
 
 
 class Link(Protocol):
-    """The link that connects the two sides and tells the peer of the end."""
+    """The socket or connection-manager id behind a connection. Closing it notifies the peer."""
 
     @property
     def local_address(self) -> Address | None: ...
@@ -74,36 +74,37 @@ class Link(Protocol):
     def peer_address(self) -> Address | None: ...
 
     def established(self, on_end: Callable[[str], None]) -> None:
-        """Finish the handshake. `on_end` is called once with the reason when the peer has ended."""
+        """Finish the handshake. Call `on_end` once, with the reason, when the peer has ended."""
 
     def close(self) -> None:
-        """Disconnect, before the queue pair is destroyed. Never raises and never blocks."""
+        """Disconnect before the queue pair is destroyed. Must not raise or block."""
 
     def release(self) -> None:
-        """Release the rest, after the queue pair has been destroyed."""
+        """Release all resources after the queue pair has been destroyed."""
 
 
 class NoLink:
-    """The link of a connection without a socket or connection-manager id.
+    """A placeholder for connections without a socket or connection-manager id.
 
-    Either it never had one and knows no address, or it lost it together with its first rail.
+    The connection either never had one, or lost it with the first rail. The addresses are known
+    only in the second case.
     """
 
     def __init__(self, local: Address | None = None, peer: Address | None = None) -> None:
         self.local_address, self.peer_address = local, peer
 
     def established(self, on_end: Callable[[str], None]) -> None:
-        """Do nothing, because the connection itself detects the end."""
+        """Do nothing, because the connection detects without a link that the peer has ended."""
 
     def close(self) -> None:
-        """Do nothing, because only the goodbye tells the peer."""
+        """Do nothing, because without a link only the goodbye message can notify the peer."""
 
     def release(self) -> None:
         """Do nothing, because there is nothing to release."""
 
 
 def meaning(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
-    """Return the error for the peer's goodbye on this side, whose limit is `max_message`."""
+    """Convert the peer's goodbye to an error. `max_message` is this side's limit."""
     codes, text = protocol.GoodbyeCode, goodbye.text
     match goodbye.code:
         case codes.NORMAL:
@@ -124,20 +125,20 @@ class InbandHandler(Protocol):
     """A handler for the control messages that open further connections (connect_inband.py)."""
 
     def control(self, message: protocol.Message) -> bool:
-        """Process a message. Returns False for other messages.
+        """Process a message. Returns False if it is not for this handler.
 
         Raises:
             ProtocolError: If the message is invalid.
         """
 
     def end(self) -> None:
-        """Report that the connection has ended. Never raises."""
+        """Handle the end of the connection. Must not raise."""
 
 
 class ControlChannel:
-    """The interface of a connection for in-band connecting.
+    """A connection's interface for opening further connections in-band.
 
-    It does not keep the connection alive.
+    It refers to the connection only weakly.
     """
 
     def __init__(self, connection: ConnectionLifecycle) -> None:
@@ -163,7 +164,7 @@ class ControlChannel:
 
     @property
     def peer_closed(self) -> bool:
-        """Whether the connection has ended with the peer's goodbye."""
+        """Whether the peer has said goodbye."""
         connection = self._connection()
         return connection is not None and connection._peer_close_error is not None
 
@@ -172,16 +173,16 @@ class ControlChannel:
         return self._messages.ended
 
     def send(self, message: protocol.Message) -> None:
-        """Send a message as soon as there is a credit, unless the connection has ended."""
+        """Send a message as soon as a credit is available, unless the connection has ended."""
         if not self._messages.ended:
             self.controls.send(message)
 
 
 class ConnectionLifecycle(shutdown.EndsWhenDropped):
-    """The parts and the state of a connection, from the handshake until all is released."""
+    """The parts and state of a connection, from the handshake until its resources are released."""
 
     def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
-        """Take over `endpoint`, which has a queue pair. `hello` is this side's hello."""
+        """Take over `endpoint`, whose queue pair must exist. `hello` is this side's hello."""
         config = endpoint.config
         self._endpoint = endpoint
         assert endpoint.qp is not None
@@ -199,8 +200,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._close_timer: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
         self._on_closed: Callable[[], None] | None = None
-        # The device refers to the parts, and the parts refer to the connection only weakly. A
-        # connection that the user drops is therefore finalized (`__del__`).
+        # The device keeps the parts alive. The parts refer to the connection only weakly, so that a
+        # connection that the user drops can be finalized (`__del__`).
         self._owner = ConnectionOwner(self)
         driver = endpoint.driver
         self._queue = endpoint.make_queue(self._owner)
@@ -217,9 +218,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._loop_shutdown.add(self)
 
     def _advance(self, event: LifecycleEvent, error: BaseException | None = None) -> bool:
-        """Make the transition for an event. Returns False if the event is ignored in this state.
+        """Apply an event to the state machine. Returns False if the current state ignores it.
 
-        `error` is the error of an event that may end the connection.
+        `error` is the reason if the event can end the connection.
         """
         if event not in FAILURES:
             self._hear()
@@ -243,9 +244,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     async def _start(
         self, link: Link, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
     ) -> None:
-        """Open the connection when both sides have proved the key, if any. The link must be up.
+        """Open the connection over a working link. If there is a key, both sides prove it first.
 
-        Raises if a side cannot prove the key, or if the queue pair has failed.
+        Raises if either side fails to prove the key, or if the queue pair has failed.
         """
         self._hear()
         self._check_end()
@@ -274,7 +275,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         assert self._endpoint.qp is not None
         here, there = self._endpoint.qp.qp_num, self._endpoint.qp.query().dest_qp_num
         sides = granter(here, there, client=client), granter(there, here, client=not client)
-        self._sharing.regions.begin(*(sides if there else (0, 0)))  # iWARP has no number
+        self._sharing.regions.begin(*(sides if there else (0, 0)))  # iWARP has no QP numbers
         self._keep_alive = keep_alive_of(self._queue, self._endpoint.driver.timers, config)
         if security.auth is None or self._handshake.proof is not None:
             self._messages.awaiting_auth = False
@@ -291,23 +292,23 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         try:
             await proof.done
         except BaseException:
-            self._handshake.proof = None  # the frames of its error refer to this connection
+            self._handshake.proof = None  # its error's traceback refers to this connection
             raise
         finally:
             del proof
 
     def _send_proof(self, message: protocol.Message) -> None:
         self._messages.controls.send(message)
-        self._hear()  # a failure counts before the key is proved
+        self._hear()  # detect a failure before the key counts as proved
 
     def _report_end(self) -> None:
-        """Report the end to counters and hooks, if the user has got the connection."""
+        """Report the end to counters and hooks if the user has received the connection."""
         raise NotImplementedError
 
     def _give_up(self, link: Link, error: BaseException) -> None:
         """Release everything, including `link`, after a failed handshake."""
         self._link = link
-        if self._state is ConnectionState.CLOSED:  # the queue pair failed before there was a link
+        if self._state is ConnectionState.CLOSED:  # the queue pair failed before the link was set
             link.release()
         self._end(error)
 
@@ -325,7 +326,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     @property
     def _is_ending(self) -> bool:
-        """Whether the connection has ended or the peer has said goodbye."""
+        """Whether the connection has ended, or either side is closing it."""
         return (self._queue.failed and not self._queue.suspended) or self._state in LIMITED
 
     def _take_control(self, message: protocol.Message) -> None:
@@ -338,8 +339,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             except AuthenticationError as error:
                 self._blame(error)
             else:
-                # This is done now and not when `_start` continues, because the peer's next message
-                # may have arrived already. Sending may have ended the connection.
+                # Do not wait for `_start` to continue, because the peer's next message may already
+                # have arrived. Sending may have ended the connection, so check the state first.
                 if self._state is ConnectionState.AUTHENTICATING and proof.done.done():
                     self._messages.awaiting_auth = False
                     self._endpoint.grant_rights()
@@ -353,7 +354,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             case protocol.ConnectData() | protocol.ConnectAccepted() if self._handshake.inspection:
                 self._handshake.inspection.control(message)
             case _ if self._inband is not None and self._inband.control(message):
-                pass  # also before admission, because further connections are inspected too
+                pass  # even before admission, because further connections are inspected too
             case _ if self._messages.awaiting_admission:
                 raise ProtocolError(
                     f"the peer sent a {type(message).__name__} before its connection was accepted"
@@ -364,11 +365,11 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 self._sharing.control(message)
 
     def _peer_goodbye(self, error: RDMAError) -> None:
-        """Process the peer's goodbye. `error` is what it means on this side.
+        """Process the peer's goodbye, whose meaning on this side is `error`.
 
-        The completions of sends and receives are not ordered, so a send that the peer has received
-        may complete after this. Sends that do not complete before the disconnect, which follows a
-        goodbye, or within `close_timeout`, are lost.
+        Send and receive completions are not ordered, so a send that the peer has received may
+        complete after this call. A send is lost if it completes neither before the peer disconnects
+        nor within `close_timeout`.
         """
         if not self._advance(LifecycleEvent.PEER_GOODBYE):
             return
@@ -377,10 +378,10 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._queue.leave(error)
 
     def _blame(self, error: ProtocolError | AuthenticationError) -> None:
-        """Send a goodbye with the reason, and end without waiting for its delivery."""
+        """Send the peer a goodbye with the error, and end without waiting for its delivery."""
         code = protocol.GoodbyeCode.PROTOCOL_ERROR
         if isinstance(error, IntegrityError) and self._messages.awaiting_auth:
-            # Frames that are encrypted with another key come from a peer that has another key.
+            # If the first frames cannot be decrypted, the peer probably has a different key.
             error = AuthenticationError(
                 f"the peer does not have the key given as auth=, or {error}"
             )
@@ -391,14 +392,14 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._end(error.with_traceback(None))  # the frames refer to this connection
 
     def _disconnected(self, reason: str) -> None:
-        """Handle the end of the link: the peer has ended, or has left the first rail.
+        """Handle a disconnect by the peer, which has either ended or left the first rail.
 
-        This polls first, because the peer's goodbye may be in the completion queue.
+        Poll first, because the peer's goodbye may still be in the completion queue.
         """
         if self._close_cause is None:
             self._endpoint.driver.poll()
         error = ConnectionBrokenError(reason)
-        # After a goodbye, the end of the link is the response.
+        # After this side's goodbye, the peer responds by disconnecting.
         goes_on = self._rails is not None and self._state is not ConnectionState.GOODBYE_SENT
         if self._endpoint.has_link and goes_on:
             self._queue.rail_broke(error)
@@ -406,12 +407,15 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._end(error)
 
     def _hear(self) -> None:
-        """End the connection if its queue pair has failed, unless it has ended already."""
+        """End the connection if its queue pair has failed. Does nothing if it has already ended."""
         if self._queue.failed and not self._queue.suspended and self._queue.error is not None:
             self._end(self._queue.error)
 
     def _hear_rails(self) -> None:
-        """End the connection like `_hear`, and stop failed rails. Not for use within a drain."""
+        """Handle failed queue pairs on all rails, and replace a broken lead.
+
+        Do not call this from within a drain.
+        """
         self._hear()
         if self._rails is not None and self._close_cause is None:
             self._rails.hear()
@@ -419,7 +423,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 self._go_on()
 
     def _go_on(self) -> None:
-        """Let another rail take over after the lead has broken."""
+        """Replace a broken lead with another rail."""
         link, leaves = self._link, self._endpoint.has_link
         assert link is not None
         if leaves:
@@ -428,7 +432,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._messages.failover.go_on(self._queue)
         except ProtocolError as error:
             self._blame(error)
-        except (RDMAError, OSError, MemoryError) as error:  # memory could not be registered
+        except (RDMAError, OSError, MemoryError) as error:  # registering memory has failed
             self._end(error)
         finally:
             if leaves:
@@ -436,34 +440,33 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 link.release()
 
     def _moved(self, rail: Rail) -> None:
-        """Use a rail that has become the lead."""
+        """Switch the connection to its new lead."""
         assert rail.queue is not None
         assert rail.endpoint is not None
         self._queue = rail.queue
         self._sharing.moved(rail.queue)
         if self._keep_alive is not None:
-            self._keep_alive.stop()  # the rail has its own timer
+            self._keep_alive.stop()  # the new lead has its own timer
 
     def _end(self, error: BaseException) -> None:
-        """End the connection with this error, unless it has ended already.
+        """End the connection with `error`, unless it has already ended.
 
-        If its queue pair has failed before, that failure is the reason.
+        If the queue pair failed first, its error is used instead.
         """
         if self._queue.failed and not self._queue.suspended:
             error = self._queue.error or error
         broken = isinstance(error, ConnectionBrokenError | WorkCompletionError)
         if self._advance(LifecycleEvent.BROKEN if broken else LifecycleEvent.ABORTED, error):
-            # The resources are not released here, because this may be called within a drain or a
-            # post.
+            # Release the resources later, because this may be called within a drain or a post.
             self._loop.call_soon(self._tear_down)
 
     def _finish(self, *, at_once: bool = False) -> None:
-        """End a connection that either side is closing, unless it has ended already.
+        """Finish closing the connection, unless it has already ended.
 
-        With `at_once`, the resources are released now, which is only allowed outside of a drain.
+        `at_once` releases the resources immediately. Do not use it within a drain.
         """
         if self._state in (ConnectionState.DRAINING, ConnectionState.GOODBYE_SENT):
-            # The peer has not said goodbye, so messages may still have arrived.
+            # The peer has not said goodbye. `stop` delivers messages that it knows have arrived.
             self._queue.stop(ConnectionClosedError())
         if self._advance(LifecycleEvent.FINISHED, ConnectionClosedError()):
             if at_once and not self._queue.table.wakeups.calling_back:
@@ -504,7 +507,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     def _tear_down(self) -> None:
         try:
             self._give_back()
-        finally:  # even if the device refuses to destroy an object and keeps it
+        finally:  # even if the device cannot destroy an object
             self._advance(LifecycleEvent.RELEASED)
             if self._loop.is_closed():
                 self._closed = asyncio.Event()  # its waiters have ended with the loop
@@ -539,15 +542,15 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     @finalizer
     def __del__(self) -> None:
-        """Abort a connection that was dropped while open. Runs in any thread, at any time."""
+        """Abort a connection that the user dropped while open. May run in any thread."""
         super().__del__()
         ended = getattr(self, "_close_cause", None) is not None
         if ended and self._loop.is_closed() and not self._affinity.is_after_fork:
-            self._end_without_loop()  # the loop ended before the callback that releases everything
+            self._end_without_loop()  # the loop was closed before the scheduled tear-down
 
 
 class ConnectionOwner:
-    """The interface of a connection for its parts: `Owner` of protocols.pyi."""
+    """A connection's interface for its parts. Implements `Owner` of protocols.pyi."""
 
     __slots__ = ("_connection", "local", "on_early", "peer", "qp_num")
 
@@ -579,7 +582,7 @@ class ConnectionOwner:
 
     def broken(self, error: BaseException) -> None:
         connection = self._connection()
-        # If the loop is closed, its shutdown releases everything.
+        # If the loop is closed, the loop's shutdown releases the connection.
         if connection is not None and not connection._loop.is_closed():
             connection._loop.call_soon(connection._hear_rails)
 
@@ -600,9 +603,9 @@ class ConnectionOwner:
             connection._affinity.check(connection)
 
     def error_for(self, root: BaseException, operation: str = "") -> BaseException:
-        """Return a new exception for one waiter of a connection that has ended.
+        """Return a new exception for one waiter after the connection has ended with `root`.
 
-        `operation` describes what it was waiting for, if that is known.
+        `operation` describes the operation that the waiter awaits, if it is known.
         """
         before = f"{operation}: " if operation else ""
         if isinstance(root, ConnectionClosedError):
@@ -616,8 +619,8 @@ class ConnectionOwner:
             error = type(root)(f"{before}{cause_text(root)}")
         else:
             error = ConnectionBrokenError(f"{before}the connection{peer} broke: {in_short(root)}")
-        # A traceback also prints the cause, so a cause whose text is already in this error is
-        # omitted.
+        # Omit a cause whose text this error already contains, because a traceback would print the
+        # text twice.
         repeated = isinstance(root, ConnectionError | ProtocolError)
         error.__cause__ = root.__cause__ if repeated else root
         return error

@@ -1,4 +1,4 @@
-"""The listening ports of a listener: one for each address, with the same port number."""
+"""The ports of a listener, which has one for each address, all with the same number."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..errors import AddressError, host_port
 
 logger = logging.getLogger("aiordma.transport")
 
-# At most this many port numbers are tried until one is free on every address.
+# Maximum number of port numbers to try before one is free on all addresses.
 TRIES = 32
 
-# These errors mean that this machine does not have the address now, or has no device for it.
-# Another address of the host may work.
+# Errors that mean this machine does not currently have the address, or has no device for it. The
+# host's other addresses may still work.
 NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENODEV})
 
 
@@ -27,17 +27,17 @@ class Port(Protocol):
     address: Address
 
     def release(self) -> None:
-        """Stop listening. After the loop has been closed, nothing else is necessary."""
+        """Stop listening. Can also be called after the loop has been closed."""
 
 
 P = TypeVar("P", bound=Port)
 
 
 def open_ports(make: Callable[[Address], P], addresses: Sequence[Address]) -> list[P]:
-    """Listen on all addresses that belong to this machine. Raises if there is none.
+    """Listen on all addresses that belong to this machine. Raises if none of them does.
 
-    For port 0, the first address chooses the port number. If it is in use at another address, a
-    different number is tried.
+    If the port is 0, the system chooses a number for the first address. If the same number is in
+    use on another address, try again with a different number.
     """
     distinct = list(dict.fromkeys(addresses))
     for left in reversed(range(TRIES)):
@@ -74,12 +74,12 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
             assert failure is not None
             raise failure
     finally:
-        del failure  # its frames refer to this frame
+        del failure  # its traceback refers to this frame
     return ports
 
 
 def is_here(host: str) -> bool:
-    """Return whether an address belongs to this machine, which is so if a port can be bound."""
+    """Return whether an address belongs to this machine, by binding a socket to it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
@@ -90,9 +90,9 @@ def is_here(host: str) -> bool:
 
 
 def _taken(host: str, port: int) -> AddressError:
-    """Return the error for a port in use, for which the connection manager gave EADDRNOTAVAIL.
+    """Return the error for a port in use that the connection manager reports as EADDRNOTAVAIL.
 
-    It does so if one of the two listeners listens on all addresses.
+    This happens if one of the two listeners is bound to the wildcard address.
     """
     text = f"cannot bind to {host_port((host, port))}: the port is already in use"
     return AddressError(text, status=-errno.EADDRINUSE)

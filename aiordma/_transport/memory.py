@@ -1,4 +1,4 @@
-"""One connection's access to the memory pool, and user memory in its operations."""
+"""One connection's access to the memory pool and to user memory for its operations."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..config import Config
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool, OwnMemory, Region
 from ..verbs._memory.buffers import AnyMemory, bytes_of, keeper_of
 
-# Unregistered memory up to this size is copied through the pool. Larger memory is registered for
-# the one operation. A copy of 64 KiB takes a few microseconds, and a registration on a card takes
-# tens of microseconds.
+# Unregistered memory up to this size is copied through the pool, and larger memory is registered
+# for one operation. Copying 64 KiB takes a few microseconds, while registering memory on a card
+# takes tens of microseconds.
 STAGING_LIMIT = 64 << 10
 
 
 class Moved(Exception):
-    """Memory now comes from another pool, which must be asked instead."""
+    """Raised to waiters when the connection switches to another pool. They must try again."""
 
 
 class Memory:
-    """Blocks and buffers of the pool, and registrations of user memory."""
+    """One connection's access to pool memory and to registrations of user memory."""
 
     staging_limit = STAGING_LIMIT
 
@@ -52,10 +52,10 @@ class Memory:
         return self.pool.pd
 
     async def block(self, size: int, *, internal: bool = True) -> Block:
-        """Wait for a block. If the connection ends first, its error is raised.
+        """Wait for a block. If the connection ends first, the connection's error is raised.
 
         Raises:
-            QuotaError: If the pool can never provide this size. This is raised immediately.
+            QuotaError: If the pool can never provide this size. Raised without waiting.
         """
         while True:
             if self._ended is not None:
@@ -69,14 +69,14 @@ class Memory:
             return block
 
     async def lease(self, size: int, *, internal: bool) -> Buffer:
-        """Wait for a buffer of `size` bytes, as `block` does."""
+        """Wait for a buffer of `size` bytes. Raises the same errors as `block`."""
         return Buffer(await self.block(size, internal=internal), size)
 
     def register(self, data: object, view: memoryview) -> Region | KeptMemory:
-        """Register user memory for one operation. Close the result afterwards.
+        """Register user memory for one operation. The caller must release the result afterwards.
 
-        `view` shows the bytes of `data`. It is released, so that the frames of an error pin
-        nothing.
+        `view` is a view of `data`. This releases it, so that the traceback of an error does not pin
+        the memory.
         """
         with view:  # registered memory has its own view
             kept = self.registrations.find(data)
@@ -85,15 +85,15 @@ class Memory:
     def block_source(
         self, on_memory: Callable[[], None], *, internal: bool, exempt: bool = False
     ) -> OrderedBlockSource:
-        """Create a source of blocks for requests served in order: sends, fetches or receives."""
+        """Create a block source that serves sends, fetches or receives in order."""
         source = OrderedBlockSource(self.pool, on_memory, internal=internal, exempt=exempt)
         self._sources.append(source)
         return source
 
     def move(self, driver: Driver) -> None:
-        """Take memory from the driver of the new lead.
+        """Switch to the memory pool and registrations of the new lead's driver.
 
-        The driver is held until `close`, because blocks of its pool may be in use longer.
+        The driver is held until `close`, because its blocks may outlive the lead.
         """
         driver.hold()
         self._drivers.append(driver)
@@ -113,7 +113,7 @@ class Memory:
             settle(waiter, None, self._waiter_error(error))
 
     def close(self) -> None:
-        """Release the pools when no block is in use any more."""
+        """Release the held drivers. Blocks of their pools must no longer be in use."""
         with ExitStack() as steps:  # runs all steps, even if one fails
             while self._drivers:
                 steps.callback(self._drivers.pop().release)
@@ -122,7 +122,7 @@ class Memory:
 class UserMemory:
     """User memory that is registered, or copied through the pool, for one operation.
 
-    `async with` waits for memory from the pool. `with` raises QuotaError instead.
+    If the pool is exhausted, `async with` waits and `with` raises QuotaError.
     """
 
     def __init__(self, memory: Memory, data: AnyMemory, *, target: bool) -> None:
@@ -165,7 +165,7 @@ class UserMemory:
         return self._local
 
     def land(self) -> None:
-        """Copy the bytes that were read to their destination, if necessary."""
+        """Copy the bytes read to the user's memory, if they are in a pool buffer."""
         if isinstance(self._local, Buffer):
             self._view[:] = self._local.view
 

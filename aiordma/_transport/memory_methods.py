@@ -24,7 +24,7 @@ from .shares import Share
 
 
 class MemoryMethods(ConnectionLifecycle, MessageMethods):
-    """The methods of a Connection for memory."""
+    """The memory methods of `Connection`."""
 
     _statistics: Statistics
 

@@ -1,11 +1,11 @@
-"""Counters of the process's connections, errors by class, and the user's hooks.
+"""Process-wide counts of connections, errors by class, and user hooks.
 
-Nothing here runs per message. A connection is registered when it is created, counted when it begins
-and ends, and its counts are added to those of the process when it is finalized.
+This code never runs per message. A connection is registered when it is created and counted when it
+begins and ends. Its counts are added to the process counts when it is finalized.
 
-Nothing here waits for another thread, because the garbage collector can run a finalizer at any
-point. The finalizer could then wait for a thread that is itself counting. Shared data is only
-changed by single steps of the interpreter.
+This code never waits for another thread, because the garbage collector can run a finalizer at any
+point, even while another thread is counting. Shared data is therefore changed only by atomic
+operations of the interpreter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger("aiordma.connection")
 class Statistics(Counts):
     """The counts of a connection since it was created."""
 
-    # These are attributes of Counts. A plain default would hide them.
+    # Counts provides these attributes, and plain defaults would hide them.
     messages_sent: int = field(default_factory=int)
     messages_received: int = field(default_factory=int)
     bytes_sent: int = field(default_factory=int)
@@ -75,25 +75,25 @@ _hooks: list[ConnectionHook] = []
 
 @dataclass(frozen=True)
 class _Event:
-    """An event that is counted once: the parts of ProcessCounts and the names to count it under."""
+    """An event that is counted once. `names` maps ProcessCounts fields to keys."""
 
     names: dict[str, str]
 
 
 @dataclass(frozen=True)
 class _Past:
-    """The sums of all finalized counts. Replaced as a whole."""
+    """The sums of all finalized counts. Updates replace the whole object."""
 
     counts: ProcessCounts
     included: dict[int, Statistics | _Event]
     """The counts that are included in the sums but still in `_counted`."""
 
 
-# These are the counts of each connection, by the address of the object, until the connection is
-# finalized, because messages can still be received after its end.
+# Events and connection counts that are not in the sums yet, by `id`. Connections stay here until
+# they are finalized, because messages can still be received after a connection has ended.
 _counted: dict[int, Statistics | _Event] = {}
 _finalized: deque[int] = deque()
-_adding = threading.Lock()  # never waited for
+_adding = threading.Lock()  # only acquired without blocking
 MOST_FINALIZED = 64
 
 
@@ -154,7 +154,7 @@ def _call_hooks(change: ConnectionChange) -> None:
 
 
 def begun(connection: _transport.Connection, peer: str, *, accepted: bool) -> None:
-    """Report that the user is about to get the connection."""
+    """Report a new connection just before the user gets it."""
     _count(events="begun")
     if _hooks:
         _call_hooks(ConnectionChange("begin", accepted, peer or None, connection, None))
@@ -163,7 +163,7 @@ def begun(connection: _transport.Connection, peer: str, *, accepted: bool) -> No
 def ended(
     connection: _transport.Connection, peer: str, error: BaseException, *, accepted: bool
 ) -> None:
-    """Report that a connection that had begun has ended and released its resources."""
+    """Report the end of a connection, after `begun` and the release of its resources."""
     in_order = isinstance(error, ConnectionClosedError)
     _count_end("ended" if in_order else "broken", None if in_order else error)
     if _hooks:
@@ -172,7 +172,7 @@ def ended(
 
 
 def failed(peer: str | None, error: BaseException, *, accepted: bool) -> None:
-    """Report that an attempt to connect, or a peer's handshake, has failed.
+    """Report a failed attempt to connect or a failed handshake with a peer.
 
     Cancellations and invalid arguments do not count as failures.
     """
@@ -183,29 +183,29 @@ def failed(peer: str | None, error: BaseException, *, accepted: bool) -> None:
 
 
 def rail_broke(device: str) -> None:
-    """Count a rail that broke, seen here or reported by the peer."""
+    """Count a broken rail, which this side detected or the peer reported."""
     _count(rail_failures=device)
 
 
 def lead_moved(device: str) -> None:
-    """Count a lead that moved from `device` to another device."""
+    """Count a failover from `device` to another device."""
     _count(leads_moved=device)
 
 
 def register(counted: Statistics | _Event) -> None:
-    """Include the counts of a new connection, or an event, in the counts of the process."""
+    """Include an event or the counts of a new connection in the process counts."""
     _counted[id(counted)] = counted
     if len(_finalized) >= MOST_FINALIZED:
         _add_finalized()
 
 
 def finalized(counted: Statistics | _Event) -> None:
-    """Mark counts as final. Runs in any thread, at any time."""
+    """Mark counts as final. May be called in any thread, at any time."""
     _finalized.append(id(counted))
 
 
 def _add_finalized() -> None:
-    """Add final counts to the sums. If another thread is doing so, leave it to that thread."""
+    """Add finalized counts to the sums, unless another thread is already doing so."""
     global _past  # noqa: PLW0603 - replaced as a whole
     if not _adding.acquire(blocking=False):
         return
@@ -222,14 +222,14 @@ def _add_finalized() -> None:
 
 @dataclass(frozen=True)
 class ProcessCounts:
-    """Counts since the process began, of open and ended connections."""
+    """Counts of open and ended connections since the process started."""
 
     traffic: Counter[str] = field(default_factory=Counter)
-    """Counts by the names of the fields of `Statistics`."""
+    """Traffic counts by `Statistics` field name."""
     events: Counter[str] = field(default_factory=Counter)
     """Connections that have "begun", "ended" or "broken", and attempts that "failed"."""
     errors: Counter[str] = field(default_factory=Counter)
-    """Failures by the class of the error."""
+    """Failures by error class."""
     rail_failures: Counter[str] = field(default_factory=Counter)
     """Rails that broke, by device."""
     leads_moved: Counter[str] = field(default_factory=Counter)
@@ -251,7 +251,7 @@ _past = _Past(ProcessCounts(), {})
 
 
 def counts() -> ProcessCounts:
-    """Return a copy of the counts. Thread-safe."""
+    """Return a copy of the process counts. Thread-safe."""
     _add_finalized()
     while True:
         past = _past
@@ -262,8 +262,8 @@ def counts() -> ProcessCounts:
 
 
 def _reset_after_fork() -> None:
-    """Start new counts in the child process."""
-    global _adding, _past  # noqa: PLW0603 - another thread may have been at it in the parent
+    """Reset all counts in the child process."""
+    global _adding, _past  # noqa: PLW0603 - the parent's threads may have used them
     _adding = threading.Lock()
     _past = _Past(ProcessCounts(), {})
     _counted.clear()

@@ -1,4 +1,4 @@
-"""The status of a rail for users. The dates are for people; no code depends on them."""
+"""The rail status that users see. Its dates are for display only."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Shown = Literal["lead", "up", "connecting", "down"]
 
 
 def date_and_time(when: float) -> str:
-    """Return a time of `time.monotonic` as a date and time, in UTC."""
+    """Format a `time.monotonic` value as a date and time in UTC."""
     at = datetime.fromtimestamp(time.time() - time.monotonic() + when, UTC)
     return at.isoformat(" ", "milliseconds").removesuffix("+00:00")
 
 
 class Transfers(NamedTuple):
-    """The number of bytes of one-sided operations that a rail has completed."""
+    """The byte counts of a rail's completed one-sided operations."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -29,7 +29,7 @@ class Transfers(NamedTuple):
     peer_bytes_written: int | None = None
 
     def plus(self, queue: SendQueue) -> Transfers:
-        """Return the sums, including the bytes that `queue` has completed."""
+        """Return these counts plus those of `queue`."""
         return Transfers(
             self.bytes_read + queue.transfer_bytes_read,
             self.bytes_written + queue.transfer_bytes_written,
@@ -42,7 +42,7 @@ NO_TRANSFERS = Transfers()
 
 
 def total(one: int | None, other: int | None) -> int | None:
-    """Return the sum of the counts that are known, or None if none is."""
+    """Return the sum of two counts, either of which may be unknown (None)."""
     return None if one is None and other is None else (one or 0) + (other or 0)
 
 

@@ -3,16 +3,16 @@
 The lead, rail 0, is the queue pair of the handshake, and all frames travel on it. Further rails are
 added to the open connection with control messages on the lead::
 
-    connecting side -> other side   RailOffer     it has made a queue pair
-    other side -> connecting side   RailAnswer    its partner, connected; or Error
-    on the rail itself              a write of no bytes by the connecting side, which has connected
-                                    its own; the acknowledgement shows that both work
+    connecting side -> other side   RailOffer     the endpoint of a new queue pair
+    other side -> connecting side   RailAnswer    the endpoint of a connected queue pair; or Error
+    on the rail itself              a zero-byte write by the connecting side, once its queue pair is
+                                    connected; the acknowledgement shows that the rail works
     connecting side -> other side   RailReady
 
-A rail that breaks is stopped, and the peer is told with RailDown, to which it responds with the
-same message. The connection continues. If the lead breaks, another rail takes its place
-(failover.py). The connecting side then offers another rail on that device, immediately if its port
-becomes active, otherwise after a delay.
+If a rail breaks, this side stops it and sends RailDown, and the peer responds with RailDown. The
+connection continues. If the lead breaks, another rail takes its place (failover.py). The connecting
+side later offers another rail on the same device, either after a delay or as soon as the device's
+port becomes active.
 """
 
 from __future__ import annotations
@@ -63,20 +63,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("aiordma.rails")
 
-# A peer may make this many offers in a burst, and this many more per second. Each response creates
-# a queue pair and may open a device.
+# Rate limit for a peer's offers (burst size, offers per second). Answering an offer creates a queue
+# pair and may open a device.
 OFFER_BURST, OFFER_RATE = MAX_RAILS, 1.0
 
-# A device without a rail is tried again after this number of seconds, which is doubled each time.
+# First and longest delay in seconds before another rail is offered on a device. The delay doubles
+# after each failure.
 FIRST_DELAY, LONGEST_DELAY = 0.25, 5.0
 
-# These errors mean that a rail cannot be created here, because of the device, the route to the
-# peer, or memory.
+# Errors that mean this side cannot create a rail, because of the device, the route to the peer, or
+# a lack of memory.
 UNMADE = (RDMAError, OSError, ValueError, MemoryError)
 
 
 class RailState(Enum):
-    """A state of a rail, with its meaning."""
+    """The state of a rail. The value describes the state."""
 
     OFFERED = "the queue pair exists; waiting for the peer's response"
     CONNECTING = "both queue pairs are connected; waiting for the first write on the rail"
@@ -94,7 +95,7 @@ class RailState(Enum):
 
 
 class RailEvent(Enum):
-    """An event in the life of a rail."""
+    """An event that can change a rail's state. The value describes the event."""
 
     ANSWERED = "the peer has a queue pair for the rail"
     REFUSED = "the peer has no queue pair for the rail"
@@ -132,8 +133,8 @@ AWAITED: Mapping[RailState, str] = MappingProxyType(
 )
 """The step that the peer must complete within a time limit, by state.
 
-After the limit, the rail breaks. A STOPPED rail cannot break, but ends the connection if writes
-wait for the peer's message.
+If the time limit expires, the rail breaks. A STOPPED rail cannot break again. Instead, it breaks
+the connection if writes are waiting for the peer's message.
 """
 
 
@@ -141,7 +142,7 @@ _UNKNOWN = protocol.RailCause.UNKNOWN
 
 
 def cause_of(error: BaseException) -> protocol.RailCause:
-    """Return the cause that the peer is told when `error` stops a rail."""
+    """Return the cause to report to the peer when `error` stops a rail."""
     causes = protocol.RailCause
     match error:
         case RetryExceededError():
@@ -161,7 +162,7 @@ def cause_of(error: BaseException) -> protocol.RailCause:
 
 @dataclass(eq=False, slots=True)
 class Rail:
-    """A queue pair of a connection."""
+    """One rail of a connection. A rail that is down has no queue pair."""
 
     device: str
     state: RailState
@@ -183,27 +184,27 @@ class Rail:
     """The time of the first error since the rail was last up."""
     bytes_received: int = 0
     bytes_sent: int = 0
-    """The bytes sent while the rail was the lead, if it was."""
+    """The number of message bytes sent while the rail was the lead."""
     closed_transfers: Transfers = NO_TRANSFERS
     """The transfers of closed queue pairs on this device."""
     keep_alive: KeepAlive | None = None
     """The keep-alive timer since the rail came up, if the connection uses one."""
     left_by_peer: bool = False
-    """Whether the peer has left this rail as the lead. The peer's RailDown brings the cause."""
+    """Whether the peer left this rail while it was the lead. RailDown later reports the cause."""
     ready_comes: bool = False
-    """Whether the peer's Resume made this rail UP before its RailReady has arrived."""
+    """Whether the peer's Resume moved this rail to UP before RailReady arrived."""
     limit: asyncio.Handle | None = None
     """The timer for the peer's next step (AWAITED)."""
 
     @property
     def all_received(self) -> int:
-        """The number of bytes of all messages received over this rail. Thread-safe."""
+        """The number of message bytes received over rails on this device. Thread-safe."""
         queue = self.queue
         return self.bytes_received + (queue.bytes_read if queue is not None else 0)
 
     @property
     def transfers(self) -> Transfers:
-        """The bytes of all one-sided operations on this device. Thread-safe."""
+        """The byte counts of all one-sided operations on this device. Thread-safe."""
         closed, queue = self.closed_transfers, self.queue
         return closed if queue is None else closed.plus(queue)
 
@@ -226,10 +227,9 @@ class Rail:
 
 
 class Berth:
-    """A device of the connecting side that should have a rail. Calls `offer` to offer one.
+    """A device that the connecting side wants to use for a rail. Calls `offer` to offer one.
 
-    `later` schedules a call in the loop. The device stays open so that it reports changes of its
-    port.
+    `later` schedules a call in the event loop. The device stays open to report port events.
     """
 
     def __init__(
@@ -250,17 +250,17 @@ class Berth:
         self._token: object = None
 
     def watch(self, config: Config) -> None:
-        """Open the device if it is not open. Raises if that fails."""
+        """Open the device and subscribe to its events, unless already done. Raises on failure."""
         if self._driver is None:
             self._driver = driver_at((self.device,), config, None)
             self._token = self._driver.subscribe(self._event)
 
     def up(self, now: float) -> None:
-        """Report that a rail on this device is up. It counts as working after LONGEST_DELAY."""
+        """Report that a rail is up. After LONGEST_DELAY, its failure resets the retry delay."""
         self._proved_at = now + LONGEST_DELAY
 
     def empty(self, now: float) -> None:
-        """Report that the rail on this device has ended or could not be created."""
+        """Retry after a delay, because the device's rail has ended or could not be created."""
         if now >= self._proved_at:
             self._delay = FIRST_DELAY
         self._proved_at = math.inf
@@ -273,8 +273,8 @@ class Berth:
 
     def _event(self, event: verbs.AsyncEvent) -> None:
         if event.type is verbs.EventType.DEVICE_FATAL:
-            # The device must be opened again by another driver. This driver cannot be released
-            # while it dispatches events.
+            # The next offer opens the device with a new driver. Release this driver later, because
+            # it is dispatching events.
             asyncio.get_running_loop().call_soon(self._leave)
         elif event.type is verbs.EventType.PORT_ACTIVE:
             self._delay = FIRST_DELAY
@@ -289,7 +289,7 @@ class Berth:
             driver.release()
 
     def close(self) -> None:
-        """Stop offering rails."""
+        """Stop offering rails, and release the device."""
         if self._timer is not None:
             self._timer.cancel()
         self._leave()
@@ -297,9 +297,10 @@ class Berth:
 
 @dataclass(eq=False)
 class Rails:
-    """The rails of a connection, common to both sides. `control` processes the peer's messages.
+    """The rails of a connection. This base class is common to both sides.
 
-    It does not know the connection, which calls `end` and then `close` when it ends.
+    `control` processes the peer's messages. When the connection ends, it calls `end` and then
+    `close`.
     """
 
     owner: Owner
@@ -323,7 +324,7 @@ class Rails:
     handlers: ClassVar[dict[type, str]] = {protocol.RailDown: "told_down"}
     """The handler for each message of the peer."""
     step_limit = "handshake_timeout"
-    """The field of Config that limits the time for the peer's steps to bring up a rail."""
+    """The Config field that limits the time for each of the peer's steps to bring up a rail."""
 
     def __post_init__(self) -> None:
         self.most = most_rails(self.config, self.devices)
@@ -343,7 +344,7 @@ class Rails:
             self.messages.controls.send(message)
 
     def _advance(self, rail: Rail, event: RailEvent) -> None:
-        """Make the transition for an event. Raises ProtocolError for an invalid one of the peer."""
+        """Apply an event to a rail. Raises ProtocolError if the rail's state does not allow it."""
         following = TRANSITIONS.get((rail.state, event))
         if following is None:
             raise ProtocolError(
@@ -368,18 +369,18 @@ class Rails:
         logger.log(level, "%s to %s on %s %s", name, self.owner.name, rail.device, what)
 
     def _trouble(self, rail: Rail, what: str, error: BaseException) -> None:
-        """Log an error as a warning, or as info if the rail has not been up since the last one."""
+        """Record an error, and log it as a warning if the rail is up or had no error before."""
         known = rail.error is not None and rail.state is not _S.UP
         self._log(rail, f"{what}: {cause_text(error)}", logging.INFO if known else logging.WARNING)
         rail.error_at = self.clock()
         if not known:
             rail.broke_at = rail.error_at
-        rail.error = error.with_traceback(None)  # its frames refer to this object
+        rail.error = error.with_traceback(None)  # its traceback refers to this object
         if rail.state in (_S.CONNECTING, _S.UP):
             observation.rail_broke(rail.device)
 
     def _limit(self, rail: Rail) -> None:
-        """Start the timer for the peer's step in the new state."""
+        """Restart the time limit for the peer's next step, or stop it if none is awaited."""
         if rail.limit is not None:
             rail.limit.cancel()
         if rail.state in AWAITED:
@@ -395,7 +396,7 @@ class Rails:
         if rail.state is not state:
             return
         if state is _S.STOPPED:
-            if self.messages.outbox.stripes.holds(rail.number):  # the bytes cannot be repeated
+            if self.messages.outbox.stripes.holds(rail.number):  # these bytes cannot be sent again
                 self.messages.lead.connection_broke(error)
         else:
             self._broke(rail, error)
@@ -410,7 +411,7 @@ class Rails:
     def _new(self, rail: Rail) -> None:
         """Add a rail.
 
-        It replaces one that is down on the same device, and keeps its error and counts.
+        If a rail on the same device is down, replace it, but keep its error and counts.
         """
         for i, it in enumerate(self.rails):
             if it.device == rail.device and it.state is _S.DOWN:
@@ -437,12 +438,12 @@ class Rails:
         return AddressedEndpoint((device,), self.config, self.security, None, to, more_receives=1)
 
     def _connect(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
-        # With a key, the peer has proved it and may use any address.
+        # A peer that has proved the key may use any address.
         proved = self.security.auth is not None
         endpoint.connect(remote, None if proved else self.peer, proved=proved)
 
     def control(self, message: protocol.Message) -> bool:
-        """Process a message. Returns False for other messages.
+        """Process a message. Returns False if it does not concern the rails.
 
         Raises:
             ProtocolError: If the message is invalid.
@@ -479,7 +480,7 @@ class Rails:
         self._tell(protocol.RailDown(cause, rail.number))
 
     def lead_broke(self) -> None:
-        """Stop the lead, which has broken, before another rail takes over.
+        """Stop the broken lead before another rail takes over.
 
         Do not call this from within a drain.
         """
@@ -491,23 +492,23 @@ class Rails:
         self._broke(lead, lead.queue.error)
 
     def probe(self) -> None:
-        """Probe all rails that are up, because the peer may have failed."""
+        """Probe all rails that are up, to detect whether the peer has failed."""
         for rail in self.rails:
             if rail.state is _S.UP and rail.queue is not None and rail.queue.free:
                 rail.queue.post_checked(Probe(lambda: None))
 
     def lead_on(self, rail: Rail) -> None:
         """Make `rail` the lead."""
-        if rail.state is _S.CONNECTING:  # the peer has already found that it works
+        if rail.state is _S.CONNECTING:  # the peer already uses this rail
             self._advance(rail, _E.READY)
             rail.ready_comes = True
         observation.lead_moved(self.lead.device)
         self.left, self.lead, rail.since = self.lead, rail, self.clock()
         for it in self.rails:
-            self._limit(it)  # restarted, because the peer could not send anything in the meantime
+            self._limit(it)  # restart it, because the peer could not send without a lead
 
     def lead_moved(self, again: int) -> None:
-        """Log that the peer uses the new lead, and the number of items posted again."""
+        """Log that the peer uses the new lead. `again` counts the retransmitted items."""
         took = 1e3 * (self.clock() - self.left.broke_at)
         text = (
             f"is the new lead, {took:.3g} ms after {self.left.device} broke; retransmitting "
@@ -531,7 +532,7 @@ class Rails:
         self._loop.call_soon(self._gone, rail, tells)
 
     def _gone(self, rail: Rail, tells: bool) -> None:
-        """Release a rail that has ended on both sides."""
+        """Release a rail that has ended on both sides. If `tells`, send RailDown to the peer."""
         self._release(rail)
         self.messages.outbox.stripes.over(rail.number)
         if tells:
@@ -540,8 +541,8 @@ class Rails:
     def _release(self, rail: Rail) -> None:
         """Release a rail. Do not call this from within a drain.
 
-        The queue pair goes to ERR before its windows are closed. Otherwise a READ of the peer would
-        fail with an access error, which breaks the connection.
+        Move the queue pair to ERR before closing its memory windows. Otherwise, a READ by the peer
+        would fail with an access error and break the connection.
         """
         if (queue := rail.queue) is not None:
             assert rail.error is not None
@@ -553,7 +554,7 @@ class Rails:
         rail.release()
 
     def end(self, error: BaseException) -> None:
-        """Stop all rails, because the connection has ended. Nothing more is posted."""
+        """Stop all rails, because the connection has ended. No more work is posted."""
         for rail in self.rails:
             if rail.state.shown != "down":
                 rail.since, rail.error = self.clock(), error
@@ -564,27 +565,27 @@ class Rails:
                 rail.queue.fail(error)
 
     def close_queues(self) -> None:
-        """Destroy the queue pairs, before the resources that messages have on their devices."""
+        """Destroy the queue pairs before the session releases the memory that they use."""
         with ExitStack() as steps:
             for rail in self.rails:
                 if rail.queue is not None:
                     steps.callback(rail.queue.close)
 
     def close(self) -> None:
-        """Release everything."""
+        """Release all rails."""
         with ExitStack() as steps:
             for rail in self.rails:
                 steps.callback(rail.release)
 
     def _of_lead(self) -> tuple[int, int]:
-        """Return the message bytes that the lead has sent and received.
+        """Return the number of message bytes that the lead has sent and received.
 
-        All bytes not counted by other rails belong to the lead.
+        These are the connection's counts minus those of the other rails.
         """
         counts = self.messages.outbox.counts
         others = [it for it in self.rails if it is not self.lead]
         sent = counts.bytes_sent - sum(rail.bytes_sent for rail in others)
-        # Received bytes only count when they are taken.
+        # The connection does not count a message until the user takes it.
         received = counts.bytes_received - sum(rail.all_received for rail in others)
         return sent, max(0, received)
 
@@ -605,7 +606,7 @@ class Rails:
         ]
 
     def begin(self) -> None:
-        """Start working when the user gets the open connection."""
+        """Start working when the user gets the connection. Does nothing unless overridden."""
 
 
 @dataclass(eq=False)
@@ -616,12 +617,12 @@ class OfferingRails(Rails):
     handlers = Rails.handlers | {protocol.RailAnswer: "answered", protocol.Error: "refused"}
 
     berths: dict[str, Berth] = field(default_factory=dict)
-    """The devices that should have a rail, by name."""
+    """The berths by device name."""
     crowded: list[Berth] = field(default_factory=list)
-    """Those for which the peer has no room until another rail has ended."""
+    """Berths for which the peer has no room until another rail ends."""
 
     def begin(self) -> None:
-        """Offer a rail for each further device."""
+        """Offer a rail on each further device, up to the maximum number."""
         others = [device for device in self.devices if device.name != self.lead.device]
         for device in others[: self.most - 1]:
             self._offer(self._berth(device))
@@ -639,7 +640,7 @@ class OfferingRails(Rails):
         """Stop the lead, and offer rails on its device from now on."""
         for device in self.devices:
             if device.name == self.lead.device and device.name not in self.berths:
-                with suppress(RDMAError, OSError):  # it will be tried again
+                with suppress(RDMAError, OSError):  # the next offer tries again
                     self._berth(device).watch(self.config)
         super().lead_broke()
 
@@ -671,9 +672,7 @@ class OfferingRails(Rails):
             rail = next((rail for rail in self.rails if rail.device == name), None)
             if rail is None:
                 self._new(rail := Rail(name, _S.DOWN, self.clock()))
-            self._trouble(
-                rail, "cannot be created", error
-            )  # an earlier rail keeps the time since it is down
+            self._trouble(rail, "cannot be created", error)  # an earlier rail keeps its `since`
             berth.empty(self.clock())
             return
         self.latest += 1
@@ -707,11 +706,11 @@ class OfferingRails(Rails):
 
     def _acknowledged(self, rail: Rail) -> None:
         if rail.state is _S.CONNECTING:
-            # This is sent first, because the keys for a rail that is up must follow it.
+            # Send this before the transition, which sends the memory keys for the rail.
             self._tell(protocol.RailReady(0, rail.number))
         if rail.state is _S.CONNECTING:  # otherwise, sending has ended the connection
             self._advance(rail, _E.READY)
-            if self.lead.state is not _S.UP:  # it broke, and no other rail has become the lead
+            if self.lead.state is not _S.UP:  # the lead broke and has not been replaced yet
                 self.messages.failover.rose()
 
     def _refused(self, error: protocol.Error) -> bool:
@@ -787,12 +786,11 @@ class AnsweringRails(Rails):
                 self._broke(rail, failure)
 
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:
-        """Create a queue pair that is connected to the peer's.
+        """Create a queue pair and connect it to the peer's.
 
-        A device that the connection does not use yet is preferred, if it has a route. A device in
-        use is not taken while the port of another device is down or another device had a rail. The
-        peer offers a rail again later, and a rail on a shared device would stay there. If all
-        devices fail, the error of the first one is raised.
+        Unused devices are tried first. If one fails and its port is down, or it has had a rail
+        before, no device in use is tried. The peer will offer a rail again later, but a rail on a
+        shared device would stay there. If all devices fail, the first device's error is raised.
         """
         to = verbs.GID(remote.gid) if remote.is_global else None
         had_rail = {rail.device for rail in self.rails}
@@ -817,4 +815,4 @@ class AnsweringRails(Rails):
         try:
             raise errors[0]
         finally:
-            errors.clear()  # their frames refer to this frame
+            errors.clear()  # their tracebacks refer to this frame

@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from .._datapath.rail import SendQueue
 
 MOST_ENDED = 4096
-"""The maximum number of entries about ended regions of the peer: two per run of consecutive ids.
+"""The maximum length of `Regions._ended`, which has two entries per run of consecutive ids.
 
-An honest peer never has more runs than regions that have not ended.
+A peer that follows the protocol never causes more runs than it has active regions.
 """
 
 
 class Regions:
-    """The regions that both sides know, and the rails over which they can be used."""
+    """The regions that each side shares with the other, and the rails that can access them."""
 
     def __init__(self, pool: MemoryPool, config: Config, lead: SendQueue) -> None:
         self.pool: MemoryPool = pool  # pool of the lead's device
         self.lead: SendQueue = lead
-        self.rails: dict[SendQueue, MemoryPool] = {}  # rails that are up, except for the lead
+        self.rails: dict[SendQueue, MemoryPool] = {}  # rails that are up, other than the lead
         self._config = config
         self._granter = self._peer = 0
         self._ended: list[int] = []
-        """The ids of the peer's ended regions, as the bounds of runs: even entries start a run."""
+        """The ids of the peer's ended regions, as a flat list of the start and stop of each run."""
         self.shares: dict[int, Share] = {}
-        self.lent_bytes: int = 0  # including memory handed over but not received yet
+        self.lent_bytes: int = 0  # includes memory that was handed over but not yet received
         self.used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
         self.keyless: dict[int, Callable[[], object]] = {}
-        """Regions that wait for the key for the lead, each with the function that delivers it."""
+        """Functions that deliver the regions waiting for a key for the lead, by region id."""
 
     def begin(self, granter: int, peer: int) -> None:
-        """Set the upper bits of region ids: those that this side grants, and those of the peer."""
+        """Set the upper bits of the region ids that this side (`granter`) and the peer assign."""
         self._granter, self._peer = granter, peer
         self._ids = itertools.count(granter << NUMBER_BITS)
 
@@ -64,12 +64,12 @@ class Regions:
             self.lent_bytes += len(share.buffer)
 
     def granted(self, share: Share) -> None:
-        """Record that the peer knows the region by the time it gets a later message."""
+        """Record that the token has been queued, so that later messages may refer to the region."""
         share.told = True
         share._open_rails()  # for rails that came up in the meantime
 
     def renumber(self, share: Share) -> None:
-        """Give the share a new id for a token with a new key. The old token has ended."""
+        """Give the share a new id for a new token. The old token, with the old key, has ended."""
         self.forget(share)
         share.region_id = self.next_id()
         self.add(share)
@@ -80,7 +80,7 @@ class Regions:
             self.lent_bytes -= len(share.buffer)
 
     def lease_for(self, lease_ms: int) -> float | None:
-        """Return the requested lease (0: no limit) in seconds, limited by `Config.max_lease`."""
+        """Convert a requested lease to seconds, limited by `Config.max_lease`. 0 means no limit."""
         asked = lease_ms / 1000 if lease_ms else None
         most = lease_seconds(self._config.max_lease)
         return most if asked is None or (most is not None and asked > most) else asked
@@ -88,7 +88,7 @@ class Regions:
     def check_quota(self, length: int, handed_over: int) -> None:
         """Raise QuotaError if the peer may not borrow `length` more bytes.
 
-        `handed_over` is the number of regions that were handed over but not received yet.
+        `handed_over` is the number of regions that were handed over but not yet received.
         """
         lent = self.lent_bytes
         quota = self._config.lend_quota
@@ -111,7 +111,7 @@ class Regions:
     # ---- the peer's memory ---------------------------------------------------------------
 
     def check(self, token: RegionToken) -> None:
-        """Raise for a token whose key the peer's device would refuse, if this side can tell."""
+        """Raise ValueError or LeaseEndedError if the token is known to be invalid here."""
         region, granter = f"region {token.region_id:#x}", token.region_id >> NUMBER_BITS
         if granter == self._granter != self._peer:
             raise ValueError(f"{region} belongs to this side: only the peer can open its token")
@@ -127,23 +127,23 @@ class Regions:
             )
 
     def end(self, region_id: int) -> None:
-        """Record that a region of the peer has ended, so that its token is rejected."""
+        """Record that one of the peer's regions has ended, so that `check` rejects its token."""
         ended = self._ended
         if region_id >> NUMBER_BITS != self._peer or bisect_right(ended, region_id) % 2:
             return
         for bound in (region_id, region_id + 1):
             at = bisect_left(ended, bound)
             if ended[at : at + 1] == [bound]:
-                del ended[at]  # it meets the run before or after it
+                del ended[at]  # merge with an adjacent run
             else:
                 ended.insert(at, bound)
         if len(ended) > MOST_ENDED:
             del ended[:2]
 
     def use(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
-        """Keep track of a region, so that its owner can end it and change its lease.
+        """Track a region, so that its owner can end it and change its lease.
 
-        If the owner has `granted` it here, the owner also sends keys for other rails.
+        If the owner `granted` the region in a message, the owner also sends keys for other rails.
         """
         if granted:
             region._keys = {}
@@ -153,9 +153,9 @@ class Regions:
     def use_with_keys(
         self, region: RemoteRegion, keys: Keys, take: Callable[[RemoteRegion], object]
     ) -> None:
-        """Pass the region to `take` when its key for the lead is known.
+        """Pass the region to `take` as soon as its key for the lead is known.
 
-        The key may arrive later in a RegionKey.
+        The key is in the token or in `keys`, or arrives later in a RegionKey message.
         """
         region_id = region.token.region_id
         self.use(region)
@@ -182,7 +182,7 @@ class Regions:
             self._hand_out(region_id)
 
     def taken_back(self, region_id: int) -> None:
-        """End a region on behalf of its owner."""
+        """Handle the peer's message that one of its regions has ended."""
         self.end(region_id)
         region = self.used.pop(region_id, None)
         if region is not None:
@@ -192,14 +192,14 @@ class Regions:
     # ---- rails ---------------------------------------------------------------------------
 
     def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
-        """Make all regions that the peer knows available over a further rail."""
+        """Add a rail, and create its keys for all regions that the peer knows."""
         self.rails[rail] = pool
         for share in list(self.shares.values()):
             if share.told:
                 share._open_rails()
 
     def remove_rail(self, rail: SendQueue) -> None:
-        """Remove a rail whose queue pair is about to be destroyed."""
+        """Remove a rail before its queue pair is destroyed."""
         self.rails.pop(rail, None)
         for share in list(self.shares.values()):
             share._remove_rail(rail)
@@ -208,10 +208,10 @@ class Regions:
                 region._keys.pop(rail.number, None)
 
     def move(self, lead: SendQueue) -> None:
-        """Make a rail that is up the lead, and continue what works only over the lead."""
+        """Make a working rail the lead, and switch all regions to their keys for this rail."""
         before, self.lead, self.pool = self.lead, lead, self.rails.pop(lead)
         for share in list(self.shares.values()):
-            share._remove_rail(before)  # if it was created after that rail broke
+            share._remove_rail(before)  # needed if the share was created after the rail broke
             try:
                 share._move(lead, self.pool)
             except (RDMAError, OSError, MemoryError) as error:

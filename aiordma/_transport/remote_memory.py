@@ -20,7 +20,7 @@ from .lease_thread import lease_seconds, milliseconds
 
 
 class RemoteMemory(RemoteBase):
-    """The target of an operation. Its range determines the address, length and rkey."""
+    """The base class of RemoteRegion and RemoteSlice, the targets of remote operations."""
 
     __slots__ = ("_range",)
 
@@ -34,7 +34,7 @@ class RemoteMemory(RemoteBase):
         self._allowed: int = int(range.token.access)
 
     def _require(self, user: object, right: int, local: Local) -> None:
-        """Raise unless an operation that needs `right` may use this memory with `local` here."""
+        """Raise if an operation that needs `right` cannot use this memory with `local` now."""
         self._check_use(user, right, len(local))
         if self._root._user is None:
             raise BufferStateError(
@@ -45,9 +45,9 @@ class RemoteMemory(RemoteBase):
             raise ValueError(f"cannot read into {local!r}: it is read-only")
 
     def _check_use(self, user: object, right: int, length: int) -> None:
-        """Raise unless the arguments of an operation that needs `right` are valid.
+        """Raise if an operation that needs `right` cannot access `length` bytes of this memory.
 
-        An operation that has to wait for memory of this side checks this before it waits.
+        An operation that has to wait for local memory makes this check before it waits.
         """
         self._check(user)
         if right == Rights.ATOMIC:
@@ -64,7 +64,7 @@ class RemoteMemory(RemoteBase):
         return cast("RemoteRegion", self._root)
 
     def _check(self, user: object) -> None:
-        """Raise unless the region belongs to this connection and can still be used."""
+        """Raise if the region belongs to another connection or can no longer be used."""
         region = self._region
         if user is not region._sharing.owner:
             raise ValueError(f"{region!r} belongs to another connection")
@@ -73,11 +73,11 @@ class RemoteMemory(RemoteBase):
 
 
 class RemoteRegion(RemoteMemory, AsyncContext):
-    """Memory of the peer that this side may use. Slice it to select the bytes of an operation.
+    """The peer's memory that this side may access. Slice a region to select bytes for an operation.
 
-    The end of an `async with` block releases the region. Borrowed memory is also returned to its
-    owner when the region is garbage collected. `token` is the token that the owner sent. `address`,
-    `length` and `rkey` are for work requests that you post yourself.
+    The region is released at the end of an `async with` block. Borrowed memory is also returned to
+    its owner when the region is garbage-collected. `token` is the token that the owner sent. Use
+    `address`, `length` and `rkey` only in work requests that you post yourself.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         self._why = ""
         self._changes = WaitQueue()
         self._user: object = sharing.owner
-        """The connection, or None while the lead has no key for the region."""
+        """The connection, or None while the region has no key for the lead."""
         self._usable = True
         self.token = token
         self._aim(RemoteRange.of(token))
@@ -126,7 +126,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
 
     @property
     def lease_left(self) -> float | None:
-        """The remaining time of the lease in seconds, by this side's clock.
+        """The remaining lease time in seconds, measured by this side's clock.
 
         None means that the lease has no time limit.
         """
@@ -149,7 +149,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         return self._over or self._sharing.ended
 
     async def wait_ended(self) -> None:
-        """Wait until the region has `ended`."""
+        """Wait until `ended` is True."""
         while not self.ended:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.lease_left):
@@ -160,7 +160,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
 
         Args:
             lease: The new lease in seconds from now, or None for no time limit. The owner may grant
-                less (`Config.max_lease`), as `lease_left` shows.
+                a shorter lease (`Config.max_lease`). `lease_left` is the granted time.
 
         Raises:
             LeaseEndedError: If the lease has ended.
@@ -171,7 +171,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         await self._sharing.ask(lambda number: protocol.RegionRenew(number, region_id, lease_ms))
 
     def _lease_from(self, since: float, lease_ms: int) -> None:
-        """Start a lease of `lease_ms` (0 means no limit) at the time `since`."""
+        """Start a lease of `lease_ms` milliseconds at time `since`. 0 means no time limit."""
         self._deadline = since + lease_ms / 1000 if lease_ms else math.inf
         self._wake()
 
@@ -182,10 +182,10 @@ class RemoteRegion(RemoteMemory, AsyncContext):
             self._give_up()
 
     def _move(self, lead: int) -> bool:
-        """Switch to the key for the new lead. Returns whether the region has one.
+        """Switch to the key for the new lead. Returns whether the region has this key.
 
-        Without one, the owner will send a key or end the region. A region that came from a token is
-        lost.
+        If the key is missing, the owner will send it or end the region. A region that was opened
+        from a token is lost, because its owner does not send further keys.
         """
         rkey = (self._keys or {}).get(lead)
         if rkey is not None:
@@ -195,7 +195,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
             self._user = None
         elif not self.ended:
             self._why, self._deadline = "lost with the rail that had its key", -math.inf
-            self._usable = False  # the owner may still share it, with a token for another key
+            self._usable = False  # the id stays valid, because the owner may send a new token
             self._wake()
         return rkey is not None
 
@@ -216,13 +216,13 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         return BufferStateError(f"{self!r} cannot be used again")
 
     def _give_up(self) -> None:
-        """Make the region unusable here, because it belongs to its owner again."""
+        """Make the region unusable on this side. It belongs to its owner again."""
         self._usable: bool = False
         self._sharing.regions.end(self.token.region_id)
         self._wake()
 
     def _drop(self) -> None:
-        """Return a region that was granted too late."""
+        """Return a granted region that the requester no longer wants."""
         self._give_up()
         self._sharing.give_back(self.token.region_id)
 
@@ -236,7 +236,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
             await self._sharing.tell(protocol.RegionRelease(0, self.token.region_id))
 
     async def _hand_over(self) -> None:
-        """Return the region with its contents, as a Buffer for the owner."""
+        """Return the region to its owner, who receives the contents as a Buffer."""
         if not self._lent:
             raise ValueError(
                 f"cannot hand over {self!r}: the region was not borrowed with request_region"
@@ -253,15 +253,15 @@ class RemoteRegion(RemoteMemory, AsyncContext):
 
     @finalizer
     def __del__(self) -> None:
-        """Return borrowed memory. Runs in any thread, at any time."""
+        """Return borrowed memory to its owner. This can run in any thread, at any time."""
         if getattr(self, "_lent", False) and self._usable:  # even if its lease has expired
             self._sharing.call_soon(self._sharing.give_back, self.token.region_id)
 
 
 class RemoteSlice(RemoteMemory):
-    """A part of a RemoteRegion. `region` is the whole region.
+    """A slice of a RemoteRegion. `region` is the whole region.
 
-    `address`, `length` and `rkey` are for work requests that you post yourself.
+    Use `address`, `length` and `rkey` only in work requests that you post yourself.
     """
 
     __slots__ = ("region",)

@@ -33,19 +33,19 @@ from .._loop.futures import settle
 from ..errors import VerbsError
 from ..mr_pool import LocalMemory, MemoryPool
 
-# The kernel rejects windows on memory that the process may only read (EFAULT) and on a dma-buf
-# (EINVAL); see ib_umem_get and UVERBS_METHOD_REG_DMABUF_MR in Linux. This memory gets the key of a
-# region.
+# The kernel does not allow windows on read-only memory (EFAULT) or on a dma-buf (EINVAL). See
+# ib_umem_get and UVERBS_METHOD_REG_DMABUF_MR in Linux. A share of such memory uses the key of a
+# memory region instead.
 WITHOUT_WINDOWS = frozenset({errno.EFAULT, errno.EINVAL})
 
 GRACE = 0.01
-"""The number of seconds after a lease in which the loop may close a key with a bind in progress."""
+"""The time after a lease, in seconds, for the loop to close a key whose bind is in progress."""
 
 LOCAL_INV = int(verbs.WROpcode.LOCAL_INV)
 
 
 def access_flags(rights: Rights) -> verbs.AccessFlags:
-    """Return the registration flags for `rights`. Remote writing also requires local writing."""
+    """Return the access flags for `rights`. Remote writes and atomics require LOCAL_WRITE."""
     flags = verbs.AccessFlags(int(rights))
     if rights & (Rights.WRITE | Rights.ATOMIC):
         flags |= verbs.AccessFlags.LOCAL_WRITE
@@ -53,7 +53,7 @@ def access_flags(rights: Rights) -> verbs.AccessFlags:
 
 
 class ShareKey:
-    """The key of a memory region, for devices without windows."""
+    """A share's key that belongs to a memory region, used where windows are not supported."""
 
     def __init__(self, mr: verbs.MemoryRegion) -> None:
         self._mr = mr
@@ -61,30 +61,30 @@ class ShareKey:
         self.address = mr.addr
         self.length = mr.length
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the key works, or failed if it never will."""
+        """A future that completes when the key works, or fails if the key will never work."""
         self._on_ready: Callable[[], None] | None = None
         self.withdraw_news: Callable[[], None] = lambda: None
-        """Withdraws the message that tells the peer of the key, if it has not been sent yet."""
+        """A function that withdraws the message announcing the key, unless it has been sent."""
         self._begin()
 
     def _begin(self) -> None:
         self.ready.set_result(None)
 
     def on_ready(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the key works or the share has ended."""
+        """Call `callback` once the key works or has been closed."""
         if self.ready.done():
             callback()
         else:
             self._on_ready = callback
 
     def replace(self, key: ShareKey) -> None:
-        """Let `key` take the place of this one, including its callback."""
+        """Transfer the `on_ready` callback to `key`, which replaces this key."""
         on_ready, self._on_ready = self._on_ready, None
         if on_ready is not None:
             key.on_ready(on_ready)
 
     def give_up(self) -> None:
-        """Call the callback of `on_ready`, because the share has ended."""
+        """Call and remove the `on_ready` callback, if any."""
         on_ready, self._on_ready = self._on_ready, None
         if on_ready is not None:
             on_ready()
@@ -95,15 +95,15 @@ class ShareKey:
         return self._mr.closed
 
     def end_now(self) -> bool:
-        """End the key. Returns False if its bind is in progress.
+        """End the key. Returns False, and has no effect, if the key's bind is in progress.
 
-        This may run in any thread, but not concurrently with `close`.
+        Any thread may call this method, but not concurrently with `close`.
         """
         self._mr.close()
         return True
 
     def end_under_way(self) -> None:
-        """End the key even if its bind is in progress, which then ends the connection."""
+        """End the key. A bind that is still in progress then fails and ends the connection."""
         self._mr.close()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class ShareKey:
 
 
 class WindowKey(ShareKey):
-    """The key of a window."""
+    """A share's key that belongs to a type 2 memory window."""
 
     def __init__(self, queue: SendQueue, mr: verbs.MemoryRegion, rights: Rights) -> None:
         self._queue = queue
@@ -120,7 +120,7 @@ class WindowKey(ShareKey):
         self._rights = rights
         self._under_way: set[WorkRequest] = set()
         self._closing = self._expired = False
-        self._bind: Bind | None = None  # None once the device has finished with it
+        self._bind: Bind | None = None  # None once the device has finished the bind
         super().__init__(mr)
 
     def _begin(self) -> None:
@@ -138,7 +138,7 @@ class WindowKey(ShareKey):
         return self._closing or self._expired or self._mr.closed
 
     def over(self, work: WorkRequest) -> None:
-        """Record that the device has finished with a request."""
+        """Remove a finished request. The last request frees the window of a closing key."""
         self._under_way.discard(work)
         if work is self._bind:
             self._bind = None
@@ -147,16 +147,16 @@ class WindowKey(ShareKey):
             self._free()
 
     def failed(self, error: BaseException) -> None:
-        """Record that the connection has ended with `error`."""
+        """Fail `ready` with `error`, and free the window if the key is closing."""
         self._bind = None
         self._end_wait(error)
         if self._closing:
-            self._free()  # now, because a queue pair is destroyed after its windows
+            self._free()  # windows must be freed before their queue pair is destroyed
 
     def end_now(self) -> bool:
         if self._under_way:
             return False
-        self._free()  # no further request will be posted
+        self._free()  # no request is in progress, and none will be posted
         return True
 
     def end_under_way(self) -> None:
@@ -164,14 +164,14 @@ class WindowKey(ShareKey):
         bind = self._bind
         if bind is not None:
             bind.expired = True
-        if bind is None or bind.was_posted:  # otherwise, it will never be posted
+        if bind is None or bind.was_posted:  # an unposted bind is dropped once expired
             self._free()
 
     def close(self) -> None:
         if self._closing:
             return
         self._closing = True
-        if self._mr.closed:  # its lease has ended
+        if self._mr.closed:  # the lease thread has ended the key
             return
         if self._under_way and not self._queue.failed:
             self._queue.withdraw(self._under_way.copy())
@@ -188,7 +188,7 @@ class WindowKey(ShareKey):
 
 
 class OfKey:
-    """The callbacks of a bind or invalidate request: completed, failed, released."""
+    """A mix-in for window requests that reports their outcome to the key."""
 
     key: WindowKey
 
@@ -203,7 +203,7 @@ class OfKey:
 
 
 class Bind(OfKey, BindRequest):
-    """A request that binds the window."""
+    """A request that binds a key's window."""
 
     def __init__(self, key: WindowKey, window: Window, mr: verbs.MemoryRegion, access: int) -> None:
         super().__init__(OperationKind.BIND, window, mr, mr.addr, mr.length, access)
@@ -211,7 +211,7 @@ class Bind(OfKey, BindRequest):
 
 
 class Invalidation(OfKey, WorkRequest):
-    """A request that invalidates the window right after a bind that is still in progress."""
+    """A request that invalidates a window whose bind is still in progress."""
 
     def __init__(self, key: WindowKey, rkey: int) -> None:
         super().__init__(OperationKind.INVALIDATE, LOCAL_INV, 0, 0, 0, imm=rkey)
@@ -219,7 +219,7 @@ class Invalidation(OfKey, WorkRequest):
 
 
 def make_key(pool: MemoryPool, queue: SendQueue, memory: LocalMemory, rights: Rights) -> ShareKey:
-    """Create a key for memory of this side."""
+    """Create a key for local memory, using a window if possible."""
     flags = access_flags(rights)
     if pool.has_windows:
         local = flags & verbs.AccessFlags.LOCAL_WRITE

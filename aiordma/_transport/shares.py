@@ -22,10 +22,10 @@ from .lease_thread import Deadline, lease_seconds, milliseconds
 
 
 class Share:
-    """Memory of this side that the peer may use.
+    """Local memory that the peer may access.
 
-    A share ends with `revoke`, when its lease expires, or with the connection. The memory stays
-    registered and pinned until then.
+    A share ends when you call `revoke`, when its lease expires, or when the connection ends. The
+    memory stays registered and pinned until then.
     """
 
     _no_memory_hint = "send its token: share.token.pack()"
@@ -43,9 +43,9 @@ class Share:
         regions = sharing.regions
         key = share_keys.make_key(regions.pool, regions.lead, memory, rights)
         self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead: key}
-        self._replaced: share_keys.ShareKey | None = None  # last key, until the next lead has one
+        self._replaced: share_keys.ShareKey | None = None  # the last key, until a new lead has one
         self.told = False
-        """Whether the peer knows the region and must be told of the keys for other rails."""
+        """Whether the peer knows the region, so that keys for other rails must be announced."""
         memory._pin()
         self._over = False
         self._lapsed = False  # the lease thread has ended the keys
@@ -62,10 +62,11 @@ class Share:
         return f"<Share {self.region_id:#x} of {self._memory!r}, {self.rights!r}, {state}>"
 
     async def ready(self) -> None:
-        """Wait until the key works, before you send the token over another channel.
+        """Wait until the key works. Call this before you send the token over another channel.
 
-        You do not need it after `send_region`, which waits, or before a message of this connection,
-        which arrives later than the key works. If the connection ends first, its error is raised.
+        You do not have to call this after `send_region`, which has already waited. You can also
+        send the token in a message on this connection without waiting, because the message arrives
+        after the key has become valid. If the connection ends first, its error is raised.
         """
         while not self._over:
             key = self._first
@@ -85,7 +86,7 @@ class Share:
         self._sharing.check_end()
 
     def _on_ready(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when each of the keys works or has been revoked."""
+        """Call `callback` once every key works or has been closed."""
         for key in self._keys.values():
             if not key.ready.done():
                 key.on_ready(partial(self._on_ready, callback))
@@ -93,7 +94,7 @@ class Share:
         self._first.on_ready(callback)
 
     def _keys_of_rails(self) -> Keys:
-        """Return the working keys, except the key of rail 0. The token contains that key."""
+        """Return (rail, key) pairs for the working keys. The token contains the key for rail 0."""
         return tuple(
             (rail.number, key.rkey)
             for rail, key in self._keys.items()
@@ -102,29 +103,29 @@ class Share:
 
     @property
     def _first(self) -> share_keys.ShareKey:
-        """The oldest key. All keys end together."""
+        """The oldest key. It represents all keys, because they end together."""
         first = next(iter(self._keys.values()), self._replaced)
         assert first is not None
         return first
 
     def _add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
-        """Create a key for the rail. Raises if its device cannot use the memory."""
+        """Create a key for a rail. Raises an exception if the device cannot use the memory."""
         if rail in self._keys:
             return
         key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
         if self._lease_is_over():
-            key.close()  # the lease thread may not have seen it
+            key.close()  # the lease thread may have missed the new key
         elif self.told:
             key.on_ready(partial(self._tell_key, rail))
 
     def _open_rails(self) -> None:
-        """Create keys for the rails besides the lead. If one fails, `_move` tries it again."""
+        """Create keys for all rails other than the lead. If one fails, `_move` tries again."""
         for rail, pool in self._sharing.regions.rails.items():
             with suppress(RDMAError, OSError, MemoryError):
                 self._add_rail(rail, pool)
 
     def _move(self, lead: SendQueue, pool: MemoryPool) -> None:
-        """Make the rail the lead. Raises if its device cannot use the memory."""
+        """Switch to a new lead. Raises an exception if its device cannot use the memory."""
         if self._over:
             return
         self._add_rail(lead, pool)
@@ -144,16 +145,16 @@ class Share:
             key.withdraw_news = self._sharing.notify(news)
 
     def _remove_rail(self, rail: SendQueue) -> None:
-        """Remove a rail whose queue pair is about to be destroyed.
+        """Remove a rail before its queue pair is destroyed.
 
-        If its key was the last one, the key of the next rail that comes up replaces it.
+        If the rail has the only key, the share gets a new key when another rail becomes the lead.
         """
-        key = self._keys.pop(rail, None)  # from now on, the lease thread does not end it
+        key = self._keys.pop(rail, None)  # the lease thread no longer ends this key
         if key is None:
             return
         if self._lease_is_over():
             self._expired()
-        key.withdraw_news()  # otherwise, many could wait for a peer that returns no credits
+        key.withdraw_news()  # messages would pile up if the peer returned no credits
         key.close()
         if self._keys:
             key.give_up()
@@ -162,36 +163,36 @@ class Share:
 
     @property
     def revoked(self) -> bool:
-        """Whether the share has ended, so that the peer's key no longer works."""
+        """Whether the share has ended and the peer's key no longer works."""
         return self._over or (
             self._lease_is_over() and all(key.closed for key in self._keys.values())
         )
 
     def _lease_is_over(self) -> bool:
-        """Return whether the lease thread has ended the keys, waiting for it if it is doing so."""
+        """Return whether the lease has expired. Waits if the lease thread is ending the keys."""
         if self._deadline is not None and not self._deadline.pending:
-            self._deadline.cancel()  # waits if it is in progress
+            self._deadline.cancel()  # waits if the action is running
         return self._lapsed
 
     def revoke(self) -> None:
         """Revoke the peer's access. When this returns, the key no longer works.
 
-        The peer is told. A second call has no effect.
+        The peer is notified. A second call has no effect.
 
-        If the key does not work yet (`ready`), it ends as soon as it has been created: the send
-        queue invalidates it right after the bind, and the memory stays registered until then.
+        If the key does not work yet (see `ready`), the send queue invalidates it right after
+        binding it. The memory stays registered until then.
 
-        If an operation of the peer is in progress, it fails there with RemoteAccessError. This
-        breaks the connection, as verbs require. If that matters, agree on the end with the peer
-        first.
+        If the peer is accessing the memory, its operation fails with RemoteAccessError. This breaks
+        the connection, as verbs require. To avoid this, make sure that the peer has finished before
+        you revoke its access.
         """
         self._end(tells=True)
 
     async def renew(self, lease: float | None) -> None:
-        """Start a new lease now, and tell the peer.
+        """Start a new lease now, and notify the peer.
 
-        A lease shorter than before takes effect when the peer has been told, but the old lease may
-        expire before that.
+        A shorter lease takes effect only after the peer has been notified. The old lease may expire
+        before that.
 
         Args:
             lease: The new lease in seconds from now, or None for no time limit.
@@ -208,8 +209,8 @@ class Share:
     def _lease_from_now(self, lease: float | None, *, at_least: bool = False) -> bool:
         """Restart the lease now. Returns False if the share has ended.
 
-        With `at_least`, the lease never gets shorter. If no lease thread can be started to end it,
-        the share ends and RDMAError is raised.
+        With `at_least`, the lease is never shortened. If no lease thread can be started, the share
+        ends and RDMAError is raised.
         """
         before = self._deadline
         when = None if lease is None else self._clock.now() + lease
@@ -224,12 +225,12 @@ class Share:
                 try:
                     self._deadline = lease_thread.at(self._clock, when, self._expire)
                 except RDMAError:
-                    self._end(tells=True)  # otherwise, the peer could use it forever
+                    self._end(tells=True)  # otherwise, the peer's access would never end
                     raise
         return True
 
     def _expire(self) -> None:
-        """End the keys in the lease thread. The loop does the rest."""
+        """End the keys when the lease expires. Runs in the lease thread; the loop does the rest."""
         self._lapsed = True
         try:
             late = [key for key in list(self._keys.values()) if not key.end_now()]
@@ -243,7 +244,7 @@ class Share:
         self._end(tells=True)
 
     def _end(self, *, tells: bool) -> None:
-        """End the share, and tell the peer if `tells` is set."""
+        """End the share. If `tells` is True, notify the peer."""
         if self._over:
             return
         self._over = True
@@ -251,7 +252,7 @@ class Share:
             self._deadline.cancel()
         if self._grace is not None:
             self._grace.cancel()
-        with ExitStack() as closing:  # closes all keys, even if the device refuses one
+        with ExitStack() as closing:  # closes all keys, even if closing one fails
             for key in self._keys.values():
                 closing.callback(key.close)
         self._memory._unpin()
@@ -272,7 +273,7 @@ def end_all(keys: list[share_keys.ShareKey]) -> None:
 
 
 class Loan(Share):
-    """Memory from this side's pool that the peer has borrowed."""
+    """A share of pool memory that the peer has borrowed."""
 
     def __init__(
         self,
@@ -286,8 +287,8 @@ class Loan(Share):
         super().__init__(sharing, region_id, buffer, rights, lease)
 
     def _expired(self) -> None:
-        # The peer counts from its request, so it knows. If this side reported it, the peer could
-        # make it send any number of messages.
+        # Do not notify the peer. It knows when the lease ends, because it counts from its own
+        # request. Notifications would let the peer trigger any number of messages.
         self._end(tells=False)
 
     def _end(self, *, tells: bool) -> None:
@@ -295,16 +296,16 @@ class Loan(Share):
         self.buffer.release()
 
     def hand_over(self) -> HandedOver:
-        """End the peer's access, and return the memory with its contents."""
+        """End the peer's access, and return the memory with the contents intact."""
         super()._end(tells=False)
         return HandedOver(self.buffer)
 
 
 class HandedOver:
-    """Memory that the peer has handed over and that waits for `recv_buffer`.
+    """Handed-over memory that the program has not yet received with `recv_buffer`.
 
-    It is not a Buffer yet. If it is never received, it returns to the pool without a
-    ResourceWarning, because the user did not have to release it.
+    The memory is not a Buffer yet. If the program never receives it, the memory returns to the pool
+    without a ResourceWarning, because the program had nothing to release.
     """
 
     __slots__ = ("_block", "_length")

@@ -62,7 +62,7 @@ A = TypeVar("A")
 logger = logging.getLogger("aiordma.connection")
 
 LIMITS = frozenset({protocol.ErrorCode.QUOTA, protocol.ErrorCode.ACCESS})
-"""Refusals that are due to a setting of this side, which its user may want to change."""
+"""The error codes of refusals caused by local settings, which the user may want to change."""
 
 ZEROS = bytes(1 << 16)
 
@@ -74,7 +74,7 @@ def zero(view: memoryview) -> None:
 
 
 class ArrivalQueue(deque[A]):
-    """Arrivals from the peer that were not received yet, and the tasks that wait for them."""
+    """A queue of arrivals that the program has not received, with the tasks waiting for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class ArrivalQueue(deque[A]):
 
 
 class Request(NamedTuple):
-    """A request that was sent to the peer."""
+    """A request to the peer that is waiting for a response."""
 
     answered: asyncio.Future[Any]
     since: float
@@ -94,11 +94,11 @@ class Request(NamedTuple):
 
 
 class Sharing:
-    """Shared memory of one connection, in both directions."""
+    """The memory that the two sides of a connection share with each other."""
 
     def __init__(self, driver: Driver, config: Config, messages: Session, owner: Owner) -> None:
         self.owner = owner
-        """The owner of the connection, and of all regions that its peer shares."""
+        """The connection object, which also owns the regions that the peer shares."""
         self.clock: Clock = driver.clock
         self.regions: Regions = Regions(driver.pool, config, messages.lead)
         self._config = config
@@ -116,7 +116,7 @@ class Sharing:
         self._ended: BaseException | None = None
 
     def check_allowed(self) -> None:
-        """Raise UnencryptedError if the connection encrypts everything."""
+        """Raise UnencryptedError if the connection does not allow unencrypted memory access."""
         if self._sealed:
             raise UnencryptedError
 
@@ -127,7 +127,7 @@ class Sharing:
     ) -> Share:
         """Create a share that the peer can use once it has the token.
 
-        `begins` starts the lease immediately.
+        If `begins` is True, the lease starts immediately.
         """
         self.check_allowed()
         if not isinstance(memory, LocalMemory):
@@ -143,11 +143,11 @@ class Sharing:
         return share
 
     def from_token(self, token: RegionToken) -> RemoteRegion:
-        """Return the region for a token that the program received itself."""
+        """Return the region for a token passed in by the program."""
         self.check_allowed()
         self.regions.check(token)
         known = self.regions.used.get(token.region_id)
-        # A region that was shared later has the key of another lead.
+        # Ignore the rkey, which changes whenever the owner switches to another lead.
         if known is not None and known._usable and replace(known.token, rkey=token.rkey) == token:
             return known
         return self.regions.use(RemoteRegion(self, token, lent=False), granted=False)
@@ -157,41 +157,41 @@ class Sharing:
         told: asyncio.Future[None] | None = None
         try:
             share._open_rails()
-            await share.ready()  # no peer can use it before
+            await share.ready()  # the peer cannot use the share earlier
             share._lease_from_now(lease)
             told = self.tell(protocol.RegionGrant(0, share.token, share._keys_of_rails()))
             self.regions.granted(share)
             await told
         except BaseException:
-            # A caller that gave up does not expect the memory to be used, so the share is withdrawn
-            # even if the peer already knows it.
+            # After an error, the caller does not expect the peer to use the memory. End the share
+            # even if the peer already knows about it.
             if told is not None:
                 self._controls.withdraw(told)
             share._end(tells=told is not None)
             raise
-        share._lease_from_now(lease)  # the peer's device has the token now
+        share._lease_from_now(lease)  # again, now that the peer's device has the token
         return share
 
     def moved(self, lead: SendQueue) -> None:
-        """Move all regions to a rail that has become the lead."""
+        """Switch all regions to a new lead, and wake the tasks waiting in `switched`."""
         self.regions.move(lead)
         self._switches.wake_all()
 
     async def switched(self) -> None:
-        """Wait until another rail is the lead. Raises the connection's error if it ends."""
+        """Wait until another rail is the lead, or raise the error that ended the connection."""
         if self._ended is None:
             await self._switches.wait()
         self.check_end()
 
     def check_end(self) -> None:
-        """Raise the connection's error if it has ended."""
+        """Raise the error that ended the connection, if it has ended."""
         if self._ended is not None:
             raise self._waiter_error(self._ended)
 
     def notify(self, message: protocol.Message) -> Callable[[], None]:
-        """Send a message as soon as possible, unless the connection has ended.
+        """Queue a control message without waiting, unless the connection has ended.
 
-        Returns a function that withdraws the message if it has not been sent yet.
+        Returns a function that withdraws the message, unless it has already been sent.
         """
         if self.ended:
             return lambda: None
@@ -200,13 +200,13 @@ class Sharing:
         return partial(self._controls.withdraw, told)
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> None:
-        """Call a function in the loop unless it is closed. Thread-safe."""
+        """Schedule a function in the event loop, unless the loop is closed. Thread-safe."""
         if self._forks == fork.generation():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(callback, *args)
 
     def _lend(self, request: protocol.RegionRequest) -> None:
-        """Grant or refuse the peer's request for memory."""
+        """Grant or refuse the peer's request to borrow memory."""
         code = protocol.ErrorCode
         if missing := request.access & ~self._config.max_rights:
             text = f"the owner does not grant {missing!r} (Config.max_rights of the owner)"
@@ -234,7 +234,7 @@ class Sharing:
     def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
         internal = protocol.ErrorCode.INTERNAL
         try:
-            if loan._lease_from_now(lease):  # the peer can use it from now on
+            if loan._lease_from_now(lease):  # the key works from now on
                 grant = protocol.RegionGrant(request_id, loan.token, loan._keys_of_rails())
                 self._controls.send(grant)
                 self.regions.granted(loan)
@@ -250,7 +250,7 @@ class Sharing:
         self._controls.send(protocol.Error(request_id, code, text))
 
     def _extend(self, request: protocol.RegionRenew) -> None:
-        """Grant or refuse the peer's request for a longer lease."""
+        """Grant or refuse the peer's request to renew a lease."""
         share = self.regions.shares.get(request.region_id)
         lease = self.regions.lease_for(request.lease_ms)
         request_id, code = request.request_id, protocol.ErrorCode
@@ -285,8 +285,8 @@ class Sharing:
         """Send a request and return the response.
 
         Args:
-            make: Creates the request, given its request id.
-            unwanted: Called with the response if the task was cancelled when it arrived.
+            make: A function that creates the request for a given request id.
+            unwanted: A function that disposes of the response if the task is cancelled.
         """
         while len(self._requests) >= protocol.MAX_UNANSWERED and self._ended is None:
             await self._requesters.wait()
@@ -298,29 +298,29 @@ class Sharing:
             await self.tell(message)
             return await future
         except asyncio.CancelledError:
-            # The grant may still arrive. The region is then returned immediately.
+            # If a grant arrives later, `_lent` finds the future cancelled and returns the region.
             if future.done() and not future.cancelled() and future.exception() is None:
                 unwanted(future.result())
             future.cancel()
             raise
         except BaseException:
-            # This also runs for a task that is garbage of a closed loop, where a future cannot be
-            # cancelled any more.
+            # This also handles the GeneratorExit of a task that is garbage-collected after its loop
+            # was closed. The future cannot be cancelled in this case.
             self._answered(request_id)
             if future.done() and not future.cancelled():
-                future.exception()  # retrieved, because the same error is raised from here
+                future.exception()  # mark it as retrieved, because the same error is raised here
             raise
         finally:
-            del future  # the frames of its error refer to this frame
+            del future  # its error's traceback refers to this frame
 
     def _answered(self, request_id: int) -> Request | None:
-        """Remove a request that is complete, if it exists, and make room for another."""
+        """Remove and return a completed request, or None, and wake a task waiting to send one."""
         request = self._requests.pop(request_id, None)
         self._requesters.wake()
         return request
 
     def give_back(self, region_id: int) -> None:
-        """Return a region that is no longer used here to its owner."""
+        """Tell the owner of a region that this side no longer uses it."""
         self.regions.end(region_id)
         self.notify(protocol.RegionRelease(0, region_id))
 
@@ -337,7 +337,7 @@ class Sharing:
         return arrivals.popleft()
 
     def tell(self, message: protocol.Message) -> asyncio.Future[None]:
-        """Send a control message. The future is done when the peer's device has it."""
+        """Send a control message. The future completes when the peer's device has received it."""
         self.check_end()
         future: asyncio.Future[None] = self._loop.create_future()
         self._controls.send(message, future)
@@ -358,7 +358,7 @@ class Sharing:
                 self._granted(message)
             case protocol.RegionReturn():
                 share = self.regions.shares.get(message.region_id)
-                # A loan whose lease has ended no longer exists here, and the peer may not know yet.
+                # A missing loan is not an error, because its lease may have just expired.
                 if isinstance(share, Loan):
                     handed = share.hand_over()
                     self.regions.lent_bytes += len(handed)
@@ -435,7 +435,7 @@ class Sharing:
     # ---- the end -------------------------------------------------------------------------
 
     def end(self, error: BaseException) -> None:
-        """Invalidate all keys and fail all waiters."""
+        """Invalidate all keys, and fail all waiting tasks with `error`."""
         if self._ended is not None:
             return
         self._ended = error
@@ -455,7 +455,7 @@ class Sharing:
         for share in list(self.regions.shares.values()):
             try:
                 share._end(tells=False)
-            except (RDMAError, OSError) as error:  # the device keeps it; other shares still end
+            except (RDMAError, OSError) as error:  # one failure must not keep other shares open
                 if not self._loop.is_closed():
                     self._loop.call_exception_handler(
                         {
@@ -466,7 +466,7 @@ class Sharing:
 
     @property
     def ended(self) -> bool:
-        """Whether the connection has ended, or belongs to the parent process after a fork."""
+        """Whether the connection has ended or was inherited from the parent process by a fork."""
         return self._ended is not None or self._forks != fork.generation()
 
     @property
@@ -475,7 +475,7 @@ class Sharing:
         return len(self.regions.shares)
 
     def figures(self) -> dict[str, int]:
-        """Return how much memory each side may use of the other's. Thread-safe."""
+        """Return statistics about the shared memory in both directions. Thread-safe."""
         return {
             "shared_regions": self.shared,
             "lent_bytes": self.regions.lent_bytes,

@@ -1,8 +1,8 @@
-"""The socket of the TCP bootstrap, plain or with TLS, from its creation to its end.
+"""The socket of the TCP bootstrap, with or without TLS, from its creation until it is closed.
 
-It is an asyncio protocol and not a stream. Two messages of fixed length are read from it, then its
-end, and the numbers of ended connections if several share it (connection_group.py). This requires
-neither buffers nor a waiting task.
+TCPLink is an asyncio protocol rather than a stream, because it needs no stream buffers and no
+waiting task. The bootstrap reads two messages of fixed length. After that, the peer only closes the
+socket, or sends the numbers of ended connections if several share the socket (connection_group.py).
 """
 
 from __future__ import annotations
@@ -41,34 +41,33 @@ VIA_HINT = 'is an aiordma listener running there, with via="tcp" and not "cm"?'
 
 REFUSED = b"refused\x01"
 
-# asyncio reports these errors if a socket ends during the TLS handshake.
+# asyncio raises one of these errors if the socket is closed during the TLS handshake.
 TLS_BROKEN = (ConnectionError, SSLEOFError)
 
-# A TLS handshake and a TLS alert begin with these bytes: the record type and the major version.
+# The first two bytes of a TLS handshake and a TLS alert: the record type and the major version.
 TLS_RECORDS = (b"\x16\x03", b"\x15\x03")
 
-# The header of a control message in the bootstrap is the magic and the length of the message.
+# The header of a control message in the bootstrap, with the magic and the message length.
 _CONTROL = struct.Struct("<4sI")
 CONTROL = b"ctrl"
 
-# This is the number of a connection that has ended while others still use the socket.
+# The message with the number of a connection that has ended while others still use the socket.
 _ENDED = struct.Struct("<4sI")
 ENDED = b"over"
 
-# These errors mean that this process has run out of a resource. The peer and the route are not to
-# blame.
+# The errno values for exhausted resources in this process. They do not mean that the peer or the
+# route is at fault.
 SHORTAGES = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 
-# If more bytes than this wait for a peer that does not read, the peer counts as gone.
+# The maximum number of unsent bytes. If more accumulate, the socket is aborted.
 MOST_WAITING = 1 << 16
 
-# This many bytes are kept before they are requested, which is more than a whole bootstrap has. If a
-# peer sends more than that in advance, reading stops.
+# Reading stops if the peer sends more than this many bytes ahead. A whole bootstrap is shorter.
 MOST_AHEAD = 4096
 
 
 def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Address | None:
-    """Return (host, port), with IPv4 in its own form, or None if the socket was reset."""
+    """Return (host, port) with any IPv4-mapped host as IPv4, or None if the socket was reset."""
     if not name:
         return None
     host = name[0]
@@ -76,7 +75,7 @@ def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Addr
 
 
 def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]:
-    """Return the address for `bind` and `connect`, with the interface in a separate field."""
+    """Convert an address for `bind` and `connect`, which take the scope ID as a separate field."""
     host, _, interface = address[0].partition("%")
     if not interface:
         return address
@@ -84,13 +83,13 @@ def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]
 
 
 class TCPLink(asyncio.Protocol):
-    """The socket of a bootstrap connection, from creation to closing."""
+    """An asyncio protocol that owns the socket of a bootstrap connection."""
 
     local_address: Address | None = None
     peer_address: Address | None = None
 
     def __init__(self, connected: socket.socket) -> None:
-        """Take over a socket. asyncio creates a transport for it."""
+        """Take ownership of a socket, for which asyncio creates a transport."""
         self._loop = asyncio.get_running_loop()
         self._socket = connected
         self._transport: asyncio.Transport | None = None
@@ -137,7 +136,7 @@ class TCPLink(asyncio.Protocol):
     # ---- the bootstrap -------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """Send data that is short enough for the socket buffer.
+        """Send data that fits into the socket's send buffer.
 
         Raises:
             HandshakeBrokenError: If the socket has ended.
@@ -150,7 +149,7 @@ class TCPLink(asyncio.Protocol):
         self._transport.write(data)
 
     async def read(self, size: int, magic: bytes) -> bytes:
-        """Read `size` bytes that begin with `magic`. Other data is rejected immediately."""
+        """Read a message of `size` bytes. Raises immediately if it does not begin with `magic`."""
         start = await self._read(len(magic))
         if start == magic:
             return await self._read(size - len(magic))
@@ -159,16 +158,16 @@ class TCPLink(asyncio.Protocol):
         raise self._not_bootstrap(start)
 
     def send_control(self, message: protocol.Message) -> None:
-        """Send a control message in the bootstrap, unless the socket has ended.
+        """Send a control message in the bootstrap, unless the socket is closed.
 
-        No error is raised then, because the data that can still be read may contain the reason.
+        A closed socket is not an error here, because the data received may explain the reason.
         """
         data = protocol.encode(message)
         if self._error is None and not self._lost:
             self.write(_CONTROL.pack(CONTROL, len(data)) + data)
 
     async def read_control(self) -> protocol.Message:
-        """Read the next message, a control message or a refusal. A refusal is raised."""
+        """Read the next control message. If the peer sent a refusal instead, raise it."""
         start = await self._read(_CONTROL.size)
         if start == REFUSED:
             raise refusal(await self._read(REFUSAL_SIZE))
@@ -213,10 +212,10 @@ class TCPLink(asyncio.Protocol):
     def established(
         self, on_end: Callable[[str], None], on_ended: Callable[[int], None] | None = None
     ) -> None:
-        """Finish the bootstrap. At the socket's end, `on_end` is called once.
+        """Finish the bootstrap, and call `on_end` once when the socket is closed.
 
-        `on_ended` is called with each number from the peer's `send_ended`. None means that the peer
-        may not send any.
+        `on_ended` is called with each connection number that the peer sends with `send_ended`. If
+        `on_ended` is None, the peer must not send any numbers.
         """
         self._on_end = on_end
         self._on_ended = on_ended
@@ -224,7 +223,7 @@ class TCPLink(asyncio.Protocol):
             self._loop.call_soon(self._take_ended)
 
     def send_ended(self, numbers: list[int]) -> None:
-        """Send numbers to the peer. If the peer does not read, the socket is aborted."""
+        """Send the numbers of ended connections. Abort the socket if the peer does not read."""
         if self._transport is None or self._transport.is_closing() or self._loop.is_closed():
             return
         self._transport.write(b"".join(_ENDED.pack(ENDED, number) for number in numbers))
@@ -232,7 +231,7 @@ class TCPLink(asyncio.Protocol):
             self._transport.abort()
 
     def _take_ended(self) -> None:
-        """Process the numbers that have arrived. Other data ends the socket."""
+        """Process the connection numbers that have arrived. Treat other data as an error."""
         while self._on_ended is not None and len(self._came) >= _ENDED.size:
             magic, number = _ENDED.unpack_from(self._came)
             if magic != ENDED:
@@ -249,7 +248,7 @@ class TCPLink(asyncio.Protocol):
         on_end, self._on_end = self._on_end, None
         self._on_ended = None
         if on_end is None:
-            return  # it was closed in the meantime
+            return  # closed in the meantime
         reason = "the peer sent data after the bootstrap" if self._came else UNANNOUNCED
         error = f": {self._error}" if self._error is not None else ""
         on_end(f"{reason} (the socket of the TCP bootstrap{error})")
@@ -261,7 +260,7 @@ class TCPLink(asyncio.Protocol):
         fork.remove_socket(self._inode)
         transport, self._transport = self._transport, None
         if self._loop.is_closed():
-            self._socket.close()  # its transport cannot do anything without the loop
+            self._socket.close()  # the transport cannot close it without the loop
         elif transport is not None:
             transport.close()
 
@@ -278,9 +277,9 @@ def refusal(data: bytes) -> RejectedError | ProtocolError | AuthenticationError:
 
 
 async def connected_socket(address: Address, source: Address | None) -> socket.socket:
-    """Connect a TCP socket without the loop's `create_connection`.
+    """Connect a TCP socket without calling the loop's `create_connection`.
 
-    That may itself use RDMA, and in uvloop it resolves even numeric addresses in another thread.
+    That method may itself use RDMA, and uvloop resolves even numeric addresses in another thread.
     """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     connecting = socket.socket(family, socket.SOCK_STREAM)
@@ -292,7 +291,7 @@ async def connected_socket(address: Address, source: Address | None) -> socket.s
         name = socket_name(address)
         code = connecting.connect_ex(name)
         if code == EINPROGRESS:
-            code = connecting.connect_ex(name)  # on the same host, it is connected by now
+            code = connecting.connect_ex(name)  # a local connection is established by now
         if code in (EINPROGRESS, EALREADY):
             await writable(connecting.fileno())
             code = connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -305,7 +304,7 @@ async def connected_socket(address: Address, source: Address | None) -> socket.s
 
 
 async def open_link(address: Address, source: Address | None, security: Security) -> TCPLink:
-    """Connect the socket. Errors are raised as the equivalent connection-manager exception."""
+    """Connect to a listener. Raises the same exceptions as the connection manager."""
     try:
         connected = await connected_socket(address, source)
     except ConnectionRefusedError as error:
@@ -350,7 +349,7 @@ async def accepted_link(accepted: socket.socket, security: Security) -> TCPLink:
     loop = asyncio.get_running_loop()
     link = TCPLink(accepted)
     try:
-        # With TLS, uvloop does not return this protocol but its own.
+        # Ignore the returned protocol. With TLS, uvloop returns its own protocol instead of `link`.
         await loop.connect_accepted_socket(lambda: link, accepted, ssl=security.tls)
     except BaseException:
         accepted.close()

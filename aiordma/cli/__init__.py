@@ -21,7 +21,7 @@ def main() -> int:
         SystemExit: When a command has finished. The exception contains the command's exit status.
     """
     try:
-        # Imported here, so that `python -m aiordma` can report a missing extra.
+        # Import here, so that a missing extra can be reported below.
         from .app import app  # noqa: PLC0415
 
         app(prog_name="aiordma")

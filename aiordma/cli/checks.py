@@ -15,7 +15,8 @@ from .facts import Facts
 
 MIB = 1 << 20
 
-# Estimates: a pool starts with a few slabs of 4 MiB, and large messages need hundreds of MiB.
+# These values are estimates. A pool starts with a few 4 MiB slabs, and large messages need hundreds
+# of MiB.
 MEMLOCK_LEAST = 16 * MIB
 MEMLOCK_GOOD = 1024 * MIB
 
@@ -370,7 +371,7 @@ class Conclusion(Enum):
     READY = 0, "The RDMA devices of this machine can be used."
     SOFTWARE = 0, "Only the embedded device can be used, and programs use it."
     NO_CARD = 1, "Only the embedded device can be used, but programs look for another one."
-    NOTHING = 3, "Neither a system device nor the embedded device can be used."  # 2: click
+    NOTHING = 3, "Neither a system device nor the embedded device can be used."  # click uses 2
 
     def __init__(self, status: int, text: str) -> None:
         self.status = status

@@ -13,12 +13,12 @@ from aiordma import ConnectionClosedError
 
 T = TypeVar("T")
 
-# Maximum seconds until a child prints its address. It starts an interpreter, perhaps on a busy or
-# emulated machine.
+# How long a child may take to print its address, in seconds. Starting an interpreter can be slow on
+# a busy or emulated machine.
 START_TIMEOUT = 120.0
-# Seconds that a child has to end before it is killed.
+# How long a child may take to exit before it is killed, in seconds.
 GRACE = 5.0
-# Seconds to wait for a dead child, because its connection breaks before it can be reaped.
+# How long to wait, in seconds, for a child to exit after its connection has broken.
 LAST_BREATH = 3.0
 
 

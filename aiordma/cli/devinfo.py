@@ -174,7 +174,7 @@ def ports_table(ports: tuple[PortInfo, ...]) -> Table:
         made.add_row(
             str(it.port_num),
             f"[{colour}]{it.state.name}[/]",
-            # Unspecified means InfiniBand (ibv_query_port(3)).
+            # An unspecified link layer means InfiniBand (ibv_query_port(3)).
             "Ethernet" if it.link_layer is verbs.LinkLayer.ETHERNET else "InfiniBand",
             f"{it.active_mtu.bytes} of {it.max_mtu.bytes}",
             "unknown" if it.gigabits is None else f"{it.lanes} x {it.lane_gigabits:g} Gb/s",

@@ -33,7 +33,7 @@ from .tables import size_text
 
 DEFAULT_SIZES = ",".join(str(4**power) for power in range(13))  # 1 B to 16 MiB
 
-# The command of the server, without its options.
+# The command that starts the server, without options.
 SERVER = [sys.executable, "-m", "aiordma", "echo-server"]
 
 FILE = FilePath(exists=True, dir_okay=False, path_type=Path)

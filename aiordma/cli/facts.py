@@ -18,7 +18,7 @@ from aiordma.verbs._device import environment
 from .devices import DeviceInfo
 from .local_peers import LocalPeerFacts
 
-# Prefixes of the names of kernel modules for RDMA.
+# Name prefixes of RDMA kernel modules.
 MODULES = (
     "ib_", "rdma", "iw_", "mlx4", "mlx5", "bnxt_re", "cxgb4", "efa", "erdma", "hfi1", "hns_roce",
     "irdma", "mana_ib", "ocrdma", "qedr", "siw", "usnic_verbs", "vmw_pvrdma",
@@ -48,22 +48,22 @@ class Facts:
     providers: tuple[str, ...] = ()  # the providers that libibverbs is configured to load
     kernel_devices: dict[str, str] = field(default_factory=dict)  # name: kernel driver
     modules: tuple[str, ...] = ()
-    has_uverbs: bool = False  # ib_uverbs, loaded or built in
-    has_rdma_cm: bool = False  # rdma_ucm
+    has_uverbs: bool = False  # whether ib_uverbs is loaded or built in
+    has_rdma_cm: bool = False  # whether rdma_ucm is loaded or built in
     nodes: tuple[NodeFacts, ...] = ()
     memlock: int = resource.RLIM_INFINITY
     memlock_hard: int = resource.RLIM_INFINITY
-    ignores_memlock: bool = False  # CAP_IPC_LOCK
-    devices: tuple[DeviceInfo, ...] = ()  # of the system's library
+    ignores_memlock: bool = False  # whether the process has CAP_IPC_LOCK
+    devices: tuple[DeviceInfo, ...] = ()  # devices of the system's libibverbs
     fork: verbs.ForkStatus | None = None  # None if the library does not report it
     container: str = ""
     embedded: DeviceInfo = field(default_factory=partial(DeviceInfo, "embedded0"))
-    named: str = ""  # AIORDMA_DEVICE
-    chosen: str = ""  # the device that `connect` uses; empty if it would fail
-    chosen_why: str = ""  # the reason for the choice or the failure
-    is_fallback: bool = False  # whether the embedded device is used because no other one can be
+    named: str = ""  # value of AIORDMA_DEVICE
+    chosen: str = ""  # device that `connect` uses; empty if it would fail
+    chosen_why: str = ""  # reason for the choice or the failure
+    is_fallback: bool = False  # whether embedded0 is chosen because no other device is usable
     local_peers: LocalPeerFacts = field(default_factory=LocalPeerFacts)
-    unknown_variables: tuple[str, ...] = ()  # a sentence about each variable
+    unknown_variables: tuple[str, ...] = ()  # one message per variable
 
     @classmethod
     def collect(cls, root: Path = Path("/")) -> Facts:
@@ -72,7 +72,7 @@ class Facts:
         Files in /sys, /proc, /dev and /etc are looked up relative to ``root``.
         """
         unknown = unknown_variables(os.environ)
-        environment.reported.update(unknown)  # a check reports them
+        environment.reported.update(unknown)  # reported by a check instead
         missing = verbs.missing_library()
         library = verbs.libraries()[0] if missing is None else None
         found = verbs.devices()
@@ -172,7 +172,7 @@ def nodes(root: Path) -> tuple[NodeFacts, ...]:
             status = path.stat()
         except OSError:
             continue
-        if not stat.S_ISDIR(status.st_mode):  # by-path, by-ibdev: links to the nodes
+        if not stat.S_ISDIR(status.st_mode):  # skip by-path and by-ibdev, which contain links
             rights = f"{stat.filemode(status.st_mode)} {status.st_uid}:{status.st_gid}"
             usable = os.access(path, os.R_OK | os.W_OK)
             found.append(NodeFacts(f"/dev/infiniband/{name}", rights, usable))

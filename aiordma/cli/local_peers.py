@@ -10,10 +10,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-SHARED_BYTES = 24576 + 2 * (1 << 20)  # memory that two processes share
+SHARED_BYTES = 24576 + 2 * (1 << 20)  # size of the memory that two processes share
 
-# Copies 8 bytes from its parent's memory and prints the errno value. A parent may always copy from
-# its child, so only this direction shows whether cross-memory attach is allowed.
+# A program that copies 8 bytes from its parent's memory and prints the errno value. Only this
+# direction shows whether cross-memory attach is allowed, because a parent may always copy from its
+# child.
 COPY = """
 import ctypes, os, sys
 class Piece(ctypes.Structure):
@@ -38,10 +39,10 @@ class LocalPeerFacts:
     the mechanism works.
     """
 
-    links: str = "shared"  # AIORDMA_EMBEDDED_LINKS
-    share_problem: str = ""  # with shared memory
-    pidfd_problem: str = ""  # with detecting the end of a process
-    copy_problem: str = ""  # with cross-memory attach
+    links: str = "shared"  # value of AIORDMA_EMBEDDED_LINKS
+    share_problem: str = ""  # why shared memory does not work
+    pidfd_problem: str = ""  # why the end of a process cannot be detected
+    copy_problem: str = ""  # why cross-memory attach does not work
 
     @classmethod
     def collect(cls) -> LocalPeerFacts:

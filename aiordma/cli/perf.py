@@ -57,13 +57,13 @@ from .tables import size_text
 
 DEFAULT_PORT = 7472
 
-# The command of the server, without its options.
+# The command that starts the server, without options.
 SERVER = [sys.executable, "-m", "aiordma", "perf", "server", "--child"]
 
-# The exit status that a shell reports for a program ended by Ctrl-C.
+# The exit status that shells report for a program interrupted by Ctrl-C.
 INTERRUPTED = 130
 
-# Errors of a run that are reported without a traceback.
+# Errors that are reported without a traceback.
 FAILURES = (aiordma.RDMAError, ChildError, EOFError, GPUError, OSError, PlotError, RefusedError)
 
 Record = dict[str, Any]

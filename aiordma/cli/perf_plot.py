@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 else:
-    # matplotlib may be missing, but the annotations must be evaluated without it.
+    # The annotations must be resolvable even if matplotlib is not installed.
     Axes = Axis = Figure = Any
 
 Record = dict[str, Any]
@@ -32,7 +32,7 @@ GRID, INK, FAINT = "#e3e6ea", "#22272e", "#66707c"
 
 WIDTH, HEIGHT, DPI = 8.6, 5.4, 160
 
-# The position of an empty message on a logarithmic axis.
+# The x coordinate of an empty message, because a logarithmic axis has no zero.
 EMPTY = 0.5
 
 TITLES = {"lat": "latency", "bw": "bandwidth", "rate": "rate"}
@@ -81,11 +81,11 @@ def plot(records: Sequence[Record], target: Path) -> None:
     from matplotlib import rc_context  # noqa: PLC0415 - an extra
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    # Keep text in an SVG as text. The salt makes ids reproducible.
+    # In SVG files, keep text as text, and make ids reproducible with a fixed salt.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "aiordma", "font.size": 10}):
         figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
         draw(figure, records, metrics.pop())
-        # Omit the date, so that the same data results in the same file.
+        # Omit the date, so that the same data produces the same file.
         figure.savefig(target, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
 
 

@@ -14,13 +14,14 @@ from aiordma.perf.contents import difference
 from aiordma.perf.ends import misnumbered
 from aiordma.perf.statistics import Summary
 
-# Untimed messages of each size, which warm up memory and caches. They are compared, too.
+# The number of untimed messages per size that warm up memory and caches. Their echoes are checked.
 WARM_UP = 2
 
-# Default number of messages of each size: enough for a 99th percentile within about a second.
+# By default, send messages of each size for SECONDS, but no fewer than LEAST and no more than MOST.
+# MOST is enough for a 99th percentile.
 MOST, LEAST, SECONDS = 1000, 3, 1.0
 
-# Random messages are windows into one random block, at offsets below this number of bytes.
+# All random messages are slices of one random block. Their offsets are below this number of bytes.
 SHIFT = 1 << 12
 
 

@@ -29,7 +29,7 @@ Commands such as env(1) and timeout(1) also use this status for their own failur
 """
 
 
-# The exit statuses are those of the shell and of env(1).
+# The shell and env(1) use the same exit statuses.
 class CannotRunError(click.ClickException):
     exit_code = 126
 
@@ -94,10 +94,10 @@ def run(
         "LD_LIBRARY_PATH": searched(os.environ.get("LD_LIBRARY_PATH", "")),
     }
     if traced := os.environ.get("AIORDMA_TRACE"):
-        # Resolved here, because the program may change its folder before it opens the device.
+        # The program may change its working directory before it opens the device.
         environment["AIORDMA_TRACE"] = os.path.abspath(traced)
     sys.stdout.flush()
-    # Python ignores these signals, and the program would inherit that.
+    # Python ignores these signals. Restore the defaults, because exec() preserves ignored signals.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:
@@ -175,8 +175,8 @@ def find(program: str, programs: str | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ELF:
-    machine: tuple[int, int, int]  # class, byte order, machine
-    dynamic: bool  # has a dynamic linker
+    machine: tuple[int, int, int]  # ELF class, byte order and architecture
+    dynamic: bool  # whether the program requests a dynamic linker
 
     @classmethod
     def read(cls, path: str) -> Self | None:
@@ -215,7 +215,7 @@ def check(path: str) -> None:
             "run a copy without this privilege"
         )
     elf = ELF.read(path)
-    if elf is None:  # a script, whose interpreter is an ordinary program
+    if elf is None:  # a script, whose interpreter can be preloaded
         return
     if not elf.dynamic:
         raise CannotRunError(
@@ -241,7 +241,7 @@ def privileged(path: str) -> str:
         return "is set-group-ID"
     try:
         os.getxattr(path, "security.capability")
-    except OSError:  # no capabilities, or a file system without them
+    except OSError:  # the file has no capabilities, or the file system does not support them
         return ""
     return "has file capabilities" if os.getuid() else ""
 
@@ -329,7 +329,7 @@ def new_folder(parent: Path | None, program: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=program.replace("%", "_") + ".", dir=folder))
     except OSError as error:
-        # The error for TMPDIR has no file name, because its text lists the folders.
+        # tempfile.gettempdir() raises an error without a file name. Its text lists the directories.
         where = f"{error.filename}: " if error.filename else ""
         raise click.BadParameter(f"{where}{error.strerror}", param_hint=hint) from error
 
@@ -341,7 +341,8 @@ def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
     forwarded to the program. Signals from the terminal are not forwarded, because the program
     receives them directly.
     """
-    # If the caller ignores SIGCHLD, there is no signal and no status (waitpid(2)).
+    # The caller may have set SIGCHLD to be ignored. The kernel would then send no signal and keep
+    # no exit status (waitpid(2)).
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
     pid = os.posix_spawn(path, words, environment, setsigmask=before)

@@ -26,9 +26,9 @@ from aiordma.monitoring_socket import VARIABLE, ask, directories, sockets
 from .options import FiniteRange
 from .tables import amount, plain
 
-# Maximum seconds for the response of a process.
+# How long to wait for the response of a process, in seconds.
 TIMEOUT = 5.0
-# Number of processes that are queried concurrently.
+# The maximum number of processes to query concurrently.
 AT_ONCE = 256
 
 NONE = (
@@ -40,13 +40,13 @@ OTHER = (
     "use --json"
 )
 
-# Columns to drop on a narrow terminal, in this order.
+# Columns to drop on narrow terminals, in this order.
 PROCESS_EXTRAS = (
     "listeners", "waited", "p99", "messages", "memory", "failed", "broken", "connections",
 )  # fmt: skip
 CONNECTION_EXTRAS = ("device", "side", "age", "wire", "unread", "queue", "messages", "state")
 RAIL_EXTRAS = ("latest error", "since")
-# Longer words in a cell, such as an IPv6 address, may be wrapped.
+# Words longer than this many characters, such as IPv6 addresses, may be wrapped.
 WORD = 15
 
 Shown = dict[str, Snapshot]
@@ -145,7 +145,7 @@ def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], 
         try:
             answers[path.stem] = json.loads(answer.result())
         except ConnectionRefusedError:
-            path.unlink(missing_ok=True)  # it was killed
+            path.unlink(missing_ok=True)  # the process was killed
         except (OSError, ValueError, RecursionError) as error:
             notes.append(f"process {number(path.stem)} does not respond: {error}")
     return answers, notes

@@ -25,13 +25,14 @@ from .trace_listing import Incident, Traced, arguments, incident_text, qp_num, w
 
 Event = dict[str, Any]
 
-# Operations that consume a receive of the peer.
+# Operations that consume a receive on the peer's side.
 MESSAGES = {"SEND", "SEND_WITH_IMM", "SEND_WITH_INV", "RDMA_WRITE_WITH_IMM"}
 
 
 def chrome_trace(traces: list[Traced]) -> str:
     """Return the traces in the Chrome trace event format, with one event per line."""
-    # Names come first. The sort is stable, so that a flow binds to the event generated before it.
+    # Names, which have no timestamps, come first. The sort is stable, because a flow binds to the
+    # event generated before it.
     ordered = sorted(events(traces), key=lambda event: event.get("ts", -1.0))
     lines = ",\n".join(json.dumps(event) for event in ordered)
     return f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n'
@@ -89,7 +90,7 @@ class Process:
 
     def _queue_pair(self, number: int) -> str:
         name = f"QP {number:#08x} {self._qp_types.get(number, '')}".rstrip()
-        self.spans.setdefault(name, [])  # so that its receives come after it
+        self.spans.setdefault(name, [])  # must precede the queue pair's receives
         return name
 
 
@@ -105,10 +106,10 @@ def processes_of(traces: Iterable[Traced]) -> list[Process]:
 def disjoint(spans: Iterable[Span]) -> list[list[Span]]:
     """Arrange spans in rows without overlaps, placing each span in the first free row."""
     rows: list[list[Span]] = [[]]
-    free = [0]  # a heap of rows
-    busy: list[tuple[int, int]] = []  # a heap of ends and rows
+    free = [0]  # heap of row numbers
+    busy: list[tuple[int, int]] = []  # heap of (end time, row number)
     for span in sorted(spans, key=lambda span: span.began):
-        # Strictly less, because viewers round floating-point times by up to a nanosecond.
+        # Use `<`, not `<=`, because viewers round floating-point times by up to a nanosecond.
         while busy and busy[0][0] < span.began:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:
@@ -137,7 +138,7 @@ class Connection:
     arrivals: list[trace.Completion] = field(default_factory=list)
 
 
-Ends = tuple[int, int]  # the numbers of a queue pair and of its peer
+Ends = tuple[int, int]  # queue pair numbers of this end and the peer
 
 
 def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
@@ -260,7 +261,8 @@ def request_events(span: Span, flows: dict[int, int]) -> Iterator[Event]:
     if number := flows.get(id(request.posted)):
         yield {**flow, "ph": "s", "id": number, "ts": span.began / 1e3}
     if number := flows.get(id(request.completion)):
-        # Perfetto draws a flow to the start of an event, but a receive is posted earlier.
+        # Perfetto draws a flow to the start of an event, but a receive starts when it is posted.
+        # Add an instant event at its completion for the flow to end at.
         at = {"ts": span.ended / 1e3}
         yield {**at, "ph": "i", "name": "received", "cat": "receive", "s": "t"}
         yield {**flow, **at, "ph": "f", "bp": "e", "id": number}

@@ -14,7 +14,7 @@ from aiordma.trace import Outcome, Record, Request, Run
 
 from .tables import plain
 
-# Records that are shown between the requests.
+# Types of records that are listed between the requests.
 Incident = (
     trace.CreatedQP
     | trace.DestroyedQP

@@ -18,15 +18,15 @@ from aiordma._native import handles as h
 Address: TypeAlias = tuple[str, int]
 """A tuple (host, port) with a numeric IP address, optionally with a scope: ``fe80::1%eth0``."""
 
-# struct sockaddr_in and sockaddr_in6 (ip(7), ipv6(7)): the family in the machine's byte order,
-# port and flow in the network's.
+# The layouts of struct sockaddr_in and sockaddr_in6 (ip(7), ipv6(7)). The family and the scope ID
+# are in host byte order. The port and the flow information are in network byte order.
 _FAMILY = struct.Struct("=H")
 _IPV4 = struct.Struct(">xxH4s8x")
 _IPV6 = struct.Struct(">xxHI16s")
 _SCOPE = struct.Struct("=I")
 
 
-# A few hosts recur in all events of a connection.
+# Cache conversions, because programs use the same few hosts repeatedly.
 _parsed = lru_cache(ipaddress.ip_address)
 
 

@@ -25,15 +25,15 @@ from .address import Address, as_sockaddr, from_storage
 from .options import Options
 from .parameters import ConnectionParameters, PortSpace, check_private_data
 
-# The ID of an event, by library and address of the C structure. One table serves all channels,
-# because an ID may change its channel.
+# Open IDs by library name and address of the C structure, to look up the ID of an event. All
+# channels share one table, because an ID can migrate between channels.
 _ids: weakref.WeakValueDictionary[tuple[str, int], ConnectionId] = weakref.WeakValueDictionary()
 
 _ADDRESS_AND_FLAGS = 3  # RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
 _FULL_MEMBER, _SEND_ONLY = 0, 1  # enum rdma_cm_mc_join_flags
 
-# An event identifies its join by the context that was passed with it. These contexts are numbers
-# that are never reused, so that a late event of an old join is not attributed to a newer one.
+# The context passed to rdma_join_multicast identifies the join in its events. Contexts are never
+# reused, so that a late event of an earlier join is not attributed to a later join.
 _numbers = itertools.count(1)
 
 _UNSPECIFIED = (("0.0.0.0", 0), ("::", 0))
@@ -45,7 +45,7 @@ def _key(library: Library, pointer: h.rdma_cm_id) -> tuple[str, int]:
 
 
 class _ById(Maker):
-    """The calls that create and destroy an ID's queue pair."""
+    """A Maker that creates and destroys an ID's queue pair through the connection manager."""
 
     def __init__(self, id: ConnectionId) -> None:
         self._calls = id.library.calls
@@ -63,7 +63,7 @@ class _ById(Maker):
 
     def destroy(self, pd: ProtectionDomain) -> Callable[[h.ibv_qp], object]:
         def destroy(_: h.ibv_qp) -> None:
-            self._leave_groups()  # an attached queue pair cannot be destroyed: ibv_destroy_qp(3)
+            self._leave_groups()  # ibv_destroy_qp(3) fails for attached queue pairs
             self._calls.rdma_destroy_qp(self._pointer)
 
         return destroy
@@ -138,7 +138,7 @@ class ConnectionId(Options):
         """
         if not self.closed:
             peer = from_storage(ffi.addressof(self.pointer.route.addr, "dst_storage"))
-            # librdmacm fills in the family early.
+            # librdmacm sets the address family before it knows the address.
             self._peer = None if peer in _UNSPECIFIED else peer
         return self._peer
 
@@ -399,7 +399,7 @@ class ConnectionId(Options):
             del self._groups[number]
 
     def _leaving(self) -> Callable[[], None]:
-        """Return a function that leaves every group without keeping this object alive."""
+        """Return a function that leaves all groups. It does not keep this object alive."""
         calls, pointer, groups = self.library.calls, self.pointer, self._groups
 
         def leave() -> None:
@@ -456,7 +456,7 @@ class ConnectionId(Options):
         self.channel = channel
 
     def _check_bound(self, verb: str) -> None:
-        # librdmacm 44 follows the NULL pointer instead of answering EINVAL.
+        # librdmacm 44 dereferences a NULL pointer instead of returning EINVAL.
         if self.context is None:
             error = VerbsError(errno.EINVAL, verb)
             raise explained(error, f"{self._about(error)}; the ID is not bound to a device")

@@ -23,12 +23,12 @@ _Read: TypeAlias = tuple[ConnectionParameters, DatagramParameters | None, Addres
 
 
 def _parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Read:
-    """Read an event's union, whose contents depend on the port space: rdma_get_cm_event(3)."""
+    """Read an event's parameters. Their type depends on the port space (rdma_get_cm_event(3))."""
     multicast = kind in _MULTICAST
     if not (multicast or id.port_space.datagrams):
         return ConnectionParameters.read(raw.param.conn), None, None
     ud = raw.param.ud
-    # For a group, the private data is the pointer that was given to rdma_join_multicast.
+    # In multicast events, the private data is the context passed to rdma_join_multicast.
     group = id.group_of(ud.private_data) if multicast else None
     datagrams = DatagramParameters.read(
         ud, private_data=not multicast, destination=kind in _DESTINATION
@@ -60,7 +60,7 @@ class EventChannel(Resource[h.rdma_event_channel]):
         self.fd: int = pointer.fd
         destroy = library.calls.rdma_destroy_event_channel
         super().__init__(Node("EventChannel", pointer, destroy))
-        code = lib.aiordma_set_nonblocking(library.table, self.fd)  # librdmacm makes it blocking
+        code = lib.aiordma_set_nonblocking(library.table, self.fd)  # it is blocking by default
         if code:
             self.close()
             raise failure("fcntl", code, "cannot make the event channel non-blocking")

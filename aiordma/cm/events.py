@@ -101,7 +101,8 @@ class ConnectionEvent(NamedTuple):
             return RejectedError(
                 text, reason=self.status, private_data=self.private_data, event=event
             )
-        # rdma_get_cm_event(3): for a datagram service, a positive status is that of the reply.
+        # For a datagram service, a positive status comes from the peer's reply
+        # (rdma_get_cm_event(3)).
         if self.type is EventType.UNREACHABLE and self.status > 0:
             return ServiceRejectedError(
                 text, reason=self.status, private_data=self.private_data, event=event

@@ -24,10 +24,11 @@ class Option(IntEnum):
 
 
 _LEVEL = 0  # RDMA_OPTION_ID
-_INT_OPTIONS = (Option.REUSEADDR, Option.AFONLY)  # the others are uint8_t
+_INT_OPTIONS = (Option.REUSEADDR, Option.AFONLY)  # all other options are uint8_t
 
 
-# The requirements of each call (manual pages). The connection manager reports only an errno.
+# The preconditions of each call, from the manual pages. Error messages include them, because the
+# connection manager reports only an errno.
 _ANSWER = "accept() or reject() must be called once, on the ID of a CONNECT_REQUEST event"
 _RULES = {
     "rdma_bind_addr": "bind_addr() must be called once, before any other call",
@@ -61,10 +62,10 @@ class Options(Resource[h.rdma_cm_id]):
 
     library: Library
     _history: tuple[str, ...] = ()
-    """The last calls and events, for error messages."""
+    """The most recent calls and events, for error messages."""
 
     def _call(self, call: Callable[..., object], *arguments: object, step: str = "") -> None:
-        """Call the connection manager for this ID, and name the ID if it fails."""
+        """Call a connection manager function for this ID, and describe the ID in any error."""
         try:
             call(self.pointer, *arguments)
         except VerbsError as error:
@@ -73,11 +74,11 @@ class Options(Resource[h.rdma_cm_id]):
             self._note(step)
 
     def _note(self, step: str) -> None:
-        """Add a call or event to the history, which keeps the last few."""
+        """Append a call or event to the history, which keeps the six most recent entries."""
         self._history = (*self._history[-5:], step)
 
     def _about(self, error: VerbsError) -> str:
-        """Describe the ID and, if its state may be wrong, the requirements and the history."""
+        """Describe the ID. If its state may be wrong, add the preconditions and the history."""
         rule = self._rule(error)
         return f"{self!r}: {rule}" if rule else repr(self)
 

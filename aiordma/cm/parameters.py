@@ -35,9 +35,9 @@ UDP_QKEY = 0x01234567
 """The Q_Key of queue pairs in PortSpace.UDP (``RDMA_UDP_QKEY``)."""
 
 
-# Bytes of private data in requests, acceptances and rejections. The messages have room for 92, 196
-# and 148 bytes (IBTA volume 1, clause 12.6). Requests to datagram services have room for 216 bytes,
-# and their responses for 136 (clause 12.11). The CM's own header uses 36 bytes of each request
+# The private data fields have fixed sizes. REQ messages have 92 bytes, REP messages 196 and REJ
+# messages 148 (IBTA volume 1, clause 12.6). For datagram services, requests have 216 bytes and
+# responses 136 (clause 12.11). A header of the CM occupies 36 bytes in each request
 # (rdma_connect(3)).
 CONNECT_DATA_MAX = 56
 """The maximum size of the private data in a connection request (PortSpace.TCP), in bytes."""
@@ -50,7 +50,7 @@ DATAGRAM_REQUEST_DATA_MAX = 180
 DATAGRAM_ANSWER_DATA_MAX = 136
 """The maximum size of the private data in a datagram service response (PortSpace.UDP), in bytes."""
 
-# The limits of each call: for connections, for datagrams.
+# The maximum sizes for each call, for connections and for datagram services.
 _LIMITS = {
     "connect": (CONNECT_DATA_MAX, DATAGRAM_REQUEST_DATA_MAX),
     "accept": (ACCEPT_DATA_MAX, DATAGRAM_ANSWER_DATA_MAX),
@@ -77,7 +77,7 @@ def check_private_data(
         )
 
 
-# The numbers of struct rdma_conn_param: how each is converted, and its bounds.
+# The numeric members of struct rdma_conn_param, with their conversion functions and bounds.
 _FIELDS: dict[str, tuple[Callable[..., int], tuple[int, ...]]] = {
     "responder_resources": (integer, (0, 0xFF)),
     "initiator_depth": (integer, (0, 0xFF)),
@@ -114,7 +114,7 @@ class ConnectionParameters(NamedTuple):
     def packed(self) -> tuple[h.rdma_conn_param, object]:
         """Return the C structure, and an object to keep alive while the structure is in use."""
         param = ffi.new("struct rdma_conn_param *")
-        # A copy: the frames of an error would keep the caller's buffer pinned.
+        # Copy the data. Otherwise, an error's traceback could keep the caller's buffer pinned.
         content = bytes(self.private_data)
         data = ffi.new("char[]", content)
         if content:

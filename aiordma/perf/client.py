@@ -26,10 +26,11 @@ from .queue_pairs import QueuePair
 from .settings import Settings
 from .statistics import Summary, Throughput, slices, tail
 
-# Seconds between two samples of a part's progress. The callback may draw during the timed part.
+# Seconds between progress samples. Each sample also calls the progress callback, which may draw to
+# the terminal during the timed part.
 SAMPLE_INTERVAL = 0.25
 
-# Seconds without a response after which a message counts as lost.
+# Seconds without progress after which a message or its response counts as lost.
 LOST_AFTER = 2.0
 
 ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
@@ -209,7 +210,8 @@ class PerfClient:
             marks = [(at, ways * done) for at, done in part.marks]
             result.slices = slices(result.throughput, marks, SAMPLE_INTERVAL / 2)
             return result
-        # Reads and atomics do not involve the peer's program, so their latency is their completion.
+        # The peer's program takes no part in reads and atomics, so their latency is the time until
+        # they complete.
         first = "ping" if settings.halved else "alone"
         part = await self._warm_and_timed(first, size, lambda done: progress(done / 2))
         if part is None:
@@ -259,7 +261,8 @@ class PerfClient:
             ]
             start, cpu = perf_counter(), process_time()
             marks = await self._all(kind, duration, progress, start)
-            # The server waits for messages that may be lost, so stop the clock after sending.
+            # With UC and UD, stop the clock here, because the server may wait for lost messages
+            # before it sends `Reached`.
             seconds, used = perf_counter() - start, process_time() - cpu
             done = [run.done for run in self._runs]
             reached = await self._ask(wire.Finish(done), wire.Reached)
@@ -295,7 +298,7 @@ class PerfClient:
             marks.append((passed, done))
             if duration is not None and passed >= duration:
                 for run in self._runs:
-                    # Run at least one operation, however late the first one starts.
+                    # A limit of 1 instead of 0 ensures that at least one operation runs.
                     run.limit = min(run.limit, 1)
                 return
             whole = sum(run.limit for run in self._runs)

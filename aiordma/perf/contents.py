@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-# Offset of the seed of the server's bytes from that of the client's.
+# The difference between the seeds of the server's payload and the client's payload.
 SERVER = 1
 
-# Bytes generated per call, because Random is limited to less than 256 MiB. This is a multiple of
-# its 4-byte words, so that the result is the same as that of a single call.
+# Bytes to generate per call, because `Random.randbytes` is limited to less than 256 MiB. The number
+# is a multiple of the generator's 4-byte words, so several calls return the same bytes as one call.
 PART = 1 << 20
 
 
@@ -25,7 +25,7 @@ def difference(got: bytes | memoryview, expected: bytes) -> str:
     """
     if len(got) != len(expected):
         return f"{len(got)} bytes instead of {len(expected)}"
-    if bytes(got) == expected:  # a memoryview compares item by item
+    if bytes(got) == expected:  # comparing memoryviews is slower
         return ""
     at = next(index for index in range(len(expected)) if got[index] != expected[index])
     return f"byte {at} is {got[at]:#04x} instead of {expected[at]:#04x}"

@@ -48,7 +48,7 @@ class Load:
     @classmethod
     def of(cls, opened: wire.Open, way: str, seed: int, size: int, *, serving: bool) -> Load:
         client, server = contents(seed, size), contents(seed + SERVER, size)
-        # The peer's program only notices writes with immediate data.
+        # A write notifies the peer's program only if it carries immediate data.
         numbered = opened.imm or (way != "flood" and opened.operation == "write")
         return cls(*((server, client) if serving else (client, server)), numbered)
 
@@ -219,7 +219,7 @@ class Tally:
         self._there = asyncio.Event()
 
     def take(self, end: End, arrived: Any) -> None:
-        # After a lost message, the numbers no longer match.
+        # If messages can be lost, the count of received messages does not give the next number.
         number = None if end.lossy else self.count
         wrong = end.check(arrived, number, self._verify_all or not self.count)
         if wrong and not self.mismatch:

@@ -20,8 +20,8 @@ LIBRARY = "libcuda.so.1"
 # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 DMA_BUF = 1
 
-# An exported range must be aligned to host pages. An allocation of the size of the driver's large
-# pages is aligned.
+# The driver exports only ranges that are aligned to host pages. Allocating multiples of its large
+# page size ensures this alignment.
 PAGE = 2 << 20
 
 
@@ -89,7 +89,7 @@ class GPUMemory:
             try:
                 self.local: aiordma.DmabufRegion = conn.register_dmabuf(fd.value, size)
             finally:
-                os.close(fd.value)  # the region has a duplicate
+                os.close(fd.value)  # the region uses its own duplicate
             stack.callback(self.local.close)
             self._stack = stack.pop_all()
 

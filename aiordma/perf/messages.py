@@ -12,10 +12,11 @@ from . import wire
 from .contents import difference
 from .ends import End, Load, Run, misnumbered
 
-# The limit of a stream reader's buffer, in bytes.
+# The size limit of a stream reader's buffer, in bytes.
 STREAM_LIMIT = 1 << 20
 
-# `drain` does not yield to the loop while the buffer has room, so yield after this many writes.
+# The number of writes after which a sender yields to the loop. `drain` does not yield while the
+# buffer has room.
 YIELD_AFTER = 64
 
 

@@ -23,10 +23,12 @@ from .ends import End, Load, Run, misnumbered
 MEMORY = struct.Struct("!QI")
 """The last part of a token: the address and key of the memory the peer may access."""
 
-# Maximum number of receives of each end, the memory that limits it, and the minimum number.
+# The maximum number of receives that each end posts, their maximum memory in bytes, and the minimum
+# number, which overrides the memory limit.
 RECEIVES, RECEIVE_MEMORY, LEAST_RECEIVES = 1024, 64 << 20, 2
 
-# Access flags of the memory that the peer may access. Queue pairs use them without LOCAL_WRITE.
+# The access flags of registered memory, by operation. Queue pairs use the same flags without
+# LOCAL_WRITE.
 RIGHTS = {
     "send": verbs.AccessFlags.LOCAL_WRITE,
     "write": verbs.AccessFlags.LOCAL_WRITE | verbs.AccessFlags.REMOTE_WRITE,
@@ -50,7 +52,8 @@ class QueuePair(End):
         self._expected = load.expected
         self.count(load)
         opened, size = self._opened, len(load.sent)
-        messages = 1 if opened.operation == "write" else size  # immediate data consumes a receive
+        # A write with immediate data consumes a receive but does not use the memory of the receive.
+        messages = 1 if opened.operation == "write" else size
         self._header = verbs.GRH_SIZE if opened.qp == "ud" else 0
         room = self._header + max(messages, 1)
         count = max(LEAST_RECEIVES, min(RECEIVES, 2 * opened.depth, RECEIVE_MEMORY // room))

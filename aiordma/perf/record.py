@@ -36,7 +36,7 @@ class Where:
     server_polling_us: float
 
 
-# The settings that a record contains unchanged.
+# The settings that are copied into a record unchanged.
 AS_ASKED = (
     *("iterations", "warm_up", "connections", "depth", "batch", "imm", "verify_all", "gpu"),
     *("bidirectional", "inline", "moderation"),

@@ -28,15 +28,18 @@ logger: logging.Logger = logging.getLogger("aiordma.perf")
 
 MIB = 1 << 20
 
-# Seconds until all connections of a measurement must be attached.
+# The time limit for attaching all connections of a measurement, in seconds. It also applies to the
+# first message on each connection.
 ATTACH_TIMEOUT = 60.0
-# Maximum bytes of a control message, and of the first message on other connections.
+# The maximum size of a control message, in bytes. It also applies to the first message on each
+# measured connection.
 MAX_CONTROL = 1 << 20
 
-# Maximum responses in flight if the client does not wait for each one. An estimate.
+# The maximum number of responses in flight per connection if the client does not wait for each
+# response. The value is an estimate.
 ANSWERS = 256
 
-# Seconds without an operation after which missing operations count as lost.
+# With UC and UD, missing operations count as lost if no operation arrives for this many seconds.
 PATIENCE = 0.1
 
 ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
@@ -156,7 +159,7 @@ class PerfServer:
         try:
             await self._serve_one(conn)
         except ConnectionError:
-            raise  # the client has disconnected, as usual
+            raise  # `aiordma.Server` logs that the client has disconnected
         except (RDMAError, TimeoutError) as error:
             logger.warning("%r: %s", conn, error or "the client sent nothing in time")
 
@@ -183,7 +186,7 @@ class PerfServer:
                 await session.over.wait()
 
     def _index(self, first: wire.Wire) -> int:
-        """Return the index of a connection in the current session, given its first message."""
+        """Check a connection's first message, and return the connection's index in the session."""
         if not isinstance(first, wire.Attach):
             raise ProtocolError(
                 f"the client began a connection with {type(first).__name__} instead of Attach"
@@ -234,7 +237,7 @@ class PerfServer:
 
     @asynccontextmanager
     async def _streams(self, session: Session) -> AsyncIterator[int]:
-        """Accept the streams of a session on a new port.
+        """Accept the session's streams on a new port.
 
         Yields:
             The port, or 0 if the session has no streams.
@@ -319,7 +322,7 @@ class PerfServer:
         tokens = [end.prepare(load) for end in ends]
         for end, token in zip(ends, begin.tokens, strict=True):
             end.use(token)
-        # Whether this program notices the operations.
+        # This program receives nothing for reads, atomics, and writes without immediate data.
         heard = load.numbered or opened.operation in ("send", "stream")
         tallies = [Tally(begin.verify_all) for _ in ends]
         tasks = [

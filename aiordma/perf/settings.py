@@ -24,7 +24,7 @@ EVERY_SIZE = tuple(1 << power for power in range(1, 24))
 
 DEFAULT_SIZE = {"lat": 64, "bw": 64 * KIB, "rate": 64}
 
-# 64, as in most comparisons. perftest uses 128.
+# Most comparisons use a depth of 64, but perftest defaults to 128.
 DEFAULT_DEPTH = 64
 
 LONGEST = 540.0
@@ -35,8 +35,9 @@ It is one minute shorter than the server's `Limits.silence`.
 MOST_ITERATIONS = 100_000_000
 MOST_INLINE = 1 << 16
 
-# Operations before the timed ones, which warm up caches, page tables and adaptive parts of the
-# device. The numbers are estimates, and large operations need fewer.
+# The maximum and minimum number of warm-up operations, and the total size in bytes that limits the
+# number of large operations. Warm-up fills caches and page tables, and lets adaptive parts of the
+# device settle. The values are estimates.
 WARM_UP, LEAST_WARM_UP, WARM_UP_BYTES = 200, 2, 32 * MIB
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import get_args
 
-import msgpack  # type: ignore[import-untyped]  # without type annotations
+import msgpack  # type: ignore[import-untyped]
 
 from aiordma._core.refusal import printable
 from aiordma._core.strict_json import unique
@@ -65,7 +65,7 @@ def token(value: object) -> bool:
     return isinstance(value, bytes) and len(value) <= 256
 
 
-# A check of the type and bounds of each field. A name has the same meaning in all messages.
+# Validators for the type and range of each field. A field has the same meaning in all messages.
 FIELDS: dict[str, Callable[[object], bool]] = {
     "version": number(VERSION, VERSION),
     "operation": one_of(*OPERATIONS),
@@ -209,7 +209,7 @@ def unpack(data: bytes) -> Wire:
             kind = KINDS[name]
         case _:
             raise ProtocolError("the peer's control message has an unknown type")
-    if name == "Open" and given.get("version") != VERSION:  # other versions may have other fields
+    if name == "Open" and given.get("version") != VERSION:  # the fields depend on the version
         raise ProtocolError(
             f"the server uses protocol version {VERSION}, but the client uses "
             f"{given.get('version')!r:.20}; install the same version of aiordma on both sides"

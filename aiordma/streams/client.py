@@ -21,7 +21,7 @@ from .transport import StreamTransport
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
-# The limit of the reader's buffer, as in asyncio.open_connection.
+# The default size limit of the reader's buffer in bytes, as in asyncio.open_connection.
 LIMIT = 64 << 10
 
 
@@ -86,7 +86,7 @@ def port_number(port: int | str | bytes | None) -> int:
     if port is None or isinstance(port, int):
         return port or 0
     if not isinstance(port, str | bytes):
-        return port  # the resolver rejects it, or accepts it as a number
+        return port  # the resolver checks values of other types
     text = port if isinstance(port, str) else port.decode(errors="replace")
     if not text or (text.isascii() and text.isdecimal()):
         return int(text or 0)
@@ -115,7 +115,7 @@ async def attach(
         connection.abort()
         raise
     try:
-        await (asyncio.sleep(0) if tls.context is None else ready)  # connection_made runs first
+        await (asyncio.sleep(0) if tls.context is None else ready)  # let connection_made run
     except OSError as error:
         transport.abort()
         peer = connection.peer_address
@@ -172,7 +172,8 @@ async def sendfile(
     end = size if count is None else min(size, offset + count)
     if end <= offset:
         return 0
-    # Private: the kernel does not register a shared mapping without write access (ib_umem_get).
+    # Use a private mapping, because the kernel cannot register a read-only shared mapping
+    # (ib_umem_get).
     mapped = mmap.mmap(file.fileno(), end, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     await transport.write_from(memoryview(mapped)[offset:])
     file.seek(end)

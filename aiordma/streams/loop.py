@@ -33,18 +33,19 @@ from . import client, server
 from .tls import TLSLimits
 from .transport import StreamTransport
 
-# asyncio's options. Some have no effect here: addresses are tried one after the other, a port has
-# one listener, and `Config.keep_alive` sets the keep-alive.
+# The options of the asyncio functions. Some have no effect over RDMA, because addresses are tried
+# sequentially, a port can have only one listener, and `Config.keep_alive` sets the keep-alive.
 OPTIONS = {"ssl", "sock", "family", "flags", "ssl_handshake_timeout", "ssl_shutdown_timeout"}
 CONNECT_OPTIONS = OPTIONS | {"local_addr", "server_hostname", "all_errors"}
 CONNECT_OPTIONS |= {"proto", "happy_eyeballs_delay", "interleave"}
 ADDRESS_OPTIONS = ("family", "flags", "all_errors")
 SERVER_OPTIONS = OPTIONS | {"backlog", "start_serving", "reuse_address", "reuse_port", "keep_alive"}
 
-# Whether asyncio itself is connecting to an address that `applies` excludes. Its sockets use TCP.
+# True while asyncio's own `create_connection` is running, so that `sock_connect` uses TCP.
 _of_asyncio: ContextVar[bool] = ContextVar("aiordma.streams.of_asyncio", default=False)
 
-# Connections made by `sock_connect`, by socket, until `create_connection` takes the socket.
+# RDMA connections opened by `sock_connect` and not yet used by `create_connection`. Each connection
+# belongs to a finalizer, which aborts the connection if the socket is garbage-collected.
 _dialled: WeakKeyDictionary[socket.socket, finalize[..., socket.socket]] = WeakKeyDictionary()
 
 
@@ -150,7 +151,7 @@ class OverRDMA:
         )
         if not stream or _of_asyncio.get() or not self.applies(*address[:2]):
             return await super().sock_connect(sock, address)  # type: ignore[misc, no-any-return]
-        check_host(address[0])  # TCP would connect to the part before a null character
+        check_host(address[0])  # with TCP, the host would end at the first null character
         bound, _ = sock.getsockname()[:2]
         source = (bound, 0) if bound not in ("", "0.0.0.0", "::") else None
         try:
@@ -248,7 +249,7 @@ async def copy_file(
     """Read a file in a thread, send its data, and return the number of bytes sent."""
     client.check_part(file, offset, count)
     if offset or (hasattr(file, "seekable") and file.seekable()):
-        file.seek(offset)  # also for 0, because the position may differ
+        file.seek(offset)  # even if 0, because the current position may differ
     sent = 0
     while count is None or sent < count:
         size = PART if count is None else min(PART, count - sent)

@@ -44,7 +44,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         self._affinity = LoopAffinity()
         self._loop = self._affinity.loop
         self._loop_shutdown = shutdown.of_running_loop()
-        # Like asyncio's servers, it serves until it is closed.
+        # Like asyncio's servers, keep serving even if the program drops its reference.
         self._loop_shutdown.add(self, keep=True)
         self._listener = listener
         self._factory = protocol_factory
@@ -113,7 +113,8 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._serving_forever = None
 
     async def _accept(self) -> None:
-        # Not `async for`: at the loop's end, its generator would be closed while it is running.
+        # Do not use `async for`. When the loop ends, asyncio would close the generator while it is
+        # running.
         with suppress(ConnectionClosedError):
             while True:
                 self._take(await self._listener.accept())
@@ -137,7 +138,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         protocol = self._factory()
         if self._context is None:
             return StreamTransport(connection, protocol, self._lost)
-        # `connection_made` is called after the TLS handshake.
+        # asyncio calls the protocol's `connection_made` after the TLS handshake.
         tls = between(protocol, self._context, None, self._limits, server_side=True)
         return StreamTransport(connection, tls, self._lost, awaits_tls=True)
 
@@ -179,16 +180,16 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         assert self._closing is not None
         await asyncio.shield(self._closing)
         if self._accepting is not None:
-            await asyncio.wait([self._accepting])  # serve_forever raises its exception
+            await asyncio.wait([self._accepting])  # serve_forever raises the task's exception
         await self._all_lost.wait()
 
     async def _end_with_loop(self) -> None:
-        self.close()  # the connections end like all other streams
+        self.close()  # each connection is closed separately
         assert self._closing is not None
         await self._closing
 
     def _end_without_loop(self) -> None:
-        """Do nothing, because the listener and the connections end on their own."""
+        """Do nothing, because the listener and the connections are closed separately."""
 
 
 @shows(StreamServerOptions, STREAM_SERVER)

@@ -19,8 +19,8 @@ from ..transport import Address
 
 SocketName = tuple[str, int] | tuple[str, int, int, int]
 
-# Options that have no effect on a stream, and their values before they are set. The connection
-# always sends immediately, and has its own keep-alive (Config.keep_alive).
+# Socket options that are accepted but have no effect on a stream, with their initial values. A
+# connection always sends without delay, and `Config.keep_alive` configures its keep-alive.
 OF_SOCKETS = "SO_KEEPALIVE SO_REUSEADDR SO_REUSEPORT SO_PRIORITY SO_RCVBUF SO_SNDBUF"
 OF_TCP = "KEEPIDLE KEEPINTVL KEEPCNT QUICKACK USER_TIMEOUT CORK NOTSENT_LOWAT"
 WITHOUT_EFFECT: dict[tuple[int, int], int] = {
@@ -91,7 +91,7 @@ class StreamSocket:
             return -1
         if self._fd < 0:
             self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        with suppress(BlockingIOError):  # it was not readable
+        with suppress(BlockingIOError):  # the counter is already 0
             os.eventfd_read(self._fd)
         if self._is_readable():
             os.eventfd_write(self._fd, 1)

@@ -46,17 +46,18 @@ from .sockets import socket_name, transport_socket
 
 logger: logging.Logger = logging.getLogger("aiordma.streams")
 
-# The longest message of a stream, unless the peer accepts less. It is long enough to make the cost
-# per message small, and short enough that the reader can begin soon.
+# The maximum size of a stream's messages in bytes, unless the peer accepts less. Larger messages
+# cost less per byte, and smaller messages let the reader start earlier.
 PIECE = 256 << 10
-# Bytes that may be in flight on the connection.
+# The number of bytes in flight at which the stream stops passing data to the connection.
 WINDOW = 1 << 20
-# Messages in flight before further writes are joined.
+# The number of messages in flight at which further writes are joined into one message.
 EAGER_WRITES = 4
-# Errors of operations after the connection has ended. ProtocolError is not a ConnectionError.
+# Exceptions raised by operations after the connection has ended. ProtocolError is listed because it
+# is not a ConnectionError.
 ENDED = (ConnectionError, ProtocolError)
 
-# The type of the first record of a TLS client: RFC 8446, section 5.1.
+# The content type of a TLS client's first record (RFC 8446, section 5.1).
 TLS_HANDSHAKE = 0x16
 
 NO_TLS = f"the server of this stream uses TLS, but its client does not: {TLS_HINT}"
@@ -103,14 +104,14 @@ class _Outbox:
         self._connection = connection
         self._piece = max(1, min(PIECE, connection.max_message))
         self._chunks: deque[memoryview] = deque()  # not yet passed to the connection
-        self.size = 0  # their bytes
+        self.size = 0  # total size of `_chunks` in bytes
         self.sends = 0  # messages in flight
-        self._sent_bytes = 0  # their bytes
-        self.undelivered = False  # some of the written bytes were not delivered
-        self.unsendable: BaseException | None = None  # why nothing more can be sent
+        self._sent_bytes = 0  # bytes in flight
+        self.undelivered = False  # whether written data was lost
+        self.unsendable: BaseException | None = None  # the error that ended sending
         self.eof_written = False
-        self.eof_owed = False  # write_eof was called, and the connection has not yet sent it
-        self._idle: asyncio.Future[None] | None = None  # `write_from` waits until all has been sent
+        self.eof_owed = False  # whether the end of the stream must still be sent
+        self._idle: asyncio.Future[None] | None = None  # done when all data has been sent
 
     def append(self, data: bytes | memoryview) -> None:
         self._chunks.append(memoryview(data))
@@ -122,7 +123,7 @@ class _Outbox:
         return bool(self.undelivered or self.size)
 
     def _take(self) -> memoryview:
-        """Remove and return up to one piece of data. Contiguous data is not copied."""
+        """Remove and return the data of the next message. Copy it only to join several chunks."""
         most = self._piece
         first = self._chunks.popleft() if self._chunks else memoryview(b"")
         if len(first) < most and self._chunks:
@@ -179,7 +180,7 @@ class _Outbox:
             await asyncio.shield(self._idle)
 
     def _let_go(self) -> None:
-        """Wake the waiters, because nothing is in flight or nothing more will be sent."""
+        """Wake the tasks in `wait` after everything has been sent or sending has failed."""
         idle, self._idle = self._idle, None
         if idle is not None:
             settle(idle, None, reset(self._connection, NOT_SENT) if self.undelivered else None)
@@ -197,9 +198,9 @@ class _Inbox:
 
     def __init__(self, connection: Connection) -> None:
         self.messages = connection._read_alone("a stream")
-        self.message: Message | None = None  # the protocol has its first `taken` bytes
+        self.message: Message | None = None  # current message, delivered up to offset `taken`
         self.taken = 0
-        self.before_tls = b""  # data received before start_tls that belongs to TLS
+        self.before_tls = b""  # TLS data received before start_tls
         self.is_buffered = False
         self._figures = connection._messages.figures
 
@@ -213,7 +214,7 @@ class _Inbox:
             self.message = None
 
     def give(self, protocol: Any, data: memoryview) -> int:
-        """Pass data to the protocol, and return the number of bytes that the protocol accepted."""
+        """Pass data to the protocol, and return the number of bytes accepted."""
         count = len(data)
         if self.is_buffered:
             buffer = bytes_of(protocol.get_buffer(count), target=True)
@@ -240,10 +241,10 @@ class StreamTransport(_FlowControlMixin):
     - `connection`: The underlying `Connection`.
     """
 
-    # asyncio.loop.start_tls requires this.
+    # `loop.start_tls` rejects transports without this attribute.
     _start_tls_compatible = True
 
-    # Inherited from asyncio: the water marks, and the calls that report them to the protocol.
+    # Declare the flow-control members inherited from asyncio for the type checker.
     _loop: asyncio.AbstractEventLoop
     _protocol_paused: bool
     _maybe_pause_protocol: Callable[[], None]
@@ -286,8 +287,8 @@ class StreamTransport(_FlowControlMixin):
         self._closing = False
         self._lost = False
         self._end: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None  # while closing
-        self._protocol: Any = None  # has the methods, not necessarily the base classes
+        self._watch: asyncio.Task[None] | None = None  # detects the connection's end during close
+        self._protocol: Any = None  # duck-typed, possibly without asyncio's base classes
         self.set_protocol(protocol)
         self._loop.call_soon(self._call, "in connection_made()", protocol.connection_made, self)
         self._reader: asyncio.Task[None] | None = None
@@ -348,8 +349,8 @@ class StreamTransport(_FlowControlMixin):
                 if inbox.taken == len(message):
                     inbox.drop()
         except StopAsyncIteration:
-            # A clean close completes every send of this side. The completion may be reported after
-            # this task, in the same iteration of the loop.
+            # If the peer has closed the connection cleanly, all sends have completed. Their
+            # callbacks may be scheduled after this task, so let them run first.
             await asyncio.sleep(0)
             error = reset(self._connection, NOT_READ) if self._outbox.owed else None
             self._take_eof()
@@ -361,12 +362,12 @@ class StreamTransport(_FlowControlMixin):
                 inbox.drop()
 
     def _deliver(self, data: memoryview) -> int:
-        """Pass data to the protocol, and return the number of bytes that the protocol accepted."""
+        """Pass data to the protocol, and return the number of bytes accepted."""
         taken = self._call("while receiving data", self._inbox.give, self._protocol, data)
         return taken or 0
 
     def _call(self, when: str, callback: Callable[..., Any], *args: object) -> Any:
-        """Call the protocol. On an exception, report it, end the stream, and return None."""
+        """Call the protocol. If it fails, report the error, end the stream, and return None."""
         try:
             return callback(*args)
         except EXITS:
@@ -399,7 +400,8 @@ class StreamTransport(_FlowControlMixin):
         if self.is_reading():
             self._paused = True
             if self._protocol_paused:
-                # The task that waits to write may be the task that would resume reading.
+                # Detect a failed connection now, because the reading task is paused. Otherwise, a
+                # writer that resumes reading after its write would wait forever.
                 self._flush()
 
     def resume_reading(self) -> None:
@@ -418,7 +420,8 @@ class StreamTransport(_FlowControlMixin):
             raise TypeError(refusal("data", "bytes, bytearray or memoryview", data))
         if self._outbox.eof_written:
             raise RuntimeError(f"cannot write to {self!r} after write_eof()")
-        # Convert first: a multidimensional view has a length, but possibly no bytes.
+        # Convert the data before checking its length. A multidimensional view can be empty although
+        # its length is not 0.
         data = bytes(require_data(data))
         if not data:
             return
@@ -463,7 +466,7 @@ class StreamTransport(_FlowControlMixin):
     def _flush(self) -> None:
         """Send as much data as possible, or end the stream if sending has failed.
 
-        If the connection has ended and reading is not paused, the reading task ends the stream.
+        If the connection has ended and reading is not paused, let the reading task end the stream.
         """
         self._outbox.flush(self._sent)
         error = self._outbox.unsendable
@@ -474,8 +477,9 @@ class StreamTransport(_FlowControlMixin):
         elif self._paused:
             closed = isinstance(error, ConnectionClosedError)
             self._force_close(reset(self._connection, NOT_READ) if closed else error)
-        # Otherwise the reading task reports the error after earlier messages. Until then, written
-        # data stays in the outbox and counts for the water marks, so that its writer pauses.
+        # If reading is not paused, the reading task delivers earlier messages and then reports the
+        # error. Until then, written data stays in the outbox and counts towards the watermarks, so
+        # the writer pauses.
 
     def _sent(self) -> None:
         if self._lost:
@@ -505,7 +509,7 @@ class StreamTransport(_FlowControlMixin):
         self._closing = True
         self._loop_shutdown.closing(self)
         self._stop_reading()
-        # Detect the end of the connection, because nothing is read any more.
+        # The reading task has stopped, so another task must detect the end of the connection.
         self._watch = background(self._loop, self._connection.wait_closed())
         self._watch.add_done_callback(
             lambda _: (
@@ -554,7 +558,7 @@ class StreamTransport(_FlowControlMixin):
         if self._lost:
             return
         if self._awaits_tls and error is not None and not self._connection._is_ending:
-            self._connection._blame(ProtocolError(NO_TLS))  # this informs the client
+            self._connection._blame(ProtocolError(NO_TLS))  # report the error to the client
         in_order = (
             error is None
             and not self._outbox.owed

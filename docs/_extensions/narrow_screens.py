@@ -11,7 +11,7 @@ from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 from sphinx.application import Sphinx
 from sphinx.highlighting import PygmentsBridge
 
-# Characters that fit on a line at a width of 400 pixels, or slightly fewer.
+# A conservative estimate of the number of characters on a line 400 pixels wide.
 _FITS = 36
 _TAG = re.compile(r"<[^>]*>")
 _HEADING = re.compile(r"<h[1-6]>.*?</h[1-6]>", re.DOTALL)
@@ -19,7 +19,7 @@ _DOT = re.compile(r"(?<=\w)\.(?=\w)(?![^<]*>)")
 
 
 class CodeLines(HtmlFormatter):  # type: ignore[misc]
-    """A formatter that tells the style sheet how far each long line is indented."""
+    """A formatter that marks long lines and passes their indentation to the style sheet."""
 
     def _format_lines(self, tokensource: Any) -> Iterator[tuple[int, str]]:
         lines: Iterable[tuple[int, str]] = super()._format_lines(tokensource)

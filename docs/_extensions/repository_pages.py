@@ -34,7 +34,7 @@ _LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 
 
 def _sources() -> dict[Path, Path]:
-    """Map files outside docs/ to their pages."""
+    """Map each file outside docs/ to the page that shows or documents it."""
     pages = {ROOT / file: DOCS / f"{page}.md" for page, file in SHOWN.items()}
     pages[ROOT / "README.md"] = DOCS / "index.md"
     for module, page in on_pages()[0]:
@@ -48,7 +48,7 @@ PAGES = _sources()
 
 
 def on_the_site(text: str, file: Path, page: Path) -> str:
-    """Return the text of a file with its links adapted to its page on the site."""
+    """Return the text of `file`, rewriting its relative links for `page` on the site."""
 
     def link(match: re.Match[str]) -> str:
         target = Path(os.path.normpath(file.parent / match["path"]))

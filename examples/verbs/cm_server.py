@@ -41,7 +41,7 @@ def main(host: str = "0.0.0.0", port: str = "7474") -> None:
             pd.reg_mr(bytearray(64)) as mr,
         ):
             qp = id.create_qp(pd, cq)  # rdma_create_qp(3)
-            qp.post_recv_one(1, mr.addr, 64, mr.lkey)  # before the client may send
+            qp.post_recv_one(1, mr.addr, 64, mr.lkey)  # before the client can send
             id.accept(cm.ConnectionParameters(b"welcome"))  # rdma_accept(3)
             next_event(channel, EventType.ESTABLISHED)
 
@@ -57,7 +57,7 @@ def main(host: str = "0.0.0.0", port: str = "7474") -> None:
             wc.raise_for_status()
 
             next_event(channel, EventType.DISCONNECTED)
-            id.disconnect()  # rdma_disconnect(3): both ends call it
+            id.disconnect()  # rdma_disconnect(3), called by both ends
             print("disconnected")
 
 

@@ -48,7 +48,8 @@ with ExitStack() as stack:
     context = stack.enter_context(verbs.open_device())
     asks, answers = End(stack, context), End(stack, context)
 
-    # The peer's endpoint is its address. The address handle contains the route.
+    # A destination consists of the peer's queue pair number and Q_Key, and an address handle with
+    # the route to the peer.
     to = asks.qp.destination(asks.endpoint, answers.endpoint)  # ibv_create_ah(3)
     stack.enter_context(to.ah)
     asks.send(b"are you there?", to)

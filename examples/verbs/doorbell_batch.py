@@ -11,11 +11,11 @@ with (
     context.alloc_pd() as pd,
     context.create_cq(64) as cq,
     pd.reg_mr(bytearray(range(COUNT * SIZE))) as source,
-    pd.reg_mr(bytearray(COUNT * SIZE), RIGHTS) as target,  # with the rights for a peer
+    pd.reg_mr(bytearray(COUNT * SIZE), RIGHTS) as target,  # access rights for the peer
     pd.create_qp(cq, capabilities=verbs.QPCapabilities(max_send_wr=COUNT)) as qp,
 ):
     here = qp.endpoint()
-    qp.connect(here, here, access=RIGHTS)  # the queue pair must grant the right, too
+    qp.connect(here, here, access=RIGHTS)  # the queue pair must also grant the rights
 
     with qp.batch() as batch:  # a list of struct ibv_send_wr, linked by `next`
         for number in range(COUNT):
@@ -27,7 +27,7 @@ with (
                 wr_id=number,
                 signaled=number == COUNT - 1,  # IBV_SEND_SIGNALED
             )
-    # Leaving `with` has called ibv_post_send(3) once, with the head of the list.
+    # On exit, the `with` block posted the whole list with one call of ibv_post_send(3).
 
     while not (completions := cq.poll()):  # ibv_poll_cq(3)
         pass

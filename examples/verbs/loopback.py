@@ -10,8 +10,8 @@ with (
     pd.reg_mr(bytearray(64)) as mr,  # ibv_reg_mr(3), which pins the bytearray
     pd.create_qp(cq) as qp,  # ibv_create_qp(3)
 ):
-    # An endpoint has the address, queue pair number and first PSN. Send here.pack() to your peer
-    # over any channel. In this example, the peer is the queue pair itself.
+    # An endpoint contains the address, queue pair number and first PSN that a peer needs. In a real
+    # program, send here.pack() to the peer over any channel. This queue pair is its own peer.
     here = qp.endpoint()  # ibv_query_port(3), ibv_query_gid(3)
     qp.connect(here, here)  # ibv_modify_qp(3) three times: to INIT, RTR and RTS
 
@@ -26,5 +26,5 @@ with (
             done[wc.wr_id] = wc
     print("sent:", done[2].status.name)
     print("received:", done[1].byte_len, bytes(mr.buf[32 : 32 + done[1].byte_len]))
-# Leaving `with` closes all of them in reverse order: ibv_destroy_qp(3), ibv_dereg_mr(3),
-# ibv_destroy_cq(3), ibv_dealloc_pd(3), ibv_close_device(3).
+# On exit, the `with` block closes the objects in reverse order, with ibv_destroy_qp(3),
+# ibv_dereg_mr(3), ibv_destroy_cq(3), ibv_dealloc_pd(3) and ibv_close_device(3).

@@ -27,17 +27,17 @@ from .completion_cursor import CompletionCursor
 from .cq_entries import Entries
 from .work_completion import WorkCompletion
 
-# The maximum seconds of one busy poll in C, because only Python handles signals. The value is a
-# judgement.
+# The maximum duration of a busy poll in C, in seconds. Python handles signals only between polls.
+# The value is an estimate.
 _SLICE = 0.001
 
-# The maximum seconds of one sleep, because poll(2) counts milliseconds in an int.
+# The maximum duration of a sleep, in seconds. The timeout of poll(2) is an int in milliseconds.
 _LONGEST_SLEEP = 3600.0
 
 
-# The result of a drain. The first element is whether completions were found, or the device made
-# progress, for example in the middle of a long message. The second element is whether there may be
-# more completions although the fd is not readable. Plain tuples are faster than named ones.
+# The result of a drain. The first element is True if completions were found or the device made
+# progress, for example with a long message. The second element is True if more completions may be
+# available although the fd is not readable. A plain tuple is faster than a named tuple.
 Drained: TypeAlias = tuple[bool, bool]
 
 _DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2)) for n in range(4))
@@ -69,7 +69,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
 
         def end_and_destroy(channel: h.ibv_comp_channel) -> None:
             lib.aiordma_drain_end(drain_state)
-            leaving.clear()  # each refers to it
+            leaving.clear()  # break the reference cycle with its entries
             context.library.calls.ibv_destroy_comp_channel(channel)
 
         super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
@@ -85,17 +85,17 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         self._a_thread_takes = False
 
     def _peer_wakeups(self) -> int:
-        """Return a counter value to pass to :meth:`_wrote_to_polling_peers`."""
+        """Return the current wake-up counters, for :meth:`_wrote_to_polling_peers`."""
         return lib.aiordma_peer_wakeups(self._calls)
 
     def _wrote_to_polling_peers(self, since: int) -> bool:
-        """Return whether the device has written to peers since then, without waking any of them.
+        """Return whether the device has since written to peers, all of which were polling.
 
         Args:
-            since: The earlier result of :meth:`_peer_wakeups`.
+            since: An earlier result of :meth:`_peer_wakeups`.
 
         Returns:
-            False if the device cannot tell.
+            False if the device does not count its writes.
         """
         now = self._peer_wakeups()
         return now != since and now >> 32 == since >> 32
@@ -134,8 +134,9 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
     def _sleep_for(self, queue: CompletionQueue, seen: int, end: float) -> None:
         """Sleep until ``queue._events_taken`` differs from ``seen``, or until the time ``end``.
 
-        If several threads sleep, one of them takes the events for all. Each thread would see the fd
-        become readable, but a thread that looks after another one has taken the event would not.
+        If several threads are sleeping, only one of them polls the fd, takes the events, and wakes
+        the others. If every thread polled the fd, a thread could miss its event, because another
+        thread might take the event first.
         """
         with self._event_taken:
             while queue._events_taken == seen and (left := end - time.monotonic()) > 0:
@@ -153,7 +154,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
                     self._event_taken.notify_all()
 
     def _take_event(self, seconds: float) -> None:
-        """Take an event, or sleep until there may be one."""
+        """Take a pending event, or sleep for up to ``seconds`` until an event may be pending."""
         if (queue := self.get_event()) is not None:
             queue._events_taken += 1
             return
@@ -162,17 +163,17 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         poll.poll(math.ceil(seconds * 1000))
 
     def _drain_to(self, table: Table, capacity: int, polls_again: bool) -> Drained:
-        """Take and acknowledge all events, arm the queues again and poll them, in one call of C.
+        """Take and acknowledge all events, and rearm and poll the queues, in a single C call.
 
-        Each queue must have been armed once.
+        Each queue must have been armed before.
 
         Args:
-            table: Receives the completions of queue pairs that are not tracked.
+            table: The table that receives the completions of untracked queue pairs.
             capacity: The maximum number of completions.
-            polls_again: Whether the caller will poll again soon if there was something. Peers need
-                not notify it until then.
+            polls_again: Whether the caller will poll again soon if this call finds work. Peers need
+                not notify the caller until then.
         """
-        if self.node.pointer is None:  # as `self.pointer` does, but faster
+        if self.node.pointer is None:  # like reading `self.pointer`, but faster
             raise self.closed_error()
         return self._drained(table.drain(self._state_address, capacity, polls_again))
 
@@ -183,8 +184,8 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
 
         Args:
             capacity: The maximum number of completions.
-            otherwise: Called with the result of a drain that did more than find completions. Pass
-                the result to :meth:`_drained`.
+            otherwise: A function that handles the results the poller does not handle itself. It
+                must pass the result to :meth:`_drained`.
         """
         return self._state_address, capacity, self.leaving, otherwise
 
@@ -234,12 +235,12 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self._posted_work: weakref.WeakValueDictionary[int, PostedWork] = (
             weakref.WeakValueDictionary()
         )
-        """The posted work of the queue pairs that complete here, by queue-pair number."""
+        """The posted work of the queue pairs that use this queue, by queue pair number."""
         self.entries: Entries = Entries(pointer.cqe, channel.leaving if channel else None)
         self._array: CompletionArray | None = None
         self._polls = self._found = self._arms = 0
         self._events_taken = 0
-        """The number of events of this queue that its channel has taken for `wait`."""
+        """The number of this queue's events that the channel has taken for `wait`."""
         destroy = context.library.calls.ibv_destroy_cq
         if channel is None:
             super().__init__(Node("CompletionQueue", pointer, destroy, [context.node]))
@@ -283,7 +284,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         ]
 
     def _settle(self, record: Record) -> WorkCompletionError | None:
-        """Settle the tracked work of a completion, and return the exception if it failed."""
+        """Settle the tracked work that has completed. Return the exception if the work failed."""
         work = self._posted_work.get(record[6])
         return work.settle(record) if work is not None else None
 
@@ -346,14 +347,14 @@ class CompletionQueue(Resource[h.ibv_cq]):
                 continue
             seen = self._events_taken
             self.req_notify()
-            # Completions from before arming make no event.
+            # Poll again, because completions that arrived before arming do not generate an event.
             if found := self._poll(max, 0):
                 return found
             self.channel._sleep_for(self, seen, end)
             now = time.monotonic()
 
     def _spin(self, max: int, end: float) -> list[WorkCompletion]:
-        """Poll until ``end``, at least once, and let Python handle signals every millisecond."""
+        """Poll at least once and until ``end``. Let Python handle signals every millisecond."""
         while True:
             left = end - time.monotonic()
             found = self._poll(max, math.ceil(min(left, _SLICE) * 1_000_000) if left > 0 else 0)
@@ -508,8 +509,8 @@ def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> N
     """Reserve completion queue entries for as long as the object behind ``node`` exists.
 
     Raises:
-        BusyError: If a queue does not have enough entries and cannot be enlarged. The object is
-            then destroyed.
+        BusyError: If a queue does not have enough entries and cannot be enlarged. In this case, the
+            object is destroyed.
     """
     totals: Counter[CompletionQueue] = Counter()
     for cq, entries in wanted:

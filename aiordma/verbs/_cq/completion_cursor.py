@@ -37,8 +37,8 @@ class CompletionCursor:
         self._cq = cq
         self._started = False
         self._attr = ffi.new("struct ibv_poll_cq_attr *")
-        self._wc: WorkCompletion | None = None  # the current one of a classic queue
-        self._ex: h.ibv_cq_ex | None = None  # the extended queue
+        self._wc: WorkCompletion | None = None  # current completion of a classic queue
+        self._ex: h.ibv_cq_ex | None = None  # the queue, if extended
         self.failure: WorkCompletionError | None = None
 
     def __enter__(self) -> Self:
@@ -70,7 +70,7 @@ class CompletionCursor:
         return True
 
     def _start(self, cq: h.ibv_cq_ex) -> bool:
-        self._end()  # and not next_poll, for the reason in native/verbs/completion.c
+        self._end()  # next_poll can lose completions (see native/verbs/completion.c)
         code = cq.start_poll(cq, self._attr)
         if code == 0:
             self._started = True
@@ -81,13 +81,13 @@ class CompletionCursor:
         return False
 
     def _record(self) -> tuple[int, int, int, int, int, int, int, int, int]:
-        """Return the record with which the queue pair finds its posted work."""
+        """Return the current completion as a record for :meth:`CompletionQueue._settle`."""
         opcode = 0 if self.status else self._read("opcode")
         number = self._read("qp_num") if getattr(self._ex, "read_qp_num", None) else 0
         return self.wr_id, self.status, opcode, self.vendor_err, 0, 0, number, 0, 0
 
     def _read(self, name: str, member: str = "") -> int:
-        """Return the field ``name``; on an extended queue, ``read_<member>`` reads it."""
+        """Return the field ``name``. On an extended queue, call ``read_<member>`` to read it."""
         if self._wc is None and not self._started:
             raise RuntimeError(
                 "the cursor is not positioned on a completion; iterate over the cursor first"
@@ -130,10 +130,11 @@ class CompletionCursor:
 
     @property
     def invalidated_rkey(self) -> int | None:
-        """The local key invalidated by the received message, or None."""
+        """The rkey on this side that the received message invalidated, or None."""
         if not self.wc_flags & WCFlags.WITH_INV:
             return None
-        return self._read("invalidated_rkey", "imm_data")  # which is the key, in no byte order
+        # The key shares a field with the immediate data, but is not in network byte order.
+        return self._read("invalidated_rkey", "imm_data")
 
     @property
     def wc_flags(self) -> WCFlags:

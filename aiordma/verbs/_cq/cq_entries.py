@@ -21,8 +21,8 @@ class Entries:
 
     Args:
         capacity: The total number of entries.
-        channel: The channel's list of queues with entries to release. Draining the channel finds
-            all of these queues empty at the same time.
+        channel: The channel's list of objects with entries to release. A drain that leaves all of
+            the channel's queues empty releases the entries.
     """
 
     __slots__ = ("_channel", "capacity", "leaving", "reserved")
@@ -47,13 +47,13 @@ class Entries:
 
     def leave(self, entries: int) -> None:
         """Release reserved entries when the queue is next found empty."""
-        # It may still be there: a poll that sees the queue empty leaves the list to the next drain.
+        # This object may already be in the list, because only the next drain clears the list.
         if self._channel is not None and self not in self._channel:
             self._channel.append(self)
         self.leaving += entries
 
     def seen_empty(self) -> None:
-        """Release entries after a poll has found the queue empty."""
+        """Release the entries passed to :meth:`leave`, after a poll has found the queue empty."""
         if self.leaving:
             self.reserved -= self.leaving
             self.leaving = 0

@@ -11,7 +11,7 @@ from aiordma.errors import UnsupportedError
 from .._device.enums import CQFlags, WCFields
 from .completion import CompletionChannel, CompletionQueue
 
-# Fields that a classic queue reports as well.
+# The fields that both classic and extended queues report.
 STANDARD = WCFields(lib.IBV_WC_STANDARD_FLAGS)
 
 # rdma_rxe supports extended queues, but with rdma-core 44 its iterator loses its position at the
@@ -99,7 +99,7 @@ def _extended(
     attr.cq_context = lib.aiordma_extended_cq_context()
     attr.channel = channel.pointer if channel else ffi.NULL
     attr.comp_vector = comp_vector
-    attr.wc_flags = fields | WCFields.WITH_QP_NUM  # by which posted work is found
+    attr.wc_flags = fields | WCFields.WITH_QP_NUM  # needed to find posted work
     if flags:
         attr.comp_mask = lib.IBV_CQ_INIT_ATTR_MASK_FLAGS
         attr.flags = flags

@@ -11,7 +11,7 @@ from aiordma.errors import WorkCompletionError, work_completion_error
 
 from .._device.enums import WCFields, WCFlags, WCOpcode, WCStatus
 
-# Use plain numbers and cached members, because operators of enumerations are ten times slower.
+# Use plain ints and cached enum members, because enum operators are ten times slower.
 _opcode = lru_cache(256)(WCOpcode)
 _flags = lru_cache(256)(WCFlags)
 _RECV = int(WCOpcode.RECV)
@@ -29,8 +29,8 @@ class WorkCompletion(NamedTuple):
 
     If ``status`` is not SUCCESS, ``opcode`` is None, and only ``wr_id``, ``status``, ``vendor_err``
     and ``qp_num`` are valid. ``byte_len`` is valid for receives, reads and atomics. ``imm_data`` is
-    the immediate data as a number in host byte order, or None. ``invalidated_rkey`` is the local
-    key invalidated by the received message, or None.
+    the immediate data as a number in host byte order, or None. ``invalidated_rkey`` is the rkey on
+    this side that the received message invalidated, or None.
 
     ``timestamp`` and all fields after it are None unless the completion queue reports them. An
     extended queue reports the fields selected when it was created. A classic queue reports
@@ -75,7 +75,7 @@ class WorkCompletion(NamedTuple):
             record: The fields as plain numbers.
             failure: The exception for a failed completion, if the queue pair tracks its work.
             more: The remaining fields.
-            fields: The fields that an extended queue reports; None for a classic queue.
+            fields: The fields that an extended queue reports, or None for a classic queue.
         """
         wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, flags = record
         if status:
@@ -88,7 +88,7 @@ class WorkCompletion(NamedTuple):
             _opcode(opcode),
             vendor_err,
             byte_len,
-            # rdma_rxe sets WITH_IMM for sends as well, without the data.
+            # rdma_rxe also sets WITH_IMM for send completions, which contain no immediate data.
             imm_data if flags & _WITH_IMM and opcode & _RECV else None,
             qp_num,
             src_qp,
@@ -143,7 +143,7 @@ def invalidated(imm_data: int) -> int:
 
 
 def _told(more: More, fields: WCFields | None) -> tuple[int | None, ...]:
-    """Return the members from ``timestamp`` on. Those that the queue does not report are None."""
+    """Return the fields from ``timestamp`` on. Fields that the queue does not report are None."""
     timestamp, wallclock_ns, tm_tag, slid, pkey_index, sl, bits, cvlan, flow_tag, tm_priv = more
     if fields is None:
         return None, None, slid, sl, bits, pkey_index
@@ -154,7 +154,7 @@ def _told(more: More, fields: WCFields | None) -> tuple[int | None, ...]:
         slid if told & _SLID else None,
         sl if told & _SL else None,
         bits if told & _DLID_PATH_BITS else None,
-        None,  # of classic queues alone
+        None,  # pkey_index, which only classic queues report
         cvlan if told & _CVLAN else None,
         flow_tag if told & _FLOW_TAG else None,
         tm_tag if told & _TM_INFO else None,

@@ -18,7 +18,7 @@ from .enums import GIDType
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-# The prefix of IPv4-mapped IPv6 addresses (RFC 4291, 2.5.5.2).
+# The prefix of IPv4-mapped IPv6 addresses (RFC 4291, section 2.5.5.2).
 IPV4_PREFIX = bytes(10) + b"\xff\xff"
 _ZERO = bytes(16)
 
@@ -93,10 +93,10 @@ class GIDEntry(NamedTuple):
 
     @classmethod
     def read(cls, entry: h.ibv_gid_entry) -> Self:
-        """Read ``struct ibv_gid_entry``."""
+        """Convert a ``struct ibv_gid_entry``."""
         try:
             ndev = socket.if_indextoname(entry.ndev_ifindex) if entry.ndev_ifindex else ""
-        except OSError:  # it was removed, or is in another network namespace
+        except OSError:  # the interface was removed or is in another network namespace
             ndev = ""
         return cls(
             GID(ffi.buffer(entry.gid.raw)[:16]),
@@ -107,7 +107,7 @@ class GIDEntry(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """Return the index, the GID, its type and the interface, for error messages."""
+        """Return the index, GID, GID type and interface as text for error messages."""
         kind = self.gid_type.name.replace("ROCE_V", "RoCE v")
         ndev = f", {self.ndev}" if self.ndev else ""
         return f"GID index {self.gid_index} ({self.gid}, {kind}{ndev})"
@@ -151,7 +151,7 @@ class GIDEntry(NamedTuple):
         table.
         """
         ip, reach = self.gid.ip, 0
-        if self.gid_type is not GIDType.IB:  # whose default subnet prefix is fe80::/64
+        if self.gid_type is not GIDType.IB:  # IB's default subnet prefix is link-local (fe80::/64)
             reach = 2 if ip.is_link_local else int(ip.is_loopback)
         kind = {GIDType.ROCE_V2: 0, GIDType.IB: 0, GIDType.ROCE_V1: 1}.get(self.gid_type, 2)
         return (self.gid.is_zero, kind, reach)
@@ -162,7 +162,7 @@ def best(entries: Sequence[GIDEntry]) -> GIDEntry:
     return entries[0] if len(entries) == 1 else min(entries, key=GIDEntry.preference)
 
 
-# The maximum of each number in struct ibv_ah_attr, and of each number in its global route.
+# The maximum values of the numeric fields in struct ibv_ah_attr.
 _OF_THE_VECTOR = {
     "dlid": 0xFFFF,
     "sl": 15,
@@ -170,6 +170,7 @@ _OF_THE_VECTOR = {
     "static_rate": 0xFF,
     "port_num": 0xFF,
 }
+# The maximum values of the numeric fields in struct ibv_global_route.
 _OF_THE_ROUTE = {
     "sgid_index": 0xFF,
     "hop_limit": 0xFF,
@@ -211,14 +212,14 @@ class AddressVector(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_ah_attr) -> Self:
-        """Read ``struct ibv_ah_attr``."""
+        """Convert a ``struct ibv_ah_attr``."""
         dgid = GID(ffi.buffer(attr.grh.dgid.raw)[:16]) if attr.is_global else None
         route = {name: getattr(attr.grh, name) for name in _OF_THE_ROUTE}
         return copy_of(attr, cls, dgid=dgid, **route)
 
 
 def vector_fields(name: str, value: object) -> dict[str, object]:
-    """Return the fields of ``struct ibv_ah_attr`` for an argument.
+    """Return the fields of ``struct ibv_ah_attr`` for the argument called ``name``.
 
     Raises TypeError with the argument's name if the argument is not an AddressVector.
     """

@@ -12,7 +12,7 @@ from .enums import MTU, AtomicCapability, DeviceCapability, LinkLayer, PortCapab
 
 
 def guid_from_network(value: int) -> int:
-    """Convert a 64-bit identifier from network byte order to a number."""
+    """Convert a GUID from network byte order to host byte order."""
     return int.from_bytes(value.to_bytes(8, sys.byteorder), "big")
 
 
@@ -64,8 +64,8 @@ class DeviceAttributes(NamedTuple):
         )
 
 
-# ibv_query_port(3): lanes and gigabits per second and lane (the signalling rate as it is spoken
-# of: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR).
+# The lane count by active_width, and the nominal Gbit/s per lane by active_speed
+# (ibv_query_port(3)). The speeds are SDR, DDR, QDR, FDR10, FDR, EDR, HDR and NDR.
 _WIDTHS = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
 _SPEEDS = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0}
 

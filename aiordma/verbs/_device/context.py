@@ -31,7 +31,7 @@ from .resource import Node, Resource
 from .route_lookup import better_gid
 from .statistics import DeviceStatistics, count_open
 
-# Which member of ibv_async_event's union an event fills (ibv_get_async_event(3)).
+# The member of ibv_async_event's union that each event type sets (ibv_get_async_event(3)).
 _MEMBERS = {
     EventType[name]: member
     for member, names in {
@@ -47,7 +47,7 @@ _MEMBERS = {
 
 _ENTRY_SIZE = ffi.sizeof("struct ibv_gid_entry")
 
-# Allocates memory without clearing it, for calls that report how much of it they have filled.
+# Allocates uninitialized memory for calls that return the number of entries they have written.
 _unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -65,13 +65,13 @@ class AsyncEvent(NamedTuple):
 
 
 def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
-    """Return the exception for an event that makes the device unusable."""
+    """Return the exception for an event that makes a device or one of its objects unusable."""
     about = repr(event.element) if event.element is not None else ""
     return DeviceEventError(event.type.name, device=context.name, element=about)
 
 
-# The contexts created for each pointer. The first one is used. Several may be created if threads
-# race; a lock could deadlock with a destructor.
+# The contexts created for each C pointer. Racing threads may create several, but all callers use
+# the first open context. A lock could deadlock if a destructor interrupts the thread holding it.
 _borrowed: dict[tuple[str, int], list[weakref.ref[Context]]] = {}
 
 
@@ -79,7 +79,7 @@ def _first_borrowed(made: list[weakref.ref[Context]]) -> Context | None:
     for ref in tuple(made):
         if (context := ref()) is not None and not context.closed:
             return context
-        with suppress(ValueError):  # another thread has removed it
+        with suppress(ValueError):  # already removed by another thread
             made.remove(ref)
     return None
 
@@ -104,12 +104,12 @@ class Context(Resource[h.ibv_context]):
         self._attributes: DeviceAttributes | None = None
         self._extended: ExtendedDeviceAttributes | None = None
         self._gid_table: tuple[bytes, tuple[GIDEntry, ...]] = b"", ()
-        """The last known table, as C data and as objects."""
+        """The most recent GID table, as C structures and as GIDEntry objects."""
         self._cq_fields: tuple[WCFields | None] | None = None
         self._failures: Counter[int] = Counter()
-        """The number of failed completions by status; see :meth:`statistics`."""
+        """The number of failed completions, by status. See :meth:`statistics`."""
         self._event_counts: Counter[str] = Counter()
-        # The resource that an asynchronous event concerns, by the address of its C structure.
+        # Maps the C structure in an asynchronous event to its Python object, by address.
         self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
             weakref.WeakValueDictionary()
         )
@@ -158,7 +158,7 @@ class Context(Resource[h.ibv_context]):
         If the library or the device does not support this query, all extended values are zero.
         """
         if self._extended is None:
-            from .capabilities import ExtendedDeviceAttributes  # noqa: PLC0415 - not all need it
+            from .capabilities import ExtendedDeviceAttributes  # noqa: PLC0415
 
             attr = ffi.new("struct ibv_device_attr_ex *")
             calls = self.library.calls
@@ -192,11 +192,12 @@ class Context(Resource[h.ibv_context]):
     def _offering(
         self, capability: str, about: Callable[[VerbsError], str] | None = None
     ) -> Iterator[None]:
-        """Convert an UnsupportedError in the ``with`` block to one that names the capability.
+        """Add the capability's name to any UnsupportedError raised in the ``with`` block.
 
         Args:
             capability: The name of the capability.
-            about: Returns the message for any other VerbsError.
+            about: Creates the message for any other VerbsError. If None, such errors are not
+                changed.
         """
         try:
             yield
@@ -212,7 +213,7 @@ class Context(Resource[h.ibv_context]):
     ) -> UnsupportedError:
         return UnsupportedError(capability, device=self.name, verb=verb, errno=code)
 
-    # --- ports, which count from 1; GIDs ---------------------------------------------------
+    # --- ports (numbered from 1) and GIDs --------------------------------------------------
 
     def query_port(self, port_num: int = 1) -> PortAttributes:
         """Query a port's current state and limits."""
@@ -225,7 +226,7 @@ class Context(Resource[h.ibv_context]):
         pointer, calls = self.pointer, self.library.calls
         try:
             code = lib.aiordma_query_port(pointer, port_num, attr)
-            if code == errno.EOPNOTSUPP:  # an older library: without port_cap_flags2
+            if code == errno.EOPNOTSUPP:  # the library predates port_cap_flags2
                 compat = ffi.cast("struct _compat_ibv_port_attr *", attr)
                 calls.ibv_query_port(pointer, port_num, compat)
             elif code:

@@ -33,9 +33,10 @@ VARIABLE = "AIORDMA_DEVICE"
 
 
 def names_or_variable(name: str | None) -> str | None:
-    """Return ``name`` or, if it is None, the environment variable's value.
+    """Return ``name``, or the value of AIORDMA_DEVICE if no name is given.
 
-    The value may contain several names, or be "all". It is None if the variable is not set.
+    The value may be a comma-separated list of names, or "all". Returns None if the variable is not
+    set either.
     """
     if name is not None:
         instance(
@@ -45,9 +46,9 @@ def names_or_variable(name: str | None) -> str | None:
 
 
 def name_or_variable(name: str | None) -> str | None:
-    """Return ``name`` or, if it is None, the first name in the environment variable.
+    """Return ``name``, or the first name in AIORDMA_DEVICE if no name is given.
 
-    None means the default device.
+    Returns None for the default device.
     """
     if name:
         return names_or_variable(name)
@@ -56,16 +57,13 @@ def name_or_variable(name: str | None) -> str | None:
 
 
 def _by_variable(name: str | None) -> str:
-    """Return the part of an error message that says that the environment contains the name."""
+    """Return an error message suffix if AIORDMA_DEVICE contains the name, or an empty string."""
     value = os.environ.get(VARIABLE, "")
     return f"; {VARIABLE} is {value!r}" if name in value.split(",") and name else ""
 
 
 def only_device(name: str | None) -> str | None:
-    """Return the name of the only allowed device.
-
-    None means that any of the library's devices may be used.
-    """
+    """Return the name if it selects a single device, or None if any device is allowed."""
     return None if name == SYSTEM else name
 
 
@@ -158,7 +156,7 @@ class Device:
         return copy_of(self._read_fault_counts(), FaultCounts)
 
     def _fault_chances(self) -> int:
-        """Return the number of events that a fault with a probability might have struck."""
+        """Return how many times the fault plan could have injected a random fault."""
         return int(self._read_fault_counts().chances)
 
     def _read_fault_counts(self) -> h.aiordma_fault_counts:
@@ -179,7 +177,7 @@ class Device:
         try:
             with open(os.path.join(self.sysfs_path, "device", "numa_node")) as file:
                 node = int(file.read())
-        except (OSError, ValueError):  # a device that is no piece of hardware has no such file
+        except (OSError, ValueError):  # software devices do not have this file
             return None
         return node if node >= 0 else None
 
@@ -189,11 +187,11 @@ class Device:
 
 @contextmanager
 def _device_list(library: Library) -> Iterator[list[h.ibv_device]]:
-    """Provide the pointers of a device list, which are valid inside the ``with`` block."""
+    """Provide a library's list of device pointers, which are only valid in the ``with`` block."""
     count = ffi.new("int *")
     try:
         array = library.calls.ibv_get_device_list(count)
-    except UnsupportedError:  # ENOSYS: the kernel has no RDMA at all (ibv_get_device_list(3))
+    except UnsupportedError:  # ENOSYS: the kernel lacks RDMA support (ibv_get_device_list(3))
         yield []
         return
     try:
@@ -232,7 +230,7 @@ def _devices(library: Library) -> list[Device]:
 
 @cache
 def _embedded_devices() -> list[Device]:
-    """Return the embedded devices, which do not change while the process runs."""
+    """Return the embedded devices. The list is cached, because it never changes in a process."""
     return _devices(embedded())
 
 
@@ -281,11 +279,11 @@ def find_device(
 
 
 def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
-    """Return whether the device has that GID; store its addresses or the error in ``gids``."""
+    """Return whether the device has this GID, and record its IP addresses or error in ``gids``."""
     try:
         with device.open() as context:
             table = [entry.gid for entry in context.query_gid_table()]
-    except VerbsError as error:  # such as no permission: another device may be meant
+    except VerbsError as error:  # for example EACCES; another device may match
         gids[device.name] = str(error)
         return False
     gids[device.name] = ", ".join(dict.fromkeys(str(entry.ip) for entry in table)) or "no address"
@@ -316,7 +314,7 @@ def choose_device(name: str | None = None) -> Choice:
     for device in _system_devices():
         try:
             states = _port_states(device)
-        except VerbsError as error:  # such as no permission: not a reason to use another kind
+        except VerbsError as error:  # for example EACCES, which must not cause a fallback
             failure = failure or error
             continue
         if PortState.ACTIVE in states.values():
@@ -328,7 +326,7 @@ def choose_device(name: str | None = None) -> Choice:
         raise failure
     missing = missing_library()
     why = "; ".join(unusable) or "the system has no RDMA device"
-    if missing is not None:  # `aiordma doctor` shows the whole error, with the package
+    if missing is not None:  # `aiordma doctor` shows the full error
         why = f"{missing.library} is {'too old' if missing.symbol else 'not installed'}"
     if name == SYSTEM:
         detail = (missing and missing.strerror) or why
@@ -338,10 +336,10 @@ def choose_device(name: str | None = None) -> Choice:
 
 
 def active_devices(like: Device) -> list[Device]:
-    """Return all system devices or all embedded devices, depending on the kind of ``like``.
+    """Return all devices with an active port that are of the same kind as ``like``.
 
-    Only devices with an active port are returned. Devices on the NUMA nodes of this process's CPUs
-    come first. Devices that cannot be opened are omitted.
+    The two kinds are system devices and embedded devices. Devices on the NUMA nodes of this
+    process's CPUs come first. Devices that cannot be opened are omitted.
 
     Raises:
         DeviceNotFoundError: If no device has an active port.
@@ -366,7 +364,7 @@ def active_devices(like: Device) -> list[Device]:
 
 
 def _numa_nodes() -> set[int]:
-    """Return the NUMA nodes of this process's CPUs; empty if the kernel does not report them."""
+    """Return the NUMA nodes of this process's CPUs, or an empty set if the kernel reports none."""
     links = (
         entry.name.removeprefix("node")
         for cpu in os.sched_getaffinity(0)

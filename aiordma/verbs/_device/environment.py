@@ -9,11 +9,11 @@ from functools import cache
 from aiordma._core.environment import unknown_variables
 
 reported: set[str] = set()
-"""The variables this process has already warned about."""
+"""The names of unknown variables for which a warning has been issued."""
 
 
 def report_unknown_variables() -> None:
-    """Warn about unknown environment variables named AIORDMA_*, once per variable and process."""
+    """Warn about unknown ``AIORDMA_*`` environment variables, but only once for each variable."""
     for name, text in unknown_variables(os.environ).items():
         if name not in reported:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
@@ -21,4 +21,4 @@ def report_unknown_variables() -> None:
 
 
 check_environment = cache(report_unknown_variables)
-"""Call `report_unknown_variables` the first time; later calls do nothing."""
+"""Run `report_unknown_variables` on the first call only."""

@@ -13,7 +13,7 @@ GRH_SIZE = 40
 _V6 = struct.Struct("!IHBB16s16s")
 _V4 = struct.Struct("!BBHHHBBH4s4s")
 _V4_OFFSET = GRH_SIZE - _V4.size
-_V4_START = 0x45  # version 4, five words long: RoCE has no options in it
+_V4_START = 0x45  # version 4 and a length of five words, because RoCE uses no IP options
 
 
 class GRH(NamedTuple):
@@ -43,8 +43,8 @@ class GRH(NamedTuple):
         raw = bytes(memoryview(data)[:GRH_SIZE])
         if len(raw) < GRH_SIZE:
             raise ValueError(f"a GRH must be {GRH_SIZE} bytes long, not {len(raw)}")
-        # The 20 bytes before an IPv4 header are undefined, so they may look like version 6. The
-        # checksum then decides, which is correct by chance in one of 65536 cases.
+        # The 20 bytes before an IPv4 header are undefined and may look like an IPv6 header. If both
+        # versions match, the IPv4 checksum decides. It accepts random bytes in 1 of 65536 cases.
         v4 = raw[_V4_OFFSET] == _V4_START
         if raw[0] >> 4 == 6 and not (v4 and _sum_is_right(raw[_V4_OFFSET:])):
             first, length, next_header, hops, *addresses = _V6.unpack(raw)
@@ -61,6 +61,6 @@ class GRH(NamedTuple):
 
 
 def _sum_is_right(header: bytes) -> bool:
-    """Verify the checksum: the one's complement sum of all words is all ones (RFC 791)."""
+    """Return whether the header's one's complement sum is all ones, as RFC 791 requires."""
     words = [int.from_bytes(header[at : at + 2], "big") for at in range(0, len(header), 2)]
     return sum(words) % 0xFFFF == 0

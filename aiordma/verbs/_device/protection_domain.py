@@ -196,7 +196,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         access = choice("access", access, AccessFlags)
         offset, length = part_of(dm.length, offset, length)
         check_rights(access)
-        access |= AccessFlags.ZERO_BASED  # there is no address that it could have: ibv_alloc_dm(3)
+        access |= AccessFlags.ZERO_BASED  # device memory has no address (ibv_alloc_dm(3))
         pointer = self.context.library.calls.ibv_reg_dm_mr(
             self.pointer, dm.pointer, offset, length, int(access)
         )

@@ -31,12 +31,12 @@ from aiordma.errors import BufferStateError
 
 P = TypeVar("P")
 
-# One None for each open object, by class. Appending and popping need no lock. A finalizer can run
-# at any point, so its own thread might already hold a lock.
+# The open objects of each class, counted as the length of a list. Appending and popping are atomic.
+# A counter would need a lock, and a finalizer would deadlock if its own thread held that lock.
 _live: dict[str, list[None]] = {}
 _roots: weakref.WeakSet[Node[Any]] = weakref.WeakSet()
 _abandoned: list[Node[Any]] = []
-_halted = False  # whether the device has stopped using memory
+_halted = False  # whether `_halt_all` has started
 _remember_places = sys.flags.dev_mode
 
 
@@ -54,12 +54,12 @@ def remember_places(enabled: bool) -> None:
     This records the call stack whenever an object is created. It is enabled by default in Python's
     development mode (``-X dev``).
     """
-    global _remember_places  # noqa: PLW0603 - a debugging switch of the process
+    global _remember_places  # noqa: PLW0603 - a process-wide debugging option
     _remember_places = enabled
 
 
 class Node(Generic[P]):
-    """A C pointer, the function that destroys its object, and the nodes created from it."""
+    """The owner of a C object, with its destructor and the nodes created from it."""
 
     __slots__ = (
         "__weakref__", "_destroy", "_parents", "at_end", "children", "counted", "end", "halt",
@@ -81,8 +81,8 @@ class Node(Generic[P]):
         self.pin: object = pin
         self.counted: bool = counted
         self.children: dict[Node[Any], None] = {}
-        self.at_end: Callable[[], None] | None = None  # when it has been destroyed
-        # At the end of the program: has the device use no memory on its behalf any more.
+        self.at_end: Callable[[], None] | None = None  # called after destruction
+        # Called at interpreter exit to stop the device from accessing memory for this object.
         self.halt: Callable[[P], object] | None = None
         self.end: str = ""
         self._destroy = destroy
@@ -97,36 +97,37 @@ class Node(Generic[P]):
             _keep_for_good(pin)
 
     def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Destroy the children, newest first, and then this node.
+        """Destroy the node's children in reverse order, and then the node itself.
 
         A node that cannot be destroyed stays open.
         """
-        if _is_finalizing():  # `_halt_all` has run, and the globals of this module may be None
+        if _is_finalizing():  # after `_halt_all`; the module's globals may be None by now
             return
         if self.children:
-            with ExitStack() as steps:  # all of them, also if one stays
+            with ExitStack() as steps:  # close every child, even if one raises
                 for child in self.children:
                     steps.callback(child.close)
         if (pointer := self.pointer) is None:
             return
         self.pointer = None
-        if _halted:  # read after that, since `_halt_all` writes it and then reads the pointer
+        if _halted:  # `_halt_all` sets this before reading pointers, so check it last
             _keep_for_good(self)
             self.have_halted(pointer)
             return
         try:
             self._destroy(pointer)
         except BaseException as error:
-            # EIO: its device has gone, and the kernel has released it already, ibv_open_device(3).
+            # EIO means that the device was removed and the kernel has already released the object
+            # (ibv_open_device(3)).
             if getattr(error, "errno", None) != errno.EIO:
                 self.pointer = pointer
                 raise
         self._ended("is closed")
 
     def have_halted(self, pointer: P) -> None:
-        """Stop the device from using memory on behalf of this node, but keep the node."""
+        """Stop the device from accessing memory for this object, without destroying the object."""
         if self.halt is not None:
-            with suppress(OSError):  # the device has failed, or gone
+            with suppress(OSError):  # the device has failed or was removed
                 self.halt(pointer)
 
     def move(self, old: Node[Any], new: Node[Any]) -> None:
@@ -138,9 +139,9 @@ class Node(Generic[P]):
         ]
 
     def disown(self) -> None:
-        """In a child process after a fork, discard the pointers of this node and its children.
+        """Discard the C pointers of this node and its descendants in a forked child process.
 
-        They belong to the parent process, which is responsible for destroying them.
+        The C objects belong to the parent process, which must destroy them.
         """
         self.pointer = None
         self.end = "was made before fork() and belongs to the parent process"
@@ -148,7 +149,7 @@ class Node(Generic[P]):
             child.disown()
 
     def below(self) -> Iterator[Node[Any]]:
-        """Yield this node and all nodes created from it.
+        """Yield this node and all its descendants.
 
         A node with two parents may be yielded twice.
         """
@@ -169,7 +170,7 @@ class Node(Generic[P]):
 
 
 def _after_fork_in_child() -> None:
-    # A child must not use the parent's objects (ibv_fork_init(3)).
+    # A child process must not use objects of its parent process (ibv_fork_init(3)).
     _live.clear()
     for node in [*_roots, *_abandoned]:
         node.disown()
@@ -179,25 +180,25 @@ fork.reset_in_child(_after_fork_in_child)
 
 
 def _keep_for_good(thing: object) -> None:
-    import ctypes  # noqa: PLC0415 - at the end of few programs
+    import ctypes  # noqa: PLC0415 - rarely needed
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 @atexit.register
 def _halt_all() -> None:
-    """Stop the device from using any memory before Python frees it.
+    """Stop the devices from accessing memory before the exiting interpreter frees it.
 
-    Nothing is destroyed, because a daemon thread may be using it. Objects created after this, by
-    such a thread or by an exit handler registered earlier, keep their memory permanently.
+    The C objects are not destroyed, because daemon threads may be using them. Objects created
+    later, by a daemon thread or by an exit handler registered earlier, never release their memory.
     """
-    global _halted  # noqa: PLW0603 - once for the process
+    global _halted  # noqa: PLW0603 - set once per process
     _halted = True
     while True:
         try:
             roots = [*_roots, *_abandoned]
             break
-        except RuntimeError:  # a daemon thread has just opened a device
+        except RuntimeError:  # a daemon thread changed the set during iteration
             continue
     for node in {node: None for root in roots for node in root.below()}:
         if (pointer := node.pointer) is not None:
@@ -214,7 +215,7 @@ class Resource(Generic[P]):
 
     def __init__(self, node: Node[P]) -> None:
         self.node: Node[P] = node
-        """The pointer and its children; only for this package."""
+        """The node that owns the C object, for internal use."""
         if _remember_places:
             self._made_at = "".join(traceback.format_stack(sys._getframe(2), limit=12))
 
@@ -267,7 +268,7 @@ class Resource(Generic[P]):
         self.close()
 
     def _label(self) -> str:
-        """Return class and name, without using the pointer."""
+        """Return the class and name for messages, which must also work after ``close()``."""
         return type(self).__name__
 
     def _details(self) -> str:
@@ -284,7 +285,7 @@ class Resource(Generic[P]):
         _keep: list[Node[Any]] = _abandoned,
         _is_finalizing: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
-        # The globals of this and other modules may be None when the interpreter shuts down.
+        # The default arguments replace globals, which may be None during interpreter shutdown.
         node = getattr(self, "node", None)
         if node is None or node.pointer is None:
             return

@@ -12,8 +12,8 @@ from aiordma.errors import VerbsError
 from .address import GID, AddressVector, GIDEntry, best
 from .enums import GIDType, PortState
 
-# What a device answers if the addresses of a route cannot be resolved: ibv_create_ah(3),
-# ibv_modify_qp(3) and the errors of the kernel's address resolution.
+# The errors that ibv_create_ah(3), ibv_modify_qp(3) and the kernel's address resolution report for
+# an unreachable address.
 NO_ROUTE = frozenset(
     {errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENODEV, errno.EADDRNOTAVAIL}
 )
@@ -42,7 +42,7 @@ def active_port(context: verbs.Context, port_num: int) -> h.ibv_port_attr:
 
 
 def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
-    """Look up a local endpoint's GID table entry, because its index may have changed."""
+    """Return the current GID table entry for a local endpoint, whose index may have changed."""
     found = [
         entry
         for entry in context.query_gid_table()
@@ -54,7 +54,7 @@ def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
 
 
 def describe(context: verbs.Context, vector: AddressVector, error: VerbsError) -> str:
-    """Describe the two ends of a route that does not work, the problem, and a better choice."""
+    """Return a description of a failed route, with both GIDs, the problem and a better GID."""
     where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
         text = f"to LID {vector.dlid} from {where}, without the dgid that RoCE requires"

@@ -18,10 +18,10 @@ AnyMemory: TypeAlias = h.AnyMemory
 T = TypeVar("T")
 
 
-# Types whose memory is bytes and numbers, whatever a view of it has been cast to.
+# Types whose memory never contains addresses, even if a view was cast to a pointer format.
 _PLAIN = frozenset({bytes, bytearray, array, mmap.mmap})
-# In a format of the buffer protocol, without its names: objects, pointers to data, to functions,
-# and to texts (of ctypes; in complex numbers "Z" comes before a letter).
+# Matches objects (O) and pointers (P, &, X{}) in a buffer format without field names. "z" and "Z"
+# are the string pointers of ctypes, but "Z" before f, d or g marks a complex number.
 _ADDRESSES = re.compile(r"[OP&z]|X\{|Z(?![fdg])")
 
 
@@ -54,7 +54,7 @@ def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
         _refuse_objects(memory, memory, target)
         if not hasattr(memory, "__dlpack__"):
             raise
-        try:  # the buffer protocol has no name for its elements
+        try:  # the buffer protocol cannot describe this element type
             return _of_tensor(memory, target)
         except BufferError:
             raise BufferError(
@@ -66,13 +66,13 @@ def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
         if not view.c_contiguous:
             raise not_contiguous(memory, target)
     except BaseException:
-        view.release()  # now, not when the exception is collected
+        view.release()  # the traceback would keep the view alive
         raise
     if view.format == "B" and view.ndim == 1 and view.itemsize == 1:
         return view
     if not view.nbytes:
-        return memoryview(bytearray())  # its shape could not be cast
-    return view.cast("B")  # of records, too, and of the other byte order
+        return memoryview(bytearray())  # a shape that contains 0 cannot be cast
+    return view.cast("B")  # also works for records and non-native byte order
 
 
 def require_data(memory: T) -> T:
@@ -94,25 +94,25 @@ def _refuse_addresses(memory: object, view: memoryview, target: bool = False) ->
     owner = view.obj
     _refuse_objects(memory, owner, target)
     if type(owner).__mro__[-2].__module__ == "_ctypes":
-        from .ctypes_types import has_addresses  # noqa: PLC0415 - loaded where ctypes is
+        from .ctypes_types import has_addresses  # noqa: PLC0415 - imports ctypes
 
         if has_addresses(type(owner)):
             raise addresses(memory, "pointers or Python objects", target)
         return
     elements = view.format
-    if type(memory) is memoryview:  # which may have been cast
+    if type(memory) is memoryview:  # a cast may have changed the format
         try:
             with memoryview(owner) as whole:
                 elements = whole.format
         except (TypeError, ValueError, BufferError):
-            pass  # an exporter that can be asked once
+            pass  # the exporter does not provide a second view
     if elements != "B" and _ADDRESSES.search("".join(elements.split(":")[::2])):
         what = f"elements of the format {elements!r}"
         raise addresses(memory, what, target)
 
 
 def _refuse_objects(memory: object, owner: object, target: bool) -> None:
-    """Raise TypeError for Python objects, and for numpy's strings, which have no buffer."""
+    """Raise TypeError for arrays of Python objects, including numpy's variable-width strings."""
     if getattr(getattr(owner, "dtype", None), "hasobject", False) is True:
         raise addresses(memory, "Python objects", target)
 
@@ -131,11 +131,10 @@ def addresses(memory: object, what: str, target: bool) -> TypeError:
 
 
 def keeper_of(view: memoryview) -> object:
-    """Return an object to keep alongside a view, so that the view's memory stays in place.
+    """Return an object that, together with the view, keeps the view's memory in place.
 
-    Returns None if keeping the view is sufficient. With ``refcheck=False``, numpy can resize an
-    array and free its memory even if views exist, but not while there is a weak reference to the
-    array.
+    Returns None if the view is sufficient. With ``refcheck=False``, numpy can resize an array and
+    free its memory even if views exist, but not while the array has a weak reference.
     """
     owner = view.obj
     if type(owner) in _PLAIN or (numpy := sys.modules.get("numpy")) is None:
@@ -152,7 +151,7 @@ def keeper_of(view: memoryview) -> object:
 
 
 def _of_tensor(memory: object, target: bool) -> memoryview:
-    from .dlpack import of_tensor  # noqa: PLC0415 - with ctypes: loaded where there are tensors
+    from .dlpack import of_tensor  # noqa: PLC0415 - imports ctypes
 
     return of_tensor(memory, target)
 

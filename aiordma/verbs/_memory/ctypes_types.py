@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-# py_object, c_void_p, c_char_p, c_wchar_p: their letters in `_type_`.
+# The `_type_` codes of py_object, c_void_p, c_char_p and c_wchar_p.
 _SIMPLE = frozenset("OPzZ")
 
 
@@ -22,4 +22,4 @@ def has_addresses(kind: Any) -> bool:
         return any(has_addresses(field[1]) for field in fields)
     if issubclass(kind, ctypes._SimpleCData):
         return kind._type_ in _SIMPLE
-    return True  # a pointer, or a function
+    return True  # a pointer or function type

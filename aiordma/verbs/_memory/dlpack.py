@@ -20,15 +20,15 @@ from .buffers import addresses, name, not_contiguous
 from .no_memory import no_memory
 from .torch_storage import of_torch
 
-# Where the memory of a tensor is (DLDeviceType), if the processor has pointers to it: kDLCPU, and
-# memory of the host that a GPU's library has allocated (kDLCUDAHost, kDLROCMHost).
+# The DLDeviceType values of host memory, which the CPU can access. They are kDLCPU, kDLCUDAHost and
+# kDLROCMHost. The last two are allocated by a GPU library.
 OF_THE_HOST = frozenset({1, 3, 11})
 
-# The version of the protocol up to which the structures below are right, and a flag of theirs.
+# The latest DLPack version whose layout the structures below match.
 VERSION = (1, 0)
-READ_ONLY = 1 << 0
+READ_ONLY = 1 << 0  # DLPACK_FLAG_BITMASK_READ_ONLY
 
-OPAQUE = 3  # the type code of elements that are pointers (kDLOpaqueHandle)
+OPAQUE = 3  # kDLOpaqueHandle, the type code for pointers
 
 
 class _Version(ctypes.Structure):
@@ -55,7 +55,7 @@ class Tensor(ctypes.Structure):
 class VersionedTensor(ctypes.Structure):
     """The C structure DLManagedTensorVersioned.
 
-    Its predecessor, DLManagedTensor, starts with the DLTensor.
+    The older DLManagedTensor starts with a DLTensor, so it can be read as a `Tensor`.
     """
 
     _fields_ = (
@@ -90,7 +90,7 @@ def of_tensor(memory: object, target: bool) -> memoryview:
     try:
         return _view(memory, capsule, target)
     except BaseException as error:
-        del capsule  # and the frames that have it, which would hold the tensor
+        del capsule  # the traceback's frames also refer to it and would keep the tensor alive
         raise error.with_traceback(None) from error.__cause__
 
 
@@ -112,7 +112,7 @@ def _view(memory: object, capsule: object, target: bool) -> memoryview:
         raise BufferError(f"{name(memory)} has {bits} bits, which is not a whole number of bytes")
     if not bits:
         return memoryview(bytearray())
-    # The capsule is not consumed, so its own destructor releases the memory.
+    # The capsule is not renamed to mark it as consumed, so its destructor releases the tensor.
     whole = (ctypes.c_ubyte * (bits // 8)).from_address(tensor.data + tensor.byte_offset)
     whole.capsule = capsule
     view = memoryview(whole).cast("B")
@@ -120,7 +120,7 @@ def _view(memory: object, capsule: object, target: bool) -> memoryview:
 
 
 def _refuse_gpu(memory: object, target: bool) -> None:
-    """Refuse GPU tensors before creating a capsule, which may take a stream or a copy."""
+    """Reject GPU tensors before exporting them, which could copy the data or wait for the GPU."""
     if hasattr(memory, "__cuda_array_interface__"):
         raise _of_a_gpu("__cuda_array_interface__", target)
     device = getattr(memory, "__dlpack_device__", None)
@@ -142,12 +142,12 @@ def _of_a_gpu(which: str, target: bool) -> UnsupportedError:
 def _capsule(memory: Any) -> object:
     try:
         return memory.__dlpack__(max_version=VERSION)
-    except TypeError:  # from before there were versions
+    except TypeError:  # older producers do not accept max_version
         return memory.__dlpack__()
 
 
 def _read(memory: object, capsule: object) -> tuple[Tensor, bool]:
-    """Return the tensor that the capsule names, and whether it is read-only."""
+    """Return the tensor described by the capsule, and whether the tensor is read-only."""
     if _is_capsule(capsule, b"dltensor_versioned"):
         versioned = VersionedTensor.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.version.major != VERSION[0]:

@@ -11,10 +11,11 @@ _CAP_IPC_LOCK = 14  # capabilities(7)
 
 
 def shortage(error: VerbsError) -> str:
-    """Return a hint if an error may be due to the limit on locked memory.
+    """Return a hint about why memory could not be registered, or an empty string.
 
-    Otherwise, return an empty string. Registered pages are pinned, and count towards RLIMIT_MEMLOCK
-    unless the process has the CAP_IPC_LOCK capability (getrlimit(2), capabilities(7)).
+    EFAULT means that the memory cannot be pinned. ENOMEM and EAGAIN may be due to the limit on
+    locked memory. Registered pages are pinned and count towards RLIMIT_MEMLOCK, unless the process
+    has the CAP_IPC_LOCK capability (getrlimit(2), capabilities(7)).
     """
     if error.errno == errno.EFAULT:
         return (

@@ -19,25 +19,25 @@ from .buffers import AnyMemory, bytes_of, keeper_of
 from .memlock import shortage
 from .pages import Mapped, allocate
 
-# Rights that let the device change the memory. All of them need a writable buffer, and the remote
-# rights also need LOCAL_WRITE (ibv_reg_mr(3)).
+# The rights to modify the memory. They require a writable buffer, and the remote rights also
+# require LOCAL_WRITE (ibv_reg_mr(3)).
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _CHANGES = AccessFlags.LOCAL_WRITE | _REMOTE_CHANGES
-_CHANGING = int(_CHANGES)  # numbers, because operators of enumerations are ten times slower
-# Rights that a device may ignore. Only the calls with an iova support them.
+_CHANGING = int(_CHANGES)  # an int, because enum operators are ten times slower
+# Rights that a device may ignore. They require ibv_reg_mr_iova2() instead of ibv_reg_mr().
 _OPTIONAL = int(AccessFlags.RELAXED_ORDERING)
-# Rights that depend on others, or on the device.
+# Rights that `reg_mr` must check, because they depend on other rights, on `iova` or on the device.
 _WITH_CONDITIONS = int(_REMOTE_CHANGES | AccessFlags.ZERO_BASED | AccessFlags.ON_DEMAND)
 
-# Types whose memory comes from an allocator. It has no holes, and no file that could be truncated.
+# Types whose memory comes from an allocator and is fully mapped. A mapped file could be truncated.
 _ALLOCATED = frozenset({bytes, bytearray, array})
 
-# enum ibv_rereg_mr_flags, enum ibv_rereg_mr_err_code
+# The values of enum ibv_rereg_mr_flags and enum ibv_rereg_mr_err_code.
 _TRANSLATION, _PD, _ACCESS = 1 << 0, 1 << 1, 1 << 2
 _ERR_DO_FORK_OLD, _ERR_CMD = -3, -4
 
 ADDRESS_SPACE = (1 << 64) - 1  # SIZE_MAX
-# The bytes of one scatter/gather entry of an advice, whose length has 32 bits.
+# Ranges are split into pieces of this size, because an ibv_advise_mr(3) entry has a 32-bit length.
 _ADVICE_PIECE = 1 << 31
 
 
@@ -45,9 +45,9 @@ class Memory(NamedTuple):
     """Memory to be registered, and the objects that keep it in place.
 
     `page_size` is the page size if the library allocated the memory, or 0 otherwise. The view and
-    `keeper` together pin the memory (see `keeper_of`). A cffi buffer is not used for pinning,
-    because cffi exports the view itself. When the garbage collector finds both objects, it clears
-    the view first and then crashes (Python before 3.12.7).
+    `keeper` together pin the memory (see `keeper_of`). A cffi buffer cannot pin it, because the
+    buffer would export the view itself. If both became garbage together, Python before 3.12.7 would
+    clear the view first and crash.
     """
 
     view: memoryview
@@ -97,7 +97,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
 
     @property
     def _view(self) -> memoryview | None:
-        """The whole pinned memory; None if it does not belong to a Python object."""
+        """The pinned memory, or None if the memory does not belong to a Python object."""
         pin = self.node.pin
         return pin.view if isinstance(pin, Memory) else None
 
@@ -109,7 +109,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
         belong to a Python object. Examples are dma-bufs, device memory, and memory registered by
         address.
         """
-        self.pointer  # noqa: B018 - raises when this is closed
+        self.pointer  # noqa: B018 - raises if the region is closed
         whole = self._view
         if whole is None:
             raise BufferStateError(
@@ -130,7 +130,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
             LocalRangeError: If the range is not within the region.
             BufferStateError: If the region is closed.
         """
-        self.pointer  # noqa: B018 - raises when this is closed
+        self.pointer  # noqa: B018 - raises if the region is closed
         offset, length = part_of(self.length, offset, length)
         return ScatterGatherElement(self.addr + offset, length, self.lkey)
 
@@ -212,9 +212,9 @@ class MemoryRegion(Resource[h.ibv_mr]):
             0 if fresh is None else fresh.length,
             0 if access is None else int(rights),
         )
-        if code not in (0, _ERR_DO_FORK_OLD):  # which is about the old memory alone
+        if code not in (0, _ERR_DO_FORK_OLD):  # the region is valid after DO_FORK_OLD
             if fresh is not None:
-                fresh.view.release()  # now, not when the exception is collected
+                fresh.view.release()  # the traceback would keep the view alive
             self._not_changed(code, context)
         if pd is not None:
             self.node.move(self.pd.node, pd.node)
@@ -232,7 +232,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
             raise context._lacking(
                 "changing registered memory regions", error.verb, error.errno or 0
             )
-        if code <= _ERR_CMD:  # "the user still needs to call ibv_dereg_mr"
+        if code <= _ERR_CMD:  # the region is unusable but must still be deregistered
             what += "; the region has been closed"
             self.close()
         raise explained(error, what + shortage(error))
@@ -246,12 +246,12 @@ class MemoryRegion(Resource[h.ibv_mr]):
 
 
 def part_of(whole: int, offset: int, length: int | None, *, least: int = 0) -> tuple[int, int]:
-    """Validate a range of some memory and return its offset and length.
+    """Check a range within ``whole`` bytes of memory, and return its offset and length.
 
     If ``length`` is None, the range extends to the end.
 
     Raises:
-        LocalRangeError: If the range is not within the memory.
+        LocalRangeError: If the range exceeds the memory or is shorter than ``least`` bytes.
     """
     offset = integer("offset", offset, None)
     length = whole - offset if length is None else integer("length", length, None)
@@ -303,11 +303,11 @@ def register(
     try:
         if not length:
             raise ValueError("a memory region must be at least 1 byte long, not 0")
-        # With huge pages, use the ordinary call, which touches all pages immediately.
+        # Register huge pages with ibv_reg_mr(), so that all of them are touched immediately.
         there = not huge_pages if page_size else is_there(view.obj)
         pointer, addr = reg_mr(pd, pointer_to(view), length, access, iova, there=there)
     except BaseException:
-        view.release()  # now, not when the exception is collected
+        view.release()  # the traceback would keep the view alive
         raise
     return MemoryRegion(pd, pointer, addr, length, access, pin=pin, page_size=page_size)
 
@@ -321,11 +321,11 @@ def reg_mr(
     *,
     there: bool = False,
 ) -> tuple[h.ibv_mr, int]:
-    """Call the C function for this kind of registration, and return the region and its address.
+    """Register memory, and return the ``struct ibv_mr`` and the address for work requests.
 
     If `there` is true, the memory is known to be fully mapped (see `Library.reg_own_mr`).
     """
-    rights = int(access)  # operators of enumerations take as long as the rest of this function
+    rights = int(access)  # enum operators would double this function's run time
     if rights & _WITH_CONDITIONS:
         check_rights(access)
         require_on_demand(pd.context, access)
@@ -350,9 +350,10 @@ def reg_mr(
 def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
     """Register all of this process's memory for local use, without pinning it.
 
-    Requests that use this key are not checked. It is therefore reserved for the library's own
-    requests, and for memory the library keeps alive. An implicit on-demand region would not be an
-    alternative, because a card loads its pages one at a time, which is slower than copying.
+    The region covers all addresses, so the device cannot check the bounds of a request. The key is
+    therefore reserved for the library's own requests, and for memory the library keeps alive. An
+    implicit on-demand region is not an alternative, because a card would load its pages one at a
+    time, which is slower than copying.
 
     Returns:
         The region, or None if the device requires memory to be pinned.
@@ -370,10 +371,10 @@ def address_of_mr(region: MemoryRegion) -> int:
 
 
 def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
-    """Return a region with the same memory, rights and address in a different protection domain.
+    """Return a region in the given protection domain, with the same memory, rights and address.
 
-    It is registered on first use, and closed when the original region or the protection domain is
-    closed. Raises the same exceptions as :meth:`ProtectionDomain.reg_pointer`.
+    A new region is registered on first use. It is closed together with the original region or the
+    protection domain. Raises the same exceptions as :meth:`ProtectionDomain.reg_pointer`.
     """
     if region.pd is pd:
         return region
@@ -381,7 +382,7 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
     if found is None:
         for gone in [other for other in region.elsewhere if other.closed]:
             del region.elsewhere[gone]
-        # The region keeps the memory mapped and in place.
+        # The original region keeps the memory mapped and in place.
         memory, length = ffi.cast("void *", region.addr), region.length
         pointer, addr = reg_mr(
             pd, memory, length, region.access, None, there=bool(region.page_size)
@@ -404,7 +405,7 @@ def is_there(owner: object) -> bool:
 
 
 def check_rights(access: AccessFlags) -> None:
-    """Raise ValueError if the access rights cannot be combined."""
+    """Raise ValueError if the rights let peers modify the memory without LOCAL_WRITE."""
     if access & _REMOTE_CHANGES and not access & AccessFlags.LOCAL_WRITE:
         raise ValueError(f"access {access!r} also requires AccessFlags.LOCAL_WRITE")
 
@@ -426,8 +427,8 @@ def require_on_demand(
 
 
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
-    """Return the memory to register, or raise ValueError if it cannot have these rights."""
-    if isinstance(memory, Integral):  # also of numpy, whose numbers have memory of their own
+    """Allocate or view the memory to register. Raises ValueError if the rights do not suit it."""
+    if isinstance(memory, Integral):  # numpy integers also support the buffer protocol
         length = integer("memory", memory, None, None)
         if length <= 0:
             raise ValueError(f"a memory region must be at least 1 byte long, not {length}")
@@ -445,7 +446,7 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
 
 
 def _check_changes(view: memoryview, access: AccessFlags) -> None:
-    """Raise ValueError if the rights allow changes to read-only memory."""
+    """Raise ValueError if the rights allow the device to modify read-only memory."""
     if view.readonly and access & _CHANGES:
         raise ValueError(
             f"cannot register a read-only {type(view.obj).__name__} with {access!r}; use writable "

@@ -18,7 +18,7 @@ from .._qp.transport_rules import has
 from .._qp.work_request import BindInfo, SendWorkRequest
 from .memory_region import MemoryRegion
 
-# ibv_bind_mw(3)
+# The rights that a memory window can grant (ibv_bind_mw(3)).
 _CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _ACCESS = _CHANGES | AccessFlags.REMOTE_READ | AccessFlags.ZERO_BASED
 
@@ -125,8 +125,8 @@ class MemoryWindow(Resource[h.ibv_mw]):
             bind = BindInfo(self, mr, following, addr, length, access)
             qp.post_send([SendWorkRequest(wr_id, WROpcode.BIND_MW, (), send_flags, bind=bind)])
         self._region = mr
-        # A domain closes its newest object first. Make the window the newest, because it must be
-        # closed before its region and its queue pair.
+        # A protection domain closes its children in reverse order. Move the window to the end, so
+        # that it is closed before its region and its queue pair.
         self.pd.node.children[self.node] = self.pd.node.children.pop(self.node)
         return following
 
@@ -164,7 +164,7 @@ class MemoryWindow(Resource[h.ibv_mw]):
         wr_id: int,
         send_flags: SendFlags,
     ) -> None:
-        """Post a bind of type 1, which has its own call that sets the new key."""
+        """Bind a type 1 window with ibv_bind_mw(), which also sets the window's new key."""
         if not has(qp.qp_type, WROpcode.BIND_MW):
             raise self.context._lacking(f"BIND_MW on a {qp.qp_type.name} queue pair", "ibv_bind_mw")
         bind = ffi.new("struct ibv_mw_bind *")

@@ -21,8 +21,8 @@ def _is(*types: type) -> Callable[[object], bool]:
     return lambda memory: isinstance(memory, types)
 
 
-# Kinds of objects, with advice for a source of data and for a target. The first row that matches
-# applies. A class of the transport has its own advice for sources (`_no_memory_hint`).
+# A predicate for each kind of object, with the advice for sending and for receiving. The first
+# match applies. For sending, a class can provide its own advice in `_no_memory_hint`.
 _ADVICE: tuple[tuple[Callable[[object], bool], str, str], ...] = (
     (_is(str), "encode it with text.encode()", f"{_INTO} decode it with data.decode()"),
     (
@@ -60,7 +60,7 @@ _ADVICE: tuple[tuple[Callable[[object], bool], str, str], ...] = (
 
 
 def no_memory(memory: object, target: bool) -> TypeError:
-    """Return the error to raise. Its advice depends on whether the memory would receive data."""
+    """Return the error for an unsuitable object. ``target`` selects the advice for receiving."""
     own = "" if target else getattr(type(memory), "_no_memory_hint", "")
     hints = ((for_source, for_target) for fits, for_source, for_target in _ADVICE if fits(memory))
     hint = own or next(hints, ("convert it to bytes", _TARGET))[target]

@@ -13,29 +13,29 @@ from aiordma._native import failure
 logger = logging.getLogger("aiordma.verbs")
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-# Of the generic ABI of Linux (mmap(2)); Python has no name for it before 3.13.
+# The value in Linux's generic ABI (mmap(2)). Python's mmap module may not define this constant.
 _MAP_HUGETLB = 0x40000
 
 
 class Pages(NamedTuple):
-    """Whole pages of memory, kept for the lifetime of ``view``, and the page size in bytes."""
+    """Anonymous memory owned by ``view``, and its page size in bytes."""
 
     view: memoryview
     page_size: int
 
 
 class Mapped:
-    """A marker for types whose objects are stored in memory mapped by `allocate`."""
+    """A base class that marks types whose memory comes from `allocate`."""
 
     __slots__ = ()
 
 
 def allocate(length: int, huge_pages: bool) -> Pages:
-    """Allocate at least ``length`` zeroed bytes on pages that contain nothing else.
+    """Allocate at least ``length`` zeroed bytes on separate pages.
 
-    If ``huge_pages`` is true, huge pages are used as long as enough of them are free. If too few
-    are free, a warning is logged, and the kernel is asked to combine ordinary pages into huge ones
-    (MADV_HUGEPAGE, see madvise(2)).
+    If ``huge_pages`` is true, huge pages are used if enough of them are free. Otherwise, a warning
+    is logged, and the kernel is asked to combine ordinary pages into huge pages (MADV_HUGEPAGE, see
+    madvise(2)).
 
     Raises:
         VerbsError: With ENOMEM, if the kernel cannot provide the memory.
@@ -45,10 +45,10 @@ def allocate(length: int, huge_pages: bool) -> Pages:
     info = _meminfo()
     size = info.get("Hugepagesize", 0)
     if size:
-        whole = -(-length // size) * size  # munmap(2) wants whole pages
+        whole = -(-length // size) * size  # munmap(2) requires whole huge pages
         try:
             mapping = mmap.mmap(-1, whole, flags=_PRIVATE | _MAP_HUGETLB)
-        except (OSError, OverflowError):  # ENOMEM: not enough are free
+        except (OSError, OverflowError):  # ENOMEM if too few huge pages are free
             pass
         else:
             return Pages(memoryview(mapping), size)
@@ -60,7 +60,7 @@ def allocate(length: int, huge_pages: bool) -> Pages:
         info.get("HugePages_Free", 0),
     )
     mapping = _map(length)
-    with suppress(OSError):  # EINVAL: a kernel without transparent huge pages
+    with suppress(OSError):  # EINVAL if the kernel lacks transparent huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return Pages(memoryview(mapping), mmap.PAGESIZE)
 
@@ -68,7 +68,7 @@ def allocate(length: int, huge_pages: bool) -> Pages:
 def _map(length: int) -> mmap.mmap:
     try:
         return mmap.mmap(-1, length, flags=_PRIVATE)
-    except (OSError, OverflowError) as error:  # OverflowError: more than any address space
+    except (OSError, OverflowError) as error:  # OverflowError if the length exceeds ssize_t
         raise failure(
             "mmap",
             getattr(error, "errno", errno.ENOMEM),
@@ -78,7 +78,7 @@ def _map(length: int) -> mmap.mmap:
 
 
 def _meminfo() -> dict[str, int]:
-    """Read ``/proc/meminfo``: sizes in bytes, and plain numbers (proc(5))."""
+    """Return the fields of ``/proc/meminfo``, with sizes converted to bytes (proc(5))."""
     found = {}
     with open("/proc/meminfo") as lines:
         text = lines.read()

@@ -20,7 +20,7 @@ from typing import Any
 
 from .buffers import name, not_contiguous
 
-# Methods that give a storage other memory; torch.multiprocessing calls the second and third.
+# The methods that move a storage to other memory. torch.multiprocessing calls the last two.
 _MOVES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_")
 
 _COPY_FROM = "another tensor and copy the data from it"
@@ -39,7 +39,7 @@ def of_torch(torch: Any, tensor: Any, target: bool) -> memoryview:
     try:
         storage = tensor.untyped_storage()
         there = storage.nbytes() if storage.data_ptr() else 0
-    except RuntimeError as error:  # NotImplementedError is one
+    except RuntimeError as error:  # includes NotImplementedError, which is a subclass
         raise BufferError(f"{name(tensor)} has no memory of its own: {error}") from error
     if start + size > there:
         raise BufferError(
@@ -59,7 +59,7 @@ def of_torch(torch: Any, tensor: Any, target: bool) -> memoryview:
 
 
 def _refuse_moves(storage: Any, array: Any) -> None:
-    """Make methods that move the storage raise an exception for as long as the array exists."""
+    """Make the methods that move the storage raise RuntimeError while the array exists."""
     own = vars(storage)
     if "_lent_to_aiordma" not in own:
         own["_lent_to_aiordma"] = weakref.WeakValueDictionary()
@@ -70,7 +70,7 @@ def _refuse_moves(storage: Any, array: Any) -> None:
 
 def _move(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
     storage = reference()
-    if storage._lent_to_aiordma and not storage.is_shared():  # where it stays in its place
+    if storage._lent_to_aiordma and not storage.is_shared():  # shared storage does not move
         raise RuntimeError(
             f"{name} would move the memory of a tensor that is registered or in use by aiordma; "
             f"call share_memory_() before registering or sending the tensor, or use tensor.clone()"
@@ -79,7 +79,7 @@ def _move(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
 
 
 def _problem(torch: Any, tensor: Any, target: bool) -> str | None:
-    """Return why the memory of a tensor does not contain its elements, and what to use instead."""
+    """Return why a tensor's memory cannot be used and what to use instead, or None if it can."""
     if tensor.device.type == "meta":
         return 'has no memory, because it is on the device "meta"'
     if tensor.layout is not torch.strided:

@@ -31,7 +31,7 @@ _SOLICITED, _INLINE = int(SendFlags.SOLICITED), int(SendFlags.INLINE)
 
 
 class _Batch(Generic[T]):
-    """A context manager that posts the requests it has collected, unless there is an exception."""
+    """A context manager that collects requests and posts them unless its block raises."""
 
     def __init__(self, post: Callable[[Sequence[T]], None]) -> None:
         self._post = post
@@ -256,5 +256,5 @@ def _flags(signaled: bool, fence: bool, solicited: bool = False, inline: bool = 
 
 
 def _u64(name: str, value: int) -> int:
-    """Return the value modulo 2^64, because negative numbers can be added as well."""
+    """Return the value modulo 2^64, which also encodes negative numbers."""
     return integer(name, value, None, None) & U64_MAX

@@ -26,7 +26,7 @@ from .qp_attributes import MASK_OF_FIELD, QPAttributes, QPChanges, fill, filled,
 
 T = TypeVar("T")
 
-# The attributes that the three steps from RESET to RTS require, by type.
+# The masks of the attributes that the three transitions from RESET to RTS require, by type.
 _MASKS_UP = {
     qp_type: tuple(
         TRANSITIONS[qp_type, current, following].required
@@ -35,27 +35,28 @@ _MASKS_UP = {
     for qp_type in QPType
 }
 
-# The default maximum of outstanding reads and atomics. More do not help on any device that we know
-# of. The value is a judgement, not a measurement.
+# The default limit on outstanding reads and atomics. We know of no device that benefits from a
+# higher limit, but have not measured this.
 _RD_ATOMIC = 16
 
-# The type of the peer that each type connects to.
+# The queue pair type that each type connects to.
 _PARTNERS = {
     QPType.RC: QPType.RC,
     QPType.UC: QPType.UC,
     QPType.XRC_SEND: QPType.XRC_RECV,
     QPType.XRC_RECV: QPType.XRC_SEND,
 }
-# Types that wait for acknowledgements and retry, and types that serve reads and atomics.
+# Requesters wait for acknowledgements and retransmit. Responders serve reads and atomics.
 _REQUESTERS = (QPType.RC, QPType.XRC_SEND)
 _RESPONDERS = (QPType.RC, QPType.XRC_RECV)
 
-# A Q_Key with the highest bit set is privileged (IBTA volume 1, clause 10.2.5).
+# Random Q_Keys leave bit 31 clear, which marks privileged keys (IBTA volume 1, clause 10.2.5).
 _QKEY_BITS = 31
 
 _PSN_BITS = 24
 
-# 4.096 us * 2^14 = 67 ms, as in perftest and the CM. 0.64 ms is the RNR timer of the CM.
+# The defaults of perftest, in seconds. The ACK timeout is 4.096 us * 2^14, and the RNR timer is
+# encoded as 12.
 ACK_TIMEOUT = 0.067
 RNR_TIMER = 0.00064
 
@@ -65,7 +66,7 @@ def _random_bits(count: int) -> int:
 
 
 class BringUp(Resource[h.ibv_qp]):
-    """The base class of :class:`QueuePair` that provides the methods for changing its state."""
+    """The base class of :class:`QueuePair` that implements state transitions."""
 
     context: verbs.Context
     qp_num: int
@@ -284,7 +285,7 @@ class BringUp(Resource[h.ibv_qp]):
     # --- step by step ----------------------------------------------------------------------
 
     def _step(self, following: QPState, attributes: QPChanges) -> None:
-        """Take one step towards RTS, with those attributes that queue pairs of this type need."""
+        """Make one transition towards RTS, dropping the attributes it does not require."""
         needed = _MASKS_UP[self.qp_type][following - QPState.INIT]
         changes = {name: it for name, it in attributes.items() if MASK_OF_FIELD[name] & needed}
         changes["qp_state"] = following
@@ -436,7 +437,7 @@ class BringUp(Resource[h.ibv_qp]):
         return check
 
     def _bring_up(self, changes: QPChanges) -> None:
-        """Go from RESET to RTS; each step uses the changes that it needs."""
+        """Move from RESET to RTS, passing each transition the attributes it requires."""
         attr = filled(changes)
         masks = _MASKS_UP[self.qp_type]
         pointer = self.pointer

@@ -14,7 +14,7 @@ from aiordma.errors import PostError, QueueFullError
 from .._device.enums import QPState, SendFlags
 from .work_request import ReceiveWorkRequest, SendWorkRequest
 
-# IBTA volume 1, clause 9.7.8: the longest message.
+# The maximum message length in bytes (IBTA volume 1, clause 9.7.8).
 LONGEST = 1 << 31
 
 
@@ -39,7 +39,7 @@ def request_reason(
     limit: str,
     most_inline: int = 0,
 ) -> str:
-    """Return the limit exceeded by the first invalid request, or an empty string.
+    """Describe the first request that exceeds a limit, or return an empty string.
 
     Args:
         requests: The requests to be posted.
@@ -72,8 +72,8 @@ def post_error(
         why: The reason, if known.
         full: The explanation to use if the queue is full.
     """
-    if code == errno.ENOMEM and not why:  # some providers also use ENOMEM for too many elements
+    if code == errno.ENOMEM and not why:  # some providers also return ENOMEM for too many elements
         return QueueFullError(verb, bad_index, f"{full}; {where}" if full else where)
-    # ibv_post_send(3) requires an errno value, but some providers return -1 and set no errno.
+    # ibv_post_send(3) returns an errno value, but some providers return -1 without setting errno.
     detail = f"{why}; {where}" if why else where
     return PostError(code if code > 0 else errno.EINVAL, verb, bad_index, detail)

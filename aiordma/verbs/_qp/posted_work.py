@@ -25,7 +25,7 @@ from .transport_rules import OPERATIONS
 
 _RECV = int(WCOpcode.RECV)
 
-# Failures that only senders can have (IBTA volume 1, clause 11.6.2).
+# Error statuses reported only for sends (IBTA volume 1, clause 11.6.2).
 _OF_A_SEND = frozenset(
     {
         WCStatus.MW_BIND_ERR,
@@ -40,17 +40,17 @@ _OF_A_SEND = frozenset(
 
 
 class PostedWork:
-    """The work posted to a queue pair. Posting adds to it, and polling completions removes from it.
+    """The outstanding requests of a queue pair.
 
-    One thread may post while another one polls. Posting appends requests at one end, and withdraws
-    them from the same end if they could not be posted. Polling removes requests from the other end.
-    Loops therefore use indexes instead of iterators.
+    One thread may post while another thread polls. Posting appends requests on the right, and
+    withdraws them there if it fails. Polling removes completed requests on the left. Because the
+    deques can change during a loop, loops use indexes instead of iterators.
     """
 
     __slots__ = ("__weakref__", "_failures", "_receives", "_sends", "first_failure", "max_send_wr")
 
     def __init__(self, max_send_wr: int, failures: Counter[int] | None = None) -> None:
-        """Initialize the tracking. ``failures`` counts failed completions by status."""
+        """Start without outstanding work. ``failures`` counts failed completions by status."""
         self._failures = Counter() if failures is None else failures
         self.max_send_wr: int = max_send_wr
         self.first_failure: WorkCompletionError | None = None
@@ -81,22 +81,23 @@ class PostedWork:
         return self.unsignaled == len(self._sends)
 
     def has_room(self, signaled: Sequence[bool]) -> bool:
-        """Return whether the requests fit without filling the send queue permanently.
+        """Return whether the requests can be posted without blocking the send queue forever.
 
-        If the requests use up the last free entry, at least one signaled send must be among them or
-        already outstanding. Otherwise, no completion could ever free an entry.
+        If the requests fill the queue, at least one new or outstanding send must be signaled.
+        Otherwise, no completion could ever free an entry.
         """
-        # Read this first, because another thread may poll the completion that frees entries.
+        # Read `is_stuck` before `free`, because another thread may poll the last signaled send's
+        # completion in between. `free` then includes the entries freed by that completion.
         stuck = self.is_stuck
         free = self.free - len(signaled)
         return free > 0 or (free == 0 and (any(signaled) or not stuck))
 
     def send(self, wr_id: int, opcode: int, signaled: int) -> None:
-        """Add a send. Call this before posting, because its completion may be polled first."""
+        """Add a send before it is posted. Another thread may poll its completion immediately."""
         self._sends.append((wr_id, opcode, signaled))
 
     def receive(self, wr_id: int) -> None:
-        """Add a receive. Call this before posting it."""
+        """Add a receive before it is posted."""
         self._receives.append(wr_id)
 
     def withdraw_sends(self, count: int) -> None:
@@ -120,14 +121,14 @@ class PostedWork:
         self.first_failure = None
 
     def settle(self, record: Record) -> WorkCompletionError | None:
-        """Remove the work finished by a polled completion, and return its exception if any."""
+        """Remove the requests finished by a completion. Return the completion's error, if any."""
         wr_id, status, opcode = record[:3]
         if not status:
             if opcode & _RECV:
                 if self._receives:
                     self._receives.popleft()
             elif (sends := self._sends) and sends[0][0] == wr_id and sends[0][2]:
-                sends.popleft()  # the common case: all are signaled
+                sends.popleft()  # the common case, in which every send is signaled
             else:
                 self._end_send(wr_id, unsignaled=False)
             return None
@@ -136,7 +137,7 @@ class PostedWork:
         if status == WCStatus.WR_FLUSH_ERR:
             first = self.first_failure
         elif status == WCStatus.RETRY_EXC_ERR:
-            # The embedded device uses sockets, so it may have run out of file descriptors.
+            # The embedded device uses sockets, and the process may have no file descriptors left.
             detail = shortage_hint()
         error = work_completion_error(
             status,
@@ -152,15 +153,15 @@ class PostedWork:
         return error
 
     def _end_send(self, wr_id: int, *, unsignaled: bool) -> int | None:
-        """Remove the first request with that number, and all earlier ones, which are complete.
+        """Remove the first send with this `wr_id` and all earlier ones, which are also complete.
 
-        Only signaled requests are considered, unless `unsignaled` is true.
+        Skip unsignaled sends with this `wr_id` unless `unsignaled` is true.
 
         Returns:
-            The opcode of the request, or None if it is unknown.
+            The send's opcode, or None if no send matches.
         """
         sends = self._sends
-        with suppress(IndexError):  # withdrawn in the meantime
+        with suppress(IndexError):  # another thread has withdrawn sends
             for position in range(len(sends)):
                 posted, opcode, signaled = sends[position]
                 if posted == wr_id and (signaled or unsignaled):
@@ -170,7 +171,7 @@ class PostedWork:
         return None
 
     def _failed(self, wr_id: int, status: int) -> str:
-        """Return the name of the failed operation; a send takes precedence over a receive."""
+        """Remove the failed request and return its operation's name, preferring the oldest send."""
         receive = bool(self._receives) and self._receives[0] == wr_id
         first = bool(self._sends) and self._sends[0][0] == wr_id
         if first or not receive or status in _OF_A_SEND:

@@ -50,7 +50,7 @@ class Posting(BringUp):
         if self.send_ops:
             self._extended = self.context.library.calls.ibv_qp_to_qp_ex(pointer)
         self._addresses: tuple[int, int] = address(pointer), address(self._extended)
-        """The addresses of struct ibv_qp and of its struct ibv_qp_ex; 0 if there is none."""
+        """The addresses of the ibv_qp and ibv_qp_ex structures. The latter is 0 if unused."""
         self._needs_check = needs_check(self.qp_type, self.send_ops)
         self._posted = None
 
@@ -60,7 +60,7 @@ class Posting(BringUp):
 
     @cached_property
     def _receive_array(self) -> RequestArray:
-        return RequestArray()  # a second one, because another thread may post receives
+        return RequestArray()  # separate, because another thread may post receives
 
     # --- tracking --------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Posting(BringUp):
     # --- checks ----------------------------------------------------------------------------
 
     def _pack_sends(self, requests: Sequence[SendWorkRequest]) -> None:
-        """Check the requests, and encode them for C."""
+        """Validate the requests and encode them as C structures."""
         try:
             for wr in requests:
                 self._check(wr)
@@ -223,7 +223,7 @@ class Posting(BringUp):
             raise not_packed(self._label(), error, requests) from None
 
     def _check_sends(self, requests: Sequence[SendWorkRequest]) -> None:
-        """Raise what `post_send` raises for requests that can never be posted."""
+        """Raise the exception `post_send` would raise if the requests can never be posted."""
         self._pack_sends(requests)
         limits = self.capabilities
         if request_reason(requests, limits.max_send_sge, "", limits.max_inline_data):
@@ -244,7 +244,7 @@ class Posting(BringUp):
     # --- errors ----------------------------------------------------------------------------
 
     def _check_room(self, signaled: Sequence[bool]) -> None:
-        """Raise QueueFullError if the requests do not fit or would leave no way to free entries."""
+        """Raise QueueFullError if the requests do not fit or would block the queue forever."""
         posted = self._account()
         if posted.has_room(signaled):
             return
@@ -262,9 +262,9 @@ class Posting(BringUp):
         bad_index: int,
         requests: Sequence[SendWorkRequest | ReceiveWorkRequest] = (),
     ) -> PostError:
-        """Return the error to raise when posting failed with ``code``.
+        """Create the exception for a failed call to ``verb``.
 
-        ``requests`` are those that were not posted.
+        ``requests`` contains the requests that were not posted.
         """
         where = f"{self!r} on {self.context.name}"
         sends = verb != "ibv_post_recv"
@@ -272,7 +272,7 @@ class Posting(BringUp):
         limit = f"max_{kind}_sge"
         why = request_reason(requests, caps[limit], limit, caps["max_inline_data"])
         if code != errno.ENOMEM or why:
-            with suppress(RDMAError):  # the device has failed
+            with suppress(RDMAError):  # a failed device cannot be queried
                 why = state_reason(self.query().qp_state, sends=sends) or why
         limit = f"max_{kind}_wr"
         return post_error(verb, code, bad_index, where, why=why, full=f"{limit} is {caps[limit]}")

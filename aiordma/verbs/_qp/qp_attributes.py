@@ -38,7 +38,7 @@ class QPCapabilities(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex | h.ibv_qp_attr) -> Self:
-        """Read the sizes from the ``cap`` member of a C structure."""
+        """Copy the sizes from the ``cap`` member of a C structure."""
         return copy_of(attr.cap, cls)
 
     @classmethod
@@ -54,10 +54,7 @@ class QPCapabilities(NamedTuple):
 
 
 def resets(library: Library) -> Callable[[h.ibv_qp], None]:
-    """Return a thread-safe function that resets a queue pair.
-
-    Use it for queue pair types without a table of state transitions.
-    """
+    """Return a thread-safe function that resets a queue pair of any type."""
 
     def reset(pointer: h.ibv_qp) -> None:
         attr = ffi.new("struct ibv_qp_attr *")
@@ -115,8 +112,8 @@ def _of(kind: type[Enum]) -> Convert:
 _U8, _U16, _U32 = _up_to(0xFF), _up_to(0xFFFF), _up_to(U32_MAX)
 _ACK_TIMEOUT: Convert = lambda _, value: encode_ack_timeout(value)  # noqa: E731
 
-# The mask bit and the conversion of each field (ibv_modify_qp(3)). The maximum of a number is that
-# of its field in C, or that of IBTA volume 1, clause 11.2.5.2.
+# Each field's mask bit and conversion function (ibv_modify_qp(3)). A number is limited by its C
+# type or by IBTA volume 1, clause 11.2.5.2.
 _FIELDS: Mapping[str, tuple[QPAttrMask, Convert]] = {
     "qp_state": (QPAttrMask.STATE, _of(QPState)),
     "cur_qp_state": (QPAttrMask.CUR_STATE, _of(QPState)),
@@ -147,12 +144,12 @@ _FIELDS: Mapping[str, tuple[QPAttrMask, Convert]] = {
 MASK_OF_FIELD = {name: mask for name, (mask, _) in _FIELDS.items()}
 _BITS = {name: int(bit) for name, bit in MASK_OF_FIELD.items()}
 
-# Everything that ibv_query_qp(3) can be asked for; libibverbs refuses bits beyond DEST_QPN.
+# All attributes supported by ibv_query_qp(3). libibverbs rejects mask bits beyond DEST_QPN.
 QUERY_ALL = QPAttrMask((1 << 21) - 1)
 
 
 def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
-    """Create a ``struct ibv_qp_attr``, and the mask of the attributes set in it.
+    """Create a ``struct ibv_qp_attr`` and the mask that selects the given attributes.
 
     Raises:
         TypeError: If a name is not a field of the structure.
@@ -200,7 +197,7 @@ class QPAttributes(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_qp_attr) -> Self:
-        """Read ``struct ibv_qp_attr``."""
+        """Convert a ``struct ibv_qp_attr`` to Python values."""
         return copy_of(
             attr,
             cls,
@@ -232,12 +229,12 @@ class ECE(NamedTuple):
     options: int = 0
 
     def packed(self) -> h.ibv_ece:
-        """Return the C structure."""
+        """Convert the options to ``struct ibv_ece``."""
         return ffi.new("struct ibv_ece *", integers("ECE", self._asdict(), U32_MAX))
 
     @classmethod
     def read(cls, ece: h.ibv_ece) -> Self:
-        """Create the options from a C structure."""
+        """Convert a ``struct ibv_ece`` to options."""
         return copy_of(ece, cls)
 
 
@@ -253,7 +250,7 @@ class RateLimit(NamedTuple):
     typical_pkt_sz: int = 0
 
     def packed(self) -> h.ibv_qp_rate_limit_attr:
-        """Return the C structure.
+        """Convert the limit to ``struct ibv_qp_rate_limit_attr``.
 
         Raises:
             ValueError: If a number is out of range.

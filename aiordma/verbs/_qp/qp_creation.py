@@ -20,11 +20,11 @@ from .queue_pair import QueuePair
 from .shared_receive_queue import SharedReceiveQueue
 from .transport_rules import SendOps
 
-# enum ibv_qp_init_attr_mask
+# Bits of enum ibv_qp_init_attr_mask.
 _PD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 2, 1 << 3, 1 << 6
 
-# Bits of the kernel's enum ib_uverbs_device_cap_flags. A provider's library may support operations
-# that the device does not support (rdma-core 44 on Linux 6.1).
+# Device capabilities to check, from the kernel's enum ib_uverbs_device_cap_flags. Some providers
+# accept these operations even if the device does not support them (rdma-core 44 on Linux 6.1).
 _OFFERED = {
     SendOps.ATOMIC_WRITE: (1 << 40, "atomic writes"),
     SendOps.FLUSH: (1 << 38 | 1 << 39, "flushes"),
@@ -32,7 +32,7 @@ _OFFERED = {
 
 XRC = "extended reliable connections (XRC)"
 
-# The limit of the device for each capability (ibv_query_device(3)).
+# The device attribute that limits each capability (ibv_query_device(3)).
 _LIMITS = {
     "max_send_wr": "max_qp_wr",
     "max_recv_wr": "max_qp_wr",
@@ -105,7 +105,7 @@ class QPKeywords(TypedDict, total=False):
 
 
 class Maker:
-    """The functions that create and destroy a queue pair. A connection ID overrides them."""
+    """Creates and destroys queue pairs with libibverbs. Connection IDs use a subclass."""
 
     def create(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
         """Create a queue pair with ibv_create_qp(3)."""
@@ -135,7 +135,7 @@ def init_members(
     sq_sig_all: bool,
     srq: Resource[h.ibv_srq] | None = None,
 ) -> dict[str, Any]:
-    """Return the members that ``struct ibv_qp_init_attr`` shares with its extended form."""
+    """Return the members common to ``ibv_qp_init_attr`` and ``ibv_qp_init_attr_ex``."""
     return {
         "send_cq": send_cq.pointer,
         "recv_cq": recv_cq.pointer,

@@ -32,7 +32,7 @@ _ECE = "enhanced connection establishment (ECE)"
 
 
 def wire_of_port(layer: LinkLayer, transport: TransportType) -> str | None:
-    """Return the type of network a card's port is attached to."""
+    """Return the network type of a card's port, or None if it is unknown."""
     return "iwarp" if transport is TransportType.IWARP else _LINK_LAYERS.get(layer)
 
 
@@ -144,7 +144,7 @@ class QueuePair(Posting):
         context, calls, pointer = self.context, self.context.library.calls, self.pointer
         if self.qp_type is not QPType.UD:
             raise ValueError(f"only UD queue pairs can join a multicast group, not {self!r}")
-        if not gid.ip.is_multicast:  # of IPv6, or of IPv4 in its mapped form, as RoCE v2 has it
+        if not gid.ip.is_multicast:  # RoCE v2 uses IPv4-mapped addresses for IPv4 groups
             raise ValueError(f"{gid} is not a multicast address")
         if not 0 <= lid < 1 << 16:
             raise ValueError(f"lid must be between 0 and 65535, not {lid}")

@@ -21,7 +21,7 @@ from .batch import ReceiveBatch
 from .post_failures import post_error, request_reason
 from .work_request import ReceiveWorkRequest, one_piece, pack_recvs
 
-# enum ibv_srq_attr_mask, ibv_srq_type, ibv_srq_init_attr_mask
+# Values of enum ibv_srq_attr_mask, ibv_srq_type and ibv_srq_init_attr_mask.
 _MAX_WR, _LIMIT = 1 << 0, 1 << 1
 _TYPE_XRC = 1
 _MASK_TYPE, _MASK_PD, _MASK_XRCD, _MASK_CQ = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -64,11 +64,12 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         self.max_sge = max_sge
         self.max_wr: int = self.query().max_wr
         self._array = RequestArray()
-        # Any receive may complete on any of these queues, so each one has entries for all of them.
+        # The number of entries reserved in each completion queue. Each queue needs an entry for
+        # every receive, because any receive may complete there.
         self._completing_at: weakref.WeakKeyDictionary[CompletionQueue, int] = (
             weakref.WeakKeyDictionary()
         )
-        # Not a method, because the node must not keep this object alive.
+        # A bound method would make the node keep this object alive.
         node.at_end = partial(_give_back, self._completing_at)
         self.context._elements[self.raw_handle] = self
 
@@ -128,7 +129,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
             self.max_wr = self.query().max_wr
 
     def _complete_at(self, cq: CompletionQueue, node: Node[Any]) -> None:
-        """Reserve entries of the completion queue for the receives, until this queue is closed.
+        """Reserve a completion queue entry for every receive until this queue is closed.
 
         Raises:
             BusyError: If there are too few entries. ``node`` is then closed.

@@ -42,7 +42,7 @@ class SendOps(IntFlag):
 
 
 class Operation(NamedTuple):
-    """A send queue operation: its name in error messages, its flags, and its transports."""
+    """The name in error messages, flags, transports and ``SendOps`` bit of an operation."""
 
     text: str
     flags: SendFlags
@@ -89,11 +89,12 @@ def has(qp_type: QPType, opcode: WROpcode) -> bool:
 
 def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
     """Return the flags allowed for the operation on this transport."""
-    # ibv_post_send(3): FENCE waits for reads and atomics, which need a transport with responses.
+    # FENCE waits for earlier reads and atomics (ibv_post_send(3)). Only transports with responses
+    # support them.
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
 
 
-# Operations that some devices with builders lack.
+# Operations that a device may lack even if it supports ibv_wr_post(3).
 _OPTIONAL = (
     SendOps.LOCAL_INV
     | SendOps.BIND_MW
@@ -117,8 +118,9 @@ def send_ops_of(qp_type: QPType) -> SendOps:
     return ops & ~_OPTIONAL
 
 
-# Every check in one comparison: a request is looked at closely only if it has a bit that is set
-# here for its opcode. ALWAYS is such a bit of every request. Checksums are the device's to offer.
+# A request needs a full check only if one of its flags is set in the table entry for its opcode.
+# ALWAYS is added to every request's flags, so setting it in an entry forces the check. IP_CSUM is
+# set in every entry, because only some devices support checksums.
 ALWAYS = 1 << 31
 EVERY_BIT = (1 << 32) - 1
 _OPCODES = 16
@@ -155,7 +157,7 @@ def needs_check(qp_type: QPType, send_ops: SendOps) -> tuple[int, ...]:
 # Operations that ibv_wr_post(3) supports, but ibv_post_send(3) does not.
 _BUILT = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 
-# The device capability for checksums, by type (ibv_post_send(3)).
+# The device capability for IP checksums, by queue pair type (ibv_post_send(3)).
 _CHECKSUMS = {
     QPType.UD: DeviceCapability.UD_IP_CSUM,
     QPType.RC: DeviceCapability.RC_IP_CSUM,
@@ -185,7 +187,7 @@ def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
         if not offered & _CHECKSUMS.get(qp.qp_type, DeviceCapability(0)):
             raise lacking(f"IP checksums on a {qp.qp_type.name} queue pair", verb)
     if opcode in ATOMICS or opcode is WROpcode.ATOMIC_WRITE:
-        # IBTA volume 1, clause 9.4.5: 8 bytes, naturally aligned.
+        # Atomics operate on 8 naturally aligned bytes (IBTA volume 1, clause 9.4.5).
         if wr.remote_addr % 8:
             raise ValueError(
                 f"remote_addr for {opcode.name} must be a multiple of 8, not {wr.remote_addr:#x}"

@@ -112,10 +112,7 @@ class ReceiveWorkRequest:
 
 
 def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, ...]:
-    """Return a tuple with the element for a range of memory.
-
-    The tuple is empty if ``length`` is 0.
-    """
+    """Return a one-element tuple for a range of memory, or an empty one if ``length`` is 0."""
     return (ScatterGatherElement(addr, length, lkey),) if length != 0 else ()
 
 
@@ -156,7 +153,7 @@ def wrong_requests(requests: object) -> str:
     return ""
 
 
-# The maximum of each number in a request, in its parts, and in an element.
+# The maximum values in a request, in its optional parts, and in a scatter/gather element.
 _REQUEST = {
     **dict.fromkeys(("wr_id", "remote_addr", "compare_add", "swap"), U64_MAX),
     **dict.fromkeys(("opcode", "send_flags", "imm_data", "rkey", "invalidate_rkey"), U32_MAX),
@@ -171,7 +168,7 @@ _ELEMENT = {"addr": U64_MAX, "length": U32_MAX, "lkey": U32_MAX}
 
 
 def _check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> None:
-    """Raise a TypeError or ValueError that names the first number that does not fit its field."""
+    """Raise TypeError or ValueError for the first number that does not fit its field."""
     for wr in requests:
         for name, most in _REQUEST.items():
             integer(name, getattr(wr, name, 0), 0, most)
@@ -185,7 +182,7 @@ def _check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> 
 
 
 def _wrong_pieces(sges: object) -> str:
-    """Return what is wrong with a request's elements, or an empty string."""
+    """Return why a request's elements are invalid, or an empty string if they are valid."""
     wanted = "memory must be a list of ScatterGatherElement (from MemoryRegion.sge)"
     if isinstance(sges, ScatterGatherElement):
         return f"{wanted}, not a single one; write [element]"
@@ -205,7 +202,7 @@ def _address(resource: Resource[h.ibv_ah] | Resource[h.ibv_mw] | verbs.MemoryReg
 
 
 def _shared_places(wr: SendWorkRequest) -> tuple[int, int, int, int, int, int]:
-    """Return the members of ``struct aiordma_send`` that have several meanings, in its order."""
+    """Return the values of the first six unions in ``struct aiordma_send``."""
     if (bind := wr.bind) is not None:
         mw, mr = _address(bind.mw), _address(bind.mr)
         return mw, mr, bind.addr, bind.length, bind.rkey, int(bind.access)
@@ -259,7 +256,7 @@ def pack_recvs(array: RequestArray, requests: Sequence[ReceiveWorkRequest], labe
 
 def _pack_pieces(array: RequestArray, entry: int, pieces: Sequence[ScatterGatherElement]) -> int:
     for piece in pieces:
-        if not isinstance(piece, tuple):  # three bytes would be three numbers, too
+        if not isinstance(piece, tuple):  # `bytes` of length 3 would also unpack to numbers
             raise TypeError
         SGE.pack_into(array.sges_bytes, entry * SGE.size, *piece)
         entry += 1

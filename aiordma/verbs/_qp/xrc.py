@@ -27,8 +27,8 @@ from .qp_attributes import QPCapabilities, resets
 from .qp_creation import XRC, QPOptions, refused, require_xrc
 from .queue_pair import QueuePair
 
-_XRCD = 1 << 1  # of enum ibv_qp_init_attr_mask
-# enum ibv_xrcd_init_attr_mask
+_XRCD = 1 << 1  # a bit of enum ibv_qp_init_attr_mask
+# Bits of enum ibv_xrcd_init_attr_mask.
 _FD, _OFLAGS = 1 << 0, 1 << 1
 
 

@@ -95,7 +95,7 @@ class DriverQueuePair(Resource[h.ibv_qp]):
             raise failure(
                 error.verb, error.errno or 0, f"cannot change {mask!r} of {self._label()}"
             ) from None
-        self.qp_num = self.pointer.qp_num  # a target of mlx5 has none before RTR
+        self.qp_num = self.pointer.qp_num  # an mlx5 DC target has no number before RTR
 
     def query(self) -> QPAttributes:
         """Query the current attributes from the device. See ibv_query_qp(3)."""

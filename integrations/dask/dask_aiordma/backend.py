@@ -35,23 +35,24 @@ __all__ = ["RDMA", "RDMABackend", "RDMAConnector", "RDMAListener"]
 
 logger = logging.getLogger("distributed.comm.rdma")
 
-# `write` waits until at most this many bytes are in flight. A single message can be longer, because
-# Dask expects `write` to return before the peer reads.
+# The maximum number of bytes in flight when `write` starts sending a message. The message itself
+# can be longer, because Dask expects `write` to return before the peer reads.
 WRITE_BUFFER = 4 << 20
 
-# While a comm closes, the peer must read at least this many bytes per second. Frames are not split,
-# so the peer reports no progress until it has received a whole frame. The value is an estimate: one
+# The lowest rate at which `close` expects the peer to read, in bytes per second. `close` cannot see
+# progress within a frame, because frames are not split. The value is an estimate, about one
 # hundredth of the bandwidth of a 1 Gb/s network.
 SLOWEST = 1 << 20
 
-# Errors that persist if Dask tries again, caused by the peer or by this machine.
+# Dask should not retry after these errors. The peer's security settings or software cause those in
+# REFUSED, and this machine's setup causes those in MISSING.
 REFUSED = (errors.AuthenticationError, errors.ProtocolError, ssl.SSLError)
 MISSING = (errors.DeviceNotFoundError, errors.LibraryNotFoundError)
 
 
 @contextmanager
 def _settings_logged(address: str) -> Iterator[None]:
-    """Log invalid settings, because Dask's own error might say only that a process failed."""
+    """Log configuration errors, because Dask itself may report only that a process failed."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError, *MISSING) as error:
@@ -67,7 +68,7 @@ class RDMA(Comm):
     the peer has received the message.
     """
 
-    # Frames are not split, because each frame is received into separate memory.
+    # Disable frame splitting, because each part would be received into separate memory.
     max_shard_size: ClassVar[int] = 1 << 62
 
     def __init__(
@@ -110,7 +111,8 @@ class RDMA(Comm):
         except (aiordma.RDMAError, OSError, FramingError) as error:
             raise self._lost(error) from error
         except BaseException:
-            # After a cancellation between two messages, the next `read` would start in the middle.
+            # The peer may have sent further connection messages for this Dask message. The next
+            # `read` would mistake them for a new Dask message.
             self.abort()
             raise
         try:
@@ -230,7 +232,7 @@ class RDMA(Comm):
 
 
 def _address(prefix: str, address: tuple[str, int] | None) -> str:
-    """Return an address as text, or raise CommClosedError if the connection has ended."""
+    """Format an address. Raises CommClosedError if the connection has already ended."""
     if address is None:
         raise CommClosedError("the connection was closed before it was fully established")
     return prefix + unparse_host_port(*address)
@@ -347,7 +349,7 @@ class RDMAListener(BaseListener):
         if self._bound is None:
             addresses = self._listener.addresses
             self._bound = next((it for it in addresses if ":" not in it[0]), addresses[0])
-            if not self.ip:  # all addresses: clients can reach IPv4 addresses more easily
+            if not self.ip:  # listens on all addresses; IPv4 is easiest for clients to reach
                 self._bound = "0.0.0.0", self._bound[1]
         return self._bound
 

@@ -25,21 +25,23 @@ from aiordma.verbs import bytes_of
 
 Bytes = bytes | bytearray | memoryview
 
-# A shorter frame is copied on each side, because a copy takes less time than a separate message: at
-# 10 GB/s about 13 us, compared with waking up a process.
+# The minimum size in bytes of a long frame. Shorter frames are copied on each side. A copy takes at
+# most 13 us at 10 GB/s, which is less than waking up a process for a separate message.
 LONG = 128 << 10
-# The other data that a long frame may keep alive, relative to its length, as in distributed's TCP.
+# The maximum amount of other data that a long frame can keep alive, as a fraction of the frame's
+# length. distributed's TCP comm uses the same fraction.
 NEGLIGIBLE = 0.05
 
-# A message with more frames has at least one byte per frame, because pickle writes an opcode for
-# each out-of-band buffer, and Dask writes a header for each serialized object.
+# A message with more than this number of frames must contain at least one byte per frame. Dask's
+# messages do, because pickle writes an opcode for each out-of-band buffer, and Dask writes a header
+# for each serialized object.
 MANY = 1 << 16
-# The maximum memory overhead of a frame in bytes.
+# An upper bound on the memory overhead per frame, in bytes.
 FRAME_COST = 448
 
-# The bits of a length in the trailer.
-OWN = 1 << 63  # a long frame
-LEADS = 1 << 62  # the frame at the beginning of the first message
+# Each length in the trailer has two flag bits.
+OWN = 1 << 63  # long frame
+LEADS = 1 << 62  # long frame at the beginning of the first message
 LENGTH = LEADS - 1
 
 _END = struct.Struct("<Q8s")
@@ -151,7 +153,8 @@ def unpack(message: memoryview, longest: int) -> Unpacked:
         if length > data - start:
             raise FramingError(f"the peer's message is too short for its frames: {data} bytes")
         part = message[start : start + length]
-        # Copy each frame except the header, which is decoded immediately and then freed.
+        # Copy every frame except the header, so that no frame keeps the message alive. The header
+        # is decoded immediately and then freed.
         frames[i] = part if i == 0 else _copy(part)
         start += length
     if start != data:

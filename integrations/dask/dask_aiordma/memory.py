@@ -24,15 +24,15 @@ from distributed.protocol.utils import host_array
 
 try:
     import numpy
-except ImportError:  # as in distributed
+except ImportError:  # optional, as in distributed
     numpy = None  # type: ignore[assignment]
 
 from .framing import LONG
 
-# How long unused memory is kept for another frame. The value is an estimate: longer than most tasks
-# compute, and shorter than the 30 s after which Dask reports unmanaged memory as "old".
+# The time in seconds after which unused memory is freed. Most tasks take less time than this
+# estimate, and Dask reports unmanaged memory as "old" only after 30 s.
 SECONDS = 10.0
-# The maximum number of unused blocks, because every new frame searches all of them.
+# The maximum number of unused blocks. The limit is low, because each new frame searches all blocks.
 MANY = 256
 
 
@@ -57,7 +57,7 @@ class FrameMemory:
         self.waiting = 0
         self._waits: deque[tuple[float, memoryview]] = deque()  # oldest first, with expiry times
         self._lent: dict[int, tuple[weakref.ref[Any], memoryview]] = {}
-        # Blocks of freed frames, added by any thread. A deque can change between any two steps.
+        # The blocks of freed frames. Any thread can append to this deque at any time.
         self._returned: deque[memoryview] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -75,7 +75,8 @@ class FrameMemory:
         memory = self._found(size)
         if memory is None:
             memory = host_array(size)
-        # The frame's base is not an array, so views of the frame refer to the frame itself.
+        # Views of the frame keep the frame alive. If the frame's base were an array, numpy would
+        # make the views refer to the base instead.
         frame = numpy.frombuffer(memory, "u1", length)
         number = id(frame)
         self._lent[number] = weakref.ref(frame, lambda _: self._ended(number)), memory
@@ -100,9 +101,9 @@ class FrameMemory:
         return None
 
     def _ended(self, number: int, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Return a block for reuse when its memory is no longer referenced.
+        """Make a block available for reuse once its frame has been freed.
 
-        This can be called in any thread and at any time, so it must not use a lock.
+        A weak reference can call this in any thread and at any time, so it must not use a lock.
         """
         if _is_finalizing():  # asyncio's globals may be None
             return
@@ -115,7 +116,7 @@ class FrameMemory:
         if first:
             try:
                 loop.call_soon_threadsafe(self._take_back)
-            except RuntimeError:  # the loop has been closed in the meantime
+            except RuntimeError:  # the loop was closed after the check above
                 self._returned.clear()
 
     def _take_back(self) -> None:

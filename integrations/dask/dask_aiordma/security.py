@@ -30,7 +30,7 @@ class Security(_Security):
         ValueError: If `auth` is too short.
     """
 
-    # No __slots__, because the base class would read them as the names of its own settings.
+    # Do not define __slots__. The base class treats `self.__slots__` as the list of its settings.
 
     def __init__(
         self,

@@ -13,22 +13,22 @@ from distributed.system import MEMORY_LIMIT
 
 import aiordma
 
-# A scheduler has a connection to each worker and client, and most connections are idle. With eight
-# data receives and four control receives, a connection needs 96 KiB of registered memory. This is a
-# third of aiordma's default. While long messages arrive, the receives grow to a total of 768 KiB.
+# A scheduler is connected to every worker and client, but most of its connections are idle. With
+# eight data receives and four control receives, a connection needs 96 KiB of registered memory, a
+# third of aiordma's default. While long messages arrive, the receives grow to 768 KiB in total.
 DEFAULTS = {
     "data_receives": 8,
     "control_receives": 4,
     "max_eager_size": 64 << 10,
-    # A cluster has as many threads as cores, and the event loop shares the GIL with computing
-    # threads. Polling would slow down the computations.
+    # Polling would slow down computations. A cluster runs one thread per core, and the event loop
+    # shares the GIL with the computing threads.
     "polling": 0.0,
-    # Dask does not limit message sizes. Messages that exceed the machine's memory are refused.
+    # Dask does not limit message sizes, so refuse only messages larger than the machine's memory.
     "max_message": MEMORY_LIMIT,
 }
 
-# Default settings in distributed.comm.rdma. They are not added with `update_defaults`: if the
-# backend is first used within a `dask.config.set` block, the end of the block would remove them.
+# The default settings in distributed.comm.rdma. Do not add them with `update_defaults`. If the
+# backend were first used within a `dask.config.set` block, Dask would remove them after the block.
 SETTINGS: dict[str, Any] = {
     "device": None,
     "via": "tcp",
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "kept-memory": None,
 }
 
-# An eighth of one core's share of the machine's memory, but at most 256 MiB.
+# By default, keep at most an eighth of the memory per core, but no more than 256 MiB.
 MOST_KEPT = min(256 << 20, MEMORY_LIMIT // (8 * CPU_COUNT))
 
 
@@ -47,7 +47,7 @@ def _setting(name: str) -> Any:
 
 
 def _check_names() -> None:
-    """Raise ValueError if a setting is unknown, for example because it is misspelled."""
+    """Raise ValueError if the settings are not a mapping or contain an unknown name."""
     given = dask.config.get("distributed.comm.rdma", None) or {}
     if not isinstance(given, dict):
         raise ValueError(f"distributed.comm.rdma must be a mapping of settings, not {given!r}")
@@ -118,7 +118,7 @@ def _key_of_file(path: str | None) -> bytes | None:
         return None
     try:
         key = Path(path).expanduser().read_bytes()
-    except OSError as error:  # Dask would mistake it for a connection error, and try again
+    except OSError as error:  # Dask would retry after an OSError
         raise ValueError(
             f"distributed.comm.rdma.auth-file: cannot read {path}: {error.strerror}"
         ) from error
@@ -147,7 +147,7 @@ def _config() -> aiordma.Config:
 
 
 def _keep_alive() -> dict[str, float]:
-    """Return the settings for detecting a dead peer, derived from Dask's timeout for TCP."""
+    """Return keep-alive settings that detect a dead peer within Dask's TCP timeout."""
     limit = float(parse_timedelta(dask.config.get("distributed.comm.timeouts.tcp"), "seconds"))
     idle = limit / 4
     return {"keep_alive": idle, "keep_alive_timeout": limit - idle}

@@ -35,7 +35,7 @@ def fetch(array: np.ndarray) -> int:
 
 
 def transfer(client: Client) -> float:
-    """Return the seconds for a 128 MiB array between workers, as logged by the receiver."""
+    """Send a 128 MiB array to another worker. Returns the seconds logged by the receiver."""
     first, second = sorted(client.scheduler_info(-1)["workers"])
     source = client.submit(np.ones, SIZE // 8, workers=[first], pure=False)
     wait(source)
@@ -49,18 +49,18 @@ def transfer(client: Client) -> float:
 
 
 def array(client: Client) -> float:
-    """Return the seconds for the same array between two comms, without Dask's own overhead."""
+    """Send the same array over a comm without Dask's overhead. Returns the time in seconds."""
     first, second = sorted(client.scheduler_info(-1)["workers"])
     scheme, _ = parse_address(first)
 
     async def offers(dask_worker: Any) -> str:
         async def handler(comm: Any) -> None:
             source = np.ones(SIZE // 8)
-            await comm.write("made")  # the pages of the source are not part of the time
+            await comm.write("made")  # do not time the allocation of the array
             await comm.read()
             await comm.write({"x": to_serialize(source)})
             with suppress(OSError):
-                await comm.read()  # until the end
+                await comm.read()  # wait until the peer closes
 
         dask_worker.offers = await listen(f"{scheme}://127.0.0.1:0", handler)
         return dask_worker.offers.contact_address
@@ -82,7 +82,7 @@ def array(client: Client) -> float:
 
 
 def message(client: Client) -> float:
-    """Return the median of 300 round trips of a short message between workers, in seconds."""
+    """Send 300 short messages to a worker. Returns the median round-trip time in seconds."""
     first, second = sorted(client.scheduler_info(-1)["workers"])
 
     async def echoes(dask_worker: Any) -> float:
@@ -97,7 +97,7 @@ def message(client: Client) -> float:
 
 
 def shuffle(client: Client) -> float:
-    """Return the seconds for shuffling 100 MB among 16 partitions."""
+    """Shuffle a data frame of 100 MB in 16 partitions. Returns the time in seconds."""
 
     def part(i: int) -> pd.DataFrame:
         key = np.random.default_rng(i).integers(0, 1 << 20, 400_000)
@@ -111,7 +111,7 @@ def shuffle(client: Client) -> float:
 
 
 MEASURED = (transfer, array, message, shuffle)
-# Of each kind: the protocol and `distributed.comm.rdma.options`.
+# The protocol and the `distributed.comm.rdma.options` of each kind of cluster.
 KINDS: dict[str, tuple[str, dict[str, float]]] = {
     "tcp": ("tcp://", {}),
     "rdma": ("rdma://", {}),
@@ -120,7 +120,7 @@ KINDS: dict[str, tuple[str, dict[str, float]]] = {
 
 
 def start(stack: ExitStack, kind: str) -> Client:
-    """Start a new cluster and return a client for it."""
+    """Start a cluster of the given kind, and return a client connected to it."""
     protocol, options = KINDS[kind]
     with dask.config.set({"distributed.comm.rdma.options": options}):
         cluster = LocalCluster(
@@ -135,22 +135,22 @@ def start(stack: ExitStack, kind: str) -> Client:
 
 
 def computed(client: Client) -> float:
-    """Return the CPU seconds used by this process and the workers."""
+    """Return the CPU time used so far by this process and the workers, in seconds."""
     return time.process_time() + sum(client.run(time.process_time).values())
 
 
 def in_turn(
     clients: dict[str, Client], measure: Callable[[Client], float], rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return the time and the CPU time of each round, for each kind of cluster."""
+    """Measure all clusters in every round. Returns each round's time and CPU time in seconds."""
     seconds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in clients}
     for number in range(rounds + 1):
-        # The order turns: pages that one has just freed are quicker to get than others.
+        # Reverse the order every round, because recently freed pages are faster to allocate.
         for kind, client in list(clients.items())[:: 1 if number % 2 else -1]:
             before = computed(client)
             with client.as_current():
                 taken = measure(client)
-            if number:  # before: connections, and pages of memory
+            if number:  # round 0 opens connections and allocates memory
                 seconds[kind].append((taken, computed(client) - before))
     return seconds
 

@@ -12,7 +12,7 @@ import pytest
 from dask_aiordma.backend import RDMA, RDMAListener
 from distributed.comm.core import connect, listen
 
-# Also for the processes of a cluster.
+# A cluster's processes inherit this variable.
 os.environ["AIORDMA_DEVICE"] = "embedded0"
 
 Pair = tuple[RDMA, RDMA]
@@ -21,7 +21,7 @@ Pair = tuple[RDMA, RDMA]
 async def connected(
     listen_with: dict[str, Any], connect_with: dict[str, Any], **named: Any
 ) -> Pair:
-    """Return both ends of a new connection: the connecting end and the accepted end."""
+    """Return the connecting end and the accepting end of a new connection."""
     accepted: asyncio.Queue[RDMA] = asyncio.Queue()
     async with listen("rdma://127.0.0.1:0", accepted.put, **listen_with, **named) as listener:
         comm = await connect(listener.contact_address, **connect_with, **named)
@@ -38,7 +38,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Callable[..., Awaitable[RDMAListener]]]:
-    """Provide a function that starts listeners, which are stopped after the test."""
+    """Provide a function that starts a listener. All listeners are stopped after the test."""
     async with AsyncExitStack() as stack:
 
         async def start(handler: Callable[[RDMA], Awaitable[None]], **named: Any) -> RDMAListener:

@@ -26,7 +26,8 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with (
-        # Until then a worker that died is started again, however busy the machine is.
+        # A killed worker restarts slowly on a busy machine. After this timeout, the cluster would
+        # give up the worker.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
         LocalCluster(
             protocol="rdma://",
@@ -72,20 +73,20 @@ def test_data_frame_is_shuffled(client: Client) -> None:
 
 
 def forget_peak() -> int:
-    """Reset the value returned by `peak`, and return the process's current memory in bytes."""
+    """Reset the process's peak memory usage, and return its current usage in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return psutil.Process().memory_info().rss
 
 
 def peak() -> int:
-    """Return the process's peak memory in bytes."""
+    """Return the process's peak memory usage in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) << 10
 
 
-@pytest.mark.timeout(600)  # a busy machine may take minutes to touch so much memory
+@pytest.mark.timeout(600)  # touching this much memory can take minutes on a busy machine
 def test_scattered_and_gathered_gibibyte_exists_once_per_process(client: Client) -> None:
-    """No process that receives the array ever has it in memory twice."""
+    """A process that receives the array never holds two copies of it."""
     size, most = 1024 * MIB, 1024 * MIB + 128 * MIB
     first, second = workers(client)
     source = np.ones(size // 8)
@@ -106,7 +107,7 @@ def test_scattered_and_gathered_gibibyte_exists_once_per_process(client: Client)
 
 
 def kill_in_the_middle(pid: int, dask_worker: Any) -> None:
-    """Kill a process when memory for the fifth of eight long frames is requested."""
+    """Make this worker kill process `pid` while receiving the fifth of eight long frames."""
     inside: Any = FrameMemory
     lend = inside.lend
     asked = 0
@@ -125,14 +126,14 @@ def kill_in_the_middle(pid: int, dask_worker: Any) -> None:
 
 
 async def without(victim: str, dask_scheduler: Scheduler) -> None:
-    """Wait until a worker is gone and two workers are running."""
+    """Wait until the scheduler has removed `victim` and knows two other workers."""
     while victim in dask_scheduler.workers or len(dask_scheduler.workers) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
 @pytest.mark.timeout(300)  # a busy machine may take a minute to start a process
 def test_killed_worker_is_replaced(client: Client) -> None:
-    """The worker dies in the middle of a message, and its data is computed again."""
+    """The worker dies while it is sending a message, and its data is recomputed."""
     victim, reader = workers(client)
     pid = client.run(os.getpid)[victim]
     parts = client.submit(

@@ -49,7 +49,7 @@ async def test_arrays_of_every_size_arrive_writable(pair: Pair, size: int) -> No
     source = np.arange(size, dtype="u1")
     received = (await through(pair, {"x": to_serialize(source)}))["x"]
     assert np.array_equal(received, source)
-    received += 1  # it is the receiver's, and can be written to
+    received += 1  # the receiver owns the array and can modify it
 
 
 async def test_each_array_has_its_own_memory(pair: Pair) -> None:
@@ -68,7 +68,7 @@ async def test_very_many_frames_arrive(pair: Pair) -> None:
 
 
 async def test_many_long_frames_arrive(pair: Pair) -> None:
-    source = [np.full(LONG // 8 + i, i) for i in range(200)]  # more than a rendezvous has pieces
+    source = [np.full(LONG // 8 + i, i) for i in range(200)]  # more than the pieces per rendezvous
     received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(source, received, strict=True))
 
@@ -149,7 +149,7 @@ async def test_close_delivers_written_messages(pair: Pair) -> None:
 
 
 async def turns() -> None:
-    """Run enough iterations of the event loop for a timeout of zero seconds to end a task."""
+    """Run enough event loop iterations for a timeout of zero seconds to cancel a task."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -157,7 +157,7 @@ async def turns() -> None:
 async def test_close_waits_for_a_long_frame(pair: Pair) -> None:
     """The timeout for a silent peer does not apply while the peer is reading a long frame."""
     ours, theirs = pair
-    source = np.ones(16 << 20)  # two minutes at the slowest
+    source = np.ones(16 << 20)  # two minutes at the rate SLOWEST
     await ours.write({"x": to_serialize(source)})
     with dask.config.set({"distributed.comm.timeouts.tcp": "0s"}):
         closing = asyncio.create_task(ours.close())
@@ -181,7 +181,7 @@ async def test_close_gives_up_a_peer_that_reads_nothing(
 
 async def test_cancelled_close_aborts(pair: Pair) -> None:
     ours, theirs = pair
-    await ours.write({"x": to_serialize(np.ones(LONG))})  # under way until the peer reads
+    await ours.write({"x": to_serialize(np.ones(LONG))})  # in flight until the peer reads
     closing = asyncio.create_task(ours.close())
     await asyncio.sleep(0)
     closing.cancel()
@@ -302,16 +302,16 @@ async def test_peer_that_does_not_speak_dask_is_disconnected(serve: Serve) -> No
     listener = await serve(echo)
     host, port = get_address_host_port(listener.contact_address)
     async with await aiordma.connect(host, port, via="tcp") as conn:
-        await conn.recv()  # the listener's half of Dask's handshake
+        await conn.recv()  # the listener's Dask handshake message
         await conn.send(b"GET / HTTP/1.1\r\n\r\n")
         with pytest.raises(aiordma.ConnectionBrokenError):
             await conn.recv()
-    comm = await connect(listener.contact_address)  # the others are served
+    comm = await connect(listener.contact_address)  # other clients are still served
     await comm.close()
 
 
 async def test_frame_of_another_length_ends_the_comm(serve: Serve) -> None:
-    """A long frame that does not have its announced length ends only its own connection."""
+    """A long frame of the wrong length ends only its own connection."""
     seen: asyncio.Queue[BaseException] = asyncio.Queue()
 
     async def handler(comm: RDMA) -> None:

@@ -15,7 +15,7 @@ LIMIT = 1 << 40
 
 
 def through(frames: list[bytes]) -> tuple[list[bytes], int]:
-    """Pack and unpack frames. Returns the received frames and the number of messages."""
+    """Pack and unpack frames. Returns the unpacked frames and the number of messages."""
     messages, total = pack(frames)
     assert total == sum(map(len, frames))
     received = [memoryview(bytearray(b"".join(parts))) for parts in messages]
@@ -36,9 +36,9 @@ def through(frames: list[bytes]) -> tuple[list[bytes], int]:
         ([0, 0, 0], 1),
         ([100, 0, 7], 1),
         ([LONG - 1], 1),
-        ([LONG], 1),  # it leads
+        ([LONG], 1),  # sent at the beginning of the first message
         ([100, LONG], 1),
-        ([LONG // 2, LONG], 2),  # too much else to be kept alive with it
+        ([LONG // 2, LONG], 2),  # the short frame is too long to share the memory
         ([100, LONG, 3, LONG + 1, 0], 2),
         ([100, LONG, LONG, LONG], 3),
         ([10] * 5000, 1),
@@ -99,7 +99,7 @@ OWN, LEADS = 1 << 63, 1 << 62
 
 
 def crowd(count: int, length: int) -> memoryview:
-    """Return a message with `count` frames of `length` bytes and their trailer."""
+    """Return a message of `count` frames with `length` bytes each."""
     trailer = struct.pack("<Q", length) * count + struct.pack("<Q", count) + b"dask-rd1"
     return memoryview(bytearray(length * count) + trailer)
 
@@ -109,7 +109,7 @@ def test_too_many_empty_frames_are_rejected_before_unpacking(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = crowd(count, 0)
-    monkeypatch.setattr(struct, "unpack_from", None)  # of any length it would cost that much
+    monkeypatch.setattr(struct, "unpack_from", None)  # makes unpacking the lengths fail
     with pytest.raises(FramingError, match=f"{count} frames in 0 bytes"):
         unpack(sent, LIMIT)
 
@@ -131,7 +131,7 @@ def test_frame_cost_covers_the_memory_of_a_frame() -> None:
 
 
 def test_very_many_frames_are_accepted() -> None:
-    """Pickling a list of empty arrays produces such a message, with one opcode per array."""
+    """Pickle writes one opcode per array when Dask sends a long list of empty arrays."""
     frames = [b"head", *[b""] * MANY, bytes(MANY)]
     assert through(frames) == (frames, 1)
 

@@ -105,7 +105,7 @@ async def test_unencrypted_peer_is_refused_when_the_configuration_encrypts(serve
 
 
 async def test_certificates_protect_the_bootstrap(serve: Serve) -> None:
-    """Only certificates of the same authority are accepted. They do not name 127.0.0.1."""
+    """Certificates must come from the same authority, but need not name 127.0.0.1."""
     security = distributed.Security.temporary()
     assert names_of(security) == ["dask-internal"]
     security.require_encryption = False
@@ -170,7 +170,7 @@ async def test_scheduler_sni_is_rejected() -> None:
 
 
 async def test_options_of_the_configuration_are_used() -> None:
-    with dask.config.set({f"{SETTINGS}.options": None}):  # of YAML without a value
+    with dask.config.set({f"{SETTINGS}.options": None}):  # the result of a YAML key without a value
         config = connection_arguments("", {})["config"]
     assert config == connection_arguments("", {})["config"]
     with dask.config.set({f"{SETTINGS}.options": {"max-message": 1 << 20}}):

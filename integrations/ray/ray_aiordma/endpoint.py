@@ -22,9 +22,9 @@ import ray
 
 from aiordma import Config, Connection, Rights, blocking, rpc, start_server
 
-# The event loop does not poll, because the actors need the cores.
+# Disable polling, because it would take cores from the actors.
 CONFIG = Config(polling=0)
-# Memory blocks of up to SHORT bytes are read in batches.
+# Arrays of up to SHORT bytes are read in batches of BATCH arrays.
 SHORT = 1 << 20
 BATCH = 256
 

@@ -69,16 +69,17 @@ class Fetch(FetchRequest):
     task: asyncio.Task[None] | None = None
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # While the interpreter shuts down, module globals may be None.
+        # Module globals may be None while the interpreter shuts down.
         if not _is_finalizing() and self.task is not None and not self.task.done():
             with suppress(RuntimeError):  # the loop is closed
                 self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
 
 def _memory(arrays: Sequence[Any]) -> list[memoryview]:
-    """Return the bytes of each non-empty array.
+    """Return views of the bytes of all non-empty arrays.
 
-    An array in C order is not copied, so the returned bytes are its own memory.
+    An array is copied only if it is not in C order, or if it is a lazily conjugated or negated
+    tensor.
     """
     flat = []
     for array in arrays:
@@ -110,8 +111,8 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
 def _empty(shape: Sequence[int], dtype: Any) -> Any:
     """Return an uninitialized array or tensor.
 
-    Memory for tensors is also allocated with numpy, because numpy asks the kernel for huge pages.
-    The kernel clears huge pages three times as fast as ordinary pages.
+    A tensor's memory also comes from numpy, because numpy requests huge pages from the kernel. The
+    kernel clears huge pages three times as fast as ordinary pages.
     """
     if isinstance(dtype, np.dtype):
         return np.empty(shape, dtype)
@@ -163,7 +164,8 @@ class Transport(TensorTransportManager):
     def get_communicator_metadata(
         self, src_actor: object, dst_actor: object, backend: str | None = None
     ) -> CommunicatorMetadata:
-        # Only log a warning: Ray may call this method where an exception would end the process.
+        # Log a warning instead of raising an exception. Ray may call this method in code where an
+        # exception would end the process.
         if not getattr(dst_actor, "_ray_enable_tensor_transport", True):
             logger.warning(
                 "%r receives an object through %s, but its class does not enable this: the call "

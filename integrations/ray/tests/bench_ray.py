@@ -24,7 +24,7 @@ OBJECT_STORE = "object store"
 
 
 class Ends:
-    """An actor that can be either end of a transfer."""
+    """An actor that can send or receive a tensor."""
 
     def __init__(self, size: int) -> None:
         self.tensor = torch.arange(size // 4, dtype=torch.int32)
@@ -36,7 +36,7 @@ class Ends:
         return int(tensor[::1024].sum())
 
 
-remote: Any = ray.remote  # its types do not know of tensor transports
+remote: Any = ray.remote  # its type hints do not cover tensor transports
 Actor: Any = remote(enable_tensor_transport=True)(Ends)
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     ours = seconds["aiordma"][2:]
     print(f"{arguments.mib:g} MiB, {arguments.rounds} rounds: milliseconds")
     for name, all_found in seconds.items():
-        found = all_found[2:]  # the first two connect, and get the memory from the kernel
+        found = all_found[2:]  # the first two rounds connect and allocate memory
         ratio = statistics.median(theirs / mine for theirs, mine in zip(found, ours, strict=True))
         print(
             f"{name:14} least {min(found) * 1e3:8.1f}, "

@@ -12,7 +12,7 @@ import ray
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> Iterator[None]:
-    # For the actors, which inherit the environment.
+    # The actors inherit these variables.
     os.environ["AIORDMA_DEVICE"] = "embedded0"
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     os.environ["RAY_AUTH_MODE"] = "disabled"

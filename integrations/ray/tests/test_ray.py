@@ -29,19 +29,19 @@ from aiordma import blocking, rpc
 
 MIB = 1 << 20
 
-# Here too: an actor imports this module.
+# Actors import this module, so this call also registers the transports in each actor.
 ray_aiordma.register()
 
 
 class Objects:
-    """An actor that creates objects, and receives those of other actors."""
+    """An actor that offers objects and receives objects from other actors."""
 
     def pid(self) -> int:
         return os.getpid()
 
     @ray.method(tensor_transport="aiordma")
     def give(self, value: Any) -> Any:
-        """Return a value, including its tensors, that Ray passed to this actor in its usual way."""
+        """Return `value` over RDMA. Ray passes the argument itself without a tensor transport."""
         return value
 
     @ray.method(tensor_transport="aiordma_numpy")
@@ -62,7 +62,7 @@ class Objects:
         return of_every_type()
 
     def wait_freed(self) -> tuple[int, int]:
-        """Wait for Ray to free the result of `give_ones`, and return the state after that."""
+        """Wait until Ray has freed the result of `give_ones`, and then return `state()`."""
         wait_tensor_freed(self.kept, timeout=60)
         del self.kept
         return self.state()
@@ -86,7 +86,7 @@ class Objects:
 
 
 def contents(value: Any) -> list[Any]:
-    """Return the type, shape and bytes of each array, in a form that Ray's object store accepts."""
+    """Return each array's type, shape and bytes as plain values that Ray can pickle."""
     found = []
     for array in value.values() if isinstance(value, dict) else value:
         if isinstance(array, torch.Tensor):
@@ -99,7 +99,7 @@ def contents(value: Any) -> list[Any]:
 
 
 def of_every_type() -> list[torch.Tensor]:
-    """Return a tensor of random bytes for each type, including types that cannot be pickled."""
+    """Return a tensor of random bytes for each dtype, including types that cannot be pickled."""
     names = r"torch\.(bool|u?int(8|16|32|64)|b?float\w+|complex\w+)"
     types = {it for it in vars(torch).values() if isinstance(it, torch.dtype)}
     chosen = sorted((it for it in types if re.fullmatch(names, str(it))), key=str)
@@ -127,10 +127,10 @@ def odd() -> dict[str, Any]:
 
 
 class Plain:
-    """An actor without tensor transports."""
+    """An actor whose class does not enable tensor transports."""
 
 
-remote: Any = ray.remote  # its types do not know of tensor transports
+remote: Any = ray.remote  # its type hints do not cover tensor transports
 Actor: Any = remote(enable_tensor_transport=True)(Objects)
 
 
@@ -146,7 +146,7 @@ def sink() -> Any:
 
 @pytest.fixture
 def doomed() -> Iterator[tuple[Any, int]]:
-    """Provide an actor that a test may stop and kill, and its process ID."""
+    """Provide an actor and its process ID. The test can stop or kill the process."""
     actor = Actor.remote()
     pid = ray.get(actor.pid.remote())
     yield actor, pid
@@ -176,7 +176,7 @@ def test_arrays_arrive(source: Any, sink: Any) -> None:
         np.array(["text", "more"]),
     ]
     assert ray.get(sink.contents.remote(source.give_arrays.remote(arrays))) == contents(arrays)
-    # Both kinds, in processes where both have been used.
+    # An object can contain tensors and arrays once its processes have used both transports.
     both = [torch.arange(5), np.arange(5)]
     assert ray.get(sink.contents.remote(source.give.remote(both))) == contents(both)
 
@@ -205,7 +205,7 @@ def test_target_of_the_receiver_is_used(source: Any) -> None:
 
 
 def test_put_objects_are_read_from_their_owner(source: Any, sink: Any) -> None:
-    """A process that gets a reference in an argument reads from the process that put the object."""
+    """A process that receives a reference reads the object from the process that put it."""
     here = [ray.put(torch.ones(1000), _tensor_transport="aiordma")]
     assert ray.get(sink.get_size.remote(here)) == 1000
     there = ray.get(source.put.remote(2000))
@@ -228,7 +228,7 @@ def test_memory_of_released_objects_is_freed(source: Any, sink: Any) -> None:
 
 @contextmanager
 def reading(ref: Any) -> Iterator[Future[Any]]:
-    """Run `ray.get` in a thread, and yield its future once it has started reading."""
+    """Run `ray.get(ref)` in a thread. Yields its future once the read has started."""
 
     async def begun() -> bool:
         return any(it.get_name() == ref.hex() for it in asyncio.all_tasks())
@@ -243,7 +243,7 @@ def reading(ref: Any) -> Iterator[Future[Any]]:
 
 
 def offered_by(actor: Any, size: int) -> Any:
-    """Return a reference to an object that the actor already offers."""
+    """Create an object in the actor. Returns its reference once the actor offers the object."""
     ref = actor.give_ones.remote(size)
     assert ray.wait([ref], timeout=60, fetch_local=False)[0]
     assert metadata(ref)
@@ -251,7 +251,7 @@ def offered_by(actor: Any, size: int) -> Any:
 
 
 def metadata(ref: Any) -> Any:
-    """Return the metadata that Ray passes to receivers. It may arrive after the object is ready."""
+    """Wait for the object's metadata, which may arrive after the object, and return it."""
     manager: Any = ray._private.worker.global_worker.rdt_manager
     return manager.wait_for_tensor_transport_metadata(ref.hex(), 60)
 
@@ -271,9 +271,9 @@ def test_killed_actor_fails_pending_reads(doomed: tuple[Any, int], sink: Any) ->
     with pytest.raises(RayTaskError, match=r"cannot read object \w+ from its actor"):
         ray.get(taking)
     print(f"errors {time.monotonic() - start:.3f} s after the kill")
-    # Without an error from the device it would be the 45 s of keep-alive.
+    # Without an error from the device, only the keep-alive would detect the failure, after 45 s.
     assert time.monotonic() - start < 20
-    # New connections are refused, and the receiver works on.
+    # A new connection fails, but the receiver keeps working.
     with pytest.raises(RayDirectTransportError):
         ray.get(ref)
     assert ray.get(sink.state.remote())

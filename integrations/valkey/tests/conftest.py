@@ -25,14 +25,15 @@ HOST = "127.0.0.1"
 SERVER = Path(__file__).parents[3] / "build" / "valkey" / "server"
 RUN = [str(Path(sys.executable).with_name("python")), "-m", "aiordma", "run"]
 
-# Seconds for a test; it only stops one that hangs.
+# The time limit of a test in seconds. It is long, because it only has to stop tests that hang.
 LIMIT = 100
 
 
 class Server:
     """A server that can be killed and restarted on the same ports.
 
-    The embedded device's connection manager shares its port space with TCP.
+    TCP sockets find free ports for both TCP and RDMA, because the embedded device's connection
+    manager shares its port space with TCP.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +48,7 @@ class Server:
         words += ["--loadmodule", SERVER / "valkey-rdma.so"]
         words += ["--rdma-bind", HOST, "--rdma-port", str(self.port)]
         words += ["--save", "", "--dir", self._folder, "--enable-debug-command", "yes"]
-        words += ["--crash-memcheck-enabled", "no"]  # of the memory, after a crash
+        words += ["--crash-memcheck-enabled", "no"]  # skip the memory test after a crash
         self._process = subprocess.Popen(
             [*RUN, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -61,7 +62,7 @@ class Server:
             pytest.fail(f"the server has ended:\n{self._output()}", pytrace=False)
 
     def _read(self, stdout: IO[str], ready: threading.Event) -> None:
-        """Take the output all the time, so that the server never waits for room in the pipe."""
+        """Read the output continuously, so that the server never blocks on a full pipe."""
         with stdout:
             for line in stdout:
                 self._lines.append(line)
@@ -71,16 +72,16 @@ class Server:
         ready.set()
 
     def _output(self) -> str:
-        """Its end, or the beginning of a crash report, which has the stack."""
+        """Return the end of the output, or the start of a crash report with its stack trace."""
         self._reader.join()
         text = "".join(self._lines)
         start = text.find("VALKEY BUG REPORT START")
         return text[start : start + 5000] if start >= 0 else text[-5000:]
 
     def outlives(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for a process to end.
+        """Wait until a process has exited.
 
-        If the server ends first, kill the process, and fail with the server's output.
+        If the server exits first, kill the process, and fail with the server's output.
         """
         ends = [os.pidfd_open(each.pid) for each in (process, self._process)]
         try:
@@ -119,14 +120,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves open files, threads or device objects."""
+    """Fail the test if it leaks open files, threads or device objects."""
     with testing.check_leaks(timeout=30):
         yield
 
 
 def pytest_configure() -> None:
     os.environ["AIORDMA_DEVICE"] = "embedded0"
-    loop = uvloop.new_event_loop()  # libuv's threads, before the leak check
+    loop = uvloop.new_event_loop()  # starts libuv's threads before the leak check
     loop.run_until_complete(loop.getaddrinfo("localhost", 1))
     loop.close()
 
@@ -138,7 +139,7 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Limit coroutine tests here: a waiting uvloop does not run pytest-timeout's handler."""
+    """Limit coroutine tests. A waiting uvloop does not run pytest-timeout's signal handler."""
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
         item.obj = within_limit(item.obj)
 
@@ -146,7 +147,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def within_limit(
     test: Callable[..., Coroutine[Any, Any, None]],
 ) -> Callable[..., Coroutine[Any, Any, None]]:
-    """Return the test with the time limit applied."""
+    """Wrap a coroutine test so that it fails after LIMIT seconds."""
 
     @functools.wraps(test)
     async def limited(*arguments: Any, **keywords: Any) -> None:

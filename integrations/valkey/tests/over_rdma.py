@@ -14,7 +14,7 @@ from typing import Any
 
 from valkey_aiordma import connection, open_connection
 
-# Connections that went over RDMA, counted for the end, so that a run without any is noticed.
+# The number of RDMA connections, which the terminal summary reports and test_upstream.py checks.
 taken = itertools.count()
 
 

@@ -37,7 +37,7 @@ async def client(server: Server, **options: Any) -> AsyncIterator[Any]:
 
 
 def value(size: int, number: int) -> bytes:
-    """Return bytes that encode their own position."""
+    """Return `size` bytes of numbered records, so that misplaced data is detected."""
     pattern = b"".join(b"%07x " % (number * 1_000_003 + i) for i in range(1024))
     return (pattern * (size // len(pattern) + 1))[:size]
 
@@ -97,7 +97,7 @@ async def test_pipeline_larger_than_both_buffers_completes(server: Server) -> No
 
 
 async def test_values_that_straddle_buffers_round_trip(server: Server) -> None:
-    """Sizes grow from 64 KiB in steps of a byte, so that several values straddle two buffers."""
+    """Each value is one byte longer than the last, so that several values straddle two buffers."""
     async with client(server) as one:
         sizes = [(64 << 10) + number for number in range(50)]
         assert sum(sizes) > 3 * stream.LENT
@@ -151,7 +151,7 @@ async def test_subscriber_reconnects_and_subscribes_again(
         async def message() -> Any:
             try:
                 return await next_message()
-            except ValkeyConnectionError:  # without retries the client tells of the end, once
+            except ValkeyConnectionError:  # without retries, the client reports the disconnect once
                 return await next_message()
 
         await subscriber.subscribe("news")
@@ -168,13 +168,13 @@ async def test_subscriber_reconnects_and_subscribes_again(
 
 
 async def test_slow_subscriber_pauses_the_stream(server: Server) -> None:
-    """The server keeps unread messages, here 8 MiB for a subscriber that starts reading late."""
+    """The server buffers 8 MiB of messages until the subscriber starts reading."""
     async with client(server) as one, one.pubsub() as subscriber:
         await subscriber.subscribe("news")
         for number in range(16):
             await one.publish("news", value(512 << 10, number))
         transport = subscriber.connection._writer.transport
-        assert not transport._reading  # the reader's limit has paused it
+        assert not transport._reading  # paused by the stream reader's limit
         assert len(subscriber.connection._reader._buffer) <= stream.LENT + 2 * stream.HIGH_WATER
         assert (await subscriber.get_message(timeout=None))["type"] == "subscribe"
         for number in range(16):
@@ -245,7 +245,7 @@ async def test_streams_work_without_a_client(server: Server) -> None:
     large = value(4 << 20, 1)
     writer.write(b"*2\r\n$4\r\nECHO\r\n$%d\r\n" % len(large) + large + b"\r\n")
     assert not reader.at_eof()
-    writer.close()  # what is written is sent first
+    writer.close()  # sends the written data before closing
     assert writer.is_closing()
     await reader.readline()
     await writer.wait_closed()

@@ -35,7 +35,7 @@ class Peer:
     lent: tuple[int, int, int] = (0, 0, 0)
 
     async def begin(self) -> None:
-        """Receive and check the client's first commands."""
+        """Receive the client's first two commands, and check their contents."""
         _, command = await self.receives.get()
         assert FEATURE.unpack(command) == (Opcode.GET_SERVER_FEATURE, 0, 0)
         await self.take_lent()
@@ -63,9 +63,9 @@ class Peer:
         await self.queue.write([self.memory.sge(0, len(data))], address, rkey, imm=count)
 
     async def is_heard(self, writer: asyncio.StreamWriter) -> None:
-        """Wait until the client has handled everything sent so far.
+        """Wait until the client has processed everything sent so far.
 
-        Once it has, it uses newly lent memory to write.
+        The client writes to the byte lent here only after it has processed everything else.
         """
         await self.lend(1)
         writer.write(b"x")
@@ -73,13 +73,13 @@ class Peer:
         assert (completion.imm_data, completion.opcode) == (1, verbs.WCOpcode.RECV_RDMA_WITH_IMM)
 
     async def fill(self, writer: asyncio.StreamWriter) -> bytes:
-        """Fill the memory lent by the client, and return the data."""
+        """Fill the buffer that the client has lent, and return the data."""
         pieces = [bytes([i]) * (1 << 16) for i in range(stream.LENT >> 16)]
         address, length, rkey = self.lent
         for i, piece in enumerate(pieces):
             self.lent = address + (i << 16), length, rkey
             await self.write(piece)
-        await self.is_heard(writer)  # and has lent nothing before that
+        await self.is_heard(writer)  # checks that the client has not lent the buffer again
         return b"".join(pieces)
 
 
@@ -88,7 +88,7 @@ Opening: TypeAlias = asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 @asynccontextmanager
 async def requested() -> AsyncIterator[tuple[AsyncConnectionId, Opening]]:
-    """Yield a client's pending connection request, and the task that is opening the connection."""
+    """Yield a pending connection request, and the client task that waits for its acceptance."""
     async with AsyncConnectionId() as listener:
         listener.id.bind_addr((HOST, 0))
         listener.listen()
@@ -166,7 +166,7 @@ async def test_error_of_any_kind_ends_the_connection(
 
     async with connected() as (reader, writer, peer):
         monkeypatch.setattr(stream.ValkeyTransport, where, fail)
-        with suppress(WorkRequestFlushedError):  # the client has disconnected after the first
+        with suppress(WorkRequestFlushedError):  # the client disconnects after the first message
             await peer.lend(1 << 16)
             await peer.write(b"+OK\r\n")
         with pytest.raises(ConnectionResetError) as caught:
@@ -177,7 +177,7 @@ async def test_error_of_any_kind_ends_the_connection(
 
 @pytest.mark.parametrize("paused", [False, True])
 async def test_failing_protocol_ends_the_connection(paused: bool) -> None:
-    """The stream reader fails if it gets bytes after the end of the stream."""
+    """The stream reader raises an error if it receives data after EOF."""
     async with connected() as (reader, writer, peer):
         reader.feed_eof()
         if paused:
@@ -206,7 +206,7 @@ async def test_failed_post_ends_the_connection(verb: str, monkeypatch: pytest.Mo
 
 
 async def test_too_long_command_ends_the_connection() -> None:
-    """The device rejects the command, because the receive has only 32 bytes."""
+    """The device rejects the command, because the receive buffer has only 32 bytes."""
     async with connected() as (reader, _, peer):
         with pytest.raises(RemoteInvalidRequestError):
             await peer.command(bytes(64))
@@ -223,7 +223,7 @@ async def test_invalid_key_ends_the_connection() -> None:
 
 
 async def test_writes_wait_when_the_server_lends_nothing() -> None:
-    """Written data is kept. A client waiting for space relies on its own timeout."""
+    """The transport keeps written data. A client that waits for space needs its own timeout."""
     async with connected() as (_, writer, peer):
         await peer.lend(0)
         writer.write(bytes(2 * stream.HIGH_WATER))
@@ -237,8 +237,8 @@ async def test_writes_wait_when_the_server_lends_nothing() -> None:
 async def test_close_completes_while_reading_is_paused(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sending the remaining data needs the server's commands, and a disconnect must be noticed."""
-    monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # no commands between the writes
+    """The client still needs the server's commands, and must still notice a disconnect."""
+    monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # no keep-alive commands between the writes
     async with connected() as (reader, writer, peer):
         await peer.lend(5)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -257,8 +257,8 @@ async def test_close_completes_while_reading_is_paused(
 
 
 async def test_data_received_while_paused_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data stays in the lent buffer, which is lent again once the protocol has all of it."""
-    monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # the client's commands are those below
+    """The client lends the buffer again only after the protocol has received all data in it."""
+    monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # no keep-alive commands from the client
     async with connected() as (reader, writer, peer):
         transport: Any = writer.transport
         transport.pause_reading()
@@ -279,13 +279,13 @@ async def test_data_received_while_paused_is_kept(monkeypatch: pytest.MonkeyPatc
 async def test_data_received_while_paused_precedes_the_end(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The protocol gets the data received so far, and then the end of the connection."""
+    """The protocol receives the remaining data before it learns of the lost connection."""
     monkeypatch.setattr(stream, "KEEPALIVE", 1e6)
     async with connected() as (reader, writer, peer):
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         sent = await peer.fill(writer)
         if end == "violation":
-            await peer.write(b"", said=4)  # more than was lent
+            await peer.write(b"", said=4)  # exceeds the lent buffer
             with pytest.raises(ConnectionResetError, match="wrote 4 bytes at offset 1048576 of"):
                 await writer.wait_closed()
         else:
@@ -316,7 +316,7 @@ async def test_keep_alive_commands_are_sent(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_failed_keep_alive_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task that sends keep-alive commands notices the failure, and ends with the connection."""
+    """The keep-alive task detects the failure, and ends together with the connection."""
     monkeypatch.setattr(stream, "KEEPALIVE", 0.001)
     async with connected() as (reader, writer, _):
         monkeypatch.setattr(AsyncQueuePair, "send_nowait", refuse)
@@ -328,7 +328,7 @@ async def test_failed_keep_alive_ends_the_connection(monkeypatch: pytest.MonkeyP
 
 
 async def test_failed_start_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection ends before its tasks have been started."""
+    """The connection fails before it has started its tasks."""
     monkeypatch.setattr(AsyncQueuePair, "send_nowait", refuse)
     async with requested() as (request, opening):
         request.create_qp(ROOM)
@@ -349,7 +349,7 @@ async def test_disconnect_ends_the_stream() -> None:
 
 
 async def test_cancelled_open_waits_for_the_answer() -> None:
-    """Withdrawing the request would crash a server of version 9.1, which could not accept it."""
+    """A Valkey 9.1 server would crash if it accepted a request that the client had withdrawn."""
     async with AsyncConnectionId() as listener:
         listener.id.bind_addr((HOST, 0))
         listener.listen()

@@ -61,7 +61,7 @@ EXCLUDED = {
 
 @pytest.fixture
 def source() -> Path:
-    """Return the unpacked source distribution of the installed version."""
+    """Provide the source distribution of the installed valkey-py, downloaded if necessary."""
     version = importlib.metadata.version("valkey")
     folder = BUILD / f"valkey-{version}"
     if not folder.exists():
@@ -87,7 +87,7 @@ def test_server_that_dies_ends_the_run(tmp_path: Path) -> None:
         dying.join()
 
 
-# Each of its tests has a limit of its own; this is for all of them, however busy the machine is.
+# This limit covers the whole run, even on a busy machine. Each valkey-py test has its own limit.
 @pytest.mark.timeout(3600)
 def test_valkey_py_tests_pass_over_rdma(server: Server, source: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"

@@ -17,7 +17,8 @@ class OverRDMA:
     ``socket_connect_timeout`` work as usual. Other TCP options have no effect.
     """
 
-    # Attributes of the client's class. They are Any because the clients declare different types.
+    # The client's `Connection` class defines these attributes. valkey-py and redis-py declare
+    # different types for them.
     host: Any
     port: Any
     socket_connect_timeout: Any

@@ -113,7 +113,7 @@ class ValkeyTransport(asyncio.Transport):
                     self._on_bytes(completion.imm_data or 0)
                 else:
                     self._on_command(command)
-        except Exception as error:  # any exception, or the client would wait forever
+        except Exception as error:  # otherwise, the client would wait forever
             self._lose(error)
 
     def _on_bytes(self, count: int) -> None:
@@ -190,9 +190,9 @@ class ValkeyTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def _flush(self) -> None:
-        """Start sending pending data, unless a write is in flight.
+        """Start sending pending data if no write is in flight.
 
-        Data written during that write is collected and sent together.
+        Data that is added during a write is sent together when the write has completed.
         """
         count = min(len(self._pending), self._room, STAGED)
         if self._writing or not count:
@@ -249,21 +249,18 @@ class ValkeyTransport(asyncio.Transport):
         if self._lost:
             return
         self._lost = True
-        for task in self._tasks:  # including the task that may have found the error
+        for task in self._tasks:  # even the current task, if it detected the error
             task.cancel()
         self._id.close()
         reset: OSError | None = None
-        # A disconnect ends the stream normally. Anything else is an error.
+        # Report a disconnect as the normal end of the stream, and other errors as a reset.
         if error is not None and not isinstance(error.__cause__, ConnectionManagerError):
             reset = ConnectionResetError(errno.ECONNRESET, str(error.__cause__ or error))
             reset.__cause__ = error
         self._loop.call_soon(self._end, reset)
 
     def _end(self, reset: OSError | None) -> None:
-        """Deliver the remaining received data, and then report the lost connection.
-
-        The data is delivered even if reading is paused.
-        """
+        """Deliver the remaining data, even if reading is paused, and report the lost connection."""
         try:
             if data := self._take():
                 self._protocol.data_received(data)
@@ -308,7 +305,7 @@ async def open_connection(
     Cancelling the call takes effect immediately. However, the connection stays open until the
     server has responded, because a Valkey 9.1 server would crash otherwise.
     """
-    if "\0" in host:  # the resolver would look up only the part before it
+    if "\0" in host:  # the resolver would ignore the rest of the name
         raise AddressError(f"host {host!r} contains a null character")
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit, loop)

@@ -26,7 +26,7 @@ from .internals import CHANCE, INTERNALS, OUTSIDE
 
 HERE = Path(__file__).parent
 PACKAGES = Path(sysconfig.get_path("purelib"))
-FETCHED = PACKAGES / "distributed/tests/fetched"  # with the environment it goes
+FETCHED = PACKAGES / "distributed/tests/fetched"  # deleted together with the virtual environment
 SOURCES = "deb-src http://deb.debian.org/debian trixie main\n"
 FILES = [
     "distributed/comm/tests/test_comms.py",
@@ -67,7 +67,7 @@ def fetch(folder: Path) -> None:
 
 
 def run(folder: Path, scheme: str, name: str, tests: list[str]) -> dict[str, str]:
-    """Run tests and return each result: passed, failed, failed over inproc, or skipped."""
+    """Run tests. Returns "passed", "failed", "failed over inproc" or "skipped" for each test."""
     results = folder / f"{name}-{scheme}.json"
     environment = {
         **os.environ,
@@ -88,7 +88,7 @@ def run(folder: Path, scheme: str, name: str, tests: list[str]) -> dict[str, str
             stderr=subprocess.STDOUT,
             check=False,
         )
-    # An interruption or an error of pytest's leaves results as well, of a part.
+    # If pytest is interrupted or fails internally, the results file exists but is incomplete.
     if ended.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         sys.exit(f"the tests did not run to the end: {log}")
     found: dict[str, str] = json.loads(results.read_text())
@@ -96,7 +96,7 @@ def run(folder: Path, scheme: str, name: str, tests: list[str]) -> dict[str, str
 
 
 def judge(folder: Path, file: str) -> list[str]:
-    """Run a test file, and return the unexpected results."""
+    """Run a test file over RDMA, and return a message for each unexpected result."""
     name = Path(file).stem
     rdma = run(folder, "rdma", name, [file])
     failed = sorted(test for test, result in rdma.items() if result == "failed")

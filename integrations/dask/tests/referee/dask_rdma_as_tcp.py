@@ -15,13 +15,13 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 NAME = "distributed.comm.tcp"
-# Tests of tls:// require encryption, for which rdma:// needs a key beside their certificates.
+# The tls:// tests require encryption. Over rdma://, encryption needs a key besides certificates.
 KEYS: dict[str, dict[str, Any]] = {"TCP": {}, "TLS": {"auth": bytes(range(32)), "encrypt": True}}
 
 
 def replace(tcp: Any) -> None:
-    """Replace the TCP and TLS classes with RDMA classes."""
-    from dask_aiordma import backend  # noqa: PLC0415 - as distributed is being imported
+    """Replace the TCP and TLS classes of the module `tcp` with RDMA classes."""
+    from dask_aiordma import backend  # noqa: PLC0415 - would import distributed too early
 
     class Connector(backend.RDMAConnector):
         key: ClassVar[dict[str, Any]]
@@ -51,7 +51,7 @@ def replace(tcp: Any) -> None:
         shared = {"prefix": prefix, "comm_class": comm, "key": key}
         connector = type(f"{name}Connector", (Connector,), shared)
         listener = type(f"{name}Listener", (Listener,), shared)
-        # By the names that tests replace.
+        # distributed's tests monkeypatch these attributes.
         own = {"_connector_class": connector, "_listener_class": listener}
         for new in (comm, connector, listener, type(f"{name}Backend", (Backend,), own)):
             new.__module__ = NAME

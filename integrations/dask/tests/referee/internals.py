@@ -22,10 +22,10 @@ INTERNALS = {
     ),
 }
 
-# Not run: they send to an address that is not of this machine.
+# These tests are not run, because they connect to another machine's address.
 OUTSIDE = ["distributed/tests/test_client.py::test_bad_address"]
 
-# They may fail: whether they do is a matter of time, which no protocol promises.
+# These tests may fail, because they depend on timing that no protocol guarantees.
 CHANCE = {
     "distributed/tests/test_worker.py::test_upload_file": (
         "expects a worker's folder to be gone, and waits for the client alone, which takes two "

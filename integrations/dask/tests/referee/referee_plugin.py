@@ -12,9 +12,9 @@ import dask.optimization
 import distributed.shuffle
 import pytest
 from distributed.comm import core
-from distributed.utils_test import *  # noqa: F403 - the fixtures of distributed's tests
+from distributed.utils_test import *  # noqa: F403 - fixtures for distributed's tests
 
-# test_client.py imports these names for single tests, and Dask has them no more.
+# test_client.py imports these names, which Dask has removed. Only a few tests use them.
 for module, name in (
     (dask.optimization, "SubgraphCallable"),
     (distributed.shuffle, "check_minimal_arrow_version"),
@@ -24,11 +24,11 @@ for module, name in (
 pytest_plugins = ["distributed.pytest_resourceleaks"]
 
 _results: dict[str, str] = {}
-_schemes: set[str] = set()  # what the test has listened or connected with, in this process
+_schemes: set[str] = set()  # used by the current test in this process
 
 
 class _Registry:
-    """Backends as `distributed.comm.core` asks for them, to listen and to connect."""
+    """A backend registry that records the schemes used for listening and connecting."""
 
     @staticmethod
     def get_backend(scheme: str) -> Any:
