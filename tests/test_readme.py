@@ -62,7 +62,7 @@ def test_readme_begins_with_installing_and_a_short_echo() -> None:
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     (shell, first), program = blocks[:2]
     assert [shell, program] == ["sh", ("python", PROGRAMS[0])]
-    assert re.findall("^(.*?)  ", first, re.M) == ["make echo", "make test", "pip install ."]
+    assert re.findall("^(.*?)  ", first, re.M) == ["make echo", "make test", "pip install '.[cli]'"]
     assert PROGRAMS[0] in (ROOT / "docs" / "index.md").read_text()
     assert len([line for line in PROGRAMS[0].splitlines() if line.strip()]) == 11
     assert README_PROGRAM.search(README)
