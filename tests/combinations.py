@@ -24,13 +24,13 @@ import uvloop
 Loop = asyncio.AbstractEventLoop
 Combination = Mapping[str, str]
 
-# Exceptions that reached only the exception handlers of the loops.
+# Exceptions that reached only an event loop's exception handler.
 reported: list[dict[str, Any]] = []
 _made = 0
 
 
 def noting(make: Callable[[], Loop]) -> Callable[[], Loop]:
-    """A factory of loops whose exception handler appends to `reported`."""
+    """Wrap a loop factory so that its loops append unhandled exceptions to `reported`."""
 
     def factory() -> Loop:
         global _made  # noqa: PLW0603
@@ -43,7 +43,7 @@ def noting(make: Callable[[], Loop]) -> Callable[[], Loop]:
 
 
 def loops_made() -> int:
-    """The number of loops that these factories have made."""
+    """Return the number of loops made by all wrapped factories."""
     return _made
 
 
@@ -57,7 +57,7 @@ FIXTURES: dict[str, tuple[str, ...]] = {
     "connection_method": ("cm", "tcp"),
     "polling_mode": ("sleeping", "adaptive"),
 }
-"""The fixtures with a parameter, and its values; coroutines also have "loop_name"."""
+"""Fixtures with a parameter and its values. Coroutines also have "loop_name"."""
 
 MARKERS = {
     "one_loop": ("loop_name", ("asyncio",)),
@@ -66,14 +66,14 @@ MARKERS = {
     "counts_turns": ("polling_mode", ("between turns",)),
     "sets_polling": ("polling_mode", ("its own",)),
 }
-"""A marker that limits a test -> the parameter, and the remaining values."""
+"""Maps each marker that limits a test to the parameter and its remaining values."""
 
 ON_PAIR: Mapping[str, tuple[str, ...]] = {
     "loop_name": ("virtual",),
     "connection_method": ("tcp",),
     "polling_mode": ("sleeping",),
 }
-"""The values of the parameters of a test with the marker `on_pair`, whatever else it has."""
+"""The parameter values of tests marked `on_pair`, which override their other markers."""
 
 DESCRIPTIONS = (
     "one_loop: the event loop makes no difference, asyncio's will do",
@@ -89,15 +89,15 @@ COMBINATIONS = pytest.StashKey["Chooser"]()
 
 
 class Chooser:
-    """Chooses for each test of a file the combination that the file has used least so far."""
+    """Assigns each test the combination that its file has used least so far."""
 
     def __init__(self) -> None:
         self.chosen: dict[str, Combination] = {}
-        """The combination of each test."""
+        """The combination chosen for each test."""
         self._uses: defaultdict[str, Counter[object]] = defaultdict(Counter)
 
     def choose(self, test: str, parameters: Mapping[str, Sequence[str]]) -> Combination:
-        """The combination of a test, always the same; `test` begins with the file and "::"."""
+        """Return the combination of a test ID ("file::name"), which stays the same."""
         if test not in self.chosen:
             uses = self._uses[test.partition("::")[0]]
 
@@ -111,12 +111,12 @@ class Chooser:
 
 
 def is_on_pair(item: pytest.Item) -> bool:
-    """Whether the test has no device."""
+    """Return whether the test runs without a device."""
     return bool(item.get_closest_marker("on_pair") and not item.get_closest_marker("on_device"))
 
 
 def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
-    """The values of each parameter that the test can be combined with."""
+    """Return the possible values of the test's parameters."""
     function = getattr(getattr(definition.obj, "hypothesis", None), "inner_test", definition.obj)
     names = set(definition.fixturenames)
     if inspect.iscoroutinefunction(function):
@@ -124,14 +124,14 @@ def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
     limits: dict[str, Sequence[str]] = {}
     if is_on_pair(definition):
         limits.update(ON_PAIR)
-    for marker in definition.iter_markers():  # the closest one first
+    for marker in definition.iter_markers():  # closest first
         if marker.name in MARKERS:
             limits.setdefault(*MARKERS[marker.name])
     return {name: limits.get(name, FIXTURES[name]) for name in FIXTURES if name in names}
 
 
 def is_repeated(item: pytest.Item) -> bool:
-    """Whether a test with several combinations runs in that of this item."""
+    """Return whether a repeated test runs in the item's combination."""
     if not isinstance(item, pytest.Function):
         return False
     count = math.prod(map(len, parameters(item).values()))
@@ -145,7 +145,7 @@ def is_repeated(item: pytest.Item) -> bool:
 def values(
     config: pytest.Config, definition: pytest.Function, every: bool
 ) -> dict[str, Sequence[str]]:
-    """The values of each parameter that the test runs with: one, or every one."""
+    """Return the parameter values that the test runs with: all if `every`, otherwise one each."""
     possible = parameters(definition)
     if config.getoption("--peer") and "connection_method" in possible:
         possible = {**possible, "connection_method": ("tcp",)}
@@ -156,9 +156,9 @@ def values(
 
 
 def parametrize(metafunc: pytest.Metafunc, every: bool) -> None:
-    """Parametrize a test with its fixtures; its name has the parameters with several values."""
+    """Parametrize a test. Its name shows only the parameters that have several values."""
     chosen = values(metafunc.config, metafunc.definition, every)
     for name, some in chosen.items():
-        if name in metafunc.fixturenames:  # pytest-asyncio parametrizes the loop of a coroutine
+        if name in metafunc.fixturenames:  # pytest-asyncio parametrizes a coroutine's loop
             ids = some if len(some) > 1 else [pytest.HIDDEN_PARAM]
             metafunc.parametrize(name, some, ids=ids, indirect=True)

@@ -16,7 +16,7 @@ from bench.__main__ import COMPARISONS, IN_ALL
 from bench.lanes import Options
 
 
-# perftest's is tested with the programs: softdev/tests/programs.
+# The perftest comparison is tested in softdev/tests/programs.
 @pytest.mark.parametrize("name", [name for name in IN_ALL if name != "perftest"])
 def test_comparison_runs_and_judges_every_contender(name: str) -> None:
     """One run with the least work: every contender runs and every requirement is judged."""

@@ -58,10 +58,10 @@ from .perf.test_wire import MESSAGES
 
 @dataclass(frozen=True)
 class Decoder:
-    """`valid` are inputs that it takes; `errors` all that it may raise for others.
+    """A decoder to test, with valid inputs and the exceptions that other inputs may raise.
 
-    `again` makes the input from the result, where that is possible: the same result must come out
-    of it.  `covers` names functions of `aiordma._core` as module.qualified_name.
+    `again` encodes a result, if possible. Decoding its output must return the same result. `covers`
+    names functions of `aiordma._core` as module.qualified_name.
     """
 
     decode: Callable[[bytes], Any]
@@ -70,7 +70,7 @@ class Decoder:
     again: Callable[[Any], bytes] | None = None
     covers: tuple[str, ...] = ()
     whole: bool = True
-    """No valid input is valid when its end is cut off."""
+    """Whether truncation makes every valid input invalid."""
 
 
 u8, u16, u32 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32))
@@ -91,14 +91,14 @@ def text(data: bytes) -> trace_records.Record:
 
 
 def runs(data: bytes) -> object:
-    """As `aiordma trace` does it: what can be read must also be put together."""
+    """Parse trace runs like `aiordma trace`, and check that they can be assembled."""
     found = parse_runs(data, "file")
     offsets(found)
     return [requests(run) for run in found]
 
 
 def offer(data: bytes) -> object:
-    """What the server of the exchange over TCP makes of a stranger's bytes."""
+    """Decode a request as the server of the TCP exchange does."""
 
     async def read() -> object:
         ours, theirs = socket.socketpair()
@@ -115,7 +115,7 @@ def offer(data: bytes) -> object:
 
 
 def answer(data: bytes) -> object:
-    """What the client makes of an answer: an offer, or the error that says why there is none."""
+    """Decode a response as the client does. Return the offer or the RejectedError."""
     try:
         return offer(data)
     except RejectedError as error:
@@ -123,7 +123,7 @@ def answer(data: bytes) -> object:
 
 
 def plan(data: bytes) -> None:
-    """What AIORDMA_EMBEDDED_FAULTS says; in force for this moment only."""
+    """Apply a fault plan as AIORDMA_EMBEDDED_FAULTS does, then reset it."""
     device = find_device("embedded0")
     try:
         device.set_faults(data.decode(errors="replace"))
@@ -132,7 +132,7 @@ def plan(data: bytes) -> None:
 
 
 def sealing() -> Sealing:
-    """Both directions have the same keys, and the first frames, which are plain, have passed."""
+    """Return a Sealing with equal keys for both directions, past the unencrypted first frames."""
     made = encryption.new_sealing(memory_in_clear=False)
     made.start(encryption.TrafficKeys(bytes(32)), encryption.TrafficKeys(bytes(32)))
     made.sealed(b"")
@@ -145,14 +145,14 @@ def opened(data: bytes) -> bytes:
 
 
 def remote_array(data: bytes) -> object:
-    """Open an array whose region has 1,000 bytes, which are never read."""
+    """Open an array in a 1,000-byte region. The bytes are never read."""
     conn = Mock(spec=Connection)
     conn.open_region.return_value = bytes(1000)
     return arrays.open_array(conn, bytes(TOKEN_SIZE) + data).shape
 
 
 def field(name: str) -> Callable[[bytes], object]:
-    """A field's codec, by what msgpack makes of the bytes."""
+    """Return a decoder that unpacks msgpack and applies a field's codec."""
     codec = fields.__dict__[name].__metadata__[0]
 
     def decode(data: bytes) -> object:

@@ -22,7 +22,7 @@ class Call:
     links: tuple[str, ...] = ("shared",)
 
 
-# In the order in which the device needs them, then those that have a substitute.
+# The calls that the device needs, in order of use, then those with a substitute.
 CALLS = (
     Call("socket(AF_INET)", ((41,), (198,)), socket.AF_INET),
     Call("epoll_ctl", ((233,), (21,))),
@@ -78,7 +78,7 @@ ALLOW, FAIL = 0x7FFF0000, 0x00050000
 
 
 def deny(call: Call, error: int) -> None:
-    """Let `call` fail with `error` in this process and its children from now on."""
+    """Make `call` fail with `error` in this process and its future children."""
     code = instruction(LOAD, NUMBER)
     for number in call.numbers[MACHINES.index(platform.machine())]:
         answer = instruction(RETURN, FAIL | error)

@@ -17,7 +17,7 @@ Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
 class ManagedTensor(ctypes.Structure):
-    """What there was before there were versions."""
+    """The unversioned DLManagedTensor of DLPack."""
 
     _fields_ = (("tensor", Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
@@ -28,7 +28,7 @@ _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, cty
 
 
 class OwnTensor:
-    """Over `memory`; `out` is how many capsules have not been given back."""
+    """Exports `memory` as DLPack capsules. `out` counts the capsules not yet released."""
 
     def __init__(
         self,

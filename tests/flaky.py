@@ -26,7 +26,7 @@ from tests.stacks import descendants
 
 LOGS = Path(__file__).parents[1] / "build/logs/flaky"
 
-# The load ends with the process that started it, even if that is killed: prctl(PR_SET_PDEATHSIG).
+# PR_SET_PDEATHSIG ends a load process with its parent, even if the parent is killed.
 ENDS_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9)\n"
 BUSY = ENDS_WITH_PARENT + "while True: pass\n"
 WRITER = ENDS_WITH_PARENT + (
@@ -37,7 +37,7 @@ WRITER = ENDS_WITH_PARENT + (
     "        os.fsync(file.fileno())\n"
 )
 
-# As pytest and meson name a test that failed.
+# The lines in which pytest and meson report a failed test.
 FAILED = re.compile(
     r"^(?:(?:FAILED|ERROR) (\S+\.py(?:::[^\[]+?(?:\[.*?\])?)?)(?: - .*)?"
     r"| *\d+/\d+ (\S.*?) +(?:FAIL|TIMEOUT|ERROR|UNEXPECTEDPASS) +\d.*)$",
@@ -47,7 +47,7 @@ FAILED = re.compile(
 
 @contextmanager
 def load() -> Iterator[None]:
-    """Keeps the processors and the disk busy inside ``with``."""
+    """Keep the processors and the disk busy inside ``with``."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         busy = [[BUSY]] * max(2, os.cpu_count() or 2)
         for command in [*busy, [WRITER, f"{folder}/rewritten"]]:
@@ -58,21 +58,21 @@ def load() -> Iterator[None]:
 
 
 def threads_below(pid: int) -> Iterator[int]:
-    """The threads of a process and of its descendants."""
+    """Yield the thread IDs of a process and its descendants."""
     for process in descendants(pid):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended
             yield from map(int, os.listdir(f"/proc/{process}/task"))
 
 
 def run(command: list[str], log: Path) -> int:
-    """The status of a command whose output goes to a file."""
+    """Run a command with random thread priorities. Log its output and return its status."""
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as it:
         while it.poll() is None:
             time.sleep(random.choice((0.002, 0.01, 0.05)))
             for thread in threads_below(it.pid) if os.geteuid() == 0 else ():
                 if random.random() < 0.3:
                     with suppress(OSError):
-                        # Never worse than the load's, beside which it would hardly run at all.
+                        # Never use a priority below the load's, or the thread would hardly run.
                         os.setpriority(os.PRIO_PROCESS, thread, random.choice((0, 0, -19)))
         return it.returncode
 

@@ -7,11 +7,11 @@ import subprocess
 
 
 def interrupt(process: subprocess.Popen[str], patience: float = 35) -> int:
-    """Sends SIGINT and waits for the end, `patience` seconds at a time; returns the exit status.
+    """Send SIGINT until the process ends, and return its exit status.
 
-    A signal that comes after the interpreter last looked for one, and before the loop sleeps in
-    epoll_wait, is seen when the loop next wakes, as in any program of asyncio.run: a person
-    presses again, and so does this. What the process prints has to fit into its pipes.
+    Each of the three attempts waits `patience` seconds. A signal that arrives between the
+    interpreter's last check and epoll_wait() is handled only when the loop next wakes, as in any
+    asyncio.run() program. A user would press Ctrl-C again. The output must fit into the pipes.
     """
     for _ in range(3):
         process.send_signal(signal.SIGINT)

@@ -39,9 +39,9 @@ from tests.size import PYTHON, tokens
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build/mutants"
 RECORD = Path(__file__).with_suffix(".json")
-SEED = 1  # another one chooses other mistakes
+SEED = 1  # other seeds choose other mutants
 
-# Groups of tests, as arguments of pytest.
+# Test groups, as pytest arguments.
 SESSION = "tests/session"
 DATAPATH = "tests/datapath tests/memory tests/loop tests/test_mr_pool.py"
 CORE = "tests/core tests/model tests/test_decoders.py"
@@ -53,8 +53,8 @@ FACES = "tests/test_{blocking,events,metrics,monitoring,testing,trace,config,err
 DEVICE = "tests/native tests/verbs tests/test_several_devices.py"
 AROUND = "tests/cli tests/perf tests/test_pytest_plugin.py"
 
-# A part of the library: its files, which are of the first part that fits, how many mistakes are
-# planted there, and its tests, quick groups first. A group runs if those before it find nothing.
+# The parts of the library: a pattern (the first match wins), the number of mutants, and the test
+# groups, fastest first. A group runs only if the earlier groups have not found the mutant.
 PARTS = {
     "_datapath": ("_datapath/", 100, (SESSION, DATAPATH, TRANSPORT, SLOW)),
     "_transport": ("_transport/", 80, (SESSION, DATAPATH, TRANSPORT, FACES, SLOW)),
@@ -85,20 +85,21 @@ OTHER = {
 }
 SCOPE = re.compile(r"(?:(?:async )?def|(?:cdef )?class|cp?def [^=]*?) ?(\w+)\s*[(:]")
 CLASS = re.compile(r"(?:cdef )?class\b")
-C_NUMBER = re.compile(r"cp?def (?:inline )?(?:\w*int\w*|size_t|double) ")  # is returned
-# No statement of a function, or nothing that a test should see.
+C_NUMBER = re.compile(r"cp?def (?:inline )?(?:\w*int\w*|size_t|double) ")  # return type
+# Statements that are not in a function, or whose mutants no test needs to find.
 SKIPPED = re.compile(
     r"(?:@|cdef [^=]*$|(?:raise|assert|import|from|cimport|global|nonlocal|ctypedef)\b)"
     r"|.*\b(?:TYPE_CHECKING|logger\.|warnings\.|add_note\()"
 )
 SHOWN = {"__repr__", "__str__", "__del__", "text", "describe"}
-# The order of two arguments says nothing, or of what is in brackets after a word.
+# Words before a bracket whose first two arguments are not swapped: keywords, and functions for
+# which the order makes no difference.
 EITHER_WAY = {"max", "min", "isinstance", "issubclass", "gcd", *keyword.kwlist}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    path: str  # below aiordma
+    path: str  # relative to aiordma/
     line: int
     function: str
     kind: str
@@ -112,7 +113,7 @@ class Mutant:
         return f"{self.path}:{self.line} {self.function}: {self.kind}: {before} -> {after}"
 
     def rank(self) -> int:
-        """Its place by chance, which changes elsewhere leave as it is."""
+        """Return a pseudorandom rank, which does not depend on changes elsewhere."""
         words = f"{SEED} {self.path} {self.function} {self.kind} {self.before} {self.after}"
         return crc32(words.encode())
 
@@ -125,7 +126,7 @@ class Token(NamedTuple):
     kind: str
     start: int
     end: int
-    depth: int  # of brackets
+    depth: int  # bracket depth
 
 
 class Scope(NamedTuple):
@@ -136,7 +137,7 @@ class Scope(NamedTuple):
 
 
 def statements(source: str) -> Iterator[tuple[int, int, list[Token]]]:
-    """Row, column and tokens of each logical line of Python or Cython, without f-strings."""
+    """Yield row, column and tokens of each logical line of Python or Cython, except f-strings."""
     starts = [0]
     for text in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(text))
@@ -158,7 +159,7 @@ def statements(source: str) -> Iterator[tuple[int, int, list[Token]]]:
 
 
 def scoped(source: str) -> Iterator[tuple[int, int, list[Token], list[Scope]]]:
-    """The statements of functions and classes, with those that they are in."""
+    """Yield the statements in functions and classes with their enclosing scopes."""
     scopes: list[Scope] = []
     for row, column, line in statements(source):
         while scopes and scopes[-1].column >= column:
@@ -171,7 +172,7 @@ def scoped(source: str) -> Iterator[tuple[int, int, list[Token], list[Scope]]]:
 
 
 def mutants_of(path: str, source: str) -> Iterator[Mutant]:
-    """Every mistake that could be planted in a file."""
+    """Yield all possible mutants of a file."""
     for row, _, line, scopes in scoped(source):
         names, header = [it.name for it in scopes], scopes[-1].header
         text = source[line[0].start : line[-1].end]
@@ -181,7 +182,7 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
 
 
 def marked(path: str, source: str) -> str:
-    """Python whose functions say that they run, to REACHED."""
+    """Instrument Python so that its functions report to REACHED when they run."""
     rows, last = set(), 0
     parts = []
     for _, column, line, scopes in scoped(source):
@@ -196,11 +197,11 @@ def marked(path: str, source: str) -> str:
 
 
 def changes(source: str, line: list[Token], number: bool) -> Iterator[tuple[str, int, int, str]]:
-    """Kind, place and text of each mistake in a statement; the function returns a C number."""
+    """Yield the mutations of a statement. `number` is true in functions that return a C number."""
     words = {token.text for token in line}
     first, last = line[0], line[-1]
     if number and words == {"return", "0"}:
-        return  # there was no error
+        return  # 0 reports success
     turned = first.text in {"if", "elif", "while"}
     if turned and (colon := next((it for it in line if it.text == ":" and not it.depth), None)):
         condition = source[first.end : colon.start].strip()
@@ -216,7 +217,7 @@ def changes(source: str, line: list[Token], number: bool) -> Iterator[tuple[str,
     alone = turned and not {"and", "or"} & words
     for before, token in zip([first, *line], line, strict=False):
         kind, other = OTHER.get(token.text, ("", ""))
-        spaced = source[token.start - 1] == source[token.end] == " "  # no <cast> of Cython
+        spaced = source[token.start - 1] == source[token.end] == " "  # not a Cython <cast>
         if other and spaced and not (alone and kind == "condition"):
             yield kind, token.start, token.end, other
         elif token.kind == "NUMBER" and re.fullmatch(r"\d+|0x[\da-fA-F]+", token.text):
@@ -226,7 +227,7 @@ def changes(source: str, line: list[Token], number: bool) -> Iterator[tuple[str,
 
 
 def swapped(source: str, line: list[Token]) -> Iterator[tuple[str, int, int, str]]:
-    """The first two arguments in the bracket that begins the line, if they have no names."""
+    """Yield a swap of the first two arguments in the leading bracket, if both are positional."""
     inside = [*takewhile(lambda it: it.depth > line[0].depth, line[1:])]
     flat = [it for it in inside if it.depth == line[0].depth + 1]
     ends = [*(it for it in flat if it.text == ","), line[len(inside) + 1]][:2]
@@ -255,7 +256,7 @@ def tracked(*ends: str) -> list[str]:
 
 
 def planted() -> dict[str, tuple[str, Mutant]]:
-    """Part and mistake, by name: one in each function first. Any beginning is a sample."""
+    """Choose the mutants by name, one per function first. Any prefix of them is a sample."""
     sources = {
         name.removeprefix("aiordma/"): git("show", f"HEAD:{name}")
         for name in tracked(".py", ".pyx")
@@ -266,7 +267,7 @@ def planted() -> dict[str, tuple[str, Mutant]]:
         found[part] += mutants_of(path, source)
     chosen: list[tuple[float, str, Mutant]] = []
     for part, (_, most, _) in PARTS.items():
-        turns: Counter[tuple[str, str]] = Counter()  # of the functions
+        turns: Counter[tuple[str, str]] = Counter()  # mutants chosen per function
         ranked = []
         for mutant in sorted(found[part], key=Mutant.rank):
             turns[mutant.path, mutant.function] += 1
@@ -285,12 +286,12 @@ def planted() -> dict[str, tuple[str, Mutant]]:
 
 NO_TESTS = 5  # pytest's exit status
 PYTEST = "-x -q -p no:cacheprovider --timeout=40 -o faulthandler_timeout=60"
-# What names a test that fails, or the one that ran when the process ended.
+# Match the name of a failed test, or of the test that ran when the process died.
 FAILS = (
     re.compile(r"(?:failed in \w+: |ERROR )(.*?)(?:: | - |$)"),
     re.compile(r' *File "\S*?/(tests/\S+\.py)", line \d+ in (test_\w+)'),
 )
-# A module that notes which test is being run, also in processes that this starts.
+# A module that records which tests reach a function, in child processes too.
 REACHED = """
 import contextlib, os
 seen = set()
@@ -305,7 +306,7 @@ def note(name):
 
 
 class Copy:
-    """A clone of HEAD with a build of its own, which mistakes are planted in."""
+    """A clone of HEAD with its own build, in which mutants are planted."""
 
     def __init__(self, number: int) -> None:
         self.path = BUILD / str(number)
@@ -315,7 +316,7 @@ class Copy:
         self.environment = os.environ | {"PATH": path}
         if not (self.path / ".git").exists():
             git("clone", "--quiet", ".", str(self.path))
-        own = ("git", "--git-dir=.git", "--work-tree=.")  # never those of a folder above
+        own = ("git", "--git-dir=.git", "--work-tree=.")  # never a repository in a parent directory
         self.call(*own, "fetch", "--quiet", str(ROOT), "HEAD")
         self.call(*own, "reset", "--quiet", "--hard", "FETCH_HEAD")
         if not (programs / "aiordma").exists():
@@ -335,7 +336,7 @@ class Copy:
         subprocess.run(command, cwd=self.path, env=self.environment, stdout=quiet, check=True)
 
     def tests(self, group: str, without: list[str], limit: float) -> str:
-        """The first test that fails; empty: none. It is not waited for what it leaves behind."""
+        """Return the first failing test, "hang or crash", or "". Kill the remaining processes."""
         left_out = [f"--deselect={it}" for it in without]
         with subprocess.Popen(
             ["bash", "-c", f'exec python -u -m pytest {PYTEST} "$@" {group}', "", *left_out],
@@ -358,14 +359,14 @@ class Copy:
         return "hang or crash" if process.returncode not in (0, NO_TESTS) else ""
 
     def failing(self, group: str, without: list[str], limit: float = 1200) -> Iterator[str]:
-        """The tests that fail, which are left out from then on."""
+        """Yield the failing tests. Each is deselected from then on."""
         while found := self.tests(group, without, limit):
             yield found
             assert "::" in found, f"{group}: {found}"
             without.append(found)
 
     def measure(self, group: str) -> dict[str, Any]:
-        """Of a group, without mistakes: what fails, and which files of tests reach a function."""
+        """Run a group without mutants. Return failures, and the test files per function."""
         log = self.own / "reached.py.log"
         log.write_text("")
         sources = {name: (self.path / name).read_text() for name in tracked(".py")}
@@ -379,14 +380,14 @@ class Copy:
         files: dict[str, list[str]] = {}
         for line in log.read_text().splitlines():
             test, _, function = line.partition(" ")
-            test = re.sub("/rails/.*", "/test_rails.py", test)  # which runs them
+            test = re.sub("/rails/.*", "/test_rails.py", test)  # runs the tests in rails/
             tests = files.setdefault(function, [])
             tests += [] if test in tests else [test]
-        without = [it for it in without if self.tests(f"'{it}'", [], 600)]  # not by the marks
+        without = [it for it in without if self.tests(f"'{it}'", [], 600)]  # fail uninstrumented
         return {"without": without, "files": files}
 
     def judge(self, mutant: Mutant, groups: dict[str, dict[str, Any]]) -> tuple[str, str]:
-        """The test that finds a mistake, and its group; both empty: none does."""
+        """Return the test that finds a mutant and its group, or two empty strings."""
         path = self.path / "aiordma" / mutant.path
         source = path.read_text()
         try:
@@ -399,12 +400,12 @@ class Copy:
                 limit = 3 * row["seconds"] + 60
                 files = row["files"].get(f"{mutant.path} {mutant.function}", [])
                 if mutant.path.endswith(".pyx") or mutant.kind == "by hand" or "" in files:
-                    files = [group]  # not known, or reached without a test, at an import
+                    files = [group]  # unknown, or reached by an import outside tests
                 if not files:
                     continue
                 for found in self.failing(" ".join(files), [*row["without"]], limit):
                     if "::" not in found or self.tests(f"'{found}'", [], 20):
-                        return found, group  # alone, too: not by chance
+                        return found, group  # also fails alone, so not by chance
         finally:
             path.write_text(source)
         return "", ""
@@ -432,7 +433,7 @@ def main(arguments: list[str]) -> None:
         free.put(Copy(number))
 
     def work(name: str, part: str, mutant: Mutant | None) -> None:
-        """A row of the log: of a mistake, or of a group of tests without one."""
+        """Add the log row of a mutant, or of a test group without mutants."""
         copy = free.get()
         start = time.monotonic()
         try:
@@ -469,7 +470,7 @@ def main(arguments: list[str]) -> None:
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """Which tests found how many, and what none found, in all runs."""
+    """Print how many mutants each test file found in all runs, and the mutants not found."""
     print(table(counts(rows)))
     files = Counter((row["group"], row["found"].partition("::")[0]) for row in rows if row["found"])
     for (group, file), times in sorted(files.items()):
@@ -478,7 +479,7 @@ def report(rows: list[dict[str, Any]]) -> None:
 
 
 def counts(rows: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """By part: mistakes that were planted, that were found, and that its first group found."""
+    """Count the mutants of each part: planted, found, and found by the first group."""
     found: dict[str, list[int]] = {}
     for part, (_, _, groups) in PARTS.items():
         groups_of = [row["group"] for row in rows if row["part"] == part]
@@ -488,7 +489,7 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def table(found: dict[str, list[int]]) -> str:
-    """The share of the mistakes that tests find, for a page."""
+    """Format the share of mutants found as a table for a page."""
     total = [sum(column) for column in zip(*found.values(), strict=True)]
     lines = ["| part | planted | found | by the first tests |", "|---|---|---|---|"]
     for part, (all_, tests, first) in [*found.items(), ("all", total)]:

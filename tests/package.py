@@ -38,7 +38,8 @@ DIST = ROOT / "dist"
 SOURCE = TOP / "source"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# Packages of `integrations`: the folder, the extras to try it with, and a program that needs it.
+# For each package in `integrations`: its folder, the extras for the trial installation, and a
+# program that imports the package.
 INTEGRATIONS = {
     "dask_aiordma": (
         "dask",
@@ -52,7 +53,7 @@ INTEGRATIONS = {
         "import valkey_aiordma.redis, valkey_aiordma.valkey",
     ),
 }
-GLIBC = "2.28"  # the first with statx(2), which `aiordma run` answers
+GLIBC = "2.28"  # the first version with statx(2), which `aiordma run` intercepts
 MACHINES = {"x86_64": 62, "aarch64": 183}  # elf(5): e_machine
 MINORS = range(11, 15)
 
@@ -104,7 +105,7 @@ os.listdir("/dev/infiniband")
 
 
 def run(*command: str | Path, **more: str) -> str:
-    """The output of a command that succeeds; ``more`` are variables of the environment."""
+    """Run a command that must succeed and return its output. `more` sets environment variables."""
     cwd = more.pop("cwd", str(ROOT))
     done = subprocess.run(
         command,
@@ -122,7 +123,7 @@ def run(*command: str | Path, **more: str) -> str:
 
 
 def environment(python: str, folder: Path, *packages: str) -> Path:
-    """A new virtual environment with packages: its interpreter."""
+    """Create a virtual environment with these packages and return its interpreter."""
     run(python, "-m", "venv", "--clear", folder)
     inside = folder / "bin/python"
     if packages:
@@ -134,12 +135,12 @@ def environment(python: str, folder: Path, *packages: str) -> Path:
 
 
 def make_sdist() -> Path:
-    """The sdist; it has the files of the commit, so it builds what a clone builds."""
+    """Build the sdist. It contains exactly the commit's files, so it builds like a clone."""
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     run(sys.executable, "-c", "import mesonpy; mesonpy.build_sdist('dist')")
     (sdist,) = DIST.iterdir()
-    run("tar", "-xf", sdist, "-C", TOP)  # tarfile's filters came with Python 3.11.4
+    run("tar", "-xf", sdist, "-C", TOP)  # tarfile filters need Python 3.11.4
     (TOP / sdist.name.removesuffix(".tar.gz")).rename(SOURCE)
     commit = {}
     for line in run("git", "ls-tree", "-r", "-z", "HEAD").split("\0")[:-1]:
@@ -161,7 +162,7 @@ def make_sdist() -> Path:
 
 
 def make_wheel(python: str, sdist: Path) -> Path:
-    """A wheel for this machine and distribution."""
+    """Build a wheel for this machine and distribution."""
     inside, made = environment(python, TOP / "build"), TOP / "made"
     run(inside, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", made, sdist)
     (wheel,) = made.iterdir()
@@ -169,14 +170,15 @@ def make_wheel(python: str, sdist: Path) -> Path:
 
 
 def make_manylinux(python: str, machines: list[str]) -> list[Path]:
-    """A wheel for each machine."""
+    """Build a manylinux wheel for each machine."""
     requires = PYPROJECT["build-system"]["requires"]
     inside = environment(python, TOP / "build", *requires, "ninja")
     described = json.loads(run(inside, "-c", DESCRIBE))
     theirs = Path(described["include"])
     ours = TOP / "include" / theirs.name
     shutil.copytree(theirs, ours, dirs_exist_ok=True)
-    # Debian's pyconfig.h leads to one for each machine, outside of the folder.
+    # Debian's pyconfig.h includes a header for each machine from outside this folder. Replace it
+    # with this machine's header.
     real = theirs.parent / described["variables"].get("MULTIARCH", "") / theirs.name / "pyconfig.h"
     if real.exists():
         shutil.copy(real, ours)
@@ -184,7 +186,7 @@ def make_manylinux(python: str, machines: list[str]) -> list[Path]:
 
 
 def compile_manylinux(inside: Path, variables: dict[str, object], include: Path, to: str) -> Path:
-    """A wheel for the machine ``to``; auditwheel checks that old distributions can load it."""
+    """Build a wheel for the machine `to`. auditwheel checks that it supports old distributions."""
     top = TOP / to
     shutil.rmtree(top, ignore_errors=True)
     (top / "made").mkdir(parents=True)
@@ -210,13 +212,13 @@ def compile_manylinux(inside: Path, variables: dict[str, object], include: Path,
     found = re.search(rf'platform tag: "(manylinux_2_(\d+)_{to})"', shown)
     if not found or int(found[2]) > int(GLIBC.removeprefix("2.")):
         sys.exit(f"{made.name} does not run with glibc {GLIBC}: {shown}")
-    # Not by `auditwheel repair`, which knows only the tags of this machine.
+    # `auditwheel repair` is not used, because it knows only this machine's tags.
     tagged = run(sys.executable, "-m", "wheel", "tags", "--platform-tag", found[1], made)
     return Path(shutil.move(made.with_name(tagged.split()[-1]), DIST))
 
 
 def make_integration(package: str) -> Path:
-    """The sdist of an integration, and a wheel from it."""
+    """Build the sdist of an integration, and a wheel from this sdist."""
     folder, _, _ = INTEGRATIONS[package]
     hatchling = (sys.executable, "-m", "hatchling", "build", "--directory", DIST, "--target")
     run(*hatchling, "sdist", cwd=str(SOURCE / "integrations" / folder))
@@ -231,7 +233,7 @@ def make_integration(package: str) -> Path:
 
 
 def check(wheel: Path) -> None:
-    """The wheel has what users need, nothing else, and all of it for one machine."""
+    """Check that the wheel contains exactly what users need, compiled for one machine."""
     machine = next(it for it in MACHINES if it in wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -257,7 +259,7 @@ def check(wheel: Path) -> None:
 
 
 def check_integration(wheel: Path) -> None:
-    """The wheel of an integration is of the same release as aiordma, and its metadata say so."""
+    """Check that an integration's wheel and its metadata match this release of aiordma."""
     aiordma = PYPROJECT["project"]
     package = wheel.name.partition("-")[0]
     told = f"{package}-{aiordma['version']}.dist-info"
@@ -283,7 +285,7 @@ def check_integration(wheel: Path) -> None:
 
 
 def try_wheel(python: str) -> None:
-    """Install the wheel of this Python where there is no compiler, and run what users run first."""
+    """Install this Python's wheel without a compiler, and run the README's first steps."""
     tag = json.loads(run(python, "-c", DESCRIBE))["tag"]
     (wheel,) = DIST.glob(f"*-{tag}-*{platform.machine()}.whl")
     inside = environment(python, TOP / "try")
@@ -313,7 +315,7 @@ def try_wheel(python: str) -> None:
 
 
 def make_again(commit: str, arguments: list[str]) -> None:
-    """Make everything in another folder, later: each file has the same bytes, or this exits."""
+    """Build everything again from a clone in another folder. All files must be identical."""
     again = TOP / "again"
     run("git", "clone", "--quiet", ROOT, again)
     run("git", "checkout", "--quiet", commit, cwd=str(again))
@@ -328,7 +330,7 @@ def make_again(commit: str, arguments: list[str]) -> None:
 
 
 def usable() -> list[str]:
-    """The interpreters on the PATH that wheels are made for."""
+    """Return the interpreters on the PATH for which wheels can be built."""
     names = [f"python3.{minor}" for minor in MINORS]
     have_headers = "import sysconfig, os; os.stat(sysconfig.get_path('include') + '/Python.h')"
     found = [
@@ -354,7 +356,7 @@ def main() -> None:
     parts.add_argument("--make", action="store_true", dest="only_make")
     parts.add_argument("--twice", action="store_true")
     arguments = options.parse_args()
-    # The time in archives, and in what compilers write, is that of the commit.
+    # Use the commit's time in archives and compiler output, so that builds are reproducible.
     commit, its_time = run("git", "log", "-1", "--format=%H %ct").split()
     os.environ.setdefault("SOURCE_DATE_EPOCH", its_time)
     pythons = arguments.pythons or (usable() if arguments.manylinux else [sys.executable])

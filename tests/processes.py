@@ -18,7 +18,7 @@ def run(
     check: bool = False,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """A command that has ended: its status and its output. `environment` is added to ours."""
+    """Run a command and return its result. `environment` is added to the current environment."""
     return subprocess.run(
         command,
         cwd=cwd,
@@ -31,5 +31,5 @@ def run(
 
 
 def run_python(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    """`run` of the interpreter of the tests."""
+    """Run the current Python interpreter with these arguments."""
     return run(sys.executable, *arguments, **more)

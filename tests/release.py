@@ -29,7 +29,7 @@ Changelog = "{at}/CHANGELOG.md"
 
 
 def write(project: Path, address: str, version: str) -> list[Path]:
-    """The pyproject.toml and README.md of a folder, with addresses of this version's files."""
+    """Add this version's URLs to a project's pyproject.toml and README.md. Return the paths."""
     at = f"{address}/blob/v{version}"
     described, readme = project / "pyproject.toml", project / "README.md"
     if "[project.urls]" in (text := described.read_text()):

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 RECORD = Path(__file__).with_suffix(".json")
 
-# A file belongs to the first part that fits.
+# A file belongs to the first part that matches its path.
 PARTS = {
     "tests of the device": r"softdev/tests/",
     "device": r"softdev/",
@@ -44,9 +44,9 @@ LANGUAGES = dict.fromkeys((".py", ".pyx", ".pxd", ".pyi", ".in"), PYTHON) | dict
 
 
 def tokens(text: str, language: re.Pattern[str]) -> int:
-    """How many names, numbers, operators and strings there are.
+    """Return the number of names, numbers, operators and strings.
 
-    A comma that layout asks for, before a bracket that closes, is none.
+    A trailing comma before a closing bracket does not count, because it is only layout.
     """
     count = 0
     for found in language.finditer(text):
@@ -59,7 +59,7 @@ def tokens(text: str, language: re.Pattern[str]) -> int:
 
 
 def measure() -> dict[str, tuple[int, int, int]]:
-    """Files, lines, and tokens or words of each part."""
+    """Return the number of files, lines, and tokens (pages: words) of each part."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -80,7 +80,7 @@ def measure() -> dict[str, tuple[int, int, int]]:
 
 
 def main(arguments: list[str]) -> None:
-    """Prints the table, and ends with 1 where a part has grown."""
+    """Print the table. Exit with status 1 if a part has grown."""
     measured = measure()
     recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     print(f"{'':22} files    lines    tokens  recorded")

@@ -17,10 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 
 LIMIT = 120
-"""Seconds that a test in C may take; those of Python's are in pyproject.toml."""
+"""Time limit of a C test in seconds. That of the Python tests is in pyproject.toml."""
 
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-# Of a Python process, of any other; the first that is installed and may trace the process answers.
+# The tracers for Python and for other processes. The first one that is installed and may trace the
+# process is used.
 TRACERS = (
     ("py-spy", "dump", "--native", "--pid"),
     ("gdb", "-batch", "-nx", "-ex", "thread apply all backtrace", "-p"),
@@ -28,16 +29,16 @@ TRACERS = (
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The process and all that it has started, and these, and so on."""
+    """Yield a process and all its descendants."""
     yield pid
-    with suppress(OSError):  # it has ended meanwhile
+    with suppress(OSError):  # the process may have ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
                 yield from descendants(int(child))
 
 
 def stacks(pid: int) -> str:
-    """The command of a process, and where its threads are, in the program or in the kernel."""
+    """Return a process's command line and its threads' stacks, or else their wait channels."""
     folder = Path(f"/proc/{pid}")
     try:
         command = (folder / "cmdline").read_text(errors="replace").replace("\0", " ")
@@ -59,7 +60,7 @@ def stacks(pid: int) -> str:
 
 
 def show(pid: int) -> list[int]:
-    """Print those of a process and of all that it has started, whose numbers it returns."""
+    """Print the stacks of a process and its descendants, and return their PIDs."""
     every = [*descendants(pid)]
     for each in every:
         print(stacks(each), file=sys.stderr, flush=True)

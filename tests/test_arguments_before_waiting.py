@@ -30,7 +30,7 @@ Call = Callable[[Any], Any]
 
 
 def refused(call: Awaitable[object]) -> Exception:
-    """Return what the first step of a call raises."""
+    """Return the error that a call raises before it waits for anything."""
     coroutine = call.__await__()
     try:
         waited_for = coroutine.send(None)
@@ -43,11 +43,11 @@ def refused(call: Awaitable[object]) -> Exception:
 
 
 class Ends(NamedTuple):
-    """A connection whose peer never answers, and whose memory pool is used up."""
+    """A connection with an exhausted memory pool and an unresponsive peer."""
 
     conn: Any
     remote: Any
-    """64 bytes of the peer, which may be read."""
+    """64 readable bytes of the peer."""
     writable: Any
     share: Any
     local: Any
@@ -209,7 +209,7 @@ def server_context() -> ssl.SSLContext:
     return ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
 
-NAME = "server.example"  # the resolver is not asked for it
+NAME = "server.example"  # never looked up
 PORT = "port must be an int from 0 to 65535, not "
 PEER_PORT = "port must be an int from 1 to 65535, not "
 NO_HOST = "host must be the name or address of the peer, not ''"
@@ -395,7 +395,7 @@ def test_loop_refuses_invalid_arguments_before_it_waits(
 
 @contextmanager
 def full_queue(device: str) -> Iterator[tuple[AsyncQueuePair, verbs.ScatterGatherElement]]:
-    """A queue pair whose send queue is full, because its peer posts no receive."""
+    """Provide a queue pair with a full send queue, because its peer posts no receive."""
     with verbs.open_device(device) as context, context.alloc_pd() as pd:
         sizes = verbs.QPCapabilities(max_send_wr=1, max_recv_wr=1)
         queue, peer = (AsyncQueuePair(pd, sizes) for _ in range(2))

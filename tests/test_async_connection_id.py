@@ -61,7 +61,7 @@ Connecting = asyncio.Task[cm.ConnectionEvent]
 async def asking(
     device_name: str, address: cm.Address, data: bytes = b""
 ) -> AsyncIterator[tuple[AsyncConnectionId, Connecting]]:
-    """An id that asks a listener for a connection, with the task that waits for the answer."""
+    """Provide an ID that is connecting to a listener, and the task that awaits the response."""
     async with AsyncConnectionId(device_name) as id:
         (await resolved(id, address)).create_qp()
         yield id, asyncio.create_task(id.connect(cm.ConnectionParameters(data)))
@@ -69,7 +69,7 @@ async def asking(
 
 @dataclass
 class End:
-    """A connected id, with receives of 64 bytes and as much memory to send from."""
+    """A connected ID with posted receives of 64 bytes, and 64 bytes of memory to send from."""
 
     id: AsyncConnectionId
     queue: aiordma.AsyncQueuePair
@@ -217,7 +217,7 @@ async def test_request_of_a_gone_peer_can_be_rejected(device_name: str, host: st
     async with AsyncConnectionId(device_name) as id:
         id.id.bind_addr((host, 0))
         with pytest.raises(VerbsError):
-            id.reject()  # it is no request
+            id.reject()  # not a request
 
 
 async def test_accept_of_an_answered_request_raises_verbs_error(
@@ -247,7 +247,7 @@ async def test_requests_beyond_the_backlog_are_rejected(device_name: str, host: 
         tasks = [asyncio.create_task(ask()) for _ in range(3)]
         done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         assert [type(task.exception()) for task in done] == [RejectedError]
-        listener.close()  # rejects those that nothing has taken
+        listener.close()  # rejects pending requests
         results = await asyncio.gather(*rest, return_exceptions=True)
         assert [type(result) for result in results] == [RejectedError] * 2
         with pytest.raises(BufferStateError):
@@ -313,7 +313,8 @@ async def test_cancelled_connect_cannot_be_accepted(device_name: str, host: str)
                 async with asyncio.timeout(0):
                     await id.connect()
         async with await listener.get_request() as request:
-            # The peer has given up, which is known here already or is heard of now.
+            # The peer has given up. This side either knows it already or learns it from one of
+            # these calls.
             with pytest.raises((VerbsError, RejectedError), match=r"Invalid argument|timed out"):  # noqa: PT012
                 request.create_qp()
                 await request.accept()

@@ -30,7 +30,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def state(pid: str) -> str:
-    """As of proc_pid_stat(5); a process that has gone is a zombie."""
+    """Return a process's state (proc_pid_stat(5)). Processes that have exited count as zombies."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -40,7 +40,7 @@ def state(pid: str) -> str:
 def until_all_are(expected: str, pids: list[str]) -> None:
     until = time.monotonic() + 10
     while {*map(state, pids)} != {expected} and time.monotonic() < until:
-        time.sleep(0.01)  # a signal takes its time
+        time.sleep(0.01)  # signals are delivered asynchronously
     assert {*map(state, pids)} == {expected}
 
 
@@ -57,7 +57,7 @@ def test_polling_contender_is_stopped_between_its_turns(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},  # it leaves a folder
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # the program leaves a folder behind
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -129,7 +129,8 @@ def test_bench_prints_one_comparison() -> None:
     assert "| kernel | " in done.stdout
 
 
-# The address sanitizer's allocator takes as much again and more: there a connection takes too much.
+# The address sanitizer's allocator at least doubles the memory usage, so a connection exceeds its
+# goal.
 SANITIZED = "ASAN_OPTIONS" in os.environ
 OWN = (64 << 10) * (4 if SANITIZED else 1)
 REACHED = 4 if SANITIZED else 5
@@ -146,9 +147,10 @@ def test_costs_are_within_their_limits(tmp_path: Path) -> None:
     data = json.loads(file.read_text())
     connections = data["connections"]
     assert all(0 < own <= OWN for own in connections["own"])
-    # Only receives that have been used are in memory.
+    # A receive occupies resident memory only once it has been used.
     assert all(pool < 16 << 10 for pool in connections["pool"])
-    # No contender has run yet: a failure would repeat.
+    # An idle end is never scheduled. The measurement is repeated, so a nonzero count is not due to
+    # chance.
     assert connections["idle_runs"] == [0, 0]
     assert connections["files"] == [0, 0]
     assert len(data["transfers"]["extra"]) == 3
@@ -165,7 +167,8 @@ RECORDED = {instructions.CALIBRATION: 1000.0, "an echo": 50_000.0}
         ((1000, 52_000), "here", "+4.0%  an echo\n", True),
         ((1000, 53_000), "here", "+6.0%  an echo  MORE than it may be\n", False),
         ((1000, 40_000), "here", "-20.0%  an echo  less: record it", True),
-        # Another Python is measured by what asyncio takes there.
+        # For a Python without a record, the limits are scaled by the instructions that asyncio
+        # needs there.
         ((2000, 120_000), "elsewhere", "compared with here, 2.00 times as much", True),
         ((2000, 130_000), "elsewhere", "Nothing is recorded for elsewhere", False),
         ((1000, 50_000, 7), "here", "another: not recorded", False),

@@ -30,7 +30,8 @@ from conftest import kind_of
 from tests.processes import run_python
 from tests.transport.inside import figures
 
-# Of the asynchronous interface, what has no method here; `call` reaches it.
+# The names of the asynchronous interface that have no method here, and why. They are accessible
+# through `call`.
 LEFT_OUT = {
     "alloc": "its memory is given back in the loop's thread",
     "lease": "likewise",
@@ -47,7 +48,7 @@ LEFT_OUT = {
 
 @pytest.fixture(autouse=True)
 def stopped(no_leaks: None) -> Iterator[None]:
-    """No thread of it is left for the leak check."""
+    """Stop the loop's thread after the test, so that the leak check does not report it."""
     yield
     blocking.stop()
 
@@ -70,7 +71,7 @@ def connected(
 
 
 def until_it_receives(conn: blocking.Connection) -> None:
-    """Until a `recv` of another thread waits."""
+    """Wait until another thread waits in `recv`."""
     while not blocking.call(lambda: figures(conn.asynchronous)["receivers"]):
         pass
 
@@ -216,7 +217,7 @@ def test_errors_are_those_of_the_asynchronous_interface(
 
 @contextmanager
 def handling(handler: Callable[[], object], conn: blocking.Connection) -> Iterator[None]:
-    """Has a signal handler run in this thread when a `recv` of it waits."""
+    """Run a signal handler in this thread as soon as the thread waits in `recv`."""
 
     def raise_when_it_waits(thread: int) -> None:
         until_it_receives(conn)
@@ -252,7 +253,7 @@ def test_interrupt_before_the_wait_ends_the_call(serve: blocking.Listener) -> No
 
 
 def interrupt(function: Callable[[], object], *, has_result: bool = True) -> None:
-    """An interrupt before the wait, or when the result is there: the caller has not got it."""
+    """Interrupt a call before it waits, or after its result arrives but before it returns."""
 
     class Interrupts(SimpleQueue[None]):
         def get(self, *_: Any) -> None:
@@ -303,11 +304,11 @@ def test_interrupt_loses_no_message(serve: blocking.Listener) -> None:
 
 class Signal(int):
     sent = property(_thread.interrupt_main)
-    """Python looks for it not after this, as after a call, but where it looks next."""
+    """Raises the signal. Unlike after a call, Python does not check for signals here."""
 
 
 def look_for_signals() -> None:
-    """Python does so as it begins a function."""
+    """Let Python handle pending signals, which it does when a function starts."""
 
 
 def test_interrupt_after_the_result_loses_no_message(
@@ -359,7 +360,7 @@ def test_message_kept_by_an_interrupt_obeys_the_rules(serve: blocking.Listener) 
         interrupt(server.recv)
         client.close()
         assert server.recv() == b"until the end"
-        interrupt(server.recv)  # its error is lost, and comes again
+        interrupt(server.recv)  # loses the error, which the next call raises again
         with pytest.raises(errors.ConnectionClosedError):
             server.recv()
         assert list(server) == []
@@ -398,10 +399,10 @@ def test_result_of_an_interrupted_call_is_released(
         assert shared() == 0
         kept = bytearray(8)
         interrupt(partial(client.register, kept))
-        kept.append(1)  # it is not pinned any more
+        kept.append(1)  # resizable again, because it is no longer pinned
 
         interrupt(partial(blocking.connect, *serve.address, device=device_name))
-        assert list(serve.within(100).accept()) == []  # it was closed
+        assert list(serve.within(100).accept()) == []  # the connection was closed
 
         again = blocking.connect(*serve.address, device=device_name)
         interrupt(serve.accept)
@@ -433,7 +434,7 @@ def test_interrupt_loses_no_bytes_of_a_stream(host: str, device_name: str) -> No
         interrupt(partial(stream.read, 2))
         assert stream.readexactly(3) == b"012"
         with pytest.raises(TimeoutError):
-            stream.within(0.01).read()  # to the end
+            stream.within(0.01).read()  # waits for EOF
         interrupt(stream.readline)
         assert stream.readline() == b"3456789a line\n"
         stream.write_eof()
@@ -553,7 +554,7 @@ def test_connecting_to_a_server_of_the_own_loop_raises_wrong_loop_error(
                 blocking.open_stream(host=host, port=server.port, device=device_name)
             assert await asyncio.to_thread(ask, server.port) == b"hello"
             loop = asyncio.get_running_loop()
-            await blocking.check_server(loop, "203.0.113.7", server.port)  # of another machine
+            await blocking.check_server(loop, "203.0.113.7", server.port)  # another machine
         with connected(serve) as (client, there):
             client.send(b"in another thread")
             assert there.recv() == b"in another thread"
@@ -591,7 +592,7 @@ def test_call_from_its_own_thread_raises_wrong_loop_error(serve: blocking.Listen
 def test_stop_ends_pending_calls_and_warns(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server), ThreadPoolExecutor(1) as threads:
         region = client.register(bytearray(16))
-        waiting = threads.submit(list, server)  # which `stop` does not end as the peer would
+        waiting = threads.submit(list, server)  # `stop` must not look like a close by the peer
         until_it_receives(server)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -608,7 +609,7 @@ def test_stop_ends_pending_calls_and_warns(serve: blocking.Listener) -> None:
         client.abort()
         client.wait_closed()
         assert client.closed
-    blocking.stop()  # there is nothing to end
+    blocking.stop()  # no effect
 
 
 def test_cancellation_within_a_call_is_not_stop(serve: blocking.Listener) -> None:
@@ -752,8 +753,8 @@ while not blocking.call(lambda: listener.asynchronous._waiters._waiters):
 
 
 def in_child(function: Callable[[], object]) -> int:
-    """The exit status of a child of fork that runs the function."""
-    with warnings.catch_warnings():  # of threads: here none of them holds a lock that matters
+    """Run a function in a forked child and return the child's exit status."""
+    with warnings.catch_warnings():  # about threads, none of which holds a relevant lock
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if not pid:
@@ -770,7 +771,7 @@ def test_forked_child_opens_its_own_connections(
     serve: blocking.Listener, host: str, device_name: str
 ) -> None:
     if kind_of(device_name) != "embedded":
-        return  # RDMAV_FORK_SAFE has to be set before: tests/transport/test_fork.py
+        return  # needs RDMAV_FORK_SAFE, see tests/transport/test_fork.py
     with connected(serve) as (client, server), client.register(bytearray(16)) as region:
 
         def child() -> None:
@@ -782,7 +783,7 @@ def test_forked_child_opens_its_own_connections(
             assert client.closed
             with blocking.connect(host, serve.port, device=device_name) as own:
                 own.send(b"from the child")
-                assert own.recv() == b"heard"  # one that ends before its accept is not accepted
+                assert own.recv() == b"heard"  # closing before the accept would lose the connection
                 blocking.stop()
 
         def take() -> bytes:

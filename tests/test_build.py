@@ -30,7 +30,7 @@ DATAPATH = "aiordma/_datapath"
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_source_is_built(folder: str) -> None:
     described = (ROOT / folder / "meson.build").read_text()
-    every = folder == "softdev/src"  # its folders have no meson.build of their own
+    every = folder == "softdev/src"  # its subfolders have no meson.build
     sources = list((ROOT / folder).glob("**/*.c" if every else "*.c"))
     assert sources
     names = [it.relative_to(ROOT / folder).with_suffix("") for it in sources]
@@ -64,7 +64,7 @@ def test_make_names_the_missing_package_first(target: str, package: str, tmp_pat
     assert make
     assert bash
     (tmp_path / "bash").symlink_to(bash)
-    # Made by make, it would say that it enters the directory.
+    # These variables would make it a recursive make, which prints the directory that it enters.
     done = run(make, target, "PYTHON=none", PATH=str(tmp_path), MAKEFLAGS="", MAKELEVEL="0")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"is missing: on Debian and Ubuntu, apt-get install {package}\n" in done.stderr
@@ -73,7 +73,7 @@ def test_make_names_the_missing_package_first(target: str, package: str, tmp_pat
 def test_change_recompiles_only_dependent_modules(tmp_path: Path) -> None:
     """Also where the PATH has no program `cython`: an import compiles, whatever started it."""
     source, folder = tmp_path / "source", tmp_path / "build"
-    # Other processes write and replace compiled files meanwhile; their folders stay.
+    # Other processes replace .pyc files during the copy, but their folders persist.
     compiled = shutil.ignore_patterns("*.pyc*")
     for name in ("aiordma", "native", "softdev"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=compiled)
@@ -93,5 +93,5 @@ def test_change_recompiles_only_dependent_modules(tmp_path: Path) -> None:
     (source / DATAPATH / "frames.pxd").touch()
     again = build(ninja, "-C", folder, "-n", "--verbose", *modules)
     assert f"{DATAPATH}/frames.c" in again
-    assert f"{DATAPATH}/outbox.c" in again  # it says `from .frames cimport`
+    assert f"{DATAPATH}/outbox.c" in again  # contains `from .frames cimport`
     assert f"{DATAPATH}/memory.c" not in again

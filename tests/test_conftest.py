@@ -68,7 +68,7 @@ def test_pure():
 
 
 def pytest_run(*arguments: str, below: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run pytest; a conftest.py that lies above ``below`` is another's and is not loaded."""
+    """Run pytest. It loads conftest.py files only from `below` and its subfolders."""
     command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "no:cacheprovider"]
     command += ["-q", f"--confcutdir={below}", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -102,7 +102,7 @@ def test_conftest_fails_tests_with_leaks_and_reported_errors(
         ("ERROR", "thread", leaked),
         ("ERROR", "queue_pair", leaked),
         ("PASSED" if there else "FAILED", "it_works_after_all", "$" if there else " - Failed: the"),
-        ("PASSED", "first", "$"),  # with nothing of its combination
+        ("PASSED", "first", "$"),  # without a combination in its name
         ("PASSED", "second", "$"),
         ("ERROR", "callback", reported),
         ("ERROR", "forgotten", reported),
@@ -122,7 +122,7 @@ def test_conftest_fails_tests_with_leaks_and_reported_errors(
         r"process \d+: .* import time; time\.sleep\(1002\)",
     ):
         assert re.search(told, printed), told
-    # At once, before the end.
+    # The timeout is printed immediately, not only at the end of the run.
     assert re.search(r"(?m)^failed in call: \S*::test_too_long: \S+: TimeoutError$", printed), (
         printed
     )

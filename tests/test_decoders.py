@@ -28,12 +28,12 @@ FUZZ = settings(
 )
 
 
-# Each content has one form, but for zeros behind it.
+# Formats in which each value has only one encoding, except for trailing zeros.
 EXACT = {"hello", "private data of the connection manager", "endpoint", "challenge", "region token"}
 
 
 def taking_input() -> Iterator[str]:
-    """Functions of the pure core that take bytes, or have the name of a decoder."""
+    """Yield the core's functions that accept bytes or have a decoder's name."""
     for path in sorted(Path(aiordma._core.__file__).parent.glob("*.py")):
         for node, name in functions(ast.parse(path.read_text()), path.stem):
             arguments = (*node.args.args, *node.args.kwonlyargs)
@@ -44,7 +44,7 @@ def taking_input() -> Iterator[str]:
 
 
 def functions(inside: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, str]]:
-    """Public functions and methods, except those of a Protocol."""
+    """Yield the public functions and methods, except those of protocols."""
     for node in ast.iter_child_nodes(inside):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             name = f"{prefix}.{node.name}"
@@ -60,7 +60,7 @@ def test_every_decoder_of_the_core_is_covered() -> None:
 
 
 def mutated(valid: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
-    """A valid input with bytes changed, cut, doubled or added."""
+    """Return a strategy for valid inputs with bytes changed, cut, doubled, added or swapped."""
 
     @st.composite
     def make(draw: st.DrawFn) -> bytes:
@@ -89,7 +89,7 @@ def inputs(decoder: Decoder) -> st.SearchStrategy[bytes]:
 
 
 def same(one: object, other: object) -> bool:
-    return one == other or repr(one) == repr(other)  # a float that is no number
+    return one == other or repr(one) == repr(other)  # for NaN
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -141,7 +141,7 @@ class Cost:
 
 @contextmanager
 def measured() -> Iterator[Cost]:
-    """The lines of Python that run, and the peak of allocated bytes."""
+    """Measure the number of executed Python lines and the peak of allocated memory in bytes."""
     cost = Cost()
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:

@@ -137,7 +137,7 @@ SAYS: list[tuple[RDMAError, dict[str, object], str]] = [
     (LocalRangeError(0, 8, 64, detail="odd"), {}, "…a local buffer (64 bytes): odd…"),
     (InternalError("impossible"), {}, "…please report it)"),
 ]
-"""`…` in the text stands for anything."""
+"""`…` matches any text."""
 
 
 ERRORS: list[RDMAError] = [
@@ -199,7 +199,8 @@ def test_module_docstring_draws_the_tree_of_errors() -> None:
     drawn = re.findall(r"^ *[│├└─ ]*(\w+Error)\b", errors.__doc__, re.MULTILINE)
     completions = {*WORK_COMPLETION_ERRORS.values()}
     assert sorted(drawn) == sorted(cls.__name__ for cls in all_classes() if cls not in completions)
-    # Each stands below its parent: the depth of the drawing is the depth of the class.
+    # Each class is drawn below its parent, so the depth in the drawing equals the inheritance
+    # depth.
     for line in errors.__doc__.splitlines():
         if match := re.match(r"    ([│├└─ ]*)(\w+Error)\b", line):
             cls = getattr(errors, match[2])

@@ -23,7 +23,7 @@ Happen = Callable[[], None]
 
 @pytest.fixture
 def addresses_change(device: verbs.Device) -> Happen:
-    """Makes the device tell of new addresses: GID_CHANGE."""
+    """Provide a function that makes the device report changed addresses (GID_CHANGE)."""
     if device.library.name == "embedded":
 
         def raise_it() -> None:
@@ -40,7 +40,7 @@ def addresses_change(device: verbs.Device) -> Happen:
 
 
 async def next_of(events: DeviceEvents, kind: EventType) -> AsyncEvent:
-    """The next event of that kind, within 30 s."""
+    """Return the next event of this type, waiting for up to 30 s."""
     async with asyncio.timeout(30):
         while True:
             event = await events.get()
@@ -75,7 +75,7 @@ async def test_every_subscriber_receives_the_event(
             addresses_change()
             for events in (one, two, of_another_context):
                 assert (await next_of(events, EventType.GID_CHANGE)).port_num == 1
-        assert not context.closed  # it is the caller's
+        assert not context.closed  # it belongs to the caller
 
 
 async def test_event_names_its_object(device: verbs.Device) -> None:
@@ -132,7 +132,7 @@ async def test_cancelled_get_loses_no_event(device: verbs.Device) -> None:
         await asyncio.sleep(0)
         event = AsyncEvent(EventType.PORT_ERR, None, 1)
         ContextEvents.deliver(events.context, event)
-        first.cancel()  # it has been woken, and has not run yet
+        first.cancel()  # already woken, but has not run yet
         assert await second == event
         assert first.cancelled() or (await asyncio.wait([first]))[0]
 
@@ -190,7 +190,7 @@ async def test_event_after_unsubscribe_is_not_delivered(device: verbs.Device) ->
 
         thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
         thread.start()
-        thread.join()  # this loop has had no turn meanwhile
+        thread.join()  # this loop has not run since
         here.unsubscribe(token)
         await asyncio.sleep(0)
         assert heard == []

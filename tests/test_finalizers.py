@@ -52,7 +52,7 @@ def aiordma_modules() -> list[ModuleType]:
 
 @contextmanager
 def shut_down() -> Iterator[None]:
-    """Set the globals of all modules of the package to None, as the end of the interpreter does."""
+    """Set the globals of all package modules to None, as the interpreter does at shutdown."""
     saved = [(vars(module), dict(vars(module))) for module in aiordma_modules()]
     try:
         for names, _ in saved:

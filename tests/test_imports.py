@@ -27,8 +27,8 @@ PUBLIC = {
     "mr_pool", "trace", "transport", "verbs",
 }  # fmt: skip
 
-# A group or a module -> the groups or modules that it may import, besides itself.  If one module of
-# a group has a row, each needs one.
+# For each group or module: the other groups or modules that it may import. If one module of a group
+# has a row, all its modules need one.
 GROUPS: dict[str, set[str]] = {
     "errors": set(),
     "_core": {"errors"},
@@ -107,7 +107,7 @@ GROUPS: dict[str, set[str]] = {
         "_loop.futures",
         "_loop.shutdown",
     },
-    # The public names are gathered here, so it may not be imported above.
+    # The package itself collects the public names, so no module above may import it.
     "": PUBLIC
     | {"_core.lazy_exports", "streams", "reconnecting", "monitoring"}
     | {"monitoring_socket"},
@@ -124,25 +124,27 @@ GROUPS: dict[str, set[str]] = {
 
 PURE = ("errors", "_core", "config")
 WITHOUT_EVENT_LOOP = (*PURE, "_native", "verbs", "cm")
-WITHOUT_CLOCK = ("_datapath", "_memory", "mr_pool", "_loop", "_transport")  # but the given one
+WITHOUT_CLOCK = ("_datapath", "_memory", "mr_pool", "_loop", "_transport")  # they are passed one
 
-# What a pure module must not know of: the event loop, the clock, the outside, other threads.
+# Modules that pure code must not import: they give access to the event loop, the clock, I/O or
+# other threads.
 IMPURE = {
     "_thread", "asyncio", "cffi", "concurrent", "ctypes", "logging", "mmap", "multiprocessing",
     "queue", "random", "secrets", "select", "selectors", "signal", "socket", "ssl", "subprocess",
     "threading", "time",
 }  # fmt: skip
 
-# Beyond the standard library. typing_extensions may be imported where only the type checker looks.
+# Allowed packages outside the standard library. Type-checking blocks may also import
+# typing_extensions.
 THIRD_PARTY = {
     "_core": {"msgpack"},
-    "_native": {"cffi"},  # the builder; the compiled module imports its backend by itself
+    "_native": {"cffi"},  # for building; the compiled module imports its own backend
     "perf": {"msgpack"},
-    "_simulation": {"numpy"},  # to seed it, where there is one
+    "_simulation": {"numpy"},  # seeded if installed
     "arrays": {"numpy"},
     "pytest_plugin": {"pytest"},
     "rpc": {"msgpack"},
-    "_transport": {"cryptography"},  # for encryption alone, where that is asked for
+    "_transport": {"cryptography"},  # only if encryption is enabled
     "cli": {"click", "matplotlib", "rich"},
     "prometheus": {"prometheus_client"},
     "opentelemetry": {"opentelemetry"},
@@ -152,19 +154,20 @@ THIRD_PARTY = {
 PYTHON = (".py", ".pyi")
 CYTHON = (".pyx", ".pxd")
 
-# Cython has no parser for `ast`; `names` is in parentheses over several lines, or on one.
+# `ast` cannot parse Cython. `names` is a list in parentheses over several lines, or the rest of one
+# line.
 CYTHON_IMPORT = re.compile(
     r"^[ \t]*(?:from\s+(?P<module>[.\w]+)\s+c?import\s+(?P<names>\([^)]*\)|[^\n(]+)"
     r"|c?import\s+(?P<modules>[^\n]+))$",
     re.MULTILINE,
 )
-# What Cython itself has: cpython, libc, posix and its directives.
+# Modules that belong to Cython itself, including its directives.
 OF_CYTHON = {"cython", "cpython", "libc", "posix"}
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, seen from ``where``."""
+    """An imported module, and the place of the import."""
 
     where: str
     line: int
@@ -176,9 +179,9 @@ class Import:
 
 
 def group_of(path: Path) -> str:
-    """``""`` for the package itself, else its row: the first part of the name, or the first two."""
+    """Return the module's row in GROUPS, which is "" for the package itself."""
     group, *inner = path.relative_to(PACKAGE).with_suffix("").parts
-    if group == "_exports":  # what the package of that name imports when it is asked for
+    if group == "_exports":  # lazy imports of the package with this name
         return inner[0].removeprefix("aiordma")
     if inner and inner[0] != "__init__" and any(row.startswith(f"{group}.") for row in GROUPS):
         return f"{group}.{inner[0]}"
@@ -187,7 +190,7 @@ def group_of(path: Path) -> str:
 
 @functools.cache
 def modules() -> list[Path]:
-    """All of them, Cython's too, and the stubs: a type is an import as well."""
+    """Return all Python and Cython modules and the stubs. Types in stubs are imports, too."""
     return sorted(path for path in PACKAGE.rglob("*.*") if path.suffix in {*PYTHON, *CYTHON})
 
 
@@ -199,7 +202,7 @@ def is_type_checking(test: ast.expr) -> bool:
 
 @functools.cache
 def imports(path: Path) -> tuple[Import, ...]:
-    """Every import of a module, those inside functions and cimports included, by full name."""
+    """Return all imports of a module, also within functions, and cimports, by full name."""
     return tuple(_imports(path))
 
 
@@ -211,19 +214,20 @@ def _imports(path: Path) -> Iterator[Import]:
         outer = package[: len(package) - level + 1] if level else ()
         full = ".".join([*outer, *filter(None, [base.lstrip(".")])])
         for name in names:
-            # "from . import x" may name a module; it then is what is imported.
+            # `from . import x` may import a module instead of a name. In this case x is the
+            # imported module.
             module = f"{full}.{name}".removeprefix(".")
             found = module if not base or is_module(module) else full
             yield Import(str(here), line, found, only_for_types or path.suffix == ".pyi")
 
 
 def tree(path: Path) -> tuple[ast.AST, ...]:
-    """The nodes of a module in Python; not kept, since a collection would visit them all."""
+    """Return the nodes of a Python module. A cache of them would slow down garbage collection."""
     return tuple(ast.walk(ast.parse(path.read_text(), str(path))))
 
 
 def statements(path: Path) -> Iterator[tuple[int, str, list[str], bool]]:
-    """Of each import: its line, what is behind `from`, the names, and whether only for types."""
+    """Yield each import's line, the text after `from`, the names, and whether it is type-only."""
     source = path.read_text()
     if path.suffix in CYTHON:
         for match in CYTHON_IMPORT.finditer(source):
@@ -249,7 +253,7 @@ def statements(path: Path) -> Iterator[tuple[int, str, list[str], bool]]:
 
 @functools.cache
 def attributes(path: Path) -> set[str]:
-    """The names behind a dot."""
+    """Return the names of all attributes that the module accesses."""
     if path.suffix in CYTHON:
         return set(re.findall(r"\.(\w+)", path.read_text()))
     return {node.attr for node in tree(path) if isinstance(node, ast.Attribute)}
@@ -265,7 +269,7 @@ def is_module(name: str) -> bool:
 
 
 def group_and_module(name: str) -> tuple[str, str]:
-    """Of ``aiordma._core.frames``: ``_core`` and ``_core.frames``."""
+    """Return the group and the module: `_core` and `_core.frames` for `aiordma._core.frames`."""
     inner = name.removeprefix("aiordma").removeprefix(".")
     parts = inner.split(".")
     return parts[0], ".".join(parts[:2])
@@ -277,7 +281,7 @@ def test_groups_import_only_allowed_groups() -> None:
 
 
 def not_allowed(path: Path) -> Iterable[Import]:
-    """The imports of a module that the tables do not allow."""
+    """Yield the module's imports that the tables do not allow."""
     group = group_of(path)
     assert group in GROUPS, f"{path.name}: say in the table of this test what {group} may import"
     allowed = GROUPS[group]
@@ -300,9 +304,9 @@ def test_groups_do_not_import_banned_modules() -> None:
     for path in modules():
         group = group_of(path)
         banned = IMPURE if group in PURE else {"asyncio"} if group in WITHOUT_EVENT_LOOP else set()
-        if group.partition(".")[0] in WITHOUT_CLOCK and path.stem != "rail_status":  # for people
+        if group.partition(".")[0] in WITHOUT_CLOCK and path.stem != "rail_status":  # user output
             banned = {"time", "datetime"}
-        if path.suffix != ".pyi":  # a stub loads nothing
+        if path.suffix != ".pyi":  # stubs are never executed
             wrong += [it for it in imports(path) if it.module.partition(".")[0] in banned]
     assert not wrong, "; ".join(map(str, wrong))
 
@@ -314,7 +318,7 @@ def test_groups_form_no_cycle() -> None:
         | {row for row in GROUPS if group and row.startswith(f"{group}.")}
         for group, below in GROUPS.items()
     }
-    TopologicalSorter(graph).prepare()  # CycleError names one
+    TopologicalSorter(graph).prepare()  # CycleError contains a cycle
 
 
 def test_data_path_cimports_form_no_cycle() -> None:
@@ -331,7 +335,7 @@ def test_data_path_cimports_form_no_cycle() -> None:
     [
         ("aiordma._native._lib", "_native/"),
         ("aiordma.verbs.experimental", "verbs/experimental/"),
-        ("posix.time", "_datapath/memory.pyx"),  # `Clock`, which all others are given
+        ("posix.time", "_datapath/memory.pyx"),  # `Clock`, which is passed to all others
         ("libc.time", "nowhere"),
     ],
 )
@@ -343,7 +347,7 @@ def test_restricted_modules_are_imported_by_their_folder_only(beginning: str, wh
 @pytest.mark.parametrize(
     ("names", "where"),
     [
-        ({"add_reader", "add_writer"}, "_loop/driver.py"),  # it alone watches file descriptors
+        ({"add_reader", "add_writer"}, "_loop/driver.py"),  # watches all file descriptors
         ({"register_at_fork"}, "_native/fork.py"),
     ],
 )
@@ -361,7 +365,7 @@ def test_software_device_is_reached_by_its_table_of_calls() -> None:
 
 
 def run(code: str) -> str:
-    """Run a program in a fresh interpreter, every warning an error; its output."""
+    """Run a program in a new interpreter with warnings as errors, and return its output."""
     done = run_python("-W", "error", "-c", code)
     assert done.returncode == 0, done.stderr
     return done.stdout

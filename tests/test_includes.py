@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DEVICE = ROOT / "softdev" / "src"
 
-# Folder of C -> folders whose headers it may include, besides its own.
+# For each folder of C code: the other folders whose headers it may include.
 FOLDERS: dict[str, set[str]] = {
     "softdev/abi": set(),
     "softdev/src": {"softdev/abi"},
@@ -30,24 +30,26 @@ FOLDERS: dict[str, set[str]] = {
     "softdev/preload": {"softdev/src", "softdev/abi"},
 }
 
-# Of the device, from low to high; softdev.c puts it together.
+# The ranks of the device's folders. A folder may use only lower ones. `softdev` contains the files
+# that combine them.
 RANKS = {"engine": 0, "trace": 1, "inject": 2, "objects": 3, "path": 4, "rc": 5, "ud": 5}
 RANKS |= {"shm": 5, "tcp": 5, "roce": 5, "link": 6, "cm": 7, "softdev": 8, "sim": 9}
 
-# Headers outside the folders of the device, and one include against the order: the trace reads the
-# objects' structures, and calls none of them.
+# Headers outside the device's folders, and one exception to the order. The trace reads the
+# structures of the objects but calls none of their functions.
 COMMON = {"softdev.h", "embedded.h", "abi/abi.h", "abi/calls.h", "abi/qp_states.h"}
 EXCEPTION = ("trace", "objects/objects.h")
 
-# Folder of the device -> its variables outside of soft_device.
+# The global variables that each device folder may define. All other state is in `soft_device`.
 VARIABLES = {
-    "engine": {"soft_device", "guarded"},  # pthread_atfork's handlers are the process's
-    "shm": {"soft_copy_avoids_movsb"},  # of the processor
+    "engine": {"soft_device", "guarded"},  # pthread_atfork handlers exist once per process
+    "shm": {"soft_copy_avoids_movsb"},  # a property of the processor
     "roce": {"after"},  # the CRC's tables
-    "sim": {"sim"},  # all of its hosts
+    "sim": {"sim"},  # all simulated hosts
 }
 
-# Python's, which only generated code needs, and those of the RDMA packages, which no build needs.
+# Headers that only generated code needs (Python), and headers of the RDMA packages, which no build
+# needs.
 NOWHERE = ("Python.h", "infiniband/", "rdma/")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
@@ -58,12 +60,12 @@ def folder_of(path: Path) -> str:
 
 
 def rank_folder(path: Path) -> str:
-    """The folder of the device that a file is in."""
+    """Return the device folder that contains a file."""
     return path.parent.name if path.parent != DEVICE else "softdev"
 
 
 def found(name: str, including: Path) -> Path | None:
-    """The header as the compiler finds it: beside the file, then in meson's include directories."""
+    """Return the header that the compiler finds, or None. The including file's folder is first."""
     paths = (
         (folder / name).resolve()
         for folder in (including.parent, ROOT / "native", DEVICE.parent, DEVICE)
@@ -72,7 +74,7 @@ def found(name: str, including: Path) -> Path | None:
 
 
 def faults(path: Path) -> Iterator[str]:
-    """What is wrong with the includes of a file."""
+    """Yield the forbidden includes of a file."""
     folder = folder_of(path)
     assert folder in FOLDERS, f"{path.name}: say in the table what {folder} may include"
     for own, system in INCLUDE.findall(path.read_text()):
@@ -107,7 +109,7 @@ def test_folders_form_no_cycle() -> None:
 
 
 def symbols(*options: str) -> Iterator[tuple[str, str]]:
-    """What nm says of each object of the newest build, and the object's folder."""
+    """Yield the folder and the output of nm for each object file of the newest build."""
     builds = (ROOT / "build").glob("*/softdev/src/libdevice.a.p")
     newest = max(builds, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
@@ -141,8 +143,8 @@ def test_calls_go_to_lower_folders_only() -> None:
 
 
 def test_global_state_is_limited_to_known_variables() -> None:
-    # A static of a function is called name.0 by GCC, function.name by clang; what begins with __ is
-    # the compiler's.
+    # GCC names a static variable of a function name.0, and clang function.name. Names that start
+    # with __ belong to the compiler.
     variable = r"^(?!__)(?:\w+\.)??(\w+?)(?:\.\d+)? *\|.*\|\.(?:data(?!\.rel\.ro)|bss)"
     found: defaultdict[str, set[str]] = defaultdict(set)
     for folder, lines in symbols("--format=sysv"):

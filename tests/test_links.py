@@ -11,7 +11,8 @@ from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
 
-# Two queue pairs of one process, and whether a stream is between them when they have talked.
+# A program that connects two queue pairs of one process, sends a message and prints the number of
+# open TCP streams.
 TALKS = """
 import asyncio
 import sys

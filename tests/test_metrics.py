@@ -63,7 +63,7 @@ TRAFFIC = {
 
 
 def scrape(port: int) -> Values:
-    """What Prometheus would get."""
+    """Return the values that Prometheus would scrape."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=100) as answer:
         text = answer.read().decode()
     return {
@@ -91,7 +91,7 @@ def labels(point: NumberDataPoint) -> frozenset[tuple[str, str]]:
 
 
 async def agrees(collect: Callable[[], Values], device: str) -> None:
-    """With `statistics()` of the two connections, with their pool, and with itself afterwards."""
+    """Check the metrics against the two connections and their pool, and after they have ended."""
     before = await asyncio.to_thread(collect)
     async with testing.connected_pair(device=device) as ends:
         await load(*ends)
@@ -125,7 +125,7 @@ async def agrees(collect: Callable[[], Values], device: str) -> None:
 
 
 def latencies(values: Values) -> dict[tuple[str, str, float | None], float]:
-    """By the part of the histogram, the operation and the bound."""
+    """Return the latency values by the histogram's part, the operation and the bound."""
     found = {}
     for (name, keys), value in values.items():
         _, is_one, part = name.partition("aiordma_latency_seconds_")

@@ -44,7 +44,7 @@ def growth(before: Snapshot, after: Snapshot) -> dict[str, int]:
 
 
 async def load(client: Connection, server: Connection) -> None:
-    """Five messages of 100 bytes there, one of 1 MiB back; 3 reads, 2 writes, 1 atomic."""
+    """Send five messages of 100 bytes and receive one of 1 MiB, then access memory six times."""
     for _ in range(5):
         await client.send(bytes(100))
         (await server.recv()).release()
@@ -87,9 +87,9 @@ async def test_snapshot_has_the_counts_of_statistics(device_name: str) -> None:
         assert by_side[False]["traffic"] == vars_of(client)
         assert by_side[True]["traffic"] == vars_of(server)
         assert growth(before, during) == LOAD
-    assert growth(before, snapshot()) == LOAD  # they count after the end
+    assert growth(before, snapshot()) == LOAD  # closed connections still count
     del client, server
-    assert growth(before, snapshot()) == LOAD  # and when the connections are finalized
+    assert growth(before, snapshot()) == LOAD  # finalized connections still count
 
 
 def vars_of(connection: Connection) -> dict[str, int]:
@@ -160,7 +160,7 @@ async def test_snapshot_counts_waiting_operations(device_name: str, what: str) -
         elif what == "send_queue":
             remote = await client.request_region(8)
             tasks = [asyncio.create_task(client.write(bytes(8), remote)) for _ in range(1000)]
-            await asyncio.sleep(0)  # they have begun
+            await asyncio.sleep(0)  # start the tasks
         else:
             held = client.alloc(30 << 20)
             tasks = [asyncio.create_task(client.lease(30 << 20))]
@@ -168,7 +168,7 @@ async def test_snapshot_counts_waiting_operations(device_name: str, what: str) -
         assert 0 < waiting() < 1000
         count, seconds = waits()
         assert count == before[0] + 1
-        assert waits()[1] > seconds > before[1]  # of a wait that goes on, too
+        assert waits()[1] > seconds > before[1]  # includes waits that have not ended
         for _ in tasks if what == "credits" else ():
             (await server.recv()).release()
         if what == "memory":
@@ -202,13 +202,13 @@ async def test_snapshot_latencies_form_a_histogram(device_name: str) -> None:
 async def test_snapshot_can_be_taken_in_another_thread(device_name: str) -> None:
     async with testing.connected_pair(device=device_name) as (client, server):
         await load(client, server)
-        # The loop is stuck meanwhile.
+        # `join` blocks the loop while the snapshot is taken.
         taken: list[Snapshot] = []
         thread = threading.Thread(target=lambda: taken.append(snapshot()))
         thread.start()
         thread.join()
         assert [state["wire"] for state in taken[0]["connections"]] == [None, None]
-        await asyncio.sleep(0)  # it looks
+        await asyncio.sleep(0)  # let the loop look up the wire
         later = await asyncio.to_thread(snapshot)
         assert [state["wire"] for state in later["connections"]] == [client.wire, server.wire]
         assert later["traffic"] == taken[0]["traffic"]
@@ -260,7 +260,7 @@ asyncio.run(main())
 
 @pytest.mark.any_device
 def test_forked_child_starts_with_empty_counts(device_name: str) -> None:
-    # Python 3.12 warns of every fork of a process with threads.
+    # Python 3.12 warns when a process with threads forks.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS, device_name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.stderr, done.returncode) == ("", 0)
@@ -318,7 +318,7 @@ async def test_failed_connect_is_reported_to_hooks(
     assert change.error is raised.value
     with pytest.raises(ValueError, match="port of source must be an int from 0 to 65535"):
         await aiordma.connect(host, port, device=device_name, source=("", -1))
-    assert len(changes) == 1  # a mistake of the caller is no failure of a connection
+    assert len(changes) == 1  # an invalid argument is not a connection failure
 
 
 @pytest.mark.any_device
@@ -372,7 +372,7 @@ async def test_failing_hook_is_logged_and_others_are_called(
         raise error
 
     aiordma.add_connection_hook(fail)
-    aiordma.add_connection_hook(changes.append)  # called after it
+    aiordma.add_connection_hook(changes.append)  # called after `fail`
     try:
         with caplog.at_level(logging.ERROR, "aiordma.connection"):
             async with testing.connected_pair(device=device_name) as (client, server):
@@ -389,7 +389,7 @@ async def test_failing_hook_is_logged_and_others_are_called(
 
 
 async def leave_open(device_name: str, host: str) -> list[object]:
-    """A listener and both sides of a connection, which the loop's end has to close."""
+    """Return a listener and both ends of a connection, left open for the loop's end to close."""
     listener = await aiordma.listen(host, device=device_name)
     client = await aiordma.connect(host, listener.port, device=device_name)
     return [listener, client, await listener.accept()]

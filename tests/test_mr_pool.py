@@ -33,7 +33,7 @@ MakePool = Callable[[int], MemoryPool]
 
 @pytest.fixture
 def make_pool(pd: verbs.ProtectionDomain) -> Iterator[MakePool]:
-    """Pools of a limit; they live until the protection domain is closed, as they want it."""
+    """Provide a factory of pools. They live until the protection domain is closed."""
     pools: list[MemoryPool] = []
 
     def make(limit: int) -> MemoryPool:
@@ -104,9 +104,9 @@ def test_unused_slabs_are_deregistered(pool: MemoryPool) -> None:
     kept.view[:4] = b"kept"
     rush = [pool.alloc(8192) for _ in range(10 * SLAB_SIZE // 8192)]
     assert pool.statistics().regions == 11
-    for buffer in rush[::2] + rush[1::2]:  # every slab is in use until the end
+    for buffer in rush[::2] + rush[1::2]:  # in an order that keeps every slab in use
         buffer.release()
-    assert pool.statistics().regions <= SPARE_SLABS + 2  # that of `kept`, and what is ready
+    assert pool.statistics().regions <= SPARE_SLABS + 2  # the slab of `kept` and the spare ones
     assert pool.statistics().registered_bytes == pool.statistics().regions * SLAB_SIZE
     assert bytes(kept.view[:4]) == b"kept"
     again = [pool.alloc(8192) for _ in range(10 * SLAB_SIZE // 8192)]
@@ -210,7 +210,7 @@ def test_pool_in_a_cycle_with_a_view_is_collected(pd: verbs.ProtectionDomain) ->
     pd.close()
     del pool, buffer, cycle
     gc.collect()
-    gc.collect()  # what a view has brought back is found the next time
+    gc.collect()  # collects the objects that a view resurrected
     assert gone() is None
 
 
@@ -237,7 +237,7 @@ def test_large_blocks_count_towards_the_limit(make_pool: MakePool) -> None:
     with pytest.raises(QuotaError):
         pool.alloc(5 * SLAB_SIZE)
     large.release()
-    # What is kept ready for the next large one makes room for another size.
+    # The cached memory of the released block makes room for a block of another size.
     with pool.alloc(8 * SLAB_SIZE):
         assert pool.statistics().registered_bytes == 8 * SLAB_SIZE
         with pytest.raises(QuotaError):
@@ -261,13 +261,13 @@ def test_large_blocks_are_reused(pool: MemoryPool) -> None:
 def test_large_blocks_kept_ready_are_limited(make_pool: MakePool) -> None:
     pool = make_pool(2 * LARGE_READY_BYTES)
     size = LARGE_READY_BYTES // 2
-    for replaced in (False, True, False):  # else those that are kept are used again
+    for replaced in (False, True, False):  # with False, the kept blocks are reused
         buffers = [pool.alloc(size) for _ in range(4)]
         for buffer in buffers:
             buffer.release()
         assert pool.statistics().registered_bytes == LARGE_READY_BYTES
         if replaced:
-            pool.alloc(4 * size).release()  # too large to be kept
+            pool.alloc(4 * size).release()  # too large to keep
             assert pool.statistics().registered_bytes == 0
 
 
@@ -349,7 +349,7 @@ def test_region_closed_during_an_operation_stays_pinned(pd: verbs.ProtectionDoma
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Leases, views and pins in any order: each lease keeps its own bytes until its real end."""
+    """Leases, views and pins in random order. Each lease keeps its bytes until its last use."""
 
     pd: verbs.ProtectionDomain
     leases = Bundle("leases")
@@ -449,7 +449,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class Tenant:
-    """One lease as the model knows it; its first and last bytes carry its number."""
+    """The model of a lease. The first and last byte contain a mark derived from its number."""
 
     def __init__(self, buffer: Buffer, number: int) -> None:
         self.buffer = buffer

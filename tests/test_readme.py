@@ -30,7 +30,7 @@ CODE = re.compile(r"^```sh\n(.*?)^```$|`([^`\n]+)`", re.DOTALL | re.MULTILINE)
 
 
 def commands(page: str, program: str) -> list[list[str]]:
-    """The arguments of every `program ...` in the page's code, comments left out."""
+    """Return the arguments of each call of `program` in a page's code, without comments."""
     found = []
     for block, inline in CODE.findall((ROOT / page).read_text()):
         for line in (block or inline).splitlines():
@@ -115,12 +115,12 @@ def test_named_commands_and_options_exist(page: str) -> None:
         command = app.get_command(context, name)
         assert command is not None, f"{page} names the command {name}"
         if isinstance(command, click.Group) and words:
-            # `--local` is spelled as an option and is a command.
+            # `--local` is written like an option, but is a command.
             inner = command.get_command(context, words.pop(0).removeprefix("--"))
             assert inner is not None, f"{page} names a command that {name} has not"
             command = inner
         if not command.context_settings.get("allow_interspersed_args", True):
-            # From the first word on that is no option, they are another program's.
+            # From the first non-option on, all words belong to another program.
             named = set(takewhile(lambda word: word.startswith("-"), words))
         else:
             named = {word for word in words if word.startswith("-")}
@@ -131,4 +131,4 @@ def test_named_commands_and_options_exist(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_named_public_names_exist(page: str) -> None:
     for name in re.findall(r"`(aiordma\.[\w.]+)`", (ROOT / page).read_text()):
-        pkgutil.resolve_name(name)  # which imports modules, as aiordma.blocking
+        pkgutil.resolve_name(name)  # also imports modules such as aiordma.blocking

@@ -30,7 +30,7 @@ class Loop(streams.EventLoop):
         return host != "localhost"
 
 
-# Not a class statement, because uvloop's type stubs contradict asyncio's.
+# This is not a class statement, because uvloop's type stubs contradict asyncio's.
 UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {"applies": Loop.applies})
 
 
@@ -56,7 +56,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether a transport uses RDMA."""
+    """Exchange data and return whether the transport uses RDMA."""
     writer.write(b"abc")
     assert await reader.read() == b"abc"
     writer.close()
@@ -198,7 +198,7 @@ def test_loop_sendfile_works_over_rdma_and_tcp(
                     await loop.sendfile(writer.transport, file)
             await writer.wait_closed()
         if kind is UVLoop:
-            return  # it has no sendfile
+            return  # uvloop has no sendfile
         made_here = socket.create_server(("127.0.0.1", 0))
         async with await asyncio.start_server(answer, sock=made_here):
             dialled = socket.create_connection(made_here.getsockname())
@@ -213,7 +213,7 @@ def test_loop_sendfile_works_over_rdma_and_tcp(
 
 
 def test_loop_sendfile_copies_other_files(device_name: str, host: str) -> None:
-    data = bytes(range(256)) * 3000  # several parts
+    data = bytes(range(256)) * 3000  # sent in several parts
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -230,7 +230,7 @@ def test_loop_sendfile_copies_other_files(device_name: str, host: str) -> None:
                     with pytest.raises(ValueError, match="count must be"):
                         await loop.sendfile(writer.transport, io.BytesIO(data), 0, 0)
                     file = io.BytesIO(data)
-                    file.seek(5)  # from `offset` all the same
+                    file.seek(5)  # ignored in favor of `offset`
                     assert await loop.sendfile(writer.transport, file, offset, count) == length
                     assert file.tell() == offset + length
                     writer.write_eof()
@@ -252,8 +252,9 @@ WIRES = pytest.mark.parametrize("run", [run_by_tcp, run_on], ids=["tcp", "rdma"]
 Everywhere: Any = type("Everywhere", (streams.OverRDMA, uvloop.Loop), {})
 KINDS = pytest.mark.parametrize("kind", [streams.EventLoop, Everywhere], ids=["asyncio", "uvloop"])
 
-# Options of the loop's methods, and what comes of them on every loop: a connection to a server on
-# 127.0.0.1, or a type of error.  All are in Python 3.11; other options than its own, below.
+# Options of create_connection (CONNECT) and create_server (SERVE), and their outcome on every loop:
+# None for success, or the type of the error. All options exist in Python 3.11. uvloop lacks those
+# in NOT_OF_UVLOOP.
 CONNECT: list[tuple[dict[str, Any], type[Exception] | None]] = [
     ({}, None),
     ({"port": str}, None),
@@ -303,7 +304,7 @@ NOT_OF_UVLOOP = {"happy_eyeballs_delay", "interleave"}
 
 
 async def outcome(function: Any, *arguments: Any, **options: Any) -> Any:
-    """What it returns, or the error."""
+    """Return the function's result, or the exception that it raises."""
     try:
         return await function(*arguments, **options)
     except Exception as error:
@@ -428,12 +429,12 @@ def test_sock_connect_prepares_rdma_or_falls_back_to_tcp(
             dropped.setblocking(False)
             await loop.sock_connect(dropped, name)
             dropped.close()
-            del dropped  # its connection ends
+            del dropped  # closes its connection
             refused = socket.socket(server.sockets[0].family)
             refused.setblocking(False)
         with closing(refused), pytest.raises(ConnectionRefusedError):
             await loop.sock_connect(refused, name)
-        loop.config = Config(connect_timeout=0.01)  # one that does not answer
+        loop.config = Config(connect_timeout=0.01)  # for a server that does not respond
         with closing(socket.create_server((host, 0))) as here, closing(socket.socket()) as plain:
             plain.setblocking(False)
             await loop.sock_connect(plain, here.getsockname())
@@ -497,7 +498,8 @@ def test_data_written_before_the_end_of_the_program_arrives(
 
     serving = Thread(target=run, args=(kind, device_name, serve()))
     serving.start()
-    # Before Python 3.11.5 the transport alone warns, unless the peer's end has come by then.
+    # Before Python 3.11.5 only the transport warns, and not if it has already received the peer's
+    # EOF.
     unclosed = (
         pytest.warns(ResourceWarning)
         if hasattr(asyncio.StreamWriter, "__del__")

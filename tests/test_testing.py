@@ -131,7 +131,7 @@ def test_register_fault_fails_the_numbered_registration(
 
 
 def which_fail(pd: verbs.ProtectionDomain, faults: testing.Faults) -> str:
-    """Thirty registrations, half of which fail."""
+    """Try thirty registrations, half of which fail. Return "x" for each failure, else "."."""
     found = ""
     for _ in range(30):
         try:
@@ -248,7 +248,7 @@ def test_invalid_plan_names_its_part(device: verbs.Device, device_name: str) -> 
     }.items():
         with pytest.raises(ValueError, match=f"fault plan: {says}"):
             device.set_faults(text)
-    with testing.faults(device=device_name):  # none of these has been set
+    with testing.faults(device=device_name):  # no invalid plan is set
         pass
     assert device.fault_counts() - device.fault_counts() == testing.FaultCounts()
 
@@ -339,7 +339,7 @@ def left() -> Iterator[list[object]]:
 
 @contextmanager
 def leak(match: str) -> Iterator[None]:
-    """A block that leaks."""
+    """Check that a block leaks, with this text in the error."""
     with pytest.raises(AssertionError, match=match), testing.check_leaks(timeout=0):
         yield
 
@@ -438,7 +438,7 @@ def test_leak_check_waits_for_objects_that_end(
         else:
             os.sched_yield()
 
-    pd.create_qp(cq).close()  # the first one takes the process's port
+    pd.create_qp(cq).close()  # the first queue pair opens the process's port
     with testing.check_leaks(timeout=60):
         threading.Thread(target=end.wait).start()
         endings += [end.set, open(os.devnull).close, pd.create_qp(cq).close]  # noqa: SIM115

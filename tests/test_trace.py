@@ -41,7 +41,7 @@ def no_trace_is_left() -> Iterator[None]:
 
 
 def write_to_oneself(count: int) -> int:
-    """Post RDMA writes of 8 bytes, the last one signaled; return the queue pair number."""
+    """Post RDMA writes of 8 bytes, of which the last is signaled. Return the queue pair number."""
     with verbs.find_device("embedded0").open() as context, context.alloc_pd() as pd:
         rights = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
         with context.create_cq(64) as cq, pd.reg_mr(64, rights) as mr, pd.create_qp(cq) as qp:
@@ -248,7 +248,7 @@ def test_refused_calls_are_traced_with_their_reasons(tmp_path: Path) -> None:
         context.create_cq(8) as cq,
         pd.create_qp(cq) as qp,
     ):
-        calls = context.library.calls  # which check nothing themselves
+        calls = context.library.calls  # raw calls, which do not check arguments
         with pytest.raises(VerbsError, match="ibv_resize_cq"):
             calls.ibv_resize_cq(cq.pointer, 1 << 24)
         with pytest.raises(VerbsError, match="ibv_modify_qp"):
@@ -283,7 +283,7 @@ def test_each_reason_has_a_meaning() -> None:
     ]
     text = "".join(path.read_text() for name in names for path in device.glob(name))
     written = set(re.findall(r'"([A-Z_]{3,})"|\bR\(([A-Z_]+), E', text))
-    others = ("AIORDMA_", "RDMA_")  # prefixes of other names in capitals
+    others = ("AIORDMA_", "RDMA_")  # prefixes of other uppercase names
     reasons = {name for it in written if not (name := "".join(it)).startswith(others)}
     statuses = {status.name for status in verbs.WCStatus}
     faults = {"CUT", "DUPLICATE"}

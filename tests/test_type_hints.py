@@ -31,7 +31,7 @@ def public_modules() -> list[str]:
 
 
 def functions(value: Any) -> list[Any]:
-    """The functions of an attribute of a class, behind its descriptors."""
+    """Return the functions behind a class attribute, which may be a descriptor."""
     if isinstance(value, property):
         return [value.fget, value.fset]
     if isinstance(value, classmethod | staticmethod):
@@ -40,7 +40,7 @@ def functions(value: Any) -> list[Any]:
 
 
 def annotated(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """The functions and classes that a module offers, with the functions of each class."""
+    """Yield the public functions and classes of a module, and the methods of each class."""
     for name in getattr(module, "__all__", None) or list(vars(module)):
         value = getattr(module, name)
         if isinstance(value, FunctionType) and value.__module__.startswith("aiordma"):

@@ -11,7 +11,7 @@ import uvloop
 
 @pytest.fixture(scope="session", autouse=True)
 def first_child() -> None:
-    """Make libuv open its signal pipe, which it keeps, before the leak check."""
+    """Make libuv open its signal pipe before the leak check, because the pipe stays open."""
 
     async def main() -> None:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")

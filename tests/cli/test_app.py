@@ -11,7 +11,7 @@ import aiordma
 from aiordma.cli.app import app
 from tests.processes import run_python
 
-# `aiordma` where a module is not installed: None in sys.modules makes its import fail so.
+# Runs `aiordma --help` without one module. A None entry in sys.modules makes its import fail.
 WITHOUT = """\
 import runpy, sys
 sys.modules[{module!r}] = None

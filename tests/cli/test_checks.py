@@ -140,7 +140,7 @@ def choice(named: str, chosen: str) -> Facts:
     return replace(GOOD, named=named, chosen=chosen, chosen_why=why, is_fallback=is_fallback)
 
 
-# The check, the facts, and of each finding its verdict, a part of the text and of the advice.
+# A check, its facts, and the expected findings (verdict, part of the text, part of the advice).
 FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
     (checks.library, BARE, [(PROBLEM, "libibverbs.so.1 is not installed", "install libibverbs1")]),
     (checks.library, replace(GOOD, missing_calls=("ibv_set_ece", "ibv_query_ece")),
@@ -155,7 +155,7 @@ FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
         [(OK, "", ""), (PROBLEM, "module rdma_ucm is not loaded", "modprobe rdma_ucm")]),
     (checks.providers, UNLISTED, [(PROBLEM,
         "libibverbs does not list the kernel's mlx5_0; its providers: rxe", "ibverbs-providers")]),
-    # With another device listed, the unlisted one may be unwanted.
+    # If another device is listed, the unlisted one may be unwanted, so it is only a warning.
     (checks.providers, replace(GOOD, kernel_devices={"mlx5_0": "mlx5_core", "new0": "new"}),
         [(WARNING, "new0", "")]),
     (checks.providers, replace(UNLISTED, container="docker"),

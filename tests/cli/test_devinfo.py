@@ -22,7 +22,7 @@ def devinfo(*words: str) -> Result:
 
 
 def shown(device: verbs.Device, verbose: bool = False) -> str:
-    """The output without a terminal, in 80 columns."""
+    """Return the output for a non-terminal of 80 columns."""
     console = Console(file=io.StringIO(), width=80)
     show_device(console, device, DeviceInfo.ask(device), verbose)
     assert isinstance(console.file, io.StringIO)
@@ -30,7 +30,7 @@ def shown(device: verbs.Device, verbose: bool = False) -> str:
 
 
 def row(text: str, *words: str) -> list[str]:
-    """The words of the one line that begins with the given words."""
+    """Return the words of the only line that begins with `words`."""
     lines = [line.split() for line in text.splitlines()]
     (found,) = [line for line in lines if line[: len(words)] == list(words)]
     return found

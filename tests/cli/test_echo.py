@@ -115,7 +115,7 @@ def test_echo_reports_an_address_of_another_host(
     assert "203.0.113.1" in said_by_the_server
 
 
-# Another end than `aiordma echo` has: its handler of a message is not ours.
+# Runs `aiordma echo-server` with a different message handler.
 OTHER_END = """\
 import asyncio, os, sys
 from aiordma.cli import echo_server, main
@@ -165,7 +165,7 @@ def test_echo_reports_a_server_that_fails(
     assert done.stderr == f"Error: {text}\n"
 
 
-# This side as a process, since it gets signals from the other.
+# Runs `aiordma echo` in a child process, because the server sends it signals.
 THIS_END = """\
 import sys
 from aiordma.cli import echo, main

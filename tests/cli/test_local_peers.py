@@ -13,7 +13,7 @@ from aiordma.cli import local_peers
 from aiordma.cli.local_peers import LocalPeerFacts
 from tests.processes import run_python
 
-# Refuses one system call to itself and to what it starts (seccomp(2)), then tries.
+# Denies itself and its children one system call (seccomp(2)), then collects the facts.
 FILTERED = """
 import ctypes, struct, sys
 number, action = int(sys.argv[1]), int(sys.argv[2])
@@ -28,7 +28,7 @@ print(LocalPeerFacts.collect())
 """
 KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS
 REFUSE = 0x00050000  # SECCOMP_RET_ERRNO
-# Of x86-64 and of AArch64, whose numbers are those of asm-generic.
+# System call numbers of x86-64 and of AArch64, which uses the asm-generic table.
 NUMBERS = {
     "memfd_create": {"x86_64": 319, "aarch64": 279},
     "pidfd_open": {"x86_64": 434, "aarch64": 434},

@@ -34,7 +34,7 @@ WHERE = Where(
 
 
 def measured(operation: str, metric: str, *sizes: int, connections: int = 1) -> dict[str, Any]:
-    """A run with plausible results."""
+    """Return a benchmark record with plausible results."""
     settings = Settings(operation=operation, metric=metric, sizes=sizes, connections=connections)
     results = []
     for size in sizes:
@@ -50,7 +50,7 @@ def measured(operation: str, metric: str, *sizes: int, connections: int = 1) -> 
 
 @pytest.fixture(scope="module", autouse=True)
 def first_picture(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Make matplotlib open its font files, which it keeps, before the leak check."""
+    """Make matplotlib open its font files before the leak check, because they stay open."""
     for name in ("first.png", "first.svg"):
         plot([measured("send", "lat", 64)], tmp_path_factory.mktemp("pictures") / name)
 
@@ -78,7 +78,7 @@ def texts(picture: Path) -> list[str]:
                 *("stream, read: latency of 64 B", "stream", "read"),
                 *("median", "p90", "p99", "p99.9", "0.1 %"),
             },
-            {"p99.99"},  # a thousand operations say nothing of one in ten thousand
+            {"p99.99"},  # not measurable with 1,000 operations
         ),
         (
             [measured("write", "bw", 64, 4096, connections=count) for count in (1, 4)],

@@ -26,7 +26,7 @@ from tests.processes import run, run_python
 
 ROOT = Path(__file__).parents[2]
 
-# Calls of libibverbs by their public names, as a program that is linked with it finds them.
+# Calls libibverbs by its public names, like a program linked with it.
 FIRST_DEVICE = """
 import ctypes
 verbs = ctypes.CDLL(None)
@@ -89,7 +89,7 @@ def test_program_injects_and_counts_faults() -> None:
 def test_child_programs_find_the_embedded_device() -> None:
     done = aiordma_run("sh", "-c", 'exec "$0" -c "$1"', sys.executable, FIRST_DEVICE)
     assert done.stdout.startswith("1 embedded0 ")
-    # Without it the names are not there, or are those of the system's library.
+    # Without `aiordma run`, the names are undefined or belong to the system's library.
     assert "embedded0" not in run_python("-c", FIRST_DEVICE).stdout
 
 
@@ -102,7 +102,7 @@ def test_status_arguments_and_signals_are_those_of_the_program() -> None:
 def test_existing_preload_comes_first(tmp_path: Path) -> None:
     other = tmp_path / "other.so"
     shutil.copy(command.library(), other)
-    # What is there when the tests run under a sanitizer has to stay.
+    # Keep the existing LD_PRELOAD, which the tests need under a sanitizer.
     present = ":".join(filter(None, (os.environ.get("LD_PRELOAD"), str(other))))
     done = aiordma_run("sh", "-c", 'echo "$LD_PRELOAD"', LD_PRELOAD=present)
     assert done.stdout == f"{present}:{command.library()}\n"
@@ -131,8 +131,8 @@ def test_ignored_signals_are_restored_for_the_program() -> None:
 
 # ---- programs that are waited for ---------------------------------------------------------------
 
-# Opens the device; then it does what the argument says.
 NEVER = "succeeded, but faults of AIORDMA_EMBEDDED_FAULTS never happened"
+# Opens the device, then executes its argument.
 OPENED = (
     FIRST_DEVICE
     + """
@@ -260,7 +260,7 @@ def test_invalid_trace_folder_is_rejected(tmp_path: Path) -> None:
 
 # ---- rsockets -----------------------------------------------------------------------------------
 
-# Those of rsocket(7), by their names.
+# The functions of rsocket(7).
 RSOCKETS = """
     raccept rbind rclose rconnect rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap
     riowrite rlisten rpoll rread rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto
@@ -315,12 +315,12 @@ def test_file_that_is_not_executable_is_rejected(tmp_path: Path) -> None:
     assert done.stderr == f"Error: cannot start {text}: Exec format error\n"
 
 
-# What is changed or read here are 64-bit ELF files, of the interpreter and of our library.
+# The tests below edit or read 64-bit ELF files: the interpreter and the preloaded library.
 Change = Callable[[bytearray], None]
 
 
 def without_interpreter(image: bytearray) -> None:
-    """Make an ELF file static: no program header is PT_INTERP (3)."""
+    """Make an ELF file static by removing its PT_INTERP (3) program header."""
     (start,) = struct.unpack_from("=Q", image, 32)
     size, count = struct.unpack_from("=HH", image, 54)
     for at in range(start, start + size * count, size):
@@ -371,7 +371,7 @@ def test_privileged_program_is_rejected(
     if right == "file capabilities":
         monkeypatch.setattr(os, "getxattr", lambda path, name: b"")
         monkeypatch.setattr(os, "getuid", lambda: 0)
-    command.check(str(path))  # its owner gains nothing, nor does root
+    command.check(str(path))  # the owner and root gain no privileges
     monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
     monkeypatch.setattr(os, "getgid", lambda: path.stat().st_gid + 1)
     with pytest.raises(CannotRunError, match=f"{right}.*run a copy"):
@@ -382,7 +382,7 @@ def test_privileged_program_is_rejected(
 
 
 def dynamic_symbols(path: Path) -> dict[str, bool]:
-    """The names in the dynamic symbol table, and whether each is defined there: nm(1)."""
+    """Map each name in the dynamic symbol table to whether it is defined (nm(1))."""
     printed = run("nm", "--dynamic", "--format=posix", path, check=True).stdout
     found = re.findall(r"^([^\s@]+)\S* (\w)", printed, re.MULTILINE)
     return {name: kind not in "Uvw" for name, kind in found if kind != "A"}

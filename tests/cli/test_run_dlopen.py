@@ -13,9 +13,9 @@ from softdev.tests.abi.exports_check import table_of_exports
 
 from .test_run import aiordma_run
 
-NOT_SUPPORTED = errno.errorcode[errno.EOPNOTSUPP]  # ENOTSUP, which is the same number
+NOT_SUPPORTED = errno.errorcode[errno.EOPNOTSUPP]  # same number as ENOTSUP
 
-# Functions of the C library on libraries that are open; a loader's error fails the program.
+# Loads the RDMA libraries and defines `address`, which looks up a versioned symbol.
 SETUP = """
 import ctypes, errno, json, sys
 libc = ctypes.CDLL(None)
@@ -29,7 +29,7 @@ def address(library, name, version):
 
 
 def result_of(program: str, **values: object) -> Any:
-    """What a program under `aiordma run` prints, as JSON; `values` are its own, too."""
+    """Return the JSON output of a program under `aiordma run`. It receives `values` as JSON."""
     done = aiordma_run(sys.executable, "-c", SETUP + program, json.dumps(values))
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
@@ -64,7 +64,7 @@ print(json.dumps([name for name in table for library in libraries
     assert result_of(program, table=table) == []
 
 
-# Of each form, calls that are missing: what they return, as they declare their result.
+# Calls that the library lacks: the form of the failure, call, ctypes result type, and result.
 FORMS = [
     ("null", "ibv_alloc_dmah", "c_void_p", None),
     ("null", "ibv_create_comp_cntr", "c_void_p", None),

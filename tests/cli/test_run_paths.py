@@ -25,7 +25,7 @@ NODE = "/dev/infiniband/uverbs1000"
 
 
 def evaluate(*expressions: str, setup: str = "", **environment: str) -> list[Any]:
-    """Python expressions, in a program under `aiordma run`; an OSError is its errno's name."""
+    """Evaluate Python expressions under `aiordma run`. An OSError becomes the name of its errno."""
     program = f"""
 import contextlib, errno, glob, json, os, stat, sys
 {setup}
@@ -123,7 +123,7 @@ OPENED = f"os.open('{FILE}', os.O_RDONLY)"
 DEV = "/sys/class/infiniband_verbs/uverbs1000"
 REGULAR = stat.S_IFREG | 0o444
 EXPRESSIONS = {
-    # Links lead where those of sysfs lead.
+    # Links have the same targets as in sysfs.
     f"os.readlink('{CLASS}')": "../../devices/virtual/aiordma/embedded0/infiniband/embedded0",
     f"os.readlink('{CLASS}/device')": "../../../embedded0",
     f"os.path.realpath('{CLASS}/device')": DEVICE,
@@ -132,7 +132,7 @@ EXPRESSIONS = {
     f"stat.S_ISDIR(os.stat('{CLASS}').st_mode)": True,
     f"os.readlink('{CLASS}/node_guid')": "EINVAL",
     f"os.path.samefile('{CLASS}/device/net/lo', '/sys/class/net/lo')": True,
-    # The node can be looked at and not opened.
+    # The node can be inspected but not opened.
     f"stat.S_ISCHR(os.stat('{NODE}').st_mode)": True,
     f"os.access('{NODE}', os.R_OK | os.W_OK)": True,
     f"os.open('{NODE}', os.O_RDWR)": "ENXIO",
@@ -141,7 +141,7 @@ EXPRESSIONS = {
     f" == read('{DEV}/dev')": True,
     f"read('{DEV}/ibdev')": "embedded0",
     f"os.stat('{NODE}').st_rdev != os.stat('/dev/infiniband/rdma_cm').st_rdev": True,
-    # Files cannot be written, nor executed: the system may allow no memory that is.
+    # Files are not writable. They are not executable either, as vm.memfd_noexec may forbid it.
     f"os.open('{FILE}', os.O_WRONLY)": "EACCES",
     f"os.open('{FILE}', os.O_RDONLY | os.O_DIRECTORY)": "ENOTDIR",
     f"os.access('{FILE}', os.W_OK)": False,
@@ -149,7 +149,7 @@ EXPRESSIONS = {
     f"os.access('{FILE}', os.R_OK)": True,
     f"os.stat('{FILE}').st_mode": REGULAR,
     f"os.stat({OPENED}).st_mode": REGULAR,
-    # Relative to an open folder.
+    # Paths are relative to an open directory.
     "os.read(os.open('ports/1/state', os.O_RDONLY, dir_fd=top), 99).decode()": "4: ACTIVE\n",
     "os.stat('node_type', dir_fd=top).st_size": 4096,
     "os.readlink('device', dir_fd=top)": "../../../embedded0",
@@ -175,12 +175,12 @@ def test_several_devices_are_listed() -> None:
         "os.minor(os.stat('/dev/infiniband/uverbs1001').st_rdev)": 1001,
         "os.read(os.open('node_desc', os.O_RDONLY, dir_fd=top), 99).decode()": "embedded1\n",
         "os.listdir(os.open('embedded1/ports', os.O_RDONLY, dir_fd=devices))": ["1"],
-        # Names of two devices in one path; a device that there is not.
+        # Paths that mix two devices, and devices that do not exist.
         "os.stat(one + '/device/infiniband/embedded0')": "ENOENT",
         "os.stat('/sys/class/infiniband/embedded2')": "ENOENT",
         "os.stat('/sys/class/infiniband/embedded01')": "ENOENT",
         "os.stat('/dev/infiniband/uverbs999')": "ENOENT",
-        # The folder that stands for "/", as find(1) has it open.
+        # The directory that replaces "/", opened as find(1) does.
         "os.stat('sys', dir_fd=root).st_ino == os.stat(tree + '/sys').st_ino": True,
     }
     setup = f"""
@@ -224,7 +224,7 @@ def test_open_folder_works_when_installed_behind_a_link(
     assert (done.stdout, done.stderr) == ("../../../embedded0\n", "")
 
 
-# Another library that stands before the C library's functions, and does one by way of the other.
+# A preloaded library that implements some C library functions by calling others.
 OTHER = """
 #define _GNU_SOURCE
 #include <fcntl.h>

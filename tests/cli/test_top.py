@@ -50,7 +50,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory that AIORDMA_MONITOR names."""
+    """The monitoring socket directory, set in AIORDMA_MONITOR."""
     where = tmp_path / "sockets"
     monkeypatch.setenv(VARIABLE, str(where))
     return where
@@ -61,7 +61,7 @@ Process = subprocess.Popen[str]
 
 @pytest.fixture
 def program(sockets: Path, device_name: str) -> Iterator[Process]:
-    """A process with two connections, after seven messages of 1000 bytes."""
+    """A process with two connections that has sent seven messages of 1000 bytes."""
     with run(device_name, "stuck") as process:
         try:
             yield process
@@ -112,7 +112,7 @@ def test_top_shows_processes_and_connections(program: Process, device_name: str)
     assert len(re.findall(rf"^ *{program.pid} .* open .* 6\.8 KiB", table, re.M)) == 2
     assert "1 more connections; use --limit 0" in top("--once", "--limit", "1").output
     enter(program)
-    expect(program, "stuck")  # its loop: a thread answers
+    expect(program, "stuck")  # the event loop; a thread answers
     assert told()[0]["traffic"]["messages_sent"] == 7
 
 
@@ -259,7 +259,7 @@ def test_top_socket_is_private_and_removed_at_exit(sockets: Path, device_name: s
         (path,) = sockets.iterdir()
         assert re.fullmatch(rf"{process.pid}-[0-9a-f]{{8}}\.sock", path.name)
         modes = [stat.S_IMODE(it.stat().st_mode) for it in (sockets, path)]
-        assert modes == [0o700, 0o600]  # closed to others
+        assert modes == [0o700, 0o600]  # no access for other users
         _, errors = process.communicate("\n", timeout=100)
     assert (errors, process.returncode) == ("", 0)
     assert list(sockets.iterdir()) == []
@@ -316,7 +316,7 @@ def test_process_removes_sockets_of_killed_ones_with_its_pid(sockets: Path) -> N
 
 @contextmanager
 def answering(path: Path, *, parts: Iterable[bytes]) -> Iterator[None]:
-    """Something listens there that answers each client with these parts."""
+    """Listen on `path` and answer each client with `parts`."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -340,7 +340,7 @@ def answering(path: Path, *, parts: Iterable[bytes]) -> Iterator[None]:
 
 
 def telling(path: Path, value: object) -> AbstractContextManager[None]:
-    """As `answering`, with one text."""
+    """Listen on `path` and answer each client with `value` as JSON."""
     return answering(path, parts=[json.dumps(value).encode()])
 
 
@@ -364,10 +364,10 @@ NO_SNAPSHOTS: list[object] = [None, [], 3, "text", {}]
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"version": "9.1"}, None),  # more fields, and all that the table shows
+        ({"version": "9.1"}, None),  # extra fields, and all fields of the table
         ({"version": "9.1", "traffic": {}}, "aiordma 9.1"),
         ({"version": "9.1\x1b[2J", "devices": None}, "aiordma 9.1[2J"),
-        ({"version": "9.1", "errors": None}, None),  # the table does not show them
+        ({"version": "9.1", "errors": None}, None),  # not shown in the table
         ({"version": "9.1", "time": None}, "aiordma 9.1"),
         ({"version": "9.1", "connections": [{}]}, "aiordma 9.1"),
         *zip(NO_SNAPSHOTS, repeat("aiordma of another version")),
@@ -406,7 +406,7 @@ def test_processes_are_asked_concurrently(sockets: Path, monkeypatch: pytest.Mon
     def silent(path: Path, seconds: float) -> bytes:
         asked.wait()
         if path.stem.startswith("0-"):
-            return b"[" * 200_000  # it nests more deeply than the parser goes
+            return b"[" * 200_000  # nested too deeply for the parser
         raise TimeoutError(f"{path} is silent for {seconds:g} s")
 
     monkeypatch.setattr(sys.modules[moved.__module__], "ask", silent)
@@ -436,7 +436,7 @@ os.waitpid(child, 0)
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
-        # It begins to listen after the parent has gone on.
+        # The child starts listening only after the parent has continued.
         while not list(sockets.glob(f"{child}-*.sock")):
             os.sched_yield()
         assert {taken["pid"] for taken in told()} == {process.pid, child}
@@ -529,7 +529,7 @@ def test_shared_directory_is_used_without_a_runtime_directory(
     assert Path("/tmp") == monitoring_socket.SHARED
     monkeypatch.setattr(monitoring_socket, "SHARED", tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
-    runtime = tmp_path / "r"  # paths of sockets are short
+    runtime = tmp_path / "r"  # socket paths must be short
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     there = monitoring_socket.usual()
     assert there[1] == Path(f"/run/user/{os.geteuid()}/aiordma")
@@ -542,7 +542,7 @@ def test_shared_directory_is_used_without_a_runtime_directory(
     assert directory("1") == own
     assert own.stat().st_mode & 0o777 == 0o700
     with telling(own / "1-1.sock", snapshot()):
-        runtime.mkdir()  # its user has logged in
+        runtime.mkdir()  # as if the user had logged in
         assert directory("1") == runtime / "aiordma"
         assert len(told()) == 1
         own.chmod(0o755)

@@ -25,7 +25,7 @@ def aiordma_trace(*words: object) -> Result:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Traces of two processes: one with failures and events on a queue pair, one killed."""
+    """Write a trace with failures and events of a queue pair, and one of a killed process."""
     writer = Writer(3)
     writer.add(trace.CreatedQP(t=writer.now(), qp_num=3, qp_type="RC", send_cq=1, recv_cq=1))
     writer.state("RESET", "INIT")
@@ -152,7 +152,7 @@ def test_listing_says_how_a_trace_ended(tmp_path: Path, files: list[Path]) -> No
     writer.end("No space left on device")
     (tmp_path / "full").write_bytes(writer.data())
     (tmp_path / "open").write_bytes(Writer().data())
-    # A later trace in the same file changes nothing about a torn line.
+    # A truncated line is reported even if another trace follows in the same file.
     torn = files[1].read_bytes().rstrip(b"\0") + b"\n" + files[0].read_bytes()
     files[1].write_bytes(torn)
     text = aiordma_trace(tmp_path / "full", tmp_path / "open", files[1]).output
@@ -172,7 +172,7 @@ def in_chrome_format(traces: list[Traced]) -> list[dict[str, Any]]:
 
 
 def written(folder: Path, *parts: tuple[Writer, dict[str, object]]) -> list[Traced]:
-    """The traces of several processes, read from files."""
+    """Write the traces of several processes to files and load them."""
     paths = []
     for number, (writer, header) in enumerate(parts):
         paths.append(folder / f"{number}.jsonl")
@@ -185,7 +185,7 @@ def of_phase(events: list[dict[str, Any]], *phases: str) -> list[dict[str, Any]]
 
 
 def processes(events: list[dict[str, Any]]) -> dict[int, int]:
-    """The process ids of the trace by those of the events."""
+    """Map the `pid` of the events to the process IDs in the traces."""
     return {
         event["pid"]: int(event["args"]["name"].rpartition(" ")[2][:-1])
         for event in events
@@ -301,7 +301,7 @@ def test_spans_of_a_thread_do_not_overlap(tmp_path: Path) -> None:
             writer.receive()
         for posted in posts:
             writer.complete(posted)
-            writer.t -= 1  # and the next post comes at the same time
+            writer.t -= 1  # so that the next post has the same time
     events = in_chrome_format(written(tmp_path, (writer, {})))
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in threads(events).values()}
     for event in of_phase(events, "X"):
@@ -404,7 +404,7 @@ def connected(qp_num: int, peer: int, qp_type: str = "RC") -> Writer:
 
 
 def two_ends(qp_type: str = "RC") -> tuple[Writer, Writer]:
-    """Three messages from the first to the second, with a write in between and a lost one."""
+    """Return the traces of both ends for three messages, a write and a lost message."""
     sender, receiver = connected(3, 4, qp_type), connected(4, 3, qp_type)
     receives = [receiver.receive() for _ in range(4)]
     receiver.t = 2000
@@ -431,7 +431,7 @@ def test_flows_connect_messages_with_their_receives(tmp_path: Path) -> None:
         ("s", 1, 7, 0.501), ("f", 1, 8, 0.601), ("s", 2, 7, 0.521), ("f", 2, 8, 0.611),
         ("s", 3, 7, 0.531), ("f", 3, 8, 0.621),
     }  # fmt: skip
-    # Each is behind what it binds to: the request, or an instant when the message was there.
+    # Each flow event follows the event it binds to: the request, or the arrival of the message.
     for before, flow in itertools.pairwise(events):
         if flow["ph"] in ("s", "f"):
             assert [before[key] for key in ("pid", "tid", "ts")] == [
@@ -439,7 +439,7 @@ def test_flows_connect_messages_with_their_receives(tmp_path: Path) -> None:
             ]
             assert before["ph"] == ("X" if flow["ph"] == "s" else "i")
     assert {it["bp"] for it in of_phase(events, "f")} == {"e"}
-    # With both ends only.
+    # A flow needs the traces of both ends.
     one = in_chrome_format(load([traced.path for traced in traces], qps={3}))
     assert of_phase(one, "s", "f") == []
     assert len(of_phase(one, "X")) == 5
@@ -452,7 +452,7 @@ def test_ambiguous_messages_have_no_flows(tmp_path: Path, why: str) -> None:
     if why == "two peers with one number":
         parts.append((two_ends()[1], {"pid": 9}))
     if why == "it began before":
-        del receiver.records[1]  # to RTR
+        del receiver.records[1]  # transition to RTR
     assert not of_phase(in_chrome_format(written(tmp_path, *parts)), "s", "f")
 
 

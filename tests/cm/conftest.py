@@ -17,7 +17,7 @@ UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def next_event(channel: cm.EventChannel, timeout: float = 100) -> ConnectionEvent:
-    """The next event; the test fails when none arrives in time."""
+    """Return the next event. Fail the test if none arrives in time."""
     while (event := channel.get_event()) is None:
         if not select.select([channel.fd], [], [], timeout)[0]:
             pytest.fail(f"no event within {timeout} s")
@@ -25,21 +25,21 @@ def next_event(channel: cm.EventChannel, timeout: float = 100) -> ConnectionEven
 
 
 def expect(channel: cm.EventChannel, kind: EventType) -> ConnectionEvent:
-    """The next event, which must be of that kind."""
+    """Return the next event after checking its type."""
     event = next_event(channel)
     assert event.type is kind, (event, event.error())
     return event
 
 
 def expect_all(channel: cm.EventChannel, *kinds: EventType) -> dict[EventType, ConnectionEvent]:
-    """The next events, in any order."""
+    """Return the next events by type. They may arrive in any order."""
     events = {event.type: event for event in (next_event(channel) for _ in kinds)}
     assert set(events) == set(kinds)
     return events
 
 
 def refused(code: int, use: Callable[[], object]) -> VerbsError:
-    """The error of a call that fails with that errno; a missing capability does not count."""
+    """Return the error of a call that must fail with `code`. Re-raise other UnsupportedErrors."""
     with pytest.raises(VerbsError) as caught:
         use()
     if isinstance(caught.value, UnsupportedError) and code not in UNSUPPORTED:
@@ -56,7 +56,7 @@ def events(device: verbs.Device) -> Iterator[cm.EventChannel]:
 
 @pytest.fixture
 def listener(events: cm.EventChannel, host: str) -> Iterator[ConnectionId]:
-    """An id that listens on a free port of the device's address."""
+    """A connection ID that listens on a free port of the device's address."""
     with events.create_id() as id:
         id.bind_addr((host, 0))
         id.listen()
@@ -64,7 +64,7 @@ def listener(events: cm.EventChannel, host: str) -> Iterator[ConnectionId]:
 
 
 def address_of(listener: ConnectionId) -> cm.Address:
-    """The address that the id listens on."""
+    """Return the listener's address."""
     address = listener.local_address
     assert address is not None
     return address
@@ -73,7 +73,7 @@ def address_of(listener: ConnectionId) -> cm.Address:
 def resolved(
     events: cm.EventChannel, address: cm.Address, port_space: PortSpace = PortSpace.TCP
 ) -> ConnectionId:
-    """An id that may request a connection."""
+    """Return a connection ID whose address and route are resolved."""
     id = events.create_id(port_space)
     id.resolve_addr(address, timeout=30)
     expect(events, EventType.ADDR_RESOLVED)
@@ -86,7 +86,7 @@ def resolved(
 def with_qp(
     events: cm.EventChannel, address: cm.Address, port_space: PortSpace = PortSpace.TCP
 ) -> Iterator[tuple[ConnectionId, verbs.ProtectionDomain, verbs.CompletionQueue]]:
-    """The same with a queue pair."""
+    """Provide a resolved ID with a queue pair, protection domain and completion queue."""
     with resolved(events, address, port_space) as id:
         assert id.context is not None
         with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:

@@ -9,7 +9,7 @@ import sys
 from aiordma import cm, verbs
 from aiordma._native import lib
 
-# How to trigger each event: on the embedded device of this process, and on rxe9 with iproute2.
+# How to trigger each event on this process's embedded device, or on rxe9 with iproute2.
 EMBEDDED = {"removal": verbs.EventType.DEVICE_FATAL, "address": verbs.EventType.LID_CHANGE}
 COMMANDS = {
     "removal": ["rdma", "link", "delete", "rxe9"],
@@ -18,7 +18,7 @@ COMMANDS = {
 
 
 def happen(name: str, what: str) -> None:
-    """Trigger the event. A removal continues until everything on the device is closed."""
+    """Trigger the event. A removal completes only when everything on the device is closed."""
     if name.startswith("embedded"):
         assert lib.aiordma_embedded_raise(EMBEDDED[what]) == 0
     else:

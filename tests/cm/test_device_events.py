@@ -22,21 +22,21 @@ def command(line: str, *, check: bool = True) -> None:
 
 @pytest.fixture
 def place(device_name: str) -> Iterator[tuple[str, str]]:
-    """A device that may be removed, and its address: a second rxe, since it is not restored."""
+    """A device to remove, and its address. On rxe it is a temporary device."""
     if kind_of(device_name) == "embedded":
-        yield device_name, "127.0.0.1"  # the device of the child
+        yield device_name, "127.0.0.1"  # the child process's device
         return
     command("ip link add dummy9 type dummy")
     command(f"ip addr add {HOST}/24 dev dummy9")
     command("ip link set dummy9 up")
     command("rdma link add rxe9 type rxe netdev dummy9")
     yield "rxe9", HOST
-    command("rdma link delete rxe9", check=False)  # removed already, or removed with its network
+    command("rdma link delete rxe9", check=False)  # a test may have removed it
     command("ip link delete dummy9")
 
 
 def tell(place: tuple[str, str], what: str, timeout: float) -> list[str]:
-    """The events that a listener on the device receives, in a process of its own."""
+    """Run a listener on the device in a child process and return the events it prints."""
     done = run_python("-m", CHILD, *place, what, str(timeout))
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

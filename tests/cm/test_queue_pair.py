@@ -27,7 +27,7 @@ ROOM = 256
 
 
 def one(cq: verbs.CompletionQueue, timeout: float = 30) -> verbs.WorkCompletion:
-    """The next completion."""
+    """Return the next completion. Fail the test if none arrives in time."""
     deadline = time.monotonic() + timeout
     while not (found := cq.poll(1)):
         if time.monotonic() > deadline:
@@ -36,7 +36,7 @@ def one(cq: verbs.CompletionQueue, timeout: float = 30) -> verbs.WorkCompletion:
 
 
 class Side:
-    """A datagram id with its queue pair, memory, and one receive posted."""
+    """A datagram ID with its queue pair, memory and one posted receive."""
 
     def __init__(self, id: ConnectionId, stack: ExitStack) -> None:
         self.id = id
@@ -50,7 +50,7 @@ class Side:
         self.qp.post_recv([ReceiveWorkRequest(2, (place,))])
 
     def send(self, text: bytes, there: cm.DatagramParameters) -> None:
-        """Send to the destination in the event."""
+        """Send `text` to the destination `there` and wait for the completion."""
         assert there.vector is not None
         self.mr.buf[: len(text)] = text
         with self.pd.create_ah(there.vector) as ah:
@@ -62,7 +62,7 @@ class Side:
             assert one(self.cq).ok
 
     def received(self) -> bytes:
-        """The bytes of the next message, without the GRH of 40 bytes."""
+        """Return the payload of the next message, without the 40-byte GRH."""
         wc = one(self.cq)
         assert wc.ok
         assert wc.wr_id == 2
@@ -111,7 +111,7 @@ Ready = tuple[ConnectionId, verbs.ProtectionDomain, verbs.CompletionQueue]
 
 @pytest.fixture
 def ready(events: cm.EventChannel, listener: ConnectionId) -> Iterator[Ready]:
-    """An id that may have a queue pair, and what that needs."""
+    """A resolved ID without a queue pair, and the objects to create one."""
     with resolved(events, address_of(listener)) as id:
         assert id.context is not None
         with id.context.alloc_pd() as pd, id.context.create_cq(64) as cq:

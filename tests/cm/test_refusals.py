@@ -15,7 +15,7 @@ from tests.cm.conftest import address_of, expect, with_qp
 
 @pytest.fixture
 def asking(events: cm.EventChannel, listener: ConnectionId) -> Iterator[ConnectionId]:
-    """An id whose route is resolved, with a queue pair."""
+    """An ID with a resolved route and a queue pair."""
     with with_qp(events, address_of(listener)) as (id, _pd, _cq):
         yield id
 

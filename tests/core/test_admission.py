@@ -19,7 +19,7 @@ OFFER = b"an offer"
 
 
 def counted() -> Callable[[int], bytes]:
-    """Not random at all: each time the next number."""
+    """Return a counter in place of a random number generator."""
     numbers = iter(range(1, 1 << 30))
     return lambda size: next(numbers).to_bytes(size, "little")
 
@@ -28,7 +28,7 @@ salt = counted()
 
 
 def show(office: TicketOffice, challenge: Challenge | None = None) -> bool:
-    """An honest client's ticket, for the challenge that is given out now."""
+    """Return whether a valid ticket for the challenge, by default the current one, is admitted."""
     return office.admits(ticket(KEY, challenge or office.challenge, OFFER, salt(SALT_SIZE)), OFFER)
 
 
@@ -68,7 +68,7 @@ def test_ticket_for_another_challenge_is_not_admitted() -> None:
     """Of the same key, such as one that was there before a restart: the client is asked again."""
     office = TicketOffice(KEY, counted())
     assert not show(office, Challenge(b"\1" * 32))
-    with pytest.raises(AuthenticationError):  # a ticket is good at one listener
+    with pytest.raises(AuthenticationError):  # a ticket is valid for one listener only
         show(office, Challenge(office.challenge.tag.ljust(32, b"\1")))
 
 

@@ -27,7 +27,7 @@ CONNECTION = auth.transcript(HELLO, HELLO, 1, 2)
 
 
 def hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
-    """RFC 5869, by a package."""
+    """Compute HKDF (RFC 5869) with the cryptography package."""
     return HKDF(SHA256(), 32, salt, info).derive(secret)
 
 

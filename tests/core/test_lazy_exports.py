@@ -21,7 +21,7 @@ def package(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def exports(package: ModuleType) -> dict[str, str]:
-    """Name -> module, as the stub has it that the build makes of the package's table."""
+    """Map each export to its module, as listed in the stub generated at build time."""
     name = package.__name__.split(".")[-1]
     stub = Path(str(aiordma.__file__)).parent / "_exports" / f"{name}.pyi"
     lines = (line.split() for line in stub.read_text().splitlines() if line.startswith("from"))

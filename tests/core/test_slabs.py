@@ -27,7 +27,7 @@ def test_last_freed_block_is_used_first() -> None:
 
 @pytest.fixture
 def joins(monkeypatch: pytest.MonkeyPatch) -> list[SlabAllocator]:
-    """An entry for each time that an allocator joined buddies."""
+    """A list with an entry for each time an allocator joined buddies."""
     join, found = SlabAllocator._join, list[SlabAllocator]()
 
     def counted(self: SlabAllocator) -> None:
@@ -53,12 +53,12 @@ def test_join_is_not_repeated_without_success(joins: list[SlabAllocator]) -> Non
     allocator = SlabAllocator(4096, 64)
     allocator.add_slab()
     blocks = [allocated(allocator, 64) for _ in range(64)]
-    assert allocator.allocate(64) is None  # nothing was freed since
+    assert allocator.allocate(64) is None  # nothing has been freed
     allocator.free(*blocks[0])
-    assert allocator.allocate(128) is None  # too little is free
+    assert allocator.allocate(128) is None  # not enough free space
     assert len(joins) == 0
     allocator.free(*blocks[5])
-    assert allocator.allocate(128) is None  # enough is free, but these are no buddies
+    assert allocator.allocate(128) is None  # enough free space, but not in buddies
     assert allocator.allocate(128) is None
     assert len(joins) == 1
 
@@ -97,7 +97,7 @@ def test_trim_releases_whole_slabs_and_reuses_their_indexes() -> None:
 
 
 class SlabMachine(RuleBasedStateMachine):
-    """Random requests against a plain list of what is allocated where."""
+    """Compares an allocator with a model under random requests."""
 
     blocks = Bundle("blocks")
     SLAB, SMALLEST, SLABS = 1024, 64, 3
@@ -121,7 +121,7 @@ class SlabMachine(RuleBasedStateMachine):
         block = self.allocator.allocate(size)
         taken = max(self.SMALLEST, 1 << (size - 1).bit_length())
         if block is None:
-            # A refusal is only right if no aligned place is wholly free.
+            # A request may fail only if no aligned block is entirely free.
             assert not any(
                 self.is_free(slab, offset, taken)
                 for slab in self.slabs

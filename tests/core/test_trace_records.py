@@ -23,7 +23,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 
 @st.composite
 def records(draw: st.DrawFn) -> Record:
-    """Any record that there can be, with or without what it need not have."""
+    """Draw any record, with or without its optional fields."""
     cls = draw(st.sampled_from(sorted(TYPES.values(), key=lambda cls: cls.TYPE)))
     values = {}
     for each in fields(cls):

@@ -19,7 +19,7 @@ from aiordma._core.trace_records import (
 
 
 def line(record: Record) -> str:
-    """As the device writes it: type and time first, and without what a line need not have."""
+    """Return the line that the device writes: time and type, then all non-default values."""
     told = {"t": record.t, "type": record.TYPE}
     for each in fields(record):
         value = getattr(record, each.name)
@@ -41,7 +41,7 @@ def text(*records: Record) -> bytes:
 
 
 class Writer:
-    """One queue pair of a process; the clock goes on by one with every record."""
+    """Writes the records of one queue pair. The clock advances by one per record."""
 
     def __init__(self, qp_num: int = 3) -> None:
         self.qp_num = qp_num

@@ -24,10 +24,10 @@ from aiordma.config import Config
 from aiordma.mr_pool import MemoryPool
 from tests.model.frames import pack_header, unpack_header
 
-SLOT = 4096  # bytes of each receive of the peer
-DEPTH = 64  # and how many it has
+SLOT = 4096  # bytes per receive of the peer
+DEPTH = 64  # number of the peer's receives
 CAPABILITIES = verbs.QPCapabilities(max_send_wr=DEPTH, max_recv_wr=1024)
-OWN = DEPTH * SLOT  # where its own memory begins
+OWN = DEPTH * SLOT  # offset of the peer's own memory
 SIGNALED = verbs.SendFlags.SIGNALED
 RIGHTS = (
     verbs.AccessFlags.LOCAL_WRITE
@@ -40,7 +40,7 @@ PATIENCE = 100  # seconds
 
 @dataclass(frozen=True)
 class Room:
-    """What a side has room for; of this side's also what else a channel asks for."""
+    """The limits of one side, and the other settings that a channel needs on this side."""
 
     data_receives: int = 32
     control_receives: int = 8
@@ -52,7 +52,7 @@ class Room:
 
 
 class Driver:
-    """What a SendQueue needs of its event loop's driver."""
+    """The part of an event loop's driver that a SendQueue uses."""
 
     def __init__(self, pool: MemoryPool, loop: asyncio.AbstractEventLoop) -> None:
         self.pool = pool
@@ -77,7 +77,7 @@ class Driver:
 
 
 class Owner:
-    """In place of a connection: what a queue or a channel says is noted."""
+    """A stand-in for a connection that records calls from queues and channels."""
 
     on_early: Callable[[], object] | None = None
     peer_name = name = "the peer"
@@ -99,12 +99,12 @@ class Owner:
 
 
 class Wire:
-    """Two connected queue pairs: one for channels, one after another, and the peer's."""
+    """Two connected queue pairs. Channels use one in turn, and the peer uses the other."""
 
     def __init__(
         self, context: verbs.Context, kind: type[SendQueue] = SendQueue, lead: Wire | None = None
     ) -> None:
-        """With `lead`, another rail of its channels."""
+        """Connect the queue pairs. With `lead`, add another rail to that wire's channels."""
         self.lead = lead
         self.loop: asyncio.AbstractEventLoop = lead.loop if lead else asyncio.new_event_loop()
         self.pd = pd = context.alloc_pd()
@@ -134,16 +134,16 @@ class Wire:
         self.peer.post_recv_one(slot, self.mr.addr + slot * SLOT, SLOT, self.mr.lkey)
 
     def drain(self) -> bool:
-        """Whether something has completed here."""
+        """Handle this side's completions. Return whether there were any."""
         return self.events._drain_to(self.table, 128, False)[0]
 
     def turn(self) -> None:
-        """One iteration of the event loop."""
+        """Run one iteration of the event loop."""
         self.loop.call_soon(self.loop.stop)
         self.loop.run_forever()
 
     def until(self, done: Callable[[], object]) -> None:
-        """Handles completions of both sides until it is so."""
+        """Handle completions on both sides until `done` returns true."""
         deadline = time.monotonic() + PATIENCE
         while not done():
             self.drain()
@@ -160,7 +160,7 @@ class Wire:
     def peer_posts(
         self, opcode: verbs.WROpcode, length: int, address: int = 0, rkey: int = 0
     ) -> verbs.WCStatus:
-        """A work request of the peer, of the memory behind its receives; how it ended."""
+        """Post a work request of the peer on the memory behind its receives. Return its status."""
         self.peer.post_send_one(
             DEPTH, opcode, SIGNALED, self.mr.addr + OWN, length, self.mr.lkey, address, rkey
         )
@@ -168,27 +168,27 @@ class Wire:
         return self._ended.pop()
 
     def peer_sends(self, frame: bytes) -> None:
-        """Returns when the frame has been handled."""
+        """Send a frame from the peer and wait until this side has handled it."""
         before = self.queue.completions
         self.mr.buf[OWN : OWN + len(frame)] = frame
         assert self.peer_posts(verbs.WROpcode.SEND, len(frame)) is verbs.WCStatus.SUCCESS
         self.until(lambda: self.queue.completions > before)
 
     def peer_reads(self, address: int, length: int, rkey: int) -> bytes | verbs.WCStatus:
-        """The memory of this side; or the status that refuses it."""
+        """Read this side's memory from the peer. Return the bytes or the error status."""
         status = self.peer_posts(verbs.WROpcode.RDMA_READ, length, address, rkey)
         if status is not verbs.WCStatus.SUCCESS:
             return status
         return self.mr.buf[OWN : OWN + length].tobytes()
 
     def peer_got(self, count: int) -> list[tuple[FrameKind, int | None, bytes]]:
-        """The next frames that the peer receives: kind, immediate data and content."""
+        """Return the next frames that the peer receives: kind, immediate data and content."""
         self.until(lambda: len(self._arrived) >= count and self.queue.free == self.queue.capacity)
         found, self._arrived = self._arrived[:count], self._arrived[count:]
         return found
 
     def peer_has(self) -> list[tuple[FrameKind, int | None, bytes]]:
-        """All frames that this side has posted and the peer has not looked at."""
+        """Return all frames that have been sent but not yet fetched from the peer."""
         self.until(lambda: self.queue.free == self.queue.capacity)
         self.until(self.drain_nothing)
         return self.peer_got(len(self._arrived))
@@ -212,7 +212,7 @@ class Wire:
 
 
 class BareChannel:
-    """A channel on a wire: what it says is noted."""
+    """A channel on a wire that records its calls to the owner."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class BareChannel:
         self.owner = Owner()
         library = wire.pd.context.library
         real, library.dereg_mr = library.dereg_mr, dereg_mr or library.dereg_mr
-        wire.pool.has_windows = dereg_mr is None  # else each message is a region
+        wire.pool.has_windows = dereg_mr is None  # otherwise each message is a region
         wire.queue.keys = ReadKeys(wire.pool)
         library.dereg_mr = real
         self.channel = Session(
@@ -237,7 +237,7 @@ class BareChannel:
             owner=self.owner,
         )
         wire.queue.frame_handler = self.channel
-        if len(wire.table) < room.data_receives:  # those that another channel has left
+        if len(wire.table) < room.data_receives:  # unless another channel has left some
             self.channel.post_receives()
         self.channel.start(peer or Room(), rails=rails)
         self.methods = MessageMethods()
@@ -247,7 +247,7 @@ class BareChannel:
         return self.methods.send_nowait(data, imm=imm)
 
     def received(self) -> list[Message]:
-        """The messages that have arrived and can be taken."""
+        """Receive the messages that have arrived."""
         found = []
         while self.channel.figures()["arrived"] > self.channel.figures()["unread"]:
             try:
@@ -272,7 +272,7 @@ def wire(context: verbs.Context) -> Iterator[Wire]:
 def frame(
     kind: int, content: bytes = b"", *, control: int = 0, data: int = 0, imm: int | None = None
 ) -> bytes:
-    """A frame as the transport would make it; for an unknown kind, as it never would."""
+    """Build a frame as the transport does. Unknown kinds are allowed too."""
     header = bytearray(HEADER_SIZE)
     pack_header(header, 0, FrameKind.DATA, control, data, imm=imm)
     header[0] = kind | header[0] & 0x80

@@ -22,7 +22,7 @@ THERE = Room(data_receives=3, control_receives=5)
 
 
 def specified(content: bytes) -> tuple[list[Received], list[protocol.Message], int, str | None]:
-    """What a new channel makes of a frame: messages, control messages, rendezvous; or the error."""
+    """Return the expected messages, control messages, rendezvous count and error for a frame."""
     try:
         return (*taken(content), None)
     except ProtocolError as error:

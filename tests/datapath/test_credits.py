@@ -19,7 +19,7 @@ def same(data: int, control: int) -> Credits:
 
 
 def take(credits: Credits, kind: FrameKind) -> None:
-    """A frame of that kind arrives, is dealt with, and its receive is posted again."""
+    """Receive a frame of the given kind, handle it, and post its receive again."""
     credits.received(kind, 0, 0)
     credits.posted(*((1, 0) if kind is DATA else (0, 1)))
 
@@ -85,10 +85,10 @@ def test_header_holds_the_largest_credit_counts(kind: FrameKind) -> None:
 def test_frame_without_a_credit_raises_protocol_error(kind: FrameKind) -> None:
     credits, message, back = same(8, 4), kind in MESSAGES, int(kind is CREDIT)
     for _ in range(8):
-        credits.sent(DATA)  # so that there are credits to give back
+        credits.sent(DATA)  # creates credits to return
     for n in range(8 if message else 4):
         credits.received(kind, 0, back)
-        if n % 2:  # posted again, which the peer has not been told
+        if n % 2:  # reposted, but not yet reported to the peer
             credits.posted(int(message), int(not message))
     with pytest.raises(ProtocolError, match=f"{kind.name} frame without a credit"):
         credits.received(kind, 0, back)
@@ -121,15 +121,14 @@ Account = tuple[int, ...]
 Frame = tuple[int, int, int]  # kind, control credits, data credits
 State = tuple[Account, Account, tuple[Frame, ...], tuple[Frame, ...]]
 
-HELD_DATA = 2  # its place in an account
+HELD_DATA = 2  # index in an account
 
 
 class Explorer:
-    """All states that two ends of the same size can reach, whatever is sent, taken and delivered.
+    """Explores all states that two ends of equal size can reach.
 
-    A frame may be delivered before one that was sent earlier: that allows more than a reliable
-    queue pair does, and needs fewer states. Control frames are dealt with as they arrive, as the
-    rules say.
+    Frames may arrive out of order. This covers more than a reliable queue pair allows and needs
+    fewer states. Control frames are handled on arrival, as the protocol requires.
     """
 
     def __init__(self, data: int, control: int) -> None:
@@ -144,7 +143,7 @@ class Explorer:
             if may:
                 back = self.load(account).sent(kind)
                 assert kind is not CREDIT or any(back), "a CREDIT frame that the peer would refuse"
-                # From here on it is like any CONTROL frame: one kind less, far fewer states.
+                # CREDIT counts as CONTROL from here on, since fewer kinds mean far fewer states.
                 yield self.credits.account(), (int(DATA if kind is DATA else CONTROL), *back)
 
     def arrival(self, account: Account, frame: Frame) -> Account:
@@ -166,7 +165,7 @@ class Explorer:
                 yield self.credits.account(), right, to_left, to_right
 
     def check_rest(self, state: State) -> bool:
-        """At rest (nothing under way, no CREDIT frame due) everything can still be sent."""
+        """Return whether the ends are at rest. If so, they must be able to send everything."""
         left, right, to_left, to_right = state
         if to_left or to_right:
             return False

@@ -14,7 +14,7 @@ from tests.model.test_frames import entries, packed_bundle
 
 
 def answer(call: object, *arguments: object) -> object:
-    """The result, or the class and text of the error."""
+    """Return the result of a call, or the class and text of its error."""
     assert callable(call)
     try:
         return call(*arguments)
@@ -23,7 +23,7 @@ def answer(call: object, *arguments: object) -> object:
 
 
 def counted(content: bytes | bytearray) -> int:
-    """The messages of a bundle as the model reads it."""
+    """Count the messages of a bundle with the model."""
     return len(list(unpack_bundle(memoryview(content))))
 
 

@@ -36,7 +36,7 @@ async def test_future_raises_its_exception_when_awaited() -> None:
         await one
     assert caught.value is error
     assert one.exception() is error
-    one.set_result(None)  # it is over: nothing changes
+    one.set_result(None)  # no effect on a finished future
     with pytest.raises(LookupError):
         one.result()
 
@@ -132,7 +132,7 @@ LONG, SHORT = 3, 0
 
 
 class Spins:
-    """The brief spins of a loop's tasks; each completes the next of `found`, if there is one."""
+    """Records a loop's brief spins. Each spin completes the next future in `found`, if any."""
 
     def __init__(self) -> None:
         self.wakeups = Wakeups(asyncio.get_running_loop())
@@ -155,7 +155,7 @@ class Spins:
         return OpFuture(self.wakeups)
 
     async def wait(self, *, here: bool) -> None:
-        """For a future that a spin completes, or that the loop does."""
+        """Wait for a future completed by a spin if `here`, or by the loop otherwise."""
         one = self.future()
         if here:
             self.found = [one]
@@ -169,13 +169,13 @@ async def test_unsuccessful_spins_become_short() -> None:
     spins = Spins()
     for _ in range(16):
         await spins.wait(here=False)
-    runs = [[LONG] + [SHORT] * some for some in (1, 3, 7, 1)]  # 15, but the loop has its turn
+    runs = [[LONG] + [SHORT] * some for some in (1, 3, 7, 1)]  # the last run is cut short
     assert spins.lasted == [spin_us for some in runs for spin_us in some]
     spins = Spins()
     await spins.wait(here=False)
     for _ in range(3):
         await spins.wait(here=True)
-    assert spins.lasted == [LONG, SHORT, LONG, LONG]  # one that found: long ones again
+    assert spins.lasted == [LONG, SHORT, LONG, LONG]  # long spins resume after a successful one
 
 
 async def test_task_does_not_spin_while_others_wait() -> None:
@@ -196,7 +196,7 @@ async def test_wakeups_count_waiting_futures() -> None:
     one = OpFuture(wakeups)
 
     def called(_: object) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     one.add_done_callback(called)
     one.add_done_callback(called)
@@ -205,7 +205,7 @@ async def test_wakeups_count_waiting_futures() -> None:
     assert wakeups.waiting == 0
     one.add_done_callback(called)
     one.set_result(None)
-    one.add_done_callback(called)  # by the loop, as it is over
+    one.add_done_callback(called)  # called by the loop, since the future is done
     assert wakeups.waiting == 0
     dropped = OpFuture(wakeups)
     dropped.add_done_callback(called)

@@ -20,7 +20,7 @@ __all__ = ["wire"]
 
 
 def waiting(bare: BareChannel) -> tuple[int, int]:
-    """Messages that wait, and frames with messages under way."""
+    """Return the number of waiting messages, and of frames in flight that carry messages."""
     figures = bare.channel.figures()
     return figures["messages_waiting"], figures["frames_under_way"]
 
@@ -135,8 +135,8 @@ def test_returned_memory_goes_to_the_longest_waiter(
         held.append(await other)
         assert waiting(bare) == (1, 0)
         held.pop().release()
-        await asyncio.sleep(0)  # the block comes to its waiter
-        await asyncio.sleep(0)  # which is told
+        await asyncio.sleep(0)  # the waiter gets the block
+        await asyncio.sleep(0)  # the waiter runs
         assert waiting(bare) == (0, 1)
 
     wire.loop.run_until_complete(run())

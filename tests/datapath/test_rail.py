@@ -23,7 +23,7 @@ RAIL, CONNECTION = "rail", "connection"
 
 
 class Told(SendQueue):
-    """Notes which of its entries is told of a failure, the first one first."""
+    """Records the order in which its failure callbacks are called."""
 
     def __init__(self, *arguments: Any) -> None:
         self.told: list[str] = []
@@ -39,7 +39,7 @@ class Told(SendQueue):
 
 
 class Write(WorkRequest):
-    """To memory that the peer does not share, unless it has no bytes."""
+    """A write with an invalid rkey, which fails unless the length is 0."""
 
     def __init__(self, wire: Wire, length: int, opcode: int = verbs.WROpcode.RDMA_WRITE) -> None:
         mr = wire.mr
@@ -48,10 +48,10 @@ class Write(WorkRequest):
         )
 
     def failed(self, error: BaseException) -> None:
-        """The queue is asked."""
+        """Do nothing. The tests check the queue instead."""
 
     def release(self) -> None:
-        """Its memory stays."""
+        """Do nothing, because the memory stays registered."""
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ answers = st.sampled_from(["told", "wait", "refused"])
 
 
 def fitting(size: int, frames: list[int]) -> int:
-    """Frames that have no room in the largest ones do not count."""
+    """Return the receive size for these frames, which exclude those larger than LARGEST."""
     if size == SMALL:
         return LARGEST if sum(length > SMALL for length in frames) >= GROW_AFTER else SMALL
     latest = frames[-SHRINK_AFTER:]
@@ -66,7 +66,7 @@ def test_receive_size_changes_when_the_peer_can_be_told(
     wire: Wire, credits: int, size: int
 ) -> None:
     """And the blocks that are kept for it go with the connection, as the wire's end looks."""
-    room = Room(6, eager_size=SMALL, max_eager_size=LARGEST)  # which are posted again one by one
+    room = Room(6, eager_size=SMALL, max_eager_size=LARGEST)  # reposted one by one
     bare = BareChannel(wire, room, Room(control_receives=credits))
     wire.peer_sends(frame(FrameKind.DATA))
     for number in range(GROW_AFTER):
@@ -80,7 +80,7 @@ def test_receive_size_changes_when_the_peer_can_be_told(
 
 
 def peer_sends_large(wire: Wire, bare: BareChannel, count: int = GROW_AFTER) -> None:
-    """Messages that only large receives have room for; they are read, and taken."""
+    """Send messages from the peer that need large receives, then read and receive them."""
     for number in range(count):
         there = Piece(wire.mr.addr + OWN, LARGEST - 8, wire.mr.rkey)
         wire.peer_sends(rendezvous(number, there))
@@ -96,7 +96,7 @@ def peer_sends_small(wire: Wire, bare: BareChannel, count: int = 1) -> None:
 
 @pytest.fixture
 def growing(wire: Wire, receives: int) -> Iterator[BareChannel]:
-    """The end of its wire looks whether a block is left."""
+    """A channel whose receives grow. Closing its wire checks for leaked blocks."""
     room = Room(receives, eager_size=SMALL, max_eager_size=LARGEST, fetch_ahead=1 << 20)
     bare = BareChannel(wire, room, Room(control_receives=1000))
     yield bare
@@ -106,7 +106,7 @@ def growing(wire: Wire, receives: int) -> Iterator[BareChannel]:
 
 @pytest.fixture
 def receives() -> int:
-    """For messages; of these, each is posted again on its own."""
+    """The number of data receives, small enough to repost each of them individually."""
     return 6
 
 
@@ -142,7 +142,7 @@ def test_unneeded_blocks_are_released(wire: Wire, growing: BareChannel) -> None:
     assert figures()["larger_blocks"] == 0
 
 
-@pytest.mark.parametrize("receives", [24])  # which are posted again by six
+@pytest.mark.parametrize("receives", [24])  # reposted in groups of six
 def test_block_is_kept_for_each_small_receive(wire: Wire, growing: BareChannel) -> None:
     """One that a control frame has used is posted again at once, whatever the pool has."""
     peer_sends_large(wire, growing, 6)

@@ -24,7 +24,7 @@ from .bare_channel import BareChannel, Room, Wire, wire
 
 __all__ = ["wire"]
 
-UNTYPED: Any = ffi  # the stub knows only what the package does with it
+UNTYPED: Any = ffi  # the stub covers only the package's own use
 SIZE = 5000
 BUSY = 7
 THERE = Room(eager_size=100)
@@ -34,27 +34,27 @@ kept: list[object] = []
 
 @pytest.fixture
 def context() -> Iterator[verbs.Context]:
-    """The channel calls a function of its library by the address."""
+    """The embedded device's context. Tests replace the address of its library's ibv_dereg_mr()."""
     with verbs.find_device("embedded0").open() as context:
         yield context
 
 
 class Library:
-    """ibv_dereg_mr(3) of the device's library, of which each call is noted."""
+    """Wraps ibv_dereg_mr(3) of the device's library and records each call."""
 
     def __init__(self, real: int) -> None:
         self._real = UNTYPED.cast("int (*)(void *)", real)
         self.closed: list[int] = []
-        """How many bytes each had."""
+        """The size of each deregistered region in bytes."""
         self.code = self.errno = 0
-        """That deregistering returns, and leaves."""
+        """The return value of ibv_dereg_mr() and the errno that it sets."""
         self.at_end: Callable[[], object] = lambda: None
         self.errors: list[object] = []
         self._deregister = UNTYPED.callback(
             "int(void *)", self.deregister, onerror=lambda *error: self.errors.append(error)
         )
         self.dereg_mr = int(UNTYPED.cast("uintptr_t", self._deregister))
-        kept.append(self)  # as a library is
+        kept.append(self)  # libraries are never freed
 
     def deregister(self, mr: object) -> int:
         self.closed.append(UNTYPED.cast("struct ibv_mr *", mr).length)
@@ -79,7 +79,7 @@ def bare(wire: Wire, library: Library) -> Iterator[BareChannel]:
 
 
 def requests(wire: Wire, count: int) -> list[tuple[int, int | None, list[Piece]]]:
-    """The next rendezvous that the peer gets: request id, immediate data, pieces."""
+    """Return the peer's next rendezvous requests: request ID, immediate data and pieces."""
     found = []
     for kind, imm, content in wire.peer_got(count):
         assert kind is FrameKind.RNDV_RTS
@@ -197,7 +197,7 @@ def test_memory_is_pinned_until_the_acknowledgement(
     library.at_end = lambda: pinned.append(is_pinned(data))
     assert is_pinned(data)
     wire.peer_sends(acknowledgement(1))
-    assert pinned == [True]  # while it was deregistered
+    assert pinned == [True]  # still pinned during deregistration
     assert library.closed == [SIZE]
     assert not is_pinned(data)
     future.result()
@@ -215,7 +215,7 @@ def test_negative_acknowledgement_fails_the_message(
     assert library.closed == [SIZE]
 
 
-@pytest.mark.parametrize("negative", [False, True])  # providers have it either way
+@pytest.mark.parametrize("negative", [False, True])  # providers return -1 or the errno
 @pytest.mark.parametrize("number", [errno.EBUSY, errno.EIO])
 def test_failed_deregistration_is_reported_and_message_succeeds(
     wire: Wire, bare: BareChannel, library: Library, number: int, negative: bool
@@ -247,7 +247,7 @@ def test_close_releases_every_pending_message(wire: Wire, library: Library) -> N
     for future in futures:
         with pytest.raises(ConnectionError, match="over"):
             future.result()
-    assert all(map(is_pinned, several))  # until the queue pair is destroyed
+    assert all(map(is_pinned, several))  # pinned until the queue pair is destroyed
     library.code = errno.EBUSY
     with pytest.raises(OSError, match="ibv_dereg_mr") as caught:
         bare.channel.close()
@@ -285,7 +285,7 @@ def test_forked_child_leaves_pending_messages_alone(
     if not child:
         status = 1
         try:
-            # A call would find the parent's device in this process, and crash.
+            # Deregistering memory here would use the parent's device and crash.
             bare.close()
             status = 0 if not library.closed and not is_pinned(data) else 2
         finally:

@@ -15,18 +15,18 @@ KB, MB = 1 << 10, 1 << 20
 
 
 class Rail:
-    """A rail of the model: it moves its chunks one after another."""
+    """A rail of the model, which moves one chunk at a time."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
-        """Bytes a second; 0: it has stopped."""
+        """Bytes per second, or 0 while stopped."""
         self.chunks: deque[Chunk] = deque()
         self.moved = 0
         self.broken = False
 
 
 class Operation(Striped):
-    """Its bytes, and how often each range has been moved."""
+    """An operation that records the ranges moved."""
 
     def __new__(cls, size: int, *_: object) -> Operation:
         return super().__new__(cls, size)
@@ -35,9 +35,9 @@ class Operation(Striped):
         self.net = net
         self.moved: list[tuple[int, int]] = []
         self.pieces = 1 << 40
-        """The bytes of a piece of memory: no request goes beyond its end."""
+        """The size of each piece of memory in bytes. No request crosses its end."""
         self.open_to: dict[Rail, int] = {}
-        """Bytes of which a rail has the keys, where it has not all."""
+        """The number of bytes that a rail has keys for, if not all."""
 
     def _reach(self, lane: Lane, start: int) -> int:
         if lane.rail.broken:
@@ -52,7 +52,7 @@ class Operation(Striped):
     def is_done(self) -> bool:
         end = 0
         for start, length in sorted(self.moved):
-            assert start >= end  # none is moved twice
+            assert start >= end  # no byte is moved twice
             if start > end:
                 return False
             end += length
@@ -66,7 +66,7 @@ class Chunk:
 
 
 class Net:
-    """Rails in virtual time."""
+    """Simulates rails in virtual time."""
 
     def __init__(self, *rates: float) -> None:
         self.now = 0.0
@@ -96,7 +96,7 @@ class Net:
             heappush(self._events, (self.now + chunk.length / chunk.rail.rate, self._count, chunk))
 
     def step(self) -> bool:
-        """The next chunk is there; False: nothing moves."""
+        """Complete the next chunk. Return False if nothing is moving."""
         while self._events:
             now, _, chunk = heappop(self._events)
             if chunk.rail.broken or not chunk.rail.rate:
@@ -124,7 +124,7 @@ class Net:
         rail.chunks.clear()
 
     def takes(self, size: int) -> float:
-        """Seconds for one operation."""
+        """Run one operation and return its duration in seconds."""
         before = self.now
         operation = self.begin(size)
         self.run()

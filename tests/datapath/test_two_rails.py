@@ -27,8 +27,8 @@ from .bare_channel import CAPABILITIES, RIGHTS, BareChannel, Room, Wire, frame
 
 LONG = 1 << 20
 PEER = Room(eager_size=4096, control_receives=8)
-MOST = 128  # pieces of a message
-OTHER = 3  # the number of the second rail: those before it are gone
+MOST = 128  # maximum number of pieces per message
+OTHER = 3  # number of the second rail, whose predecessors are gone
 
 
 def pattern(size: int) -> bytes:
@@ -47,7 +47,7 @@ class Rails(NamedTuple):
         return self.bare.channel
 
     def until(self, done: Callable[[], object], *wires: Wire) -> None:
-        """Handles completions of both rails, or of these, until it is so."""
+        """Handle completions on `wires`, by default both rails, until `done` returns true."""
 
         def step() -> object:
             for each in wires or (self.lead, self.other):
@@ -58,7 +58,7 @@ class Rails(NamedTuple):
         self.lead.until(step)
 
     def frames(self) -> list[tuple[FrameKind, bytes]]:
-        """All frames that the peer has got and the test has not looked at."""
+        """Return all frames that the peer has received but the test has not fetched."""
         looks = iter([False, True])
         self.until(lambda: next(looks))
         return [(kind, content) for kind, _, content in self.lead.peer_has()]
@@ -80,7 +80,7 @@ def rails(
     other.queue.number = OTHER
     bare.channel.outbox.stripes.add(other.queue)
     yield Rails(lead, other, bare)
-    if not bare.channel.ended:  # else by the test
+    if not bare.channel.ended:  # the test may have closed it
         bare.close()
     other.close()
     lead.close()
@@ -90,7 +90,7 @@ def rails(
 
 
 def offered(rails: Rails, count: int = 1) -> tuple[int, list[Piece], list[tuple[int, int]]]:
-    """A message that is offered by both rails: the request, and the keys of the second rail."""
+    """Return a message offered on both rails: request ID, pieces, and the second rail's keys."""
     rails.until(lambda: len(rails.lead._arrived) > count)
     (kind, _, content), *told = rails.lead.peer_got(1 + count)
     assert kind is FrameKind.RNDV_RTS
@@ -208,7 +208,7 @@ def test_rail_that_cannot_register_is_left_out(
 
 
 class Offer:
-    """A message of the peer's, in memory of both domains."""
+    """A message of the peer, registered in both protection domains."""
 
     def __init__(self, rails: Rails, size: int, pieces: int = 1, request_id: int = 1) -> None:
         self.rails, self.request_id = rails, request_id
@@ -233,7 +233,7 @@ class Offer:
         )
 
     def tell(self, first: int = 0, end: int | None = None, rail: int = OTHER) -> None:
-        """The other rail's keys of these pieces."""
+        """Send the other rail's keys for the pieces from `first` to `end`."""
         keys = [(self.other.rkey, 0)] * len(self.ranges[first:end])
         self.rails.lead.peer_sends(
             frame(FrameKind.RNDV_KEYS, pack_keys(self.request_id, rail, first, keys))
@@ -258,12 +258,12 @@ def offer(rails: Rails) -> Iterator[Callable[..., Offer]]:
 
 
 def begun(wire: Wire) -> int:
-    """READs that have been posted on a rail, less what has completed."""
+    """Return the number of READs in flight on a rail."""
     return wire.queue.capacity - wire.queue.free
 
 
 def receiving(rails: Rails) -> asyncio.Task[Any]:
-    """A receiver, which has begun."""
+    """Start receiving a message. Return the task."""
     call: Any = rails.bare.methods.recv()
 
     async def receive() -> object:
@@ -286,7 +286,7 @@ def ends(rails: Rails, task: asyncio.Task[Any]) -> Any:
 
 
 def gets(rails: Rails, task: asyncio.Task[Any], data: bytes) -> None:
-    """The message arrives, and is acknowledged."""
+    """Check that the message arrives and is acknowledged."""
     with ends(rails, task) as message:
         assert bytes(message) == data
     assert rails.kinds.count(FrameKind.RNDV_ACK) == 1

@@ -10,5 +10,5 @@ PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 
 
 def run_section(section: str, folder: Path) -> str:
-    """The output of its commands on the embedded device; all succeed. ``folder`` is temporary."""
+    """Run the commands of a section on the embedded device and return their output."""
     return run_commands("".join(block.commands for block in blocks(PAGE, section)), folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parents[2] / "aiordma"
-# What users know the names of stubs by.
+# Public names of types that have other names in the stubs.
 PUBLIC = {"Local": "LocalMemory", "Sendable": "Message | LocalMemory | AnyMemory"}
 
 
@@ -23,14 +23,14 @@ def is_compiled(cls: type) -> bool:
 
 @functools.cache
 def source(cls: type) -> Path:
-    """The file that defines it."""
+    """Return the file that defines the class."""
     path = PACKAGE.parent.joinpath(*cls.__module__.split(".")).with_suffix(".pyx")
     return path if path.exists() else path.with_suffix(".py")
 
 
 @functools.cache
 def stand_ins(cls: type) -> dict[str, Any]:
-    """A function or property of the same name, types and docstring for each member."""
+    """Return a function or property for each member, with its name, types and docstring."""
     if not is_compiled(cls):
         return {}
     stub = source(cls).with_suffix(".pyi")
@@ -50,7 +50,7 @@ def stand_ins(cls: type) -> dict[str, Any]:
 
 
 def _made(node: ast.FunctionDef, doc: str, stub: Path) -> Any:
-    """A method that returns a coroutine is written as one that is awaited."""
+    """Build a function from a stub. One that returns a coroutine becomes an async function."""
     returned = ast.unparse(node.returns) if node.returns else "None"
     awaited = re.fullmatch(r"Coroutine\[Any, Any, (.*)\]", returned)
     head = f"def {node.name}({ast.unparse(node.args)}) -> {awaited[1] if awaited else returned}"

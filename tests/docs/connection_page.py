@@ -7,7 +7,7 @@ from aiordma._transport.failover import TRANSITIONS, FailoverEvent
 
 
 def sections() -> dict[str, str]:
-    """The text of each generated part, by its mark."""
+    """Return the generated sections of the page by name."""
     rows = "".join(f"| {member.name} | {member.value} |\n" for member in ConnectionState)
     arrows = "".join(
         f"    {before.name} --> {after.name}: {event.name}{f' / {step}' if step else ''}\n"
@@ -22,7 +22,7 @@ def sections() -> dict[str, str]:
 
 
 def mermaid() -> str:
-    """The table as a diagram; events that lead to the same state share an arrow."""
+    """Return the transitions as a diagram. Events with the same next state share an arrow."""
     lines = ["stateDiagram-v2", "    [*] --> CONNECTING"]
     for state, rows in _ROWS.items():
         events: dict[ConnectionState, list[str]] = {}

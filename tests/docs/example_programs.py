@@ -16,5 +16,5 @@ _OUTPUT = re.compile(
 
 
 def outputs() -> dict[str, str]:
-    """What each program prints, as the page that shows it says."""
+    """Return the output of each program as its page shows it."""
     return dict(pair for page in _PAGES for pair in _OUTPUT.findall(page.read_text()))

@@ -16,7 +16,7 @@ MAN = Path(__file__).parents[2] / "docs/man"
 
 
 def pages() -> dict[Path, str]:
-    """The path and text of each page; the page of `perf` also describes its commands."""
+    """Return the text of each page by path. The page of `perf` includes its subcommands."""
     top = click.Context(app, info_name="aiordma", **app.context_settings)
     every = [top, *_inner(top)]
     return {
@@ -25,11 +25,11 @@ def pages() -> dict[Path, str]:
 
 
 def _inner(context: click.Context) -> list[click.Context]:
-    """The commands of a group, but for hidden ones."""
+    """Return the visible commands of a group."""
     command = context.command
     if not isinstance(command, click.Group):
         return []
-    # Not in the order in which they were loaded, which the tests before this one choose.
+    # Use the sorted order, since the load order depends on earlier tests.
     every = [command.get_command(context, name) for name in command.list_commands(context)]
     each = [it for it in every if it and not it.hidden]
     return [click.Context(it, info_name=it.name, parent=context) for it in each]
@@ -71,6 +71,6 @@ def _command(context: click.Context, description: str, options: str = "") -> Ite
 
 
 def _text(plain: str) -> str:
-    """Text for roff: `code` is bold, a hyphen stays one, and no line is a request."""
+    """Escape text for roff: bold `code`, literal hyphens, and no requests."""
     escaped = plain.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^(?=[.'])", r"\\&", re.sub(r"`([^`]+)`", r"\\fB\1\\fR", escaped))

@@ -49,27 +49,27 @@ MODULES = (
 )
 """The modules that users import from."""
 
-# Docstrings of names that are for other modules of the package, not for users.
+# Docstrings of names internal to the package.
 _FOR_THE_PACKAGE = re.compile(r"internal to the library|for (the modules of )?this package", re.I)
 
 _ASSIGNED = re.compile(r"\bself\.([a-z]\w*)(?:: [^=\n]+)? = ")
 _CODE = re.compile(r"(?<!`)`{1,2}(\w+)`{1,2}(?!`)")
 
-# All exceptions are on one page, wherever else they can be imported from.
+# All exceptions are documented on one page, even if other modules export them.
 _OWN_PAGE = "aiordma.errors"
 
 
 @dataclass(frozen=True)
 class Member:
-    """A method, a property or a class-level value of a public class."""
+    """A method, property or class attribute of a public class."""
 
     name: str
-    value: Any  # as it stands in the class's dictionary
-    owner: type  # the class in whose dictionary it stands
+    value: Any  # as stored in the class's __dict__
+    owner: type  # the class whose __dict__ contains the value
 
     @property
     def function(self) -> Any:
-        """The function of the member; None for a value."""
+        """The underlying function, or None for a value."""
         if isinstance(self.value, (classmethod, staticmethod)):
             return self.value.__func__
         if isinstance(self.value, property):
@@ -78,17 +78,17 @@ class Member:
 
     @property
     def key(self) -> str:
-        """The place of its definition, the same for all classes that inherit it."""
+        """The qualified name of the definition, shared by all inheriting classes."""
         return f"{_short(self.owner.__module__)}.{self.owner.__qualname__}.{self.name}"
 
 
 @dataclass(frozen=True)
 class Name:
-    """A public name: its first public module, and its value."""
+    """A public name with its value and the first public module that exports it."""
 
     module: str
     name: str
-    value: Any = field(compare=False)  # such as a dict
+    value: Any = field(compare=False)  # may be unhashable
 
     @property
     def key(self) -> str:
@@ -109,7 +109,7 @@ def _short(module: str) -> str:
 
 
 def own_doc(value: Any) -> str:
-    """The docstring of the object itself, neither inherited nor made by a decorator."""
+    """Return the object's own docstring, neither inherited nor generated."""
     if isinstance(value, (classmethod, staticmethod)):
         value = value.__func__
     if isinstance(value, property):
@@ -121,7 +121,7 @@ def own_doc(value: Any) -> str:
 
 
 def member_doc(member: Member) -> str:
-    """The docstring of the member, or of the member that it overrides."""
+    """Return the docstring of the member or of the one it overrides."""
     doc = own_doc(member.value)
     if not doc and member.function is not None:
         doc = inspect.getdoc(getattr(member.owner, member.name)) or ""
@@ -129,13 +129,13 @@ def member_doc(member: Member) -> str:
 
 
 def value_doc(name: Name) -> str:
-    """The string after the assignment of the name, in any module of the package."""
+    """Return the string after an assignment to the name, in any module of the package."""
     return _value_docs().get(name.name, "")
 
 
 @functools.cache
 def _value_docs() -> dict[str, str]:
-    """The string after each assignment to a name, where there is one; of several, the first."""
+    """Map each name to the string after its first documented assignment."""
     found: dict[str, str] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for statement, following in itertools.pairwise(ast.parse(path.read_text()).body):
@@ -157,7 +157,7 @@ def _value_docs() -> dict[str, str]:
 
 
 def names_in(module: ModuleType) -> list[str]:
-    """The names that a module offers."""
+    """Return the names that a module exports."""
     listed: list[str] | None = getattr(module, "__all__", None)
     if listed is not None:
         return list(listed)
@@ -173,7 +173,7 @@ def names_in(module: ModuleType) -> list[str]:
 
 
 def is_for_the_package(doc: str) -> bool:
-    """Whether a docstring says that users have no use for it."""
+    """Return whether a docstring marks a name as internal to the package."""
     return bool(_FOR_THE_PACKAGE.search(doc))
 
 
@@ -182,7 +182,7 @@ def is_described(value: Any) -> bool:
 
 
 def public() -> list[Name]:
-    """Every public name once, where it is found first; exceptions in ``aiordma.errors``."""
+    """Return each public name once, in its first module. Exceptions are in ``aiordma.errors``."""
     found: dict[object, Name] = {}
     for path in (_OWN_PAGE, *MODULES):
         module = importlib.import_module(path)
@@ -190,7 +190,7 @@ def public() -> list[Name]:
             value = getattr(module, name)
             exception = isinstance(value, type) and issubclass(value, BaseException)
             if path == _OWN_PAGE and not exception:
-                continue  # found in its own module, which comes later
+                continue  # added later by its own module
             if is_described(value):
                 found.setdefault(id(value), Name(path, name, value))
             else:
@@ -199,13 +199,13 @@ def public() -> list[Name]:
 
 
 def is_written(member: Member) -> bool:
-    """Whether the member is defined in the package, and not added by Python."""
+    """Return whether the member is defined in the package rather than generated by Python."""
     code = getattr(member.function, "__code__", None)
     return code is not None and Path(code.co_filename).is_relative_to(PACKAGE)
 
 
 def members(cls: type, offered: set[type]) -> Iterator[Member]:
-    """The members of a class in the order of definition: compiled, own, inherited."""
+    """Yield a class's members in definition order: compiled, own, then inherited."""
     values = set(cls.__members__) if issubclass(cls, enum.Enum) else set()
     seen: set[str] = set()
     for owner in sorted(cls.__mro__, key=lambda owner: not stand_ins(owner)):
@@ -226,7 +226,7 @@ def members(cls: type, offered: set[type]) -> Iterator[Member]:
 
 
 def attributes(cls: type) -> list[str]:
-    """The attributes of instances that the class's docstring describes: ``name``."""
+    """Return the instance attributes that the class docstring mentions as ``name``."""
     found: set[str] = set()
     for owner in cls.__mro__:
         if owner.__module__.startswith("aiordma"):
@@ -234,7 +234,7 @@ def attributes(cls: type) -> list[str]:
             try:
                 found.update(_ASSIGNED.findall(inspect.getsource(owner)))
             except (OSError, TypeError):
-                continue  # it is compiled
+                continue  # a compiled class
     described = dict.fromkeys(_CODE.findall(own_doc(cls)))
     return [name for name in described if name in found and not hasattr(cls, name)]
 
@@ -243,9 +243,9 @@ _DIRECTIVE = re.compile(r"^\.\. public-(names|module):: (\S+)\n((?:\n? {3}.+\n)*
 
 
 def on_pages() -> tuple[list[tuple[str, Path]], list[str]]:
-    """The pages of the reference: where each module is introduced, and the names, as paths.
+    """Return the (module, page) pairs of the reference, and its names with their modules.
 
-    docs/_extensions/public_names.py has the directives.
+    The directives are defined in docs/_extensions/public_names.py.
     """
     modules, names = [], []
     for page in sorted(REFERENCE.glob("*.rst")):

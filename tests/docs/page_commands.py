@@ -12,45 +12,45 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-# Commands, and what they print if a block of text follows directly.
+# Commands, and their output if a text block follows directly.
 BLOCK = re.compile(
     r"^```sh\n(?P<commands>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE
 )
-# A file has its name in a paragraph of its own before it.
+# A file, whose name is in a separate paragraph before it.
 FILE = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-# One that is in the repository is included.
+# A file included from the repository.
 INCLUDED = re.compile(r"^```\{literalinclude\} (\S+)$", re.MULTILINE)
 
-# What differs from run to run: times, numbers of processes, addresses, paths.
+# Text that varies between runs: times, process IDs, addresses, paths.
 VARIABLE = re.compile(r"/[^\s:]+|0x[0-9a-f]+|\d[\d.,]*")
 
 
 @dataclass(frozen=True)
 class Block:
-    """Shell commands, and their output as far as the page has it."""
+    """Shell commands, and their output if the page shows it."""
 
     commands: str
     output: str
 
 
 def files(page: Path) -> dict[str, str]:
-    """The files of a page: name, text."""
+    """Return the files on a page by name."""
     text = page.read_text()
     included = [page.parent / path for path in INCLUDED.findall(text)]
     return dict(FILE.findall(text)) | {path.name: path.read_text() for path in included}
 
 
 def blocks(page: Path, section: str) -> list[Block]:
-    """The shell commands of one section."""
+    """Return the shell commands in one section."""
     text = dict(SECTION.findall(page.read_text()))[section]
     return [Block(it["commands"], it["output"] or "") for it in BLOCK.finditer(text)]
 
 
 def run_commands(commands: str, folder: Path, cwd: Path | None = None, limit: float = 550.0) -> str:
-    """The output of commands on the embedded device; all succeed. ``folder`` is temporary.
+    """Run commands on the embedded device and return their output. All must succeed.
 
-    They are killed after so many seconds.
+    The shell is killed after `limit` seconds. ``folder`` is temporary.
     """
     shim = folder / "aiordma"
     shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m aiordma "$@"\n')
@@ -74,7 +74,7 @@ def run_commands(commands: str, folder: Path, cwd: Path | None = None, limit: fl
     ):
         try:
             status = shell.wait(limit)
-        finally:  # what it has started in the background ends with it
+        finally:  # also end its background processes
             with suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
     text = output.read_text()
@@ -83,7 +83,7 @@ def run_commands(commands: str, folder: Path, cwd: Path | None = None, limit: fl
 
 
 def prints(output: str, expected: str) -> None:
-    """Check that the output has the lines that a page shows, in order; "..." stands for any."""
+    """Check that the lines on a page occur in the output in order. "..." matches any text."""
     printed = iter([shape(line) for line in output.splitlines()])
     for line in expected.splitlines():
         wanted = shape(line.removesuffix("..."))
@@ -92,5 +92,5 @@ def prints(output: str, expected: str) -> None:
 
 
 def shape(line: str) -> str:
-    """A line without what differs from run to run."""
+    """Return a line with the parts that vary between runs masked."""
     return " ".join(VARIABLE.sub("#", line).split())

@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 
 
 def pages() -> dict[Path, str]:
-    """The path and text of each page."""
+    """Return the text of each generated page by path."""
     states = DOCS / "queue-pair-states.md"
     design = DOCS / "design.md"
     planted = json.loads(mutants.RECORD.read_text())
@@ -33,5 +33,5 @@ def pages() -> dict[Path, str]:
 
 
 def differing(wanted: Mapping[Path, str]) -> list[Path]:
-    """Pages that are missing or outdated."""
+    """Return the pages that are missing or outdated."""
     return [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]

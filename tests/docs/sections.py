@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 
 def replace(page: str, sections: Mapping[str, str]) -> str:
-    """The page with the text of each section put between its marks. KeyError for other marks.
+    """Replace the text between the marks of each section.
 
-    ValueError when the page lacks the marks of a section.
+    Raises KeyError for an unknown section, and ValueError if the marks of a section are missing.
     """
     seen: set[str] = set()
 

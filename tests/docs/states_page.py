@@ -9,16 +9,16 @@ ENDS = (QPState.RESET, QPState.ERR)
 
 
 def sections() -> dict[str, str]:
-    """The text of each generated part, by its mark."""
+    """Return the generated sections of the page by name."""
     diagram = f"```mermaid\n{mermaid(QPType.UC)}```\n"
     return {"diagram": diagram, "attributes": attributes(), "transitions": transitions()}
 
 
 def mermaid(qp_type: QPType) -> str:
-    """A Mermaid state diagram of one type, for the documentation.
+    """Return a Mermaid state diagram for a queue pair type.
 
-    Solid arrows are modifies; those marked *device* are made by the device itself when an
-    operation fails (10.3.1). An arrow from ``working`` leaves each of the states inside.
+    Solid arrows are ``modify`` calls. The device itself makes the transitions marked *device* when
+    an operation fails (IBTA 10.3.1). An arrow from ``working`` leaves each state inside it.
     """
     steps = [(row.current, row.next) for row in TRANSITIONS.values() if row.qp_type is qp_type]
     inside = [step for step in steps if not set(ENDS) & set(step)]
@@ -37,7 +37,7 @@ def mermaid(qp_type: QPType) -> str:
 
 
 def attributes() -> str:
-    """The arguments of ``modify`` that do not have the name of their attribute."""
+    """Return a table of ``modify`` arguments whose names differ from their attribute."""
     fields: dict[QPAttrMask, list[str]] = {}
     for field, bit in MASK_OF_FIELD.items():
         fields.setdefault(bit, []).append(field)
@@ -49,7 +49,7 @@ def attributes() -> str:
 
 
 def transitions() -> str:
-    """A row for each step, but those to the ends, and the types that take it alike."""
+    """Return a table of the transitions except those to ENDS. Types with equal rows share one."""
     types: dict[tuple[QPState, QPState, QPAttrMask, QPAttrMask], list[str]] = {}
     for row in sorted(TRANSITIONS.values(), key=lambda row: (row.current, row.next)):
         if row.next in ENDS:
@@ -65,6 +65,6 @@ def transitions() -> str:
 
 
 def _bits(mask: QPAttrMask) -> str:
-    """The attributes of a state, without the state itself, which is an argument of the step."""
+    """List the attributes in `mask` except the state, which every transition sets."""
     names = [f"`{bit.name}`" for bit in QPAttrMask if mask & ~QPAttrMask.STATE & bit]
     return ", ".join(names) or "-"

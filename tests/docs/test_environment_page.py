@@ -14,11 +14,11 @@ SOURCES = {
     "softdev": ("*.c", "*.h"),
 }
 LIST = ROOT / "aiordma" / "_core" / "environment.py"
-OTHERS = {"AIORDMA_NUMPY"}  # the name of a tensor transport of Ray
+OTHERS = {"AIORDMA_NUMPY"}  # a tensor transport of Ray, not a variable
 
 
 def in_code() -> set[str]:
-    """Names that the code has as a whole string, as `getenv` and `os.environ` need them."""
+    """Return all names that are string literals in the code, as in `getenv("...")`."""
     return {
         name
         for folder, patterns in SOURCES.items()

@@ -19,7 +19,7 @@ ROWS = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
 
 @functools.cache
 def texts() -> tuple[str, ...]:
-    """Every string of the package, with "..." for what is filled in."""
+    """Return every string in the package, with "..." for interpolated values."""
     found = set()
     for path in (ROOT / "aiordma").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -43,9 +43,9 @@ AUTHENTICATION = [
 
 
 def raised_by_authentication() -> dict[str, str]:
-    """Return the class of each text with which authentication fails.
+    """Map the text of every authentication failure to its exception class.
 
-    These are all texts of AuthenticationError, and those of the modules of authentication.
+    This includes each AuthenticationError and all errors of the authentication modules.
     """
     found = {}
     for path in (ROOT / "aiordma").rglob("*.py"):
@@ -60,7 +60,7 @@ def raised_by_authentication() -> dict[str, str]:
 
 
 def text_of(argument: ast.expr) -> str:
-    """Return the text of a string or of a constant in auth.py, with "..." for what is filled in."""
+    """Return the text of a string or of a constant in auth.py, with "..." for values."""
     if isinstance(argument, ast.Name):
         return str(getattr(auth, argument.id))
     parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]

@@ -23,7 +23,7 @@ SECTIONS = {
 
 
 def rows(title: str) -> list[tuple[str, str]]:
-    """The two columns of the table of a section."""
+    """Return the two columns of the table in a section."""
     section = PAGE.partition(title + "\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| (`.+) \| (.+) \|$", section, re.M)
 
@@ -33,7 +33,7 @@ def listed(title: str) -> list[str]:
 
 
 def exported(library: str) -> set[str]:
-    """The calls of softdev/abi/calls.h and, of libibverbs, those that no library exports."""
+    """Return the calls in softdev/abi/calls.h, and libibverbs calls that no library exports."""
     calls = (ROOT / "softdev" / "abi" / "calls.h").read_text()
     found = set(re.findall(rf"^(?:CALL|OPTIONAL)\({library}, .+?, _?(\w+), \(", calls, re.M))
     if library == "verbs":
@@ -64,12 +64,12 @@ def test_listed_structures_and_constants_exist() -> None:
         values = [operator.attrgetter(n)(aiordma if n.startswith("cm.") else verbs) for n in names]
         assert [getattr(raw, name) for name in there] == values
     structures = {name for row in both if row not in constants for name in row[0]}
-    for name in structures - {"ibv_gid"}:  # which is a union
+    for name in structures - {"ibv_gid"}:  # a union
         assert ffi.typeof(f"struct {name}").fields
 
 
 def exists(module: ModuleType, path: str) -> bool:
-    """Whether a name of the page is there: `verbs.devices`, `Context.alloc_pd`, `MTU`."""
+    """Return whether a name on the page exists, such as `verbs.devices` or `MTU`."""
     value: object = {"verbs": verbs, "cm": cm}.get(path.partition(".")[0], module)
     for name in path.removeprefix("verbs.").removeprefix("cm.").split("."):
         if isinstance(value, type) and name in attributes(value):

@@ -12,12 +12,12 @@ LEVEL = r"(debug|info|warning|error|critical|exception|log)\b"
 OWN = re.compile(r'^logger\b.*\bgetLogger\("([\w.]+)"\)$', re.MULTILINE)
 USED = re.compile(rf"\blogger\.{LEVEL}")
 DIRECTLY = re.compile(rf'\bgetLogger\("([\w.]+)"\)\.{LEVEL}')
-# The level of `log` is a variable, with both values (endpoint.py).
+# The levels of methods that are not named after one. endpoint.py calls `log` with both levels.
 LEVELS = {"exception": ("ERROR",), "log": ("INFO", "WARNING")}
 
 
 def in_code() -> set[tuple[str, str]]:
-    """Loggers, and the levels of the methods that are called on them."""
+    """Return the loggers and the levels at which they log."""
     found: set[tuple[str, str]] = set()
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text()

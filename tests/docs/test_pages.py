@@ -14,11 +14,11 @@ from tests.processes import run, run_python
 FOLDERS = (DOCS, ROOT / "softdev" / "docs")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "softdev" / "README.md"]
 PAGES += sorted(page for folder in FOLDERS for page in folder.rglob("*.md"))
-# Pages whose programs other tests run.
+# Pages whose programs are run by other tests.
 OTHERS = [ROOT / "SECURITY.md", *sorted(ROOT.glob("integrations/*/README.md"))]
 PACKAGE = ROOT / "aiordma"
 
-# A program, and its output if a block of text follows directly.
+# A program, and its output if a text block follows directly.
 PROGRAM = re.compile(
     r"^```python\n(?P<program>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?",
     re.DOTALL | re.MULTILINE,
@@ -33,7 +33,7 @@ PROGRAMS = [
     and match["program"] not in EXAMPLES
 ]
 
-# Tests with their configuration; softdev/tests/programs has those with unittest.
+# Pytest tests with their configuration. softdev/tests/programs runs the unittest ones.
 TESTS = re.compile(
     r"^```python\n(?P<program>[^`]*^import pytest$[^`]*)^```\n\n```toml\n(?P<toml>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -80,7 +80,7 @@ def test_links_have_existing_targets(page: Path) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that GitHub makes of headings, and those written as HTML."""
+    """Return the anchors that GitHub derives from headings, and explicit HTML anchors."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     made = {re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in headings}
     return made | set(re.findall(r'<a id="([^"]+)">', text))

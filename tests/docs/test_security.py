@@ -25,7 +25,7 @@ def test_named_tests_exist() -> None:
 
 
 def is_there(name: str) -> bool:
-    """Whether there is such a test of Python or step of C, or the inputs of a fuzz target."""
+    """Return whether a Python test, C test step or fuzz target of this name exists."""
     place, _, step = name.replace("::", ": ").partition(": ")
     if place.endswith(".py"):
         found = rf"^(async )?def {step}\("
@@ -33,7 +33,7 @@ def is_there(name: str) -> bool:
     elif step:
         found = rf"^\t.*\b[A-Z_]+\({step}\b"
         text = (ROOT / "softdev" / "tests" / "soft" / f"{place}.c").read_text()
-    else:  # a fuzz target, whose kept inputs are replayed
+    else:  # a fuzz target with a corpus to replay
         assert list((ROOT / "softdev" / "tests" / "fuzz" / "corpus" / place).iterdir())
         found = f"'{place}'"
         text = (ROOT / "softdev" / "tests" / "fuzz" / "meson.build").read_text()

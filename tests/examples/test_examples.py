@@ -25,9 +25,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def environment(device_name: str) -> dict[str, str]:
-    """The device is chosen as a person would; whatever is not closed shows on stderr.
+    """Provide an environment that selects the device and reports unclosed objects on stderr.
 
-    The package is the one under test, installed or not.
+    Examples import the package under test, whether it is installed or not.
     """
     return {
         **os.environ,
@@ -56,7 +56,7 @@ def run_example(environment: dict[str, str], name: str, *arguments: str) -> str:
 
 
 def failed(environment: dict[str, str], name: str, *arguments: str) -> str:
-    """What it says on standard error; the exit status is 1."""
+    """Run an example that must fail with status 1. Return its standard error."""
     done = ended(environment, name, *arguments)
     assert (done.stdout, done.returncode) == ("", 1)
     return done.stderr
@@ -69,7 +69,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def serving(environment: dict[str, str], name: str, *arguments: str) -> Iterator[Server]:
-    """A server that prints its device and port; Ctrl-C ends it without a word."""
+    """Run a server that prints its device and port. It must exit silently on Ctrl-C."""
     with subprocess.Popen(
         command(name, *arguments),
         env=environment,
@@ -154,7 +154,7 @@ def test_cache_example_sets_and_gets(environment: dict[str, str], host: str) -> 
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
-    """An example as a module: without arguments it prints how it is used."""
+    """Load an example as a module. Without arguments it must exit with its usage message."""
     monkeypatch.setattr(sys, "argv", [name])
     spec = importlib.util.spec_from_file_location(f"{name}_example", EXAMPLES / f"{name}.py")
     assert spec is not None
@@ -187,14 +187,14 @@ def test_parameter_server_example_converges(environment: dict[str, str], host: s
 @pytest.mark.parametrize(
     ("said", "lines"),
     [
-        (  # without a server
+        (  # no server
             r"[\w ]+: .+\n",
             [
                 "echo_client HOST 1", "tensors fetch HOST 1 1", "rpc call HOST 1",
                 "cache get HOST 1 key", "parameter_server HOST 1 1",
             ],
         ),
-        (  # how it is used
+        (  # usage errors
             r"(?s).*python examples/NAME\.py .*",
             [
                 "echo_client", "echo_client HOST 1 2", "echo_server HOST 1 2", "lent_memory HOST 1",
@@ -202,7 +202,7 @@ def test_parameter_server_example_converges(environment: dict[str, str], host: s
                 "tensors fetch HOST 1",
             ],
         ),
-        (  # what is no port
+        (  # invalid ports
             r"[\w ]+: .*(99999|'port').*\n",
             [
                 "echo_client HOST 99999", "echo_server HOST port", "parameter_server HOST port 1",

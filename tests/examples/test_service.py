@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).parents[2] / "examples" / "service.py"
 
 
 async def probe(address: tuple[str, int], path: str) -> str:
-    """The status of the answer."""
+    """Send a GET request and return the status line."""
     reader, writer = await asyncio.open_connection(*address)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: pod\r\n\r\n".encode())
     status = (await reader.readline()).decode().strip()

@@ -15,7 +15,7 @@ import aiordma
 from tests.docs.example_programs import EXAMPLES, outputs
 
 OUTPUTS = outputs()
-# The commands of server and client; None for what the page says that it prints.
+# Server command, client command, and client output (None for the output on the page).
 PAIRS: dict[str, tuple[str, str, str | None]] = {
     "cm_server": ("cm_server HOST 0", "cm_client HOST PORT", None),
     "pingpong": (
@@ -40,7 +40,7 @@ def start(device: str, name: str, *arguments: str) -> Iterator[subprocess.Popen[
         try:
             yield process
         finally:
-            process.kill()  # it has ended, unless the test has failed
+            process.kill()  # still running only if the test has failed
 
 
 def test_every_verbs_program_has_an_output() -> None:

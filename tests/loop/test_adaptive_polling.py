@@ -6,7 +6,7 @@ from aiordma._loop.adaptive_polling import MOST_SKIPPED, AdaptivePolling
 
 
 def wakes_without_a_spin(polling: AdaptivePolling) -> int:
-    """How many there are until the next one is due."""
+    """Return the number of wakes until the next spin is due."""
     count = 0
     while not polling.is_due():
         polling.skipped()

@@ -34,7 +34,7 @@ async def test_timers_fire_in_order_and_not_early(timers: CoarseTimers) -> None:
         ring = partial(lambda made: came.append((made[0], MACHINE.now())), made)
         made.append(timers.call_later(seconds, ring))
     timers.call_later(0.04, last.set)
-    # When they are due is what the timers has noted: between two calls any time may go by.
+    # Compare the recorded due times, because any time may pass between two call_later() calls.
     due = {timer: when for when, _, timer in timers._timers}
     await last.wait()
     assert len(came) == 5
@@ -56,8 +56,8 @@ async def test_timer_cancelled_by_another_of_the_same_time_does_not_fire(
     timers: CoarseTimers,
 ) -> None:
     came = asyncio.Event()
-    boot = -MACHINE.now()  # and they are due before that
-    timers.call_later(boot - 3, lambda: second.cancel())  # noqa: PLW0108 - it is not there yet
+    boot = -MACHINE.now()  # the timers are due before the clock's zero
+    timers.call_later(boot - 3, lambda: second.cancel())  # noqa: PLW0108 - not yet assigned
     second = timers.call_later(boot - 2, lambda: pytest.fail("it was cancelled"))
     timers.call_later(boot - 1, came.set)
     await came.wait()

@@ -10,8 +10,8 @@ import pytest
 
 MESSAGES = 20
 
-# Prints how often the event loop was asked to wake a task that waited for an operation. A callback
-# sends the messages, so the receiving task is the only one and has nothing to find yet.
+# Prints how often the event loop wakes a task that waits for an operation. A callback sends the
+# messages, so the receiver is the only task and always has to wait.
 PROGRAM = f"""\
 import asyncio
 import aiordma
@@ -42,7 +42,7 @@ with asyncio.Runner(loop_factory=Loop) as runner:
 
 
 def asked(value: str) -> int:
-    """How often a process with that value of the variable asks its event loop."""
+    """Return how often the loop wakes a task when AIORDMA_NO_DIRECT_WAKE is `value`."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "AIORDMA_NO_DIRECT_WAKE": value},

@@ -46,7 +46,7 @@ REMOTE_WRITE = verbs.AccessFlags.REMOTE_WRITE
 
 
 class Sink(SendQueue):
-    """Notes what it gets; fails at those completions that it is told to fail at."""
+    """Records completions and failures. Raises at the completions in `fail_at`."""
 
     def __init__(self, driver: Driver, qp: verbs.QueuePair) -> None:
         self.fail_at: set[int] = set()
@@ -68,13 +68,13 @@ class Sink(SendQueue):
         self.events.append(event)
 
     def rail_broke(self, error: BaseException) -> None:
-        """It goes on none the less."""
+        """Record the failure and continue."""
         self.failures.append(error)
 
     connection_broke = rail_broke
 
     async def wait(self, count: int) -> None:
-        """Until so many completions have been seen."""
+        """Wait until `count` completions have been recorded."""
         if len(self.completed) < count:
             future = asyncio.get_running_loop().create_future()
             self.waiters.append((count, future))
@@ -83,7 +83,7 @@ class Sink(SendQueue):
 
 
 class Sent(WorkRequest):
-    """A write of nothing."""
+    """A zero-length write."""
 
     def __init__(self, sink: Sink, number: int) -> None:
         super().__init__(OperationKind.WRITE, WRITE, 0, 0, 0)
@@ -97,7 +97,7 @@ class Sent(WorkRequest):
         raise AssertionError(f"{self.number} failed: {error}")
 
     def release(self) -> None:
-        """There is no memory."""
+        """Do nothing, because the write has no memory."""
 
 
 class End:
@@ -116,7 +116,7 @@ class End:
 
 @asynccontextmanager
 async def two_ends(driver: Driver) -> AsyncIterator[tuple[End, End]]:
-    """Two connected queue pairs on a completion queue of theirs."""
+    """Provide two connected queue pairs that share a reserved completion queue."""
     cq = driver.reserve_cq(128)
     ends = End(driver, cq), End(driver, cq)
     first, second = (end.qp.endpoint() for end in ends)
@@ -163,7 +163,7 @@ async def test_completion_after_the_last_poll_is_not_lost(
             if left:
                 left -= 1
                 first.send()
-                # The device announces it before we are back in the loop.
+                # The device signals the completion before control returns to the loop.
                 readable, _, _ = select.select([driver.channel.fd], [], [], 60)
                 assert readable
 
@@ -214,7 +214,7 @@ async def test_many_completions_leave_other_tasks_their_turn(
     monkeypatch.setattr("aiordma._loop.completion_reader.ROUNDS", rounds)
 
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        driver._reader._polling._skip = 1 << 20  # no looks, which would find all of it too
+        driver._reader._polling._skip = 1 << 20  # no looks, which would also find the completions
         seen_by_others: set[int] = set()
         over = False
 
@@ -227,11 +227,11 @@ async def test_many_completions_leave_other_tasks_their_turn(
         for _ in range(30):
             first.send()
             second.send()
-        # All of it is in the completion queue before the driver looks at it.
+        # All completions are queued before the driver polls for the first time.
         await asyncio.gather(first.sink.wait(30), second.sink.wait(30))
         over = True
         await watching
-        # At most the reader and the return to what was left.
+        # Both the reader and the continuation of its work may run between two turns of the task.
         steps = [b - a for a, b in pairwise(sorted(seen_by_others))]
         assert max(steps, default=0) <= 2 * batch * rounds
 
@@ -269,14 +269,14 @@ async def test_completions_of_a_closed_queue_pair_are_counted_as_stray(
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send()
         await first.sink.wait(1)
-        # The first slot has been used once: its generation is the second, whose numbers begin so.
+        # The wr_id of the first use of slot 0 (generation 1), which has ended.
         used_up = 1 << 32 | OperationKind.WRITE << 24
         others = (0, used_up, used_up | 1 << 31, used_up | 1, 5 << 32, (1 << 64) - 1)
         first.send()
         assert driver.table.stray == 0
         for wr_id in others:
             second.qp.post_send_one(wr_id, WRITE, SIGNALED, 0, 0, 0, 0, 0)
-        second.send()  # its completion comes after theirs
+        second.send()  # completes after the stray requests
         await asyncio.gather(first.sink.wait(2), second.sink.wait(1))
         assert driver.table.stray == len(others)
         assert len(driver.table) == 0
@@ -405,7 +405,7 @@ async def test_reserve_cq_adds_queues_and_closes_unused_ones(device: verbs.Devic
         driver.release_cq(second, 1)
         assert second.closed
         driver.release_cq(first, first.reserved)
-        assert not first.closed  # kept for the next
+        assert not first.closed  # kept for the next user
 
 
 # ---- asynchronous events -------------------------------------------------------------------------
@@ -469,7 +469,7 @@ async def test_event_taken_by_another_loop_reaches_its_sink(
         await asyncio.to_thread(asyncio.run, theirs(fatal))
         await asyncio.sleep(0)
         assert first.sink.events == [event, fatal]
-        assert second.sink.events == [fatal]  # which concerns all
+        assert second.sink.events == [fatal]  # concerns every sink
     driver.release()
     events.close()
 
@@ -489,11 +489,11 @@ def test_driver_is_shared_per_loop_and_device(device: verbs.Device) -> None:
         assert not first.pd.closed
         second.release()
         third = Driver.for_device(device, LIMIT)
-        assert third is first  # it is still there for a while
+        assert third is first  # kept for a while
         assert not third.pd.closed
         third.release()
         fourth = Driver.for_device(device, 2 * LIMIT)
-        assert fourth is not first  # it would not be as it is wanted
+        assert fourth is not first  # the first one has another limit
         assert first.pd.closed
         assert first.context.closed
         drivers.append(fourth)
@@ -504,7 +504,7 @@ def test_driver_is_shared_per_loop_and_device(device: verbs.Device) -> None:
         with asyncio.Runner(debug=True, loop_factory=loop_factory) as runner:
             runner.run(main())
     assert drivers[0] is not drivers[1]
-    assert all(driver.context.closed for driver in drivers)  # with their loops
+    assert all(driver.context.closed for driver in drivers)  # closed with their loops
 
 
 async def turns(count: int) -> None:
@@ -527,7 +527,7 @@ async def test_driver_closes_shortly_after_its_last_use(
     first.release()
     assert Driver.for_device(device, LIMIT) is first
     await turns(5)
-    assert not first.context.closed  # it is in use when the idle timer expires
+    assert not first.context.closed  # in use when the idle timer expires
     first.release()
     Driver.for_device(device, LIMIT).release()
     await ends_soon(first)
@@ -697,7 +697,7 @@ async def test_requests_pause_when_their_time_is_used_up(
     assert not is_watched()
     events.release()
     events._end()
-    events._watch()  # its last user has released it in the pause
+    events._watch()  # the last user released it during the pause
     assert not is_watched()
 
 

@@ -35,7 +35,7 @@ async def yield_loop() -> None:
 
 
 class Waiting:
-    """Leases under way; `order` has the sizes that have come, in the order in which they came."""
+    """Pending leases. `order` lists the granted sizes in the order of arrival."""
 
     def __init__(self, pool: MemoryPool) -> None:
         self.pool = pool
@@ -70,7 +70,7 @@ BRIEF = 64 << 10
 
 @asynccontextmanager
 async def internal_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
-    """So many at a time, each for two iterations of the loop; how many there were."""
+    """Run `count` tasks that each hold a block for two iterations. Yield how often each got one."""
     served = [0] * count
     over = asyncio.Event()
 
@@ -182,7 +182,7 @@ async def test_block_source_hands_out_one_block_at_a_time(pool: MemoryPool) -> N
     assert source.waiting
     assert source.block(1) is None
     assert pool.statistics().waiting == 1
-    wanted[0] = 4000  # more than what it waits for
+    wanted[0] = 4000  # more than the source has requested
     held.release()
     await yield_loop()
     assert [block.size for block in taken] == [4096, 8192]
@@ -212,7 +212,7 @@ async def test_block_source_hands_out_one_block_at_a_time(pool: MemoryPool) -> N
         source.block(LIMIT + 1)
 
     held = pool.alloc(LIMIT)
-    assert source.block(300) is None  # requested after the end: it goes back
+    assert source.block(300) is None  # requested after close(), so the block is returned
     held.release()
     await yield_loop()
     assert pool.statistics().leases == 0

@@ -25,7 +25,7 @@ def small(
 ) -> RegistrationCache:
     cache = RegistrationCache(pd)
     cache.set_up(most, most_bytes)
-    cache.set_up(0, 0)  # too late: the first one counts
+    cache.set_up(0, 0)  # ignored, since only the first call counts
     return cache
 
 
@@ -36,7 +36,7 @@ def find(cache: RegistrationCache, memory: object) -> KeptMemory:
 
 
 def registered(pd: verbs.ProtectionDomain) -> int:
-    """Regions in the protection domain that have not been closed."""
+    """Return the number of open memory regions in the protection domain."""
     return len(pd.node.children)
 
 
@@ -84,19 +84,19 @@ async def test_registrations_of_views_are_kept(
 
 
 class Elsewhere(bytearray):
-    """It could give out other memory than a bytearray's, from Python 3.12 on."""
+    """A subclass, which can export memory other than its own since Python 3.12."""
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: bytearray(SIZE),  # none of these is held in its place between operations
+        lambda: bytearray(SIZE),  # the cache holds no bare object in place between operations
         lambda: bytes(SIZE),
         lambda: array.array("b", bytes(SIZE)),
         lambda: np.zeros(SIZE),
-        lambda: np.frombuffer(mmap.mmap(-1, SIZE), np.uint8).data,  # as an mmap itself
-        lambda: memoryview((ctypes.c_char * SIZE)()),  # nor does ctypes.resize
-        lambda: memoryview(mmap.mmap(-1, SIZE)),  # madvise changes the pages under a view
+        lambda: np.frombuffer(mmap.mmap(-1, SIZE), np.uint8).data,  # like an mmap itself
+        lambda: memoryview((ctypes.c_char * SIZE)()),  # ctypes.resize() moves memory under a view
+        lambda: memoryview(mmap.mmap(-1, SIZE)),  # madvise() can replace the pages under a view
         lambda: memoryview(Elsewhere(SIZE)),
         lambda: memoryview(bytearray(SIZE))[::2],
         lambda: memoryview(bytearray(0)),
@@ -118,20 +118,20 @@ async def test_cache_lets_users_release_and_resize_their_memory(pd: verbs.Protec
     found = find(cache, view)
     view.release()
     with pytest.raises(BufferError):
-        memory.append(1)  # the operation needs it
+        memory.append(1)  # the operation still uses the memory
     found.close()
     memory.append(1)
     with pytest.raises(ValueError, match="released"):
         cache.find(view)
     assert registered(pd) == 1
-    with find(cache, memoryview(bytearray(SIZE))):  # the released view is still there
+    with find(cache, memoryview(bytearray(SIZE))):  # still caches the released view
         assert registered(pd) == 1
     await asyncio.sleep(0)
     assert cache.statistics().registrations == 0
     assert registered(pd) == 0
     another = memoryview(memory)
     find(cache, another).close()
-    another.release()  # which the statistics find out
+    another.release()  # noticed by statistics()
     assert cache.statistics().registrations == 0
     assert registered(pd) == 0
     del view
@@ -144,8 +144,8 @@ async def test_new_view_at_the_same_address_gets_a_new_registration(
     cache, count = small(pd), 0
     numbers: set[int] = set()
     places: set[tuple[int, int]] = set()
-    # Until it has happened a few times: a sanitizer's allocator waits before it gives the same
-    # memory out again.
+    # Repeat until some addresses have been reused, because a sanitizer's allocator delays the reuse
+    # of freed memory.
     while len(places) > count - 10 and count < 20_000:
         memory = bytearray(SIZE)
         view = memoryview(memory)
@@ -155,7 +155,7 @@ async def test_new_view_at_the_same_address_gets_a_new_registration(
             numbers.add(found.lkey)
         count += 1
         assert cache.statistics().made == count
-        del view, memory  # and the end has not been dealt with when the next one comes
+        del view, memory  # their finalizers are pending when the next memory is created
     assert len(places) <= count - 10
     assert len(numbers) == count
     cache.close()
@@ -235,7 +235,7 @@ async def test_least_recently_used_registration_is_evicted(
     assert cache.statistics().found == 2
     find(cache, second).close()
     assert cache.statistics().made == 4
-    find(cache, third).close()  # the first has been evicted now, and is still in use
+    find(cache, third).close()  # evicts the first, which is still in use
     assert cache.statistics().registrations == 2
     assert registered(pd) == 3
     kept.close()

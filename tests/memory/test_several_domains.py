@@ -28,7 +28,7 @@ def other(context: verbs.Context) -> Iterator[verbs.ProtectionDomain]:
 def pools(
     pd: verbs.ProtectionDomain, other: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[MemoryPool, MemoryPool]]:
-    """One of each domain, as where there is no key to all memory."""
+    """One pool per domain, as on devices without a local DMA key."""
     monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
     first, second = (MemoryPool(domain, limit=64 << 20) for domain in (pd, other))
     yield first, second
@@ -51,8 +51,8 @@ def test_blocks_of_a_slab_are_registered_once(pools: tuple[MemoryPool, MemoryPoo
         assert registered(other.pd) == 0
         assert lkey(other, one) == lkey(other, two) != one.lkey
         assert registered(other.pd) == 1
-    assert registered(other.pd) == 1  # as long as the slab
-    assert other.statistics().regions == 0  # it is not of that pool
+    assert registered(other.pd) == 1  # lives as long as the slab
+    assert other.statistics().regions == 0  # belongs to the home pool
 
 
 def test_second_registration_ends_with_the_memory(pools: tuple[MemoryPool, MemoryPool]) -> None:
@@ -78,7 +78,7 @@ def test_second_domain_can_close_first_and_return(
                 copy = in_domain(buffer._block.region, pd)
                 assert in_domain(buffer._block.region, pd) is copy
             assert copy.closed
-            assert len(buffer._block.region.elsewhere) == 1  # those of before are forgotten
+            assert len(buffer._block.region.elsewhere) == 1  # copies of closed domains are dropped
             assert not buffer._block.region.closed
 
 

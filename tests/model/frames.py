@@ -20,7 +20,7 @@ MESSAGES = frozenset({FrameKind.DATA, FrameKind.RNDV_RTS, FrameKind.BUNDLE, Fram
 _WITH_IMMEDIATE = (FrameKind.DATA, FrameKind.RNDV_RTS, FrameKind.WRITTEN)
 """The kinds that stand for one message of the user, which may have immediate data."""
 
-# The first byte decides both kind and flag; what is not here is not the protocol.
+# The first byte determines the kind and the flag. All other values are invalid.
 _FIRST_BYTES = {int(kind): (kind, False) for kind in FrameKind}
 _FIRST_BYTES |= {kind | _IMMEDIATE: (kind, True) for kind in _WITH_IMMEDIATE}
 
@@ -36,9 +36,9 @@ def pack_header(
 ) -> None:
     """Write a header at ``buffer[offset:offset + HEADER_SIZE]``.
 
-    ``control`` (0..255) and ``data`` (0..65535) are the credits that go back with it; ``imm``
-    (0..2**32-1, DATA and RNDV_RTS only) is the user's immediate data. Raises ValueError when a
-    number does not fit.
+    ``control`` (0..255) and ``data`` (0..65535) are the credits to return. ``imm`` (0..2**32-1) is
+    the user's immediate data, for DATA, RNDV_RTS and WRITTEN only. Raises ValueError for a number
+    out of range.
     """
     first = int(kind)
     if imm is None:
@@ -58,7 +58,7 @@ def pack_header(
 def unpack_header(
     buffer: bytes | bytearray | memoryview, offset: int = 0
 ) -> tuple[FrameKind, int, int, int | None]:
-    """Read a header: ``(kind, control credits, data credits, immediate data or None)``.
+    """Return ``(kind, control credits, data credits, immediate data or None)`` from a header.
 
     Raises ProtocolError for anything that :func:`pack_header` does not write.
     """
@@ -80,12 +80,12 @@ def unpack_header(
 
 
 def bundled_size(length: int) -> int:
-    """The bytes that a message of ``length`` takes in a BUNDLE."""
+    """Return the size of a message of ``length`` bytes in a BUNDLE."""
     return _ENTRY.size + (length + 7 & ~7)
 
 
 def pack_bundled(buffer: memoryview, offset: int, data: memoryview, imm: int | None) -> int:
-    """Write one message of a BUNDLE at ``offset``; the answer is where the next one goes."""
+    """Write one message of a BUNDLE at ``offset`` and return the offset of the next."""
     length = data.nbytes
     flag = 0 if imm is None else _ENTRY_IMMEDIATE
     _ENTRY.pack_into(buffer, offset, length | flag, imm or 0)
@@ -98,9 +98,9 @@ def pack_bundled(buffer: memoryview, offset: int, data: memoryview, imm: int | N
 
 
 def unpack_bundle(buffer: memoryview) -> Iterator[tuple[int, int, int | None]]:
-    """The messages of a BUNDLE, all of ``buffer`` with its header: (start, length, imm or None).
+    """Yield (start, length, imm or None) for each message of ``buffer``, a whole BUNDLE frame.
 
-    Raises ProtocolError for anything that :func:`pack_bundled` does not write, once it gets there.
+    Raises ProtocolError on reaching an entry that :func:`pack_bundled` does not write.
     """
     offset, end, count = HEADER_SIZE, len(buffer), 0
     while offset < end or not count:
@@ -132,9 +132,9 @@ MAX_PIECES = 128
 
 
 def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int, int, int]]]:
-    """What an RNDV_RTS frame asks for, behind its header: (request id, [(address, length, rkey)]).
+    """Return (request id, [(address, length, rkey)]) from the content of an RNDV_RTS frame.
 
-    ProtocolError for what is malformed, or in all longer than `longest`.
+    Raises ProtocolError if it is malformed or the total length exceeds `longest`.
     """
     size = HEADER_SIZE + len(content)
     if len(content) < _ENTRY.size:
@@ -167,13 +167,13 @@ def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int
 
 
 def pack_keys(request_id: int, rail: int, first: int, keys: list[tuple[int, int]]) -> bytes:
-    """An RNDV_KEYS frame behind its header: rkey and flags of the pieces from `first` on."""
+    """Build the content of an RNDV_KEYS frame for the pieces from `first` on: rkeys and flags."""
     head = _KEYS.pack(request_id, rail, first, len(keys))
     return head + b"".join(_KEY.pack(*key) for key in keys)
 
 
 def unpack_keys(content: bytes) -> tuple[int, int, int, list[tuple[int, int]]]:
-    """What `pack_keys` was given; ProtocolError for what is malformed."""
+    """Parse the content of an RNDV_KEYS frame. Raise ProtocolError if it is malformed."""
     size = len(content)
     request_id, rail, first, count = _KEYS.unpack_from(content) if size >= _KEYS.size else [0] * 4
     if not 0 < count <= MAX_PIECES or size != _KEYS.size + count * _KEY.size:

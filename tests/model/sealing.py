@@ -21,7 +21,7 @@ def expand(secret: bytes, info: bytes) -> bytes:
 
 
 class SealedDirection:
-    """What one side sends, or the other one receives."""
+    """The sealed frames of one direction, for the sender or the receiver."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -49,7 +49,7 @@ class SealedDirection:
 
 
 def seal_payload(payload: bytes, key: bytes) -> tuple[bytes, bytes]:
-    """What is offered, and what stands behind the request: key and tag."""
+    """Encrypt a payload. Return the ciphertext to offer, and the key and tag for the request."""
     sealed = AESGCM(key).encrypt(bytes(12), payload, None)
     return sealed[:-TAG_SIZE], key + sealed[-TAG_SIZE:]
 
@@ -59,7 +59,7 @@ def open_payload(offered: bytes, seal: bytes) -> bytes:
 
 
 class ModelExchange:
-    """The key exchange of the connecting side."""
+    """The client's side of the key exchange."""
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
@@ -68,7 +68,7 @@ class ModelExchange:
     def agree(
         self, key: bytes, server: bytes, connection: bytes
     ) -> tuple[SealedDirection, SealedDirection]:
-        """What the client sends, and what the server sends."""
+        """Return the directions from client to server and from server to client."""
         shared = self._private.exchange(X25519PublicKey.from_public_bytes(server))
         mac = hmac.HMAC(HKDF(SHA256(), 32, SALT, b"encryption").derive(key), SHA256())
         mac.update(shared)

@@ -73,7 +73,7 @@ Entry = tuple[bytes, int | None]
 
 
 def packed_bundle(*entries: Entry) -> bytes:
-    """Messages and their immediate data as they stand in a frame, behind its header."""
+    """Pack messages and their immediate data as in a BUNDLE after its header."""
     packed = bytearray(sum(bundled_size(len(data)) for data, _ in entries))
     offset = 0
     for data, imm in entries:

@@ -29,7 +29,7 @@ TIMEOUT = 60  # seconds for the work of one process
 
 
 def forked(work: Callable[[int], None]) -> tuple[int, int]:
-    """Call `work` in a fork with a pipe to write to; return its process id and the end to read."""
+    """Call `work` in a forked child with a pipe to write to. Return its PID and the read end."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -84,7 +84,7 @@ def between_processes(work: Callable[[int], None]) -> None:
 
 
 def outcome(call: Call, error: int) -> str:
-    """Return "works", or the error of what failed."""
+    """Return "works", or the error message of a process in which `call` fails."""
 
     def work(writer: int) -> None:
         async def main() -> None:
@@ -92,7 +92,7 @@ def outcome(call: Call, error: int) -> str:
             try:
                 await within_process()
             except aiordma.RDMAError as failure:
-                # asyncio needs some of these calls to end.
+                # Exit here, because asyncio.run() needs some of the denied calls to finish.
                 report_and_exit(writer, str(failure))
 
         asyncio.run(main())

@@ -42,7 +42,7 @@ def test_conventions_match_the_c_result_types() -> None:
 
 
 def _call(convention: Convention, result: object, code: int = 0) -> Any:
-    """What the checked form of a C function returns that returns this and sets errno so."""
+    """Call the checked form of a C function that returns `result` and sets errno to `code`."""
 
     def function(*arguments: object) -> object:
         if code:
@@ -70,7 +70,7 @@ def _call(convention: Convention, result: object, code: int = 0) -> Any:
 def test_failed_call_raises_its_errno(
     convention: Convention, result: object, code: int, expected: int
 ) -> None:
-    ffi.errno = errno.EPERM  # a stale one is not shown
+    ffi.errno = errno.EPERM  # a stale errno must not be reported
     with pytest.raises(VerbsError) as caught:
         _call(convention, result, code)
     assert caught.value.errno == expected
@@ -116,7 +116,7 @@ def test_interrupted_event_call_is_retried() -> None:
         return -1
 
     assert checked("ibv_test", interrupted, Convention.EVENT)() is False
-    assert not codes  # EAGAIN is an answer
+    assert not codes  # EAGAIN means no event
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, 524])

@@ -15,7 +15,7 @@ from aiordma._native.library import Library, _not_found
 from aiordma.errors import LibraryNotFoundError, UnsupportedError
 from tests.processes import run_python
 
-UNTYPED: Any = ffi  # the stub knows only what the package does with it
+UNTYPED: Any = ffi  # the stub covers only the package's own use
 
 
 def test_embedded_library_is_a_singleton() -> None:
@@ -68,7 +68,7 @@ def test_library_not_found_error_names_library_and_symbol() -> None:
     assert "something else" in str(_not_found(5, "something else"))
 
 
-# Run in a process of its own, so that nothing has been imported yet.
+# A child process runs this, because nothing may have been imported yet.
 _IMPORT = """
 import logging, os, threading
 def held():

@@ -10,7 +10,7 @@ import pytest
 from aiordma._native import COMPLETION, RECV, SEND, SGE, CompletionArray, copy_of, ffi
 from aiordma.verbs import PortState
 
-# In the order of the format, as the packers give them; members that share a place by the first.
+# Members in format order, as the packers pass them. A union appears as its first member.
 LAYOUTS: list[tuple[struct.Struct, str, str]] = [
     (
         COMPLETION,
@@ -29,7 +29,7 @@ LAYOUTS: list[tuple[struct.Struct, str, str]] = [
 
 
 def places(name: str) -> list[tuple[str, Any]]:
-    """The members of a structure, of those that share a place only the first."""
+    """Return the members of a structure, but only the first of each union."""
     first: dict[int, tuple[str, Any]] = {}
     for field, info in ffi.typeof(name).fields:
         described = cast(Any, info)
@@ -65,7 +65,7 @@ def test_packed_layouts_match_the_compiler(layout: struct.Struct, name: str, fie
     sizes = {"Q": 8, "I": 4, "H": 2}
     codes = struct.unpack(layout.format, bytes(layout.size))
     assert len(codes) == len(members)
-    # Each field alone, at the compiler's offset, reads back as itself.
+    # Set one field at a time at the compiler's offset. Only that field may read back nonzero.
     for index, (field, described) in enumerate(members):
         data = bytearray(layout.size)
         size = ffi.sizeof(described.type)

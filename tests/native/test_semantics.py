@@ -14,8 +14,8 @@ DEVICE = ROOT / "softdev" / "src"
 TESTS = ROOT / "softdev" / "tests"
 PAGE = ROOT / "softdev" / "docs" / "semantics.md"
 
-# Of the specification's volume 1: its sections (those of chapters 9 to 14, or named with it), its
-# compliance statements, its annexes.
+# Citations of IBTA volume 1: sections (in chapters 9 to 14, or marked IBTA), compliance statements
+# and annexes.
 CITED = re.compile(
     r"IBTA (?:vol 1, )?(?P<named>\d+\.\d+(?:\.\d+)*)"
     r"|\b(?P<section>(?:9|1[0-4])\.\d+\.\d+(?:\.\d+)*)\b"

@@ -29,14 +29,14 @@ from aiordma.verbs import (
 )
 from tests.transport.connection_factory import ALL, KEY, UNTIMED, pattern
 
-# Of the limits only those of the device's path are tested, and of the probes only the kernel's.
+# Test only the timeouts of the device's path and the kernel's keep-alive probes.
 LIMITLESS = replace(UNTIMED, keep_alive=None)
-PART = 2 << 20  # of the memory of a queue pair: what it sends, what it receives, what is exposed
-SECONDS = 100.0  # for what should come at once, on the slowest machine
+PART = 2 << 20  # bytes for sending, for receiving and for remote access
+SECONDS = 100.0  # timeout for prompt events on the slowest machine
 
 
 class QueuePair:
-    """Commands of a queue pair with memory in three parts of PART bytes."""
+    """Commands for a queue pair whose memory has three parts of PART bytes."""
 
     def __init__(self, stack: ExitStack, device: str, kind: str, ip: str) -> None:
         context = stack.enter_context(verbs.find_device(device).open())
@@ -51,7 +51,7 @@ class QueuePair:
                 | AccessFlags.REMOTE_ATOMIC,
             )
         )
-        # Two queues: each completion is looked for where it belongs.
+        # Separate queues let a test wait for sends and receives independently.
         self.sends = stack.enter_context(context.create_cq(128, channel))
         self.receives = stack.enter_context(context.create_cq(128, channel))
         self.qp = stack.enter_context(
@@ -100,7 +100,7 @@ class QueuePair:
         self.mr.buf[offset : offset + len(data)] = data
 
     def statuses(self, cq: verbs.CompletionQueue, count: int) -> list[str]:
-        """The statuses of the next completions; fewer if they do not arrive in time."""
+        """Return the statuses of the next completions, or fewer if they do not arrive in time."""
         found: list[str] = []
         while len(found) < count:
             got = cq.wait(count - len(found), timeout=SECONDS)
@@ -110,7 +110,7 @@ class QueuePair:
         return found
 
     def post(self, count: int, size: int) -> None:
-        """Receives."""
+        """Post `count` receives for messages of `size` bytes."""
         room = size + self.header
         with self.qp.recv_batch() as batch:
             for n in range(count):
@@ -126,7 +126,7 @@ class QueuePair:
                 batch.send([self.piece(0, n * size, size)], wr_id=n, to=self._to)
 
     def sent(self, count: int) -> list[str]:
-        """The statuses of what `begin_sending` has posted."""
+        """Return the statuses of the sends posted by `begin_sending`."""
         return self.statuses(self.sends, count)
 
     def send(self, count: int, size: int, seed: int = 0) -> list[str]:
@@ -134,7 +134,7 @@ class QueuePair:
         return self.sent(count)
 
     def receive(self, count: int, size: int, seed: int = 0) -> list[str]:
-        """The statuses of posted receives; their contents are checked if all have completed."""
+        """Return the statuses of posted receives. Check the contents if all have succeeded."""
         told = self.statuses(self.receives, count)
         if told == ["SUCCESS"] * count:
             wrong = [n for n in range(count) if self.received(n, size) != pattern(size, seed + n)]
@@ -142,7 +142,7 @@ class QueuePair:
         return told
 
     def reach(self, address: int, rkey: int, size: int, seed: int = 0) -> list[str]:
-        """Write to the peer's exposed part, read it back, add to a word of it."""
+        """Write to the peer's exposed memory, read it back, and atomically add to a word of it."""
         data = pattern(size, seed)
         self.put(0, data)
         with self.qp.batch() as batch:
@@ -155,11 +155,11 @@ class QueuePair:
 
 
 class Agent:
-    """The commands of the agent, for a device."""
+    """The agent's commands for one device."""
 
     def __init__(self, device: str) -> None:
         self._device = device
-        # The peer's other devices are at other addresses than that of the link.
+        # Only an authenticated peer may use rails at addresses other than that of the link.
         self._auth = KEY if device == "all" else None
         self._stack = ExitStack()
         self.qp: QueuePair | None = None
@@ -211,7 +211,7 @@ class Agent:
         return list(self.conn.local_address or ())
 
     async def rails(self) -> list[list[str]]:
-        """Device, state and address of each, once none is under way."""
+        """Return the device, state and address of each rail once none is connecting."""
         conn = self.conn
         states = {"connecting"}
         while "connecting" in states or len(conn.rails) < 2:
@@ -228,7 +228,7 @@ class Agent:
         ]
 
     async def echo(self, count: int, size: int) -> None:
-        """Echo messages, as many outstanding as the connection allows."""
+        """Send messages while receiving and checking their echoes."""
         conn = self.conn
 
         async def send() -> None:
@@ -245,7 +245,7 @@ class Agent:
             sending.cancel()
 
     async def one_sided(self, rounds: int, size: int) -> None:
-        """Write, read and add in memory that the peer lends."""
+        """Write, read and add in memory borrowed from the peer."""
         conn = self.conn
         remote = await conn.request_region(size + 8, access=ALL)
         back = bytearray(size)
@@ -258,7 +258,7 @@ class Agent:
         await remote.release()
 
     async def ended(self) -> list[str]:
-        """Wait for the end of the connection; return the error and its cause."""
+        """Wait until the connection ends. Return the error, its text and its cause."""
         try:
             await self.conn.wait_closed()
             if self._serving is not None:
@@ -277,7 +277,7 @@ class Agent:
         self._conn = self._listener = self._serving = None
 
     async def make(self, kind: str, ip: str) -> dict[str, Any]:
-        """A queue pair, whose commands are this agent's from now on."""
+        """Create the queue pair that this agent's later commands use."""
         self.qp = QueuePair(self._stack, self._device, kind, ip)
         mr = self.qp.mr
         return {"peer": self.qp.endpoint.pack().hex(), "address": mr.addr, "rkey": mr.rkey}
@@ -285,12 +285,12 @@ class Agent:
     # ---- the device -------------------------------------------------------------------------
 
     async def gids(self) -> dict[str, int]:
-        """The GID index of an address."""
+        """Return the GID index of each address."""
         with verbs.find_device(self._device).open() as context:
             return {str(entry.gid.ip): entry.gid_index for entry in context.query_gid_table()}
 
     async def port(self) -> str:
-        """The state of the device's port."""
+        """Return the state of the device's port."""
         with verbs.find_device(self._device).open() as context:
             return context.query_port().state.name
 
@@ -299,7 +299,7 @@ class Agent:
         self._events = aiordma.device_events(self._device)
 
     async def event(self) -> str:
-        """The next event."""
+        """Return the type of the next event."""
         assert self._events is not None
         return (await self._events.get()).type.name
 

@@ -25,14 +25,14 @@ from .namespaces import Namespace, Network, network
 
 ROOT = Path(__file__).parents[2]
 
-# Seconds that a path may be silent before it counts as lost, where none is lost: more than a slow
-# machine takes.  The device's own are 20.
+# Path timeout in seconds for tests in which no path is lost. Even a slow machine responds sooner.
+# The device's default is 20.
 PATIENCE = 60
 
-# The same where a path is lost.  Half of them is more than connecting takes.
+# Path timeout in seconds for tests that lose a path. Connecting must take less than half of it.
 IMPATIENCE = 6
 
-# Seconds for an answer, however slow the machine is.
+# Maximum time in seconds to wait for an agent's response, even on a slow machine.
 LIMIT = 110.0
 
 
@@ -44,20 +44,20 @@ class Order:
         self._number = number
 
     def result(self, seconds: float = LIMIT) -> Any:
-        """Wait for its result; the test fails if it failed or takes too long."""
+        """Return the command's result. The test fails if the command fails or times out."""
         answer = self._answer(seconds)
         if "error" in answer:
             pytest.fail(answer["error"], pytrace=True)
         return answer["result"]
 
     def error(self, seconds: float = LIMIT) -> str:
-        """The error that it failed with."""
+        """Return the error message of a command that must fail."""
         answer = self._answer(seconds)
         assert "error" in answer, answer
         return str(answer["error"])
 
     def done(self) -> bool:
-        """Whether it has ended, successfully or not."""
+        """Return whether the command has finished, successfully or not."""
         self.agent.read(0)
         return self._number in self.agent.answers
 
@@ -70,12 +70,13 @@ class Order:
 
 
 class AgentProcess:
-    """`tests.network.agent` in a namespace, and one of its devices."""
+    """A client for one device of a `tests.network.agent` process that runs in a namespace."""
 
     def __init__(self, namespace: Namespace, patience: int) -> None:
         self.namespace = namespace
         self.device = "embedded0"
-        # Of a queue pair: rounded up and with all its tries, no longer than the patience.
+        # Seconds for a queue pair. Rounded up and including all retries, the ACK timeout must not
+        # exceed the path timeout.
         self.ack_timeout = patience / 16
         self.answers: dict[int, dict[str, Any]] = {}
         self._numbers = itertools.count(1)
@@ -89,13 +90,13 @@ class AgentProcess:
         )
 
     def of(self, device: str, end: Namespace) -> AgentProcess:
-        """The same process, and another device, whose interface is the end of that cable."""
+        """Return a client for another device of this process. `end` is the device's interface."""
         other = copy.copy(self)
         other.device, other.namespace = device, end
         return other
 
     def start(self, name: str, **arguments: Any) -> Order:
-        """Start a command without waiting."""
+        """Send a command without waiting for its result."""
         number = next(self._numbers)
         order = {"number": number, "device": self.device, "name": name, "arguments": arguments}
         assert self._process.stdin is not None
@@ -104,11 +105,11 @@ class AgentProcess:
         return Order(self, number)
 
     def call(self, name: str, **arguments: Any) -> Any:
-        """Execute a command and wait for its result."""
+        """Send a command and return its result."""
         return self.start(name, **arguments).result()
 
     def read(self, seconds: float) -> bool:
-        """Read answers; False when none arrived in that time."""
+        """Read responses for up to `seconds`. Return False if none arrived."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], max(seconds, 0))[0]:
             return False
@@ -123,13 +124,13 @@ class AgentProcess:
         return True
 
     def stop(self) -> None:
-        """Stop its process; return when none of its threads runs any more."""
-        # The process is the agent: `ip netns exec` replaces itself by it.
+        """Stop the agent's process, and wait until all its threads have stopped."""
+        # This process ID is the agent's, because `ip netns exec` replaces itself with the command.
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def go_on(self) -> None:
-        """Let its process run again."""
+        """Resume the stopped process."""
         self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
@@ -139,13 +140,13 @@ class AgentProcess:
 
 @pytest.fixture
 def cables() -> int:
-    """How many join the two namespaces."""
+    """Return the number of cables between the two namespaces."""
     return 1
 
 
 @pytest.fixture
 def wire(cables: int) -> Iterator[Network]:
-    """The two namespaces."""
+    """Provide a network of two namespaces and the cables between them."""
     with network(cables) as made:
         yield made
 
@@ -155,7 +156,7 @@ Start = Callable[..., AgentProcess]
 
 @pytest.fixture
 def start(wire: Network) -> Iterator[Start]:
-    """Start an agent in a namespace; it ends with the test."""
+    """Provide a function that starts an agent in a namespace. Agents are killed after the test."""
     with ExitStack() as stack:
 
         def start(namespace: Namespace, patience: int = PATIENCE) -> AgentProcess:
@@ -168,13 +169,13 @@ def start(wire: Network) -> Iterator[Start]:
 
 @pytest.fixture
 def agents(wire: Network, start: Start) -> tuple[AgentProcess, AgentProcess]:
-    """An agent at each end."""
+    """Provide an agent at each end of the first cable."""
     return start(wire.left), start(wire.right)
 
 
 @pytest.fixture
 def impatient(wire: Network, start: Start) -> tuple[AgentProcess, AgentProcess]:
-    """An agent at each end, which soon gives up a path."""
+    """Provide an agent at each end that uses the short path timeout."""
     return start(wire.left, IMPATIENCE), start(wire.right, IMPATIENCE)
 
 
@@ -182,7 +183,7 @@ Agents = tuple[AgentProcess, AgentProcess]
 
 
 def address_of(namespace: Namespace, family: str) -> str:
-    """The first address of that kind."""
+    """Return the namespace's address of the given family."""
     addresses = {"IPv4": namespace.ipv4, "IPv6": namespace.ipv6, "link-local": namespace.link_local}
     return addresses[family]
 
@@ -200,7 +201,7 @@ def via(request: pytest.FixtureRequest) -> str:
 
 
 def connect(agents: Agents, host: str, via: str) -> None:
-    """Connect the left agent to the right one, which echoes."""
+    """Connect the left agent to the right one, which serves echoes."""
     left, right = agents
     port = right.call("listen", host=host, via=via)
     serving = right.start("serve")
@@ -211,7 +212,7 @@ def connect(agents: Agents, host: str, via: str) -> None:
 def pair(
     agents: Agents, kind: str, family: str, ack_timeout: float | None = None
 ) -> dict[str, Any]:
-    """Connect queue pairs; return the memory of the right one."""
+    """Connect two queue pairs. Return the address and rkey of the right one's memory."""
     left, right = agents
     ends = [
         agent.call("make", kind=kind, ip=address_of(agent.namespace, family)) for agent in agents
@@ -222,7 +223,7 @@ def pair(
 
 
 def exchange(agents: Agents, count: int, size: int) -> None:
-    """Send messages of queue pairs in both directions at once; all arrive."""
+    """Send messages between queue pairs in both directions concurrently. All must arrive."""
     orders = []
     for seed, (sender, receiver) in enumerate((agents, agents[::-1])):
         receiver.call("post", count=count, size=size)

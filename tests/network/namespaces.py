@@ -20,13 +20,13 @@ import pytest
 PREFIX = "aiordma-test"
 CABLE = "cable"
 
-# An address is usable at once, without a second of duplicate address detection; and, as with IPv4,
-# it returns with the link.
+# Skip duplicate address detection, which would take a second. Keep the addresses when the link goes
+# down, as for IPv4.
 IPV6_SETTINGS = {"accept_dad": 0, "keep_addr_on_down": 1}
 
 
 def ip(*words: str, check: bool = True) -> str:
-    """Run a command of iproute2; the test fails with its output."""
+    """Run an iproute2 command and return its output. If it fails, the test fails."""
     try:
         done = subprocess.run(
             ["ip", *words], capture_output=True, text=True, timeout=60, check=False
@@ -40,7 +40,7 @@ def ip(*words: str, check: bool = True) -> str:
 
 @dataclass(frozen=True)
 class Namespace:
-    """One end of a cable: the namespace with it and `lo` in it."""
+    """The namespace at one end of a cable. It contains this end and `lo`."""
 
     name: str
     ipv4: str
@@ -52,11 +52,11 @@ class Namespace:
         return ip("-n", self.name, *words)
 
     def link(self, *words: str) -> None:
-        """Change the cable's end: up, down, mtu 1280."""
+        """Change a setting of this end of the cable: `up`, `down` or `mtu 1280`."""
         self.ip("link", "set", self.cable, *words)
 
     def add(self, address: str) -> None:
-        """Add an address; usable at once, without duplicate address detection."""
+        """Add an address that is usable immediately, without duplicate address detection."""
         nodad = ("nodad",) if ":" in address else ()
         self.ip("addr", "add", address, "dev", self.cable, *nodad)
 
@@ -65,7 +65,7 @@ class Namespace:
 
     @property
     def link_local(self) -> str:
-        """Its link-local IPv6 address."""
+        """The link-local IPv6 address."""
         told = self.ip("-6", "-o", "addr", "show", "dev", self.cable, "scope", "link")
         found = re.search(r"inet6 (fe80:[0-9a-f:]+)/", told)
         assert found is not None, told
@@ -73,24 +73,24 @@ class Namespace:
 
     @property
     def carried(self) -> int:
-        """Bytes that have come and gone by the cable."""
+        """The number of bytes sent and received over the cable."""
         counted = json.loads(self.ip("-s", "-j", "link", "show", self.cable))[0]["stats64"]
         return int(counted["rx"]["bytes"] + counted["tx"]["bytes"])
 
     def command(self, *words: str) -> list[str]:
-        """The command line that runs a command in the namespace."""
+        """Return the command line that runs a command in the namespace."""
         return ["ip", "netns", "exec", self.name, *words]
 
 
 @dataclass(frozen=True)
 class Network:
-    """The cables, each with both ends."""
+    """The cables, each as a pair of its ends."""
 
     cables: tuple[tuple[Namespace, Namespace], ...]
 
     @property
     def ends(self) -> tuple[Namespace, Namespace]:
-        """Of the first cable."""
+        """Both ends of the first cable."""
         return self.cables[0]
 
     @property
@@ -111,7 +111,7 @@ def sweep() -> None:
 
 
 def ends_of(number: int) -> tuple[Namespace, Namespace]:
-    """The ends of a cable, which has networks of its own."""
+    """Return both ends of a cable. Each cable has its own IPv4 and IPv6 subnets."""
     left, right = (
         Namespace(
             f"{PREFIX}-{os.getpid()}-{side}",
@@ -126,7 +126,7 @@ def ends_of(number: int) -> tuple[Namespace, Namespace]:
 
 @contextmanager
 def network(cables: int = 1) -> Iterator[Network]:
-    """Bring the ends of each cable up, each with an IPv4 and an IPv6 address."""
+    """Create two namespaces with cables between them. Each end has an IPv4 and an IPv6 address."""
     if os.geteuid() != 0:
         pytest.fail("network namespaces need root: sudo make network", pytrace=False)
     sweep()

@@ -7,13 +7,13 @@ import pytest
 from .conftest import Agents, Start, address_of, connect, exchange, pair
 from .namespaces import CABLE, Network
 
-# 1280 is the least that IPv6 allows (RFC 8200, section 5), 9000 is a jumbo frame.
+# 1280 is the minimum MTU of IPv6 (RFC 8200, section 5), and 9000 is the usual MTU of jumbo frames.
 MTUS = [(1500, 1500), (1280, 1280), (9000, 9000), (9000, 1280)]
 
 
 @pytest.fixture(params=MTUS, ids=lambda mtus: f"{mtus[0]}-{mtus[1]}")
 def mtus(request: pytest.FixtureRequest, wire: Network) -> tuple[int, int]:
-    """The MTUs of both ends: equal, or one larger than the other."""
+    """Set the MTUs of both ends and provide them. They may differ."""
     value: tuple[int, int] = request.param
     for end, mtu in zip(wire.ends, value, strict=True):
         end.link("mtu", str(mtu))
@@ -44,7 +44,7 @@ def test_queue_pairs_transfer_every_size(
         exchange(agents, 20, size)
     exchange(agents, 2, 1 << 20)
     assert agents[0].call("reach", **there, size=1_000_003) == ["SUCCESS"] * 3
-    pair(agents, "UC", family)  # over a cable that loses nothing, as good as reliable
+    pair(agents, "UC", family)  # reliable in effect, because the cable loses nothing
     for size in (1, 4096, 65_537):
         exchange(agents, 20, size)
     pair(agents, "UD", family)

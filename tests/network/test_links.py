@@ -8,7 +8,7 @@ from .conftest import AgentProcess, Agents, Start, address_of, connect, exchange
 from .namespaces import CABLE, Network
 
 MUCH = 2 << 20  # bytes
-LITTLE = MUCH // 16  # more than what the kernels say to each other meanwhile
+LITTLE = MUCH // 16  # exceeds the background traffic of the kernels
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def rails(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, wire: Network, start: Start
 ) -> list[Agents]:
-    """The agents of the two devices, which are of one process at each end."""
+    """Provide the agents of both devices, with one process per end."""
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", request.param)
     left, right = map(start, wire.ends)
     made = [
@@ -34,7 +34,7 @@ def rails(
     ]
     for agent in (agent for agents in made for agent in agents):
         agent.call("watch")
-        while agent.call("port") == "DOWN":  # the kernel takes a moment to see the other end
+        while agent.call("port") == "DOWN":  # until the kernel detects the peer
             agent.call("event")
     return made
 
@@ -84,7 +84,7 @@ def test_multicast_groups_are_joined_at_each_cable(wire: Network, start: Start) 
 
 
 def carry(agents: Agents, via: str, family: str) -> None:
-    """Move MUCH in both directions, each way of connecting."""
+    """Transfer MUCH bytes in both directions over queue pairs or a connection."""
     left, right = agents
     if via == "queue pairs":
         pair(agents, "RC", family)
@@ -124,7 +124,7 @@ def test_connection_has_a_rail_on_each_cable(rails: list[Agents], via: str, fami
 
 
 def port_becomes(agent: AgentProcess, event: str, state: str) -> None:
-    """The next event of its port but those of the addresses that come and go with the cable."""
+    """Check the port's next event, except for address changes, and the new state."""
     while (told := agent.call("event")) == "GID_CHANGE":
         pass
     assert told == event
@@ -135,7 +135,7 @@ def test_cut_affects_one_device_only(rails: list[Agents], wire: Network, family:
     """Its port is down, and what is under way there waits; the other one's goes on."""
     for agents in rails:
         pair(agents, "RC", family)
-        exchange(agents, 1, 1)  # what is cut before the queue pairs have met is not there
+        exchange(agents, 1, 1)  # the queue pairs must meet before the cut
         for agent in agents:
             agent.call("watch")
     for cut in (1, 0):
@@ -160,7 +160,7 @@ def test_connections_break_with_their_cable(rails: list[Agents], wire: Network, 
         agents[0].call("echo", count=1, size=1)
     (left, right), others = rails[1], rails[0]
     wire.cables[1][1].link("down")
-    for agent in (left, right):  # each finds out when it asks
+    for agent in (left, right):  # each detects the loss with its own request
         assert "ConnectionBrokenError" in agent.start("echo", count=1, size=1).error()
         assert agent.call("ended")[0] == "ConnectionBrokenError"
     others[0].call("echo", count=20, size=100_000)

@@ -13,26 +13,26 @@ from .agent import SECONDS
 from .conftest import IMPATIENCE, Agents, Order, Start, address_of, connect, exchange, pair
 from .namespaces import Namespace, Network
 
-# Seconds: long enough that a retransmission of TCP was lost, far less than the agents' patience.
+# Seconds. Long enough for TCP to lose a retransmission, but far below the path timeout.
 A_WHILE = 1.0
 
 
 @pytest.fixture(params=["IPv4-cm", "IPv6-tcp"])
 def way(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Address family and connection method: each of the four values once."""
+    """Provide an address family and a connection method. Each of the four values occurs once."""
     family, via = request.param.split("-")
     return family, via
 
 
 @pytest.fixture(params=["left", "right"])
 def cut(request: pytest.FixtureRequest, wire: Network) -> Namespace:
-    """The end of the cable that is taken down: the own one, or the peer's."""
+    """Provide the cable end that the test takes down, which is the left or the right one."""
     end: Namespace = getattr(wire, request.param)
     return end
 
 
 def stays_open(order: Order, seconds: float) -> None:
-    """Check that the command does not end in that time."""
+    """Check that a command does not finish within `seconds`."""
     deadline = time.monotonic() + seconds
     while not order.done() and (left := deadline - time.monotonic()) > 0:
         order.agent.read(left)
@@ -106,7 +106,7 @@ def test_stopped_process_is_not_a_lost_path(impatient: Agents, wire: Network, vi
     """The peer's kernel answers probes: outstanding operations wait beyond the path timeout."""
     left, right = impatient
     connect(impatient, wire.right.ipv4, via)
-    left.call("echo", count=1, size=1)  # what stops before the queue pairs have met is not there
+    left.call("echo", count=1, size=1)  # the queue pairs must meet before the stop
     right.stop()
     echo = left.start("echo", count=8, size=8 << 20)
     stays_open(echo, 2 * IMPATIENCE)
@@ -118,13 +118,14 @@ def test_stopped_process_is_not_a_lost_path(impatient: Agents, wire: Network, vi
 
 
 def lost(order: Order, since: float) -> list[str]:
-    """The connection ends, with the reason."""
+    """Check that the network failure ended the connection, and return the reported error."""
     told: list[str] = order.result()
     kind, text, cause = told
     assert kind == "ConnectionBrokenError", told
     assert "network has failed" in text, told
     assert cause != "None", told
-    # The kernel may have begun its pause before a probe, which is half of it, before the cut.
+    # Half of the timeout is the kernel's idle time before its first probe. This time may have
+    # started before the cut.
     assert time.monotonic() - since > IMPATIENCE / 3, "sooner than it may"
     return told
 
@@ -165,7 +166,7 @@ def test_request_on_a_lost_path_fails_with_retry_exceeded(
     right.go_on()
     assert left.call("sent", count=1) == ["RETRY_EXC_ERR"]
     assert left.call("state") == "ERR"
-    # The responder does not watch its peer.
+    # The responder does not monitor its peer, so it stays in RTS.
     assert right.call("receive", count=1, size=100) == ["SUCCESS"]
     assert right.call("state") == "RTS"
 
@@ -173,7 +174,7 @@ def test_request_on_a_lost_path_fails_with_retry_exceeded(
 def test_longer_ack_timeout_outlasts_the_path_timeout(impatient: Agents, wire: Network) -> None:
     """A queue pair gets the time of its timeout and retry count (IBTA 9.7.6.1.3)."""
     left, right = impatient
-    pair(impatient, "RC", "IPv4", ack_timeout=8.0)  # 2^21 * 4.096 us, eight times
+    pair(impatient, "RC", "IPv4", ack_timeout=8.0)  # eight attempts of 2^21 * 4.096 us
     exchange(impatient, 1, 100)
     right.call("post", count=1, size=100)
     wire.right.link("down")

@@ -15,7 +15,7 @@ from .namespaces import CABLE, Network
 
 @pytest.fixture(autouse=True)
 def roce(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agents' devices use RoCE v2."""
+    """Make the agents' devices use RoCE v2."""
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", "roce")
 
 
@@ -34,7 +34,7 @@ def test_roce_queue_pairs_fit_packets_to_the_cable(
     assert agents[0].call("reach", **there, size=1_000_003) == ["SUCCESS"] * 3
     pair(agents, "UC", "IPv4")
     for size in (1, 4096, 10_000):
-        exchange(agents, 5, size)  # UC repeats nothing: all of them fit into any socket's buffer
+        exchange(agents, 5, size)  # few enough for a socket buffer, because UC does not retransmit
     pair(agents, "UD", "IPv4")
     mtu = agents[0].call("longest_datagram")
     assert mtu == {1280: 1024, 1500: 1024, 4500: 4096}[cable]

@@ -22,7 +22,7 @@ INVALID = 1
 
 
 class Driver:
-    """The driver's calls; a pointer is the number of a memfd."""
+    """A fake CUDA driver in which a device pointer is the file descriptor of a memfd."""
 
     def __init__(self) -> None:
         self.files: dict[int, tuple[int, mmap.mmap]] = {}
@@ -31,7 +31,7 @@ class Driver:
         self.most = 0
 
     def __getattribute__(self, name: str) -> Any:
-        """The call of that name, or a failing one."""
+        """Return the requested function, or a failing one for the name in `fails`."""
         if name.startswith("cu") and name == self.fails:
             return lambda *_: INVALID
         return super().__getattribute__(name)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.any_device
 
 FEW = 12
 
-# What does not depend on the event loop.
+# A marker for tests that do not depend on the event loop.
 one_loop = pytest.mark.one_loop
 
 
@@ -68,7 +68,8 @@ async def test_every_operation_and_metric_is_measured(
         assert result.completion == result.latency
     elif result.completion is not None:
         assert result.completion.count == FEW
-    # All of it happened within the time, a half of each where there and back was taken.
+    # The operations took no more than the total time. A halved latency covers one of the two
+    # directions.
     ways = 2 if asked.halved else 1
     assert ways * result.latency.mean * FEW <= result.seconds
 
@@ -104,7 +105,7 @@ async def test_further_settings_are_measured(device_name: str, host: str, asked:
 
 
 def queue_pairs() -> Iterator[Settings]:
-    """Plain queue pairs of each type, with what they can do."""
+    """Yield settings for each type of plain queue pair and the operations it supports."""
     operations = {"rc": ("send", "write", "read"), "uc": ("send", "write"), "ud": ("send",)}
     for qp, possible in operations.items():
         for operation in possible:
@@ -126,7 +127,7 @@ async def test_plain_queue_pairs_are_measured(device_name: str, host: str, asked
     (result,) = await measured(device_name, host, asked)
     assert result is not None
     assert result.mismatch == ""
-    # As few as are under way here find receives for all.
+    # So few messages are in flight that a receive is posted for each of them.
     assert result.lost == 0
     if asked.iterations is not None:
         assert result.operations == FEW * (2 if asked.bidirectional else 1)
@@ -169,7 +170,7 @@ async def test_lost_datagrams_are_counted_by_the_server(
     def every_other(self: QueuePair, numbers: range) -> object:
         to = self._to
         if numbers[0] % 2 and to is not None:
-            self._to = to._replace(remote_qkey=to.remote_qkey ^ 1)  # which its queue pair refuses
+            self._to = to._replace(remote_qkey=to.remote_qkey ^ 1)  # rejected by the queue pair
         try:
             return original(self, numbers)
         finally:
@@ -187,7 +188,7 @@ async def test_lost_response_raises_timeout_error(
 ) -> None:
     class Silent(QueuePair):
         def post(self, numbers: range) -> list[Completed]:
-            """Nothing is sent."""
+            """Send nothing, so that the completion never arrives."""
             return [asyncio.get_running_loop().create_future()]
 
     monkeypatch.setattr("aiordma.perf.server.QueuePair", Silent)
@@ -245,7 +246,7 @@ async def test_stopping_keeps_what_was_measured(device_name: str, host: str) -> 
         await PerfServer.start(host, 0, device=device_name) as server,
         PerfClient.connect(asked, host, server.listening.port, device=device_name) as client,
     ):
-        # From the first operation that is timed on, it is told how far it is.
+        # Progress is reported from the first timed operation on.
         result = await client.measure(100, lambda part: client.stop() if part > 0 else None)
     assert result is not None
     assert result.interrupted

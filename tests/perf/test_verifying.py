@@ -20,12 +20,12 @@ pytestmark = pytest.mark.any_device
 
 
 def other(data: bytes) -> bytes:
-    """The last bit is another one."""
+    """Return the data with its last bit flipped."""
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-# The operation, its queue pairs, the metric, and whether the server's bytes are wrong: these arrive
-# at the client by its reads, and as answers.
+# Operation, queue pair type, metric, and whether the server's bytes are wrong. The client gets the
+# server's bytes by reading, or in responses.
 WRONG = [
     (operation, qp, metric, serving)
     for operation in ("send", "write", "read", "stream")
@@ -124,7 +124,7 @@ BEGIN = wire.Begin("flood", 64, 1, False, [b""])
 async def opened(
     control: aiordma.Connection, device_name: str, server: PerfServer
 ) -> aiordma.Connection:
-    """The only connection of a session, which the peer ends."""
+    """Open the only connection of a session. The server closes this connection."""
     await control.send(wire.pack(OPEN))
     told = await answer(control, wire.Opened)
     other = await aiordma.connect(server.listening.host, server.listening.port, device=device_name)
@@ -168,7 +168,7 @@ async def test_server_continues_after_an_invalid_client(
         async with connecting as client:
             assert await client.measure(100) is not None
     [reported] = [record.message for record in caplog.records if record.name == "aiordma.perf"]
-    assert reason in reported  # and nothing about the valid client
+    assert reason in reported  # nothing is reported for the valid client
 
 
 @one_loop

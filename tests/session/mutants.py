@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The mistake, its file, the text and what takes its place.
+# For each mistake: its file, the original text and the replacement.
 MUTANTS = {
     "a credit is lost with a cancelled message": (
         "_datapath/outbox.pyx",

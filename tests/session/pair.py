@@ -33,7 +33,8 @@ from tests.session.provider import RAILS, Break, Provider
 from tests.transport.connection_factory import SMALL, ConnectionFactory, yield_loop
 
 STEP = 1e-6  # seconds, on average
-# Of the clock: a machine that boots, one that has for a while, and one that has for 300 days.
+# Initial clock values: for a machine that is booting, one that has been up for a while, and one
+# with an uptime of 300 days.
 STARTS = 0.0, 1000.0, 26e6
 LEAD_ON = Failover._resume
 
@@ -44,7 +45,7 @@ def provider() -> Provider:
 
 
 class World:
-    """What a loop has outside: the provider, the time, and the thread of leases."""
+    """The environment of a loop: the provider, the clock, and the thread that ends leases."""
 
     def __init__(self, seed: int, step: float) -> None:
         self.now = STARTS[seed % len(STARTS)]
@@ -56,12 +57,12 @@ class World:
         self._numbers = count()
         self._deadlines: list[tuple[float, int, Callable[[], object]]] = []
         self.begun: dict[float, float] = {}
-        """When a deadline at that time was asked for first."""
+        """For each deadline: the time at which it was first scheduled."""
         self.moved = -math.inf
-        """When a side had another lead last."""
+        """The time of the last change of lead on either side."""
 
     def call_at(self, when: float, callback: Callable[[], object]) -> None:
-        """As the thread of leases: while the loop runs callbacks as well."""
+        """Schedule a callback as the lease thread does, which runs concurrently with the loop."""
         self.begun.setdefault(when, self.now)
         heapq.heappush(self._deadlines, (when, next(self._numbers), callback))
 
@@ -85,7 +86,7 @@ class World:
         return True
 
     def _pass(self, until: float | None) -> None:
-        """Nothing happens until the next timer, or the end of a lease."""
+        """Advance the clock to the next timer or lease deadline."""
         times = [when for when, *_ in self._deadlines[:1]] + ([until] if until is not None else [])
         if not times:
             assert self.loop is not None
@@ -112,7 +113,7 @@ class PairLoop(VirtualLoop):
 
 
 class PairLink(NoLink):
-    """Has the other side told that this one is gone, at some time after that."""
+    """A link that, when closed, notifies the other side at a random later time."""
 
     def __init__(self, number: int) -> None:
         self.local_address, self.peer_address = ("192.0.2.1", number), ("192.0.2.1", 3 - number)
@@ -137,20 +138,20 @@ def new_loop(seed: int = 0, step: float = STEP) -> PairLoop:
 
 @dataclass(frozen=True)
 class PairFactory(ConnectionFactory):
-    """Pairs that meet without a handshake: their endpoints are exchanged here."""
+    """Create connected pairs without a handshake, by exchanging the endpoints directly."""
 
     rails: int = 1
-    """Devices of each side; with one, both have the same."""
+    """Number of devices per side. If it is one, both sides share it."""
     breaking: tuple[int, ...] = ()
-    """The rails that break at some time of a connection, 0 for the first lead."""
+    """The rails that break during the connection. 0 is the first lead."""
 
     @property
     def loses_work(self) -> bool:
-        return self.rails > 1  # by an abort of the other side as well
+        return self.rails > 1  # also when the other side aborts
 
     def half(self, config: Config, side: int = 0) -> PendingConnection:
         security = Security(auth=self.auth, encrypt=self.encrypt)
-        asked = config.keep_alive != DEFAULT.keep_alive  # else nothing would ever be stalled
+        asked = config.keep_alive != DEFAULT.keep_alive  # its timers prevent a StalledError
         config = replace(config, polling=0, keep_alive=config.keep_alive if asked else None)
         first = side * RAILS if self.rails > 1 else 0
         devices = provider().devices[first : first + self.rails]
@@ -169,11 +170,12 @@ class PairFactory(ConnectionFactory):
         async with first, second:
             chance = provider().random
             beside = self.rails > 1 and len(self.breaking) < 2 and chance.random() < 0.5
-            if self.rails > 1 and not beside:  # else they come up beside the test
+            if self.rails > 1 and not beside:  # otherwise the rails come up during the test
                 await self.rest(first, second)
             breaks = [Break.drawn(chance, rail) for rail in self.breaking]
             if beside and 0 in self.breaking:
-                # Without another one its end is the end of all.  If only the acceptor found out, it
+                # Wait until both sides have another rail, because otherwise a break of the lead
+                # ends the connection. Break only side 0. If only the acceptor noticed the break, it
                 # would wait for the other side, which may have nothing to send.
                 for conn in (first, second):
                     while not conn._messages.failover.may_go_on(elsewhere=False):
@@ -199,12 +201,12 @@ class PairFactory(ConnectionFactory):
 
 
 def stop(conn: Connection) -> None:
-    """Its queue pair does nothing more, and answers nothing."""
+    """Stop the connection's queue pair, so that it neither sends nor responds."""
     provider().queues[conn._queue.qp.qp_num].stopped = True
 
 
 def check_credits(conn: Connection, other: Connection) -> None:
-    """At rest each credit is with one of the two sides."""
+    """Check that each credit belongs to exactly one side when both are idle."""
     data, control, *_ = conn._messages.outbox.credits.account()
     there = other._messages.outbox.credits.account()
     _, _, held_data, owed_data, held_control, owed_control = there
@@ -216,7 +218,7 @@ def check_credits(conn: Connection, other: Connection) -> None:
 
 
 def check_waits(conn: Connection, other: Connection) -> None:
-    """At rest nothing waits for what is there, unless the pool is exhausted."""
+    """Check that nothing waits for an available resource when both sides are idle."""
     it = conn._messages.figures()
     assert it["rendezvous"] <= other._messages.figures()["arrived"]
     if not conn._endpoint.driver.pool.statistics().waiting:
@@ -228,10 +230,10 @@ def check_waits(conn: Connection, other: Connection) -> None:
 
 
 def check_regions(conn: Connection, owner: Connection, world: World) -> None:
-    """At rest both sides know the same regions, and the user of each gives it up first.
+    """Check that both idle sides know the same regions, and that the user's lease ends first.
 
-    A grant that was acknowledged may be lost with the lead, and comes again later; so leases that
-    the owner counts from before that are not compared.
+    A grant may be lost with the lead although it was acknowledged, and is then sent again. The
+    leases that the owner started before the last change of lead are therefore not compared.
     """
     for number, region in list(conn._sharing.regions.used.items()):
         share = owner._sharing.regions.shares.get(number)
@@ -246,7 +248,7 @@ def check_regions(conn: Connection, owner: Connection, world: World) -> None:
 
 
 def check_rails(*conns: Connection) -> None:
-    """At rest each rail is up or down, at both sides the same, and has no work."""
+    """Check that idle rails have no work, and that both sides agree whether each is up."""
     rails = [conn._rails.rails if conn._rails is not None else [] for conn in conns]
     states = [{rail.number: rail.state for rail in each if rail.number} for each in rails]
     for number in states[0] | states[1]:

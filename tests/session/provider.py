@@ -78,7 +78,7 @@ TAKES_IN = (verbs.QPState.RTR, verbs.QPState.RTS)
 GID_SIZE = ffi.sizeof("struct ibv_gid_entry")
 EVENT_FLAGS = os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC
 PORT = 1
-RAILS = 3  # at most: as many devices has each of two sides
+RAILS = 3  # maximum, and the number of devices per side
 
 Pieces = list[tuple[int, int, int]]  # address, length, key
 
@@ -99,26 +99,26 @@ def bytes_at(address: int, length: int) -> bytes:
 class How(Enum):
     """The way in which a rail breaks."""
 
-    CUT = auto()  # nothing gets through: whichever side posts to it finds out by its retries
-    PORT = auto()  # as CUT, and the device of one side tells of it
-    FLUSH = auto()  # a queue pair is in ERR all at once
+    CUT = auto()  # nothing gets through, so posted work exhausts its retries
+    PORT = auto()  # as CUT, and the device of one side reports it
+    FLUSH = auto()  # a queue pair suddenly enters ERR
     QP_FATAL = auto()  # as FLUSH, with an event
     SILENT = auto()  # as QP_FATAL, but nothing is flushed
-    DEVICE = auto()  # as SILENT for all of a device, whose completions are lost
+    DEVICE = auto()  # as SILENT for a whole device, whose completions are lost
 
 
 class When(Enum):
-    """The point at which it breaks, of the work that is being carried out."""
+    """When a rail breaks, relative to the work request that is being executed."""
 
     BEFORE = auto()
-    WITHIN = auto()  # a part of its bytes is there
-    IN = auto()  # it is carried out, and not acknowledged
-    BEHIND = auto()  # it is acknowledged
+    WITHIN = auto()  # after part of its data has arrived
+    IN = auto()  # after its execution, before its acknowledgment
+    BEHIND = auto()  # after its acknowledgment
 
 
 @dataclass(slots=True, eq=False)
 class Break:
-    """Ends a rail at a point that is so many works of that rail away, or of all (`of_all`)."""
+    """A break of a rail after `left` more work requests, of this rail or of all (`of_all`)."""
 
     rail: int
     side: int  # of the device that fails
@@ -136,7 +136,7 @@ class Break:
 
 @dataclass(slots=True, eq=False)
 class Key:
-    """Memory that a key opens: of a region, or of a window that is bound on `qp`."""
+    """The memory accessible with a key: that of a region, or of a window bound on `qp`."""
 
     native: Any
     address: int
@@ -205,11 +205,11 @@ class Queue:
     room: tuple[int, int]
     attributes: Any
     sends: deque[Work] = field(default_factory=deque)
-    done: deque[Work] = field(default_factory=deque)  # at the peer, and not acknowledged
+    done: deque[Work] = field(default_factory=deque)  # executed but not yet acknowledged
     receives: deque[tuple[int, Pieces]] = field(default_factory=deque)
-    refused: bool = False  # the last work of `done` has failed
-    silent: bool = False  # it completes nothing any more
-    stopped: bool = False  # its side stands still, and answers nothing; for a test to set
+    refused: bool = False  # whether the last request in `done` failed
+    silent: bool = False  # whether it no longer reports completions
+    stopped: bool = False  # whether its side neither sends nor responds; set by tests
     side: int = 0
     rail: int = 0
 
@@ -219,7 +219,7 @@ class Queue:
 
 
 class Provider:
-    """The devices, and all queue pairs of this process on them: `begin` forgets those of before."""
+    """The devices of this process and their queue pairs. `begin` discards the previous pairs."""
 
     def __init__(self) -> None:
         self._kept: list[object] = []
@@ -240,7 +240,7 @@ class Provider:
         real = embedded().table
         self.table = ffi.new("struct aiordma_calls *")
         ffi.memmove(self.table, real, ffi.sizeof("struct aiordma_calls"))
-        self.table.device = self._keep(ffi.new("struct aiordma_device_calls *"))  # as of a card
+        self.table.device = self._keep(ffi.new("struct aiordma_device_calls *"))  # as for a card
         for name in CALLS:
             setattr(self.table, name, self._callback(real, name))
         self._ops = ffi.new("struct ibv_context_ops *")
@@ -251,7 +251,7 @@ class Provider:
         self.devices = [
             replace(found, name=f"embedded{i}", library=self.library) for i in range(2 * RAILS)
         ]
-        """Those of one side, and then those of the other one."""
+        """The devices of one side, followed by those of the other."""
         self.device = self.devices[0]
         self.begin(random.Random(0))
 
@@ -270,21 +270,21 @@ class Provider:
         self.errors.append(error)
 
     def begin(self, chance: random.Random) -> None:
-        """A new device, which draws from these random numbers."""
+        """Reset the provider. It draws from these random numbers from now on."""
         self.random = chance
         self.errors: list[BaseException] = []
         self.keys: dict[int, Key] = {}
         self.queues: dict[int, Queue] = {}
         self.completions: dict[int, Completions] = {}
         self.mail: list[Callable[[], object]] = []
-        """What happens beside the queue pairs, each at some time from now on."""
+        """Actions outside of the queue pairs that may happen at any time."""
         self.breaks: list[Break] = []
-        """Those to come."""
-        self._cut: set[int] = set()  # rails by which nothing gets through
+        """The breaks that are still to come."""
+        self._cut: set[int] = set()  # rails on which nothing gets through
         self._numbers = 0
         self._channels: dict[int, deque[Completions]] = {}
-        self._events: dict[int, deque[tuple[int, Any]]] = {}  # of each context's descriptor
-        self._natives: dict[Any, Any] = {}  # keeps what the verbs have a pointer to
+        self._events: dict[int, deque[tuple[int, Any]]] = {}  # by the context's async_fd
+        self._natives: dict[Any, Any] = {}  # keeps alive the structures that the verbs point to
 
     def _number(self) -> int:
         self._numbers += 1
@@ -294,11 +294,11 @@ class Provider:
 
     @property
     def at_rest(self) -> bool:
-        """Whether there is no work, and all completions have been taken."""
+        """Return whether no step is possible and all completions have been polled."""
         return not self._able() and not any(cq.found for cq in self.completions.values())
 
     def _able(self) -> list[tuple[Callable[[Any], object], Any]]:
-        """What may be done next."""
+        """Return the steps that can be executed next, each as a method and its argument."""
         able: list[tuple[Callable[[Any], object], Any]] = []
         for queue in self.queues.values():
             if queue.stopped:
@@ -307,13 +307,14 @@ class Provider:
                 able.append((self._carry_out, queue))
             if queue.done:
                 able.append((self._acknowledge, queue))
-        # As on a network, where both ways are equally long, what happened before it comes first.
+        # Deliver messages only when no acknowledgment is pending. As in a network whose paths have
+        # equal delays, earlier work arrives first.
         if not any(queue.done for queue in self.queues.values()):
             able += [(self._deliver, it) for it in self.mail]
         return able
 
     def step(self) -> bool:
-        """Does the next work, whichever it is; False: there is none."""
+        """Execute a randomly chosen step. Return False if none is possible."""
         able = self._able()
         if not able:
             return False
@@ -351,7 +352,7 @@ class Provider:
         self._break(due)
 
     def _due(self, queue: Queue) -> Break | None:
-        """What breaks at the work that this one has next; one at a time."""
+        """Remove and return the break due at the queue's next work request, if any."""
         due = None
         for each in self.breaks:
             if each.of_all or each.rail == queue.rail:
@@ -385,7 +386,7 @@ class Provider:
             self._event(verbs.EventType.DEVICE_FATAL, failing[0], ffi.NULL)
 
     def _carry_out_partly(self, queue: Queue) -> None:
-        """Some of the bytes that it moves are there already."""
+        """Transfer only part of the work request's data."""
         work, peer = queue.sends[0], self._peer(queue)
         length = sum(length for _, length, _ in work.pieces)
         part, data = int(self.random.random() * length), self._gather(queue, work.pieces)
@@ -489,7 +490,11 @@ class Provider:
             each.clear()
 
     def _complete(self, cq: Completions, wr_id: int, status: int, *rest: int) -> None:
-        """`rest`, of a success: operation, length, immediate data or key, flags."""
+        """Add a completion.
+
+        For a successful one, `rest` contains the opcode, the length, the immediate data or key, and
+        the flags.
+        """
         cq.found.append((wr_id, status, *(rest or NOTHING)))
         if cq.armed:
             cq.armed = False
@@ -498,7 +503,10 @@ class Provider:
             os.eventfd_write(fd, 1)
 
     def _event(self, event: verbs.EventType, queue: Queue, of: Any = None) -> None:
-        """`of`: the port, or NULL of the device; else of the queue pair."""
+        """Report an event.
+
+        `of` is the port, NULL for the device, or None for the queue pair.
+        """
         fd = queue.native.context.async_fd
         self._events[fd].append((event, queue.native if of is None else of))
         os.eventfd_write(fd, 1)
@@ -506,7 +514,7 @@ class Provider:
     # ---- memory ------------------------------------------------------------------------------
 
     def _key(self, number: int, queue: Queue) -> Key | None:
-        """The key, if it is of the queue pair's domain."""
+        """Return the key if it belongs to the queue pair's protection domain, else None."""
         key = self.keys.get(number)
         return key if key is not None and key.native.pd == queue.native.pd else None
 

@@ -22,8 +22,9 @@ BLOCKS = 8
 
 
 def run_block(kinds: list[PairFactory], block: int, most: int, *more: tuple[Any, ...]) -> None:
-    """Every eighth seed, of so many unless more are asked for, of the kinds in turn; every fourth
-    one is encrypted.
+    """Run every eighth seed, up to `most` or as SESSION_SEEDS says.
+
+    The seeds use the factories in `kinds` in turn. Every fourth seed is encrypted.
     """
     first, last = map(int, os.environ.get("SESSION_SEEDS", f"0:{most}").split(":"))
     for seed in range(first + block, last, BLOCKS):
@@ -37,7 +38,7 @@ def run_block(kinds: list[PairFactory], block: int, most: int, *more: tuple[Any,
         except BaseException as error:
             if "a write with immediate data was not" in str(
                 error
-            ):  # the end that a break may bring
+            ):  # an error that a break may cause
                 continue
             error.add_note(f"seed {seed}: SESSION_SEEDS={seed}:{seed + 1} runs it again")
             raise

@@ -28,7 +28,7 @@ LEAD_SEEDS = tuple(map(int, os.environ.get("SESSION_SEEDS", "0:48").split(":")))
 async def writes(
     client: Connection, server: Connection, chance: random.Random, breaking: tuple[int, ...] = ()
 ) -> None:
-    """Rails of those numbers break when both know the region."""
+    """Run random operations. The rails in `breaking` break once both sides know the region."""
     memory, expected = bytearray(2 * SIZE), np.zeros(SIZE, np.uint8)
     memory[SIZE:] = same = pattern(SIZE)
     found = np.frombuffer(memory, np.uint8)[:SIZE]
@@ -76,7 +76,7 @@ async def writes(
                 tasks.append(asyncio.ensure_future(write))
                 if chance.random() < 0.2:
                     tasks.append(asyncio.ensure_future(read(chance.choice(LENGTHS))))
-            await yield_loop(1)  # it has begun
+            await yield_loop(1)  # start the task
             if number % 12 == 1:
                 at_message.append(expected.copy())
                 tasks.append(asyncio.ensure_future(client.send_nowait(b"m")))

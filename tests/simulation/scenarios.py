@@ -20,14 +20,14 @@ from aiordma import testing
 PORT = 7471
 KEY = b"sixteen or more random bytes"
 CHANNEL = 8
-"""Bytes of a name of one."""
-ANY_ADDRESS = aiordma.Config(allow_other_addresses=True)  # as the further rails are at another one
+"""Length of a channel's name in bytes."""
+ANY_ADDRESS = aiordma.Config(allow_other_addresses=True)  # used by further rails
 BROKEN = (aiordma.RDMAError, ConnectionError)
 
-# Programs bear what the network does; without hosts that stop, connections survive it.
+# The programs tolerate all network faults. Connections survive them too, unless a host stops.
 LOSSY = testing.Link(loss=0.005, duplicate=0.005, reorder=0.02, jitter=50e-6)
 ROUGH = testing.FaultPlan(LOSSY, partitions=0.3, pauses=0.3, kills=0.3, until=6)
-FAR = replace(LOSSY, latency=0.005)  # so there is time for faults
+FAR = replace(LOSSY, latency=0.005)  # slow enough for faults to occur during operations
 CALM = testing.FaultPlan(LOSSY)
 
 Main = Callable[[testing.World], Coroutine[Any, Any, None]]
@@ -35,14 +35,14 @@ Main = Callable[[testing.World], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """`main` checks what has to be true."""
+    """A simulated program, its faults and devices. `main` contains the checks."""
 
     main: Main
     faults: testing.FaultPlan = CALM
     devices: int = 1
 
     def run(self, seed: int) -> str:
-        """The trace."""
+        """Run the scenario and return its trace."""
 
         async def main(world: testing.World) -> str:
             await self.main(world)
@@ -56,7 +56,7 @@ class Scenario:
 async def serve(
     handler: Callable[[aiordma.Connection], Coroutine[Any, Any, None]], **options: Any
 ) -> None:
-    """Whose errors end the simulation, unlike those of the handlers of a server."""
+    """Serve connections. Unlike with a `Server`, a handler's error ends the simulation."""
     listening = aiordma.listen("", PORT, **options)
     async with await listening as listener, asyncio.TaskGroup() as group:
         async for conn in listener:
@@ -74,7 +74,7 @@ async def handled(
 async def on_two_hosts(
     world: testing.World, program: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Whose end is that of its host, or its own."""
+    """Run a program on two client hosts until it finishes or its host is killed."""
 
     async def run(host: testing.Host) -> None:
         with contextlib.suppress(testing.KilledError):
@@ -101,7 +101,7 @@ async def echo(history: testing.History, via: Literal["cm", "tcp"]) -> None:
 
 
 async def restarts(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None:
-    """Clients come back each time; what they send once is executed once at most."""
+    """Check that clients reconnect after every restart and that no message is executed twice."""
     auth = KEY if via == "tcp" else None
     history = testing.History()
 
@@ -135,7 +135,7 @@ async def restarts(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> No
 
 
 async def leases(world: testing.World) -> None:
-    """No write arrives after the end of its lease, by the clock of the owner."""
+    """Check that no write arrives after the owner's clock has reached the end of the lease."""
     history = testing.History()
 
     async def lend(conn: aiordma.Connection) -> None:
@@ -163,7 +163,7 @@ async def leases(world: testing.World) -> None:
                             await asyncio.sleep(0.001)
 
     world.host("server").serve(serve, lend)
-    world.host("client0").slowness = 1000  # it hears of a lease when that has begun
+    world.host("client0").slowness = 1000  # it learns of a lease after its start
     await on_two_hosts(world, use)
     history.check()
 
@@ -172,7 +172,7 @@ async def leases(world: testing.World) -> None:
 
 
 async def streams(world: testing.World) -> None:
-    """asyncio's streams over the TCP bootstrap, encrypted."""
+    """Send and receive through asyncio streams with the TCP bootstrap and encryption."""
     options: dict[str, Any] = {"via": "tcp", "auth": KEY, "encrypt": True}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -203,7 +203,7 @@ SMALL = aiordma.Config(
 )
 SECURITY: list[dict[str, Any]] = [{}, {"auth": KEY}, {"auth": KEY, "encrypt": "messages"}]
 SIZES = (1, 1016, 1024, 8184, 8192, 1 << 16)
-"""Lengths around which the implementation changes; the memory of each task has the longest."""
+"""Lengths at which the implementation changes. Each task's memory has the longest one."""
 LANES = 3
 
 
@@ -212,7 +212,7 @@ def some_bytes(chance: random.Random) -> bytes:
 
 
 async def cut_short(chance: random.Random, work: Coroutine[Any, Any, Any]) -> bool:
-    """Cancels it at once, in the middle or after its end; whether it ended."""
+    """Cancel `work` at a random time, possibly after its end. Return whether it finished."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=chance.choice((0, 1e-4, 1e-3, 1e-2)) * chance.random())
@@ -226,7 +226,7 @@ async def cut_short(chance: random.Random, work: Coroutine[Any, Any, Any]) -> bo
 
 
 async def talk(conn: aiordma.Connection, chance: random.Random) -> None:
-    """What comes back is what was sent, in order; what was cancelled may lack."""
+    """Check that messages return unchanged and in order. Only cancelled ones may be missing."""
     sent, back = deque[tuple[bytes, bool]](), list[bytes]()
 
     async def take() -> None:
@@ -249,7 +249,7 @@ async def talk(conn: aiordma.Connection, chance: random.Random) -> None:
 
 
 async def use(conn: aiordma.Connection, chance: random.Random, counter: Any, place: Any) -> None:
-    """What was cancelled has been done or not, but not later than what was asked for after it."""
+    """Check that a cancelled operation takes effect either before all later ones or not at all."""
     least = most = 0
     for _ in range(chance.randrange(1, 9)):
         data = some_bytes(chance)
@@ -274,7 +274,7 @@ async def use(conn: aiordma.Connection, chance: random.Random, counter: Any, pla
 
 
 async def operations(world: testing.World, *, strict: bool) -> None:
-    """Messages, memory and loans, some cancelled; the ends of connections, also in the middle."""
+    """Run messages, memory operations and loans. Some operations and connections are cut short."""
     draw = world.random
     options: dict[str, Any] = {
         "via": draw.choice(("cm", "tcp")),
@@ -332,7 +332,7 @@ LENGTHS = 100, 1 << 20, 4 << 20
 
 
 async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None:
-    """Long messages go on over one cable while the other one is cut, and both carry them later."""
+    """Check that long messages continue while a cable is cut, and use both cables again later."""
     end = world.now + world.random.uniform(1, 4)
     options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS, "via": via}
     conns: list[aiordma.Connection] = []
@@ -357,7 +357,7 @@ async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None
         await take(conn, CLIENT)
 
     def whole() -> bool:
-        """At both sides: one may know of a rail that broke, and the other one not yet."""
+        """Return whether both sides have both rails. One side may learn of a break later."""
         states = sorted(rail.state for conn in conns for rail in conn.rails)
         return states == ["lead", "lead", "up", "up"]
 
@@ -380,10 +380,10 @@ async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None
             world.partition("server", network=network)
             await asyncio.sleep(world.random.uniform(0, 1))
             world.heal(network=network)
-            await asyncio.sleep(0.5)  # a rail may find out by its last retry that it was cut
+            await asyncio.sleep(0.5)  # a rail may detect the cut only with its last retry
     try:
         await calling
-    finally:  # it says more than the end of a connection
+    finally:  # a history error says more than a broken connection
         history.check()
 
 
@@ -391,7 +391,7 @@ async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None
 
 
 async def atomics(world: testing.World) -> None:
-    """Each is done once, or its outcome is unknown: on two clients' way a cable is cut at times."""
+    """Check that each atomic runs once or has an unknown outcome, although cables are cut."""
     options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS}
     history, memory, draw = testing.History(), bytearray(8), world.random
 
@@ -457,9 +457,9 @@ def of_seed(seed: int) -> tuple[str, Scenario]:
 
 
 def failure(seed: int) -> str:
-    """Of the scenario of a seed; empty if there is none."""
+    """Run the scenario for a seed and return its error report, or an empty string on success."""
     name, scenario = of_seed(seed)
-    logging.getLogger("aiordma").setLevel(logging.ERROR)  # what breaks is meant to
+    logging.getLogger("aiordma").setLevel(logging.ERROR)  # the failures are intended
     try:
         scenario.run(seed)
     except Exception:

@@ -18,9 +18,9 @@ from .scenarios import ANY_ADDRESS, BROKEN, PORT, serve
 
 LONG = 64 << 20
 RETRIES = 4.096e-6 * (1 << 14) * (1 + ANY_ADDRESS.retry_count)
-"""Seconds until the device gives up what the peer's does not acknowledge (Config.ack_timeout)."""
+"""Seconds until the device gives up an unacknowledged request (Config.ack_timeout)."""
 SWITCH = 0.001
-"""Seconds in which both sides agree on another rail, by messages."""
+"""Seconds that both sides need to agree on another rail by exchanging messages."""
 EVEN = testing.FaultPlan(testing.Link(jitter=0))
 
 pytestmark = [pytest.mark.needs("faults"), pytest.mark.parametrize("via", ["cm", "tcp"])]
@@ -33,12 +33,12 @@ def options(via: str, config: aiordma.Config = ANY_ADDRESS) -> dict[str, Any]:
 async def until_up(conn: aiordma.Connection, devices: int) -> None:
     while [rail.state for rail in conn.rails] != ["lead", *["up"] * (devices - 1)]:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    await asyncio.sleep(0.1)  # the peer has heard of it
+    await asyncio.sleep(0.1)  # until the peer knows it too
 
 
 @cache
 def seconds_for_two(via: str, devices: int, cut: int | None = None, after: float = 0) -> float:
-    """From the sending of a long message and another one to the arrival of the latter."""
+    """Return the time from sending a long message and a second one to the second's arrival."""
     arrived: list[float] = []
 
     async def main(world: testing.World) -> float:

@@ -16,8 +16,8 @@ import pytest
 
 from aiordma import testing
 
-# The operations of a history in the order of their beginnings and ends, by names: "w:write:1"
-# begins one, "w." and "r.1" end those with that result, "w!" is refused.
+# Valid histories as sequences of events. "w:write:1" begins operation w, "w." ends it, "r.1" ends
+# r with the result 1, and "w!" means that w is refused.
 GOOD = {
     "it begins as 0": "r:read r.0",
     "in order": "w:write:1 w. r:read r.1 v:write:2 v. s:read s.2",
@@ -44,7 +44,7 @@ GOOD = {
     "in time": "a:access a. b:access e:lease_ended b. c:access d:access d!",
     "an end that two have seen": "e:lease_ended f:lease_ended",
 }
-# And the operations that are shown.
+# Impossible histories, and the operations shown in the error.
 BAD = {
     "lost": ("w:write:1 w. r:read r.0", "w r"),
     "from nowhere": ("w:write:1 w. r:read r.3", "w r"),
@@ -78,7 +78,7 @@ BAD = {
 
 
 def replay(events: str) -> tuple[testing.History, dict[str, str]]:
-    """The history, and how each of its operations is shown."""
+    """Build the history from its events. Also return the text shown for each operation."""
     history, shown = testing.History(), dict[str, str]()
     operations = dict[str, testing.Operation]()
     for event in events.split():
@@ -87,7 +87,7 @@ def replay(events: str) -> tuple[testing.History, dict[str, str]]:
             kind, *values = text.split(":")
             shown[name] = f"{kind}({', '.join([repr('x'), *values])})"
             operation = getattr(history, kind)("x", *map(int, values))
-            if operation is not None:  # else it has ended at once
+            if operation is not None:  # None if it has already ended
                 operations[name] = operation.__enter__()
             continue
         if end == "!":
@@ -140,7 +140,7 @@ KINDS = [("read", 0), ("write", 1), ("compare_and_swap", 2), ("fetch_and_add", 1
 def some_operations(
     draw: random.Random, kinds: list[tuple[str, int]]
 ) -> list[tuple[int, float, str, tuple[int, ...], int]]:
-    """Return beginnings, ends, kinds, values and results."""
+    """Return the start, end, kind, values and result of each random operation."""
     count = draw.randrange(1, 6)
     places = draw.sample(range(2 * count), 2 * count)
     made = []
@@ -153,7 +153,7 @@ def some_operations(
 
 
 def has_order(operations: list[Any]) -> bool:
-    """By trying all."""
+    """Return whether a sequential order explains the results, by trying all orders."""
     most = sum(end < float("inf") for _, end, *_ in operations)
     return any(
         is_order(order)
@@ -476,7 +476,7 @@ def test_failed_check_shows_host_and_time() -> None:
 
 
 def large(count: int, *, lost: float) -> testing.History:
-    """Of eight clients, some of whose operations have no end."""
+    """Return a history of eight clients. Operations have no end with probability `lost`."""
     draw, history, state, begun = random.Random(1), testing.History(), 0, list[Any]()
     for number in range(count):
         kind = draw.choice(["read", "write", "fetch_and_add", "compare_and_swap"])

@@ -50,7 +50,7 @@ Via = Literal["cm", "tcp"]
 
 
 async def echo(via: Via = "cm", **options: Any) -> None:
-    """A service that answers each message with the same bytes."""
+    """Serve connections and send every message back."""
 
     async def answer(conn: aiordma.Connection) -> None:
         async for message in conn:
@@ -62,7 +62,7 @@ async def echo(via: Via = "cm", **options: Any) -> None:
 
 
 async def streams(answer: Callable[..., Any]) -> None:
-    """A service by asyncio's plain streams."""
+    """Serve plain asyncio streams."""
     async with await asyncio.start_server(answer, port=PORT) as server:
         await server.serve_forever()
 
@@ -79,7 +79,7 @@ async def ask(*sizes: int, via: Via = "cm") -> None:
 def run(
     program: Callable[..., Coroutine[Any, Any, Any]], *args: Any, seed: int = 1, **options: Any
 ) -> tuple[str, float]:
-    """The trace and the time of a client on a host, with an echo on another one."""
+    """Run a client next to an echo server. Return the trace and the final virtual time."""
 
     async def main(world: testing.World) -> tuple[str, float]:
         await world.host("client").run(program, *args)
@@ -224,7 +224,7 @@ def test_invalid_arguments_of_links_faults_and_plans_are_rejected() -> None:
         lambda: testing.Link(latency=-1),
         lambda: testing.Link(jitter=float("nan")),
         lambda: testing.Link(rate=0),
-        lambda: testing.Link(loss=1e-7),  # of which none would get lost
+        lambda: testing.Link(loss=1e-7),  # too small to lose anything
         lambda: testing.Link(reorder=0.1, late=0),
         lambda: testing.FaultPlan(kills=-1),
         lambda: testing.FaultPlan(kills=1, until=0),
@@ -644,7 +644,7 @@ def test_killed_host_is_silent_and_can_boot_again() -> None:
         before = world.now
         with pytest.raises(aiordma.ConnectionBrokenError):
             await conn.recv()
-        assert world.now > before + 1  # by its keep-alive
+        assert world.now > before + 1  # the keep-alive detects it
         assert not ended
         server.boot()
         await asyncio.sleep(0.001)
@@ -702,7 +702,7 @@ def test_paused_host_does_nothing_until_resumed() -> None:
         conn = await aiordma.connect("server", PORT)
         server.pause()
         sending = asyncio.ensure_future(conn.send(b"12345678"))
-        await asyncio.sleep(0.3)  # less than the retries last
+        await asyncio.sleep(0.3)  # shorter than all retries together
         assert not sending.done()
         server.resume()
         await sending
@@ -763,7 +763,7 @@ def test_plan_limited_to_hosts_cuts_their_cables_only() -> None:
 
 
 async def counts_twice(world: testing.World) -> None:
-    """Fails when the client is cut off at 5 s."""
+    """Fail if the client is cut off at 5 s."""
     server = world.host("server")
     server.serve(echo)
     world.host("other")
@@ -1029,7 +1029,7 @@ testing.simulate(main, seeds=range(2), limit=1e10)
             workers = {process.stdout.readline() for _ in range(2)}
         finally:
             process.kill()
-        process.stdout.read()  # its end is theirs
+        process.stdout.read()  # EOF once the workers have exited
     assert len(workers | {f"{process.pid}\n"}) == 3
 
 
@@ -1098,7 +1098,7 @@ def test_plan_does_not_heal_cuts_and_kills_of_the_program() -> None:
             assert world._is_cut(here, apart)
             assert not dead.alive
         world.heal()
-        for cut in (True, True, False):  # by one, by two, by none
+        for cut in (True, True, False):  # at 40, 50 and 60 s
             await asyncio.sleep(10)
             assert world._is_cut(here, apart) is cut
 
@@ -1190,7 +1190,7 @@ def test_killed_program_has_ended_after_the_simulation() -> None:
 
 
 def objects_of_aiordma() -> Counter[type]:
-    """Without the counts of connections, of which the process keeps the latest ones."""
+    """Count the live objects of aiordma, except for the connection statistics, which are kept."""
     gc.collect()
     types = Counter(map(type, gc.get_objects()))
     for kept in (Statistics, _Event):
@@ -1224,7 +1224,7 @@ def test_simulation_leaves_no_objects_and_files() -> None:
 
 
 def asked() -> dict[str, Any]:
-    """The clock and chance, by each name for them."""
+    """Return the values of all functions that read a clock or random numbers, by name."""
     by_name: dict[str, Callable[[], Any]] = {
         **{name: getattr(time, name) for name in ("gmtime", "localtime", "ctime", "asctime")},
         **{name: getattr(time, f"{name}_ns") for name in process.CLOCKS},
@@ -1294,7 +1294,7 @@ def test_busy_wait_for_the_clock_raises_stalled_error() -> None:
 
 def test_other_threads_use_the_real_clock() -> None:
     with ThreadPoolExecutor() as pool:
-        pool.submit(int).result()  # so the thread is there
+        pool.submit(int).result()  # start the thread
 
         async def main(_: testing.World) -> float:
             return pool.submit(time.monotonic).result()
@@ -1338,7 +1338,7 @@ def test_closed_connection_leaves_no_timer() -> None:
         await asyncio.get_running_loop().create_future()
 
     with pytest.raises(testing.StalledError):
-        testing.simulate(main, limit=12)  # for 10 s the device answers what the peer repeats
+        testing.simulate(main, limit=12)  # the device answers retransmissions for 10 s
 
 
 def test_standard_library_calls_work_in_a_simulation() -> None:
@@ -1351,7 +1351,7 @@ def test_standard_library_calls_work_in_a_simulation() -> None:
         with here, there, socket.socket() as simulated:
             assert isinstance(here, socket.socket)
             assert simulated.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
-        # A debugger's.
+        # Debuggers replace and restore the SIGINT handler.
         signal.signal(signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
 
     before = platform.processor()

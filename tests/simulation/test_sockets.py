@@ -37,7 +37,7 @@ def has_ipv6() -> bool:
 
 
 def free_port() -> int:
-    """Below those that the kernel chooses, and another one than that of other processes."""
+    """Return a free port below the ephemeral range. Processes start at different numbers."""
     for port in range(16_384 + os.getpid() % 16_000, 1 << 15):
         with socket.socket() as trying, suppress(OSError):
             trying.bind(("", port))
@@ -54,7 +54,7 @@ def program(function: Program) -> Program:
 
 
 async def outcome(work: Awaitable[Any] | Callable[[], Any]) -> Any:
-    """What it returns, or the kind of its error."""
+    """Return the result of `work`, or the type of its error (and the errno of an OSError)."""
     try:
         return work() if callable(work) else await work
     except OSError as error:
@@ -83,7 +83,7 @@ async def answer(host: str, port: Any, **options: Any) -> Any:
 
 
 async def served(listen: Any, *connect: Any, port: Any = FREE, **options: Any) -> Any:
-    """What a client gets from a server, by each of the addresses."""
+    """Return the responses that a client gets from an echo server at each of the addresses."""
     server = await outcome(asyncio.start_server(echo, listen, port, **options))
     if isinstance(server, str | tuple):
         return server
@@ -166,7 +166,7 @@ async def connecting() -> Any:
     with socket.create_server(("127.0.0.1", FREE)) as listening, tcp() as one:
         listening.setblocking(False)
         found += [await outcome(loop.sock_connect(one, ("127.0.0.1", FREE)))]
-        one.connect_ex(("127.0.0.1", FREE))  # in its state of Linux's, once
+        one.connect_ex(("127.0.0.1", FREE))  # updates the state of Linux's socket
         found += [one.connect_ex(("127.0.0.1", FREE)), one.getpeername(), one.getsockname()[0]]
         accepted, peer = await loop.sock_accept(listening)
         with accepted:
@@ -185,7 +185,7 @@ async def connecting() -> Any:
 
 @program
 async def an_end_with_bytes_that_were_not_read() -> Any:
-    """It resets the connection; an end without them does so when more comes."""
+    """Close with unread data, which resets the connection, and without, which resets it later."""
     loop, found = asyncio.get_running_loop(), []
 
     async def send_on() -> None:
@@ -247,7 +247,7 @@ async def caught(call: Callable[[], Any]) -> str:
 def check(
     expected: list[tuple[Callable[[], Any], str]], hosts: dict[str, Program] | None = None
 ) -> None:
-    """Calls on the host main, beside the host other, and parts of the errors."""
+    """Run calls on the host `main` next to the host `other`, and check their results."""
 
     async def main(world: testing.World) -> list[str]:
         world.host("other")

@@ -34,7 +34,7 @@ def built() -> Path:
 
 
 class Page(HTMLParser):
-    """The anchors of a page, and where its links lead."""
+    """The anchors and link targets of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def page(path: Path) -> Page:
 
 
 def broken(path: Path) -> Iterator[str]:
-    """The links of a page to files and anchors of the site that do not exist."""
+    """Yield the page's links to files and anchors that do not exist on the site."""
     for link in page(path).links:
         parts = urlsplit(link)
         if parts.scheme or parts.netloc:
@@ -107,9 +107,10 @@ def test_every_public_name_is_in_the_inventory() -> None:
 
 
 FOUND = {"timeout": "cancellation", "connect": "reference/connecting"}
-"""The page that a search shows first."""
+"""For each query: the first result."""
 
-# What the scripts of Sphinx's search need of a browser; then they are called as its page does.
+# The part of a browser's interface that Sphinx's search scripts need. The test then calls them like
+# the search page.
 BROWSER = """
 globalThis.window = globalThis;
 globalThis.SPHINX_HIGHLIGHT_ENABLED = false;

@@ -15,10 +15,11 @@ from aiordma import streams
 from tests.combinations import noting
 from tests.transport.connection_factory import UNTIMED
 
-# uvloop's loop, likewise; not a class statement, because its type stubs contradict asyncio's.
+# The counterpart of streams.EventLoop for uvloop. It is not a class statement, because uvloop's
+# type stubs contradict asyncio's.
 UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {})
 
-# The time limit of a test is the only one: those of the software and of aiordma are seconds.
+# Disable aiordma's time limits, which are only seconds. The test's own time limit is sufficient.
 PATIENT = replace(UNTIMED, keep_alive=None)
 
 
@@ -32,7 +33,7 @@ def made(kind: Callable[[], Any], device_name: str) -> asyncio.AbstractEventLoop
 def pytest_asyncio_loop_factories(
     config: pytest.Config,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Loops whose connections by host and port are RDMA streams, on asyncio and uvloop."""
+    """Return factories for asyncio and uvloop loops whose connections use RDMA streams."""
     device_name = str(config.getoption("--device"))
     return {
         "asyncio": noting(partial(made, streams.EventLoop, device_name)),
@@ -42,4 +43,4 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(autouse=True)
 def on_the_device(device: object) -> None:
-    """Every test needs the device, since the loops use it."""
+    """Make every test depend on the device, because the loops use it."""

@@ -17,7 +17,7 @@ from aiordma.streams import StreamServer
 
 
 class Bytes(CodecBase):
-    """Messages are bytes, so no code generator is needed."""
+    """A codec for messages that are plain bytes, which needs no code generator."""
 
     __content_subtype__ = "bytes"
 

@@ -22,7 +22,7 @@ from tests.transport.connection_factory import yield_loop
 
 
 async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """Answers with the digest of what came, and with the client's address."""
+    """Respond with the digest of the request body and the client's address."""
     assert scope["type"] == "http"
     whole, more = hashlib.sha256(), True
     while more:
@@ -36,7 +36,7 @@ async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def serving(host: str, **options: Any) -> AsyncIterator[int]:
-    """The port of a server."""
+    """Run a server and provide its port."""
     config = uvicorn.Config(application, host, 0, lifespan="off", log_config=None, **options)
     config.load()
     server = uvicorn.Server(config)
@@ -77,7 +77,7 @@ async def test_httpx_posts_on_one_connection(
             digest, *peer = answer.text.split()
             assert digest == hashlib.sha256(body).hexdigest()
             seen.add(tuple(peer))
-    ((peer_host, _),) = seen  # an idle connection is found good, and used again
+    ((peer_host, _),) = seen  # all requests used the same connection
     assert peer_host == host
 
 

@@ -24,7 +24,7 @@ from .conftest import PATIENT
 
 @pytest.fixture
 def redis_socket(tmp_path: Path) -> Iterator[Path]:
-    """The Unix socket of a Redis server without persistence: a TCP port could be another's."""
+    """Provide the Unix socket of a Redis server. A TCP port might already be in use."""
     program = shutil.which("redis-server")
     assert program, "redis-server is not installed; on Debian: apt-get install redis-server"
     path = tmp_path / "redis"
@@ -52,7 +52,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: Path) -> None:
-    """Relay both directions until both have ended."""
+    """Relay data in both directions until both streams end."""
     onward_reader, onward_writer = await asyncio.open_unix_connection(to)
     try:
         await asyncio.gather(copy(reader, onward_writer), copy(onward_reader, writer))
@@ -96,4 +96,4 @@ async def test_redis_commands_pipelines_and_large_values_pass_the_relay(
         assert isinstance(carrier, aiordma.Connection)
         await pool.release(connection)
         await client.aclose()
-    await asyncio.gather(*relays)  # each ends a little later than its connection
+    await asyncio.gather(*relays)  # a relay ends slightly later than its connection

@@ -23,7 +23,7 @@ def say(text: object) -> None:
 
 
 async def share(conn: Connection) -> None:
-    """Shares 1 MiB, then waits for its end."""
+    """Share 1 MiB, then wait until the connection ends."""
     with conn.alloc(1 << 20) as buffer:
         buffer.view[:] = bytes(1 << 20)
         await conn.send_region(buffer, access=ALL)
@@ -31,7 +31,7 @@ async def share(conn: Connection) -> None:
 
 
 async def busy(conn: Connection) -> None:
-    """Shares 1 MiB, then computes until the last byte of it is written; looks at nothing else."""
+    """Share 1 MiB, then busy-wait without running the loop until the last byte has been written."""
     with conn.alloc(1 << 20) as buffer:
         buffer.view[:] = bytes(1 << 20)
         await conn.send_region(buffer, access=ALL)
@@ -45,17 +45,17 @@ async def busy(conn: Connection) -> None:
 
 
 async def deaf(conn: Connection) -> None:
-    """Receives nothing, ever."""
+    """Never receive anything."""
     await conn.wait_closed()
 
 
 async def stay(conn: Connection) -> None:
-    """Is there until it is killed, whatever becomes of the connection."""
+    """Stay alive until killed, whatever happens to the connection."""
     await asyncio.Event().wait()
 
 
 async def talk(conn: Connection) -> None:
-    """Sends 1 MiB and 10 bytes in turn for ever."""
+    """Send messages of 1 MiB and 10 bytes in turn forever."""
     while True:
         await conn.send(bytes(1 << 20))
         await conn.send(bytes(10))

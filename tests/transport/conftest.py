@@ -27,25 +27,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def loop_name(request: pytest.FixtureRequest) -> str:
-    """A key of LOOPS, for a test that is no coroutine: those have a loop."""
+    """Provide a key of LOOPS for a synchronous test. Coroutine tests already run on a loop."""
     value: str = request.param
     return value
 
 
 @pytest.fixture
 def connection_method(request: pytest.FixtureRequest) -> Via:
-    """How connections find each other."""
+    """Provide the method by which connections are established."""
     value: Via = request.param
     return value
 
 
 @pytest.fixture
 def polling_mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    """How the drivers of this process poll for completions, whatever their `Config` says.
+    """Set how this process's drivers poll for completions, regardless of their `Config`.
 
-    "sleeping": never.  "adaptive": as they do by default, the event loop as well as a task that is
-    about to wait.  A test that counts iterations of the loop has the loop's alone, since an await
-    that need not wait takes none.
+    With "sleeping" they never poll. With "adaptive", the default, both the event loop and a task
+    that is about to wait poll. With "between turns" only the loop polls: tests that count loop
+    iterations need it, because an await that polls successfully takes none.
     """
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "sleeping":

@@ -27,14 +27,13 @@ E = TypeVar("E", bound=BaseException)
 
 ALL = Rights.READ | Rights.WRITE | Rights.ATOMIC
 
-# Seconds: more than any test waits for anything, on the slowest machine (see `limits_pass`).
+# Seconds. Longer than any test waits, even on the slowest machine (see `limits_pass`).
 NEVER = 1e6
 
-# No call ends because of its time: no verdict depends on whether a busy machine keeps a limit, and
-# none is that one has passed.
+# No call times out, so no result depends on whether a busy machine meets a time limit.
 UNTIMED = Config(connect_timeout=NEVER, handshake_timeout=NEVER, close_timeout=NEVER, lease=None)
 
-# A connection that costs little, and whose every limit is soon reached, but for those of time.
+# A connection that needs few resources and soon reaches every limit, except for time limits.
 SMALL = replace(
     UNTIMED,
     eager_size=1024,
@@ -50,41 +49,42 @@ SMALL = replace(
 KEY = b"sixteen or more random bytes"
 
 BUSY = 30
-"""How many times longer anything may take on a machine that has other things to do."""
+"""The permitted slowdown on a busy machine."""
 
 ALONE = 600
-"""The bytes of a message that leaves no room for another in a frame of SMALL."""
+"""The size of a message that leaves no room for another one in a frame of SMALL."""
 
 
 def pattern(size: int, seed: int = 0) -> bytes:
-    """Bytes that are found in no other place: a wrong offset, length or message shows."""
+    """Return bytes that depend on the seed and size, so that misplaced data is detected."""
     return hashlib.shake_128(b"%d %d" % (seed, size)).digest(size)
 
 
 async def yield_loop(count: int) -> None:
-    """Lets the loop run `count` turns; waits for nothing."""
+    """Run `count` iterations of the loop without waiting for anything."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def lease_over(share: Share) -> None:
-    """Until the lease of a share has ended, and the loop knows: this is about time itself."""
+    """Wait in real time until a share's lease has ended and the loop has noticed it."""
     while not share._over:  # noqa: ASYNC110 - a lease has no event, on purpose
         await asyncio.sleep(0.001)
 
 
 def no_more_threads(_: object) -> None:
-    """In place of `threading.Thread.start`: the process has as many as it can."""
+    """Replace `threading.Thread.start` in a process that has reached its thread limit."""
     raise RuntimeError("can't start new thread")
 
 
 def limits_pass() -> None:
-    """Whatever has a time limit of SMALL is too late now: for tests on asyncio's own loop.
+    """Fire the timers of all time limits of SMALL. This works only on asyncio's own loop.
 
-    So a test of a limit waits for what it is about, however long that takes, and then for nothing.
+    A test of a time limit first waits for its precondition, however long that takes, and then calls
+    this function instead of waiting for the limit.
     """
     loop = asyncio.get_running_loop()
-    far = loop.time() + NEVER / 10  # silent sockets have a fifth
+    far = loop.time() + NEVER / 10  # the limit of silent sockets is NEVER / 5
     for timer in list(loop._scheduled):  # type: ignore[attr-defined]
         if timer.when() > far and not timer.cancelled():
             timer._run()
@@ -92,7 +92,7 @@ def limits_pass() -> None:
 
 
 async def when_limits_pass(awaitable: Awaitable[T]) -> T:
-    """What ends because of a time limit, or of its own accord, whenever that limit begins."""
+    """Await an operation, and fire every time limit as soon as it starts."""
     task = asyncio.ensure_future(awaitable)
     while not task.done():
         limits_pass()
@@ -102,7 +102,7 @@ async def when_limits_pass(awaitable: Awaitable[T]) -> T:
 
 @dataclass(frozen=True)
 class ConnectionFactory:
-    """`slow` is how many times slower than the embedded device all of it may be."""
+    """A factory for connections. `slow` is the permitted slowdown compared to embedded devices."""
 
     device: str
     host: str
@@ -114,12 +114,12 @@ class ConnectionFactory:
 
     @property
     def there(self) -> dict[str, Any]:
-        """The options of `listen` and its like, but for the configuration."""
+        """The options of `listen` and similar functions, except for the configuration."""
         return {**self.where, "device": self.listens_on or self.device}
 
     @property
     def where(self) -> dict[str, Any]:
-        """Those of `connect`; also of `listen` in tests whose two ends are on one device."""
+        """The options of `connect`, and of `listen` in tests that use one device for both ends."""
         where: dict[str, Any] = {"device": self.device, "via": self.via}
         if self.auth is not None:
             where.update(auth=self.auth, encrypt=self.encrypt)
@@ -134,29 +134,28 @@ class ConnectionFactory:
 
     @property
     def loses_work(self) -> bool:
-        """Whether a connection goes on without having done what was asked for."""
+        """Whether a connection may continue although operations were not executed."""
         return False
 
     @property
     def cancel_points(self) -> list[int]:
-        """Iterations of the loop before a cancellation: from "not even begun" to "long done"."""
+        """Loop iterations before a cancellation, from before the start to long after the end."""
         return [0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 40] if self.slow == 1 else [0, 1, 3, 8, 20]
 
     def within(self, seconds: float) -> asyncio.Timeout:
-        """TimeoutError after `BUSY` times this long, on a device that is not slow."""
+        """Return a timeout of `BUSY * seconds`, or longer on a slow device."""
         return asyncio.timeout(seconds * self.slow * BUSY)
 
     async def rest(self, *conns: Connection) -> None:
-        """Lets both sides of a pair come to rest, and looks whether they are, where that can be
-        known."""
+        """Let both sides become idle. Subclasses that can inspect them also check their state."""
         await yield_loop(1)
 
     async def both(
         self, listener: Listener, config: Config = SMALL
     ) -> tuple[Connection, Connection]:
-        """A new connection with a listener of this process: client and server.
+        """Connect to a listener of this process. Return the client and the server.
 
-        Others that the listener has accepted before, whose peers are gone, are closed.
+        Connections that the listener accepted earlier and whose peers are gone are closed.
         """
         client = await self.connect(listener.port, config)
         while (server := await listener.accept()).peer_address != client.local_address:
@@ -164,7 +163,7 @@ class ConnectionFactory:
         return client, server
 
     async def works(self, listener: Listener, config: Config = SMALL) -> None:
-        """A new connection with a listener of this process comes about, and is good."""
+        """Check that a new connection to a listener of this process can be established and used."""
         client, server = await self.both(listener, config)
         async with client, server:
             await check_alive(client, server)
@@ -173,7 +172,7 @@ class ConnectionFactory:
     async def sharing(
         self, size: int, access: Rights = ALL, *, config: Config = SMALL
     ) -> AsyncIterator[tuple[Connection, Connection, Buffer, RemoteRegion]]:
-        """A pair, and memory of the server as it and the client see it."""
+        """Provide a pair, and memory of the server as a buffer and as a remote region."""
         async with (
             self.pair(config) as (client, server),
             shared(server, client, size, access) as (there, remote),
@@ -184,7 +183,7 @@ class ConnectionFactory:
     async def pair(
         self, config: Config = SMALL, *, server: Config | None = None
     ) -> AsyncIterator[tuple[Connection, Connection]]:
-        """Two connections with each other: client and server."""
+        """Provide both ends of a new connection: the client and the server."""
         async with await self.listen(server or config) as listener:
             ends = await self.both(listener, config)
         async with ends[0], ends[1]:
@@ -192,7 +191,7 @@ class ConnectionFactory:
 
     @asynccontextmanager
     async def witness(self) -> AsyncIterator[Witness]:
-        """A pair beside the one that is tested, which must not notice anything."""
+        """Provide a second pair, and check that the test does not affect it."""
         async with self.pair() as (client, server):
             witness = Witness(self, client, server)
             await witness.check()
@@ -201,7 +200,7 @@ class ConnectionFactory:
 
 
 class Witness:
-    """Two connections that nothing happens to."""
+    """A pair of connections that the test must not affect."""
 
     def __init__(self, factory: ConnectionFactory, client: Connection, server: Connection) -> None:
         self._factory = factory
@@ -210,7 +209,7 @@ class Witness:
         self._checks = 0
 
     async def check(self) -> None:
-        """Messages of both kinds still arrive in both directions."""
+        """Check that short and long messages still arrive in both directions."""
         self._checks += 1
         await check_alive(self.client, self.server, seed=self._checks)
 
@@ -223,14 +222,14 @@ async def check_alive(client: Connection, server: Connection, seed: int = 0) -> 
 
 
 async def echo(conn: Connection) -> None:
-    """A handler that sends everything back."""
+    """Send every message back."""
     async for message in conn:
         with message:
             await conn.send(message)
 
 
 async def exchange(sender: Connection, receiver: Connection, data: bytes) -> None:
-    """One message there, and checked."""
+    """Send a message, and check the received data."""
     receiving = asyncio.create_task(receiver.recv())
     try:
         await sender.send(data)
@@ -241,16 +240,16 @@ async def exchange(sender: Connection, receiver: Connection, data: bytes) -> Non
 
 
 async def barrier(conn: Connection) -> None:
-    """Until the peer has dealt with all that this side has told it so far.
+    """Wait until the peer has processed all frames sent to it so far.
 
-    Frames keep their order, so the answer to a request comes after what was said before it.
+    Frames stay in order, so the response to a request follows everything sent before it.
     """
     region = await conn.request_region(8)
     await region.release()
 
 
 async def at_rest(*conns: Connection) -> None:
-    """Until nothing of theirs is under way: each frame holds a block for as long as it is."""
+    """Wait until no work is outstanding, because frames in flight hold pool blocks."""
     while any(conn._queue.outstanding for conn in conns):
         await yield_loop(1)
 
@@ -262,19 +261,19 @@ async def give(
     access: Rights = ALL,
     lease: float | None = None,
 ) -> tuple[Share, RemoteRegion]:
-    """Shares memory of one side with the other."""
+    """Share the owner's memory with the user."""
     share = await owner.send_region(memory, access=access, lease=lease)
     remote = await user.recv_region()
     return share, remote
 
 
 def forged(conn: Connection, token: RegionToken) -> RemoteRegion:
-    """A region by a token that `open_region` would refuse: the peer's device has to."""
+    """Open a region with a token that `open_region` rejects. The peer's device must reject it."""
     return conn._sharing.regions.use(RemoteRegion(conn._sharing, token, lent=False), granted=False)
 
 
 async def write_as_it_ends(conn: Connection, region: RemoteRegion, data: bytes) -> None:
-    """In a batch, to a region whose owner takes it back meanwhile."""
+    """Queue a write in a batch, and reclaim the region before the batch is posted."""
     async with conn.batch() as batch:
         batch.write(data, region[: len(data)])
         region._take_back()
@@ -284,7 +283,7 @@ async def write_as_it_ends(conn: Connection, region: RemoteRegion, data: bytes) 
 async def shared(
     owner: Connection, user: Connection, size: int, access: Rights = ALL, lease: float | None = None
 ) -> AsyncIterator[tuple[Buffer, RemoteRegion]]:
-    """Pool memory of `owner`, zeroed, as `user` sees it."""
+    """Provide zeroed pool memory of `owner` and the `user`'s view of it."""
     with owner.alloc(size) as buffer:
         buffer.view[:] = bytes(size)
         share, remote = await give(owner, user, buffer, access, lease)
@@ -294,7 +293,7 @@ async def shared(
 
 @contextmanager
 def closed_port(host: str) -> Iterator[int]:
-    """A port without a listener. No other process gets it; this one may listen there."""
+    """Provide a port without a listener. Only this process can listen on it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((host, 0))
@@ -302,12 +301,12 @@ def closed_port(host: str) -> Iterator[int]:
 
 
 def pool_statistics(conn: Connection) -> PoolStatistics:
-    """Of the pool that all connections of this loop and device share."""
+    """Return the statistics of the pool that this loop's connections to the device share."""
     return conn._endpoint.driver.pool.statistics()
 
 
 def take_all(conn: Connection) -> list[Buffer]:
-    """All that is left of the pool."""
+    """Allocate all remaining pool memory."""
     held = []
     for size in (1 << 20, 1 << 16, 1 << 12, 256):
         with suppress(QuotaError):
@@ -317,13 +316,13 @@ def take_all(conn: Connection) -> list[Buffer]:
 
 
 async def leases(*conns: Connection) -> int:
-    """Leased blocks of the pool that they share, but for the frames under way."""
+    """Return the number of leased blocks in the shared pool, once no frames are in flight."""
     await at_rest(*conns)
     return pool_statistics(conns[0]).leases
 
 
 def hello(config: Config = SMALL) -> Hello:
-    """What a peer with this configuration says in the handshake."""
+    """Return the hello that a peer with this configuration sends in the handshake."""
     return Hello(
         eager_size=config.eager_size,
         data_receives=config.data_receives,
@@ -336,7 +335,7 @@ def hello(config: Config = SMALL) -> Hello:
 
 
 async def ends(awaitable: Awaitable[object], *kinds: type[E]) -> E:
-    """What an await ends with; an assertion fails unless it is one of `kinds`."""
+    """Await an operation that must raise one of `kinds`, and return the exception."""
     try:
         result = await awaitable
     except kinds as error:
@@ -345,7 +344,7 @@ async def ends(awaitable: Awaitable[object], *kinds: type[E]) -> E:
 
 
 def told_once(error: BaseException) -> None:
-    """A traceback of it has no sentence twice."""
+    """Check that no sentence occurs twice in the messages of an error and its causes."""
     sentences: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
@@ -355,9 +354,10 @@ def told_once(error: BaseException) -> None:
 
 
 async def cancelled_after(count: int, make: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
-    """Starts it, cancels it after `count` iterations of the loop; its result, if it was quicker.
+    """Cancel a coroutine after `count` loop iterations.
 
-    Any other end than a result or the cancellation is raised.
+    Return a list of its result if it finished earlier, else an empty list. All other exceptions
+    propagate.
     """
     task = asyncio.create_task(make())
     await yield_loop(count)

@@ -36,7 +36,7 @@ def say(text: object) -> None:
 
 
 async def talk(conn: Connection, seed: int) -> None:
-    """Messages of both kinds, there and back."""
+    """Exchange short and long messages with an echo server."""
     for size in (0, 100, 5000, 200_000):
         data = pattern(size, seed)
         sending = asyncio.create_task(conn.send(data))
@@ -46,7 +46,7 @@ async def talk(conn: Connection, seed: int) -> None:
 
 
 class Parent:
-    """A server, a connection with it, and memory of that, all in this process."""
+    """A server, a connection to it, and shared memory, all in this process."""
 
     def __init__(
         self, factory: ConnectionFactory, server: Server, conn: Connection, buffer: Buffer
@@ -72,7 +72,7 @@ class Parent:
                 await parent.check()
 
     async def check(self) -> None:
-        """All goes on as before, and new peers are served."""
+        """Check that the connection still works and that the server accepts new peers."""
         async with self.factory.within(20):
             await talk(self.conn, 1)
             async with await self.factory.connect(self.server.port) as another:
@@ -80,7 +80,7 @@ class Parent:
 
 
 def forked(child: Callable[[], None]) -> int:
-    """The pid of a child that does this, and leaves with status 0 if it did not fail."""
+    """Fork a child that runs a function and exits with status 0 unless it fails. Return its PID."""
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -95,7 +95,7 @@ def forked(child: Callable[[], None]) -> int:
 
 
 async def ended(pid: int) -> int:
-    """Its exit status."""
+    """Wait for a child and return its exit status."""
     _, status = await asyncio.to_thread(os.waitpid, pid, 0)
     return os.waitstatus_to_exitcode(status)
 
@@ -104,7 +104,7 @@ async def ended(pid: int) -> int:
 
 
 def uses_what_it_inherited(parent: Parent) -> None:
-    """Each use is refused with a text that says so; ending it does nothing."""
+    """Check that inherited objects reject every use, and that closing them has no effect."""
     conn = parent.conn
 
     async def use() -> None:
@@ -129,7 +129,7 @@ def uses_what_it_inherited(parent: Parent) -> None:
 
 
 def has_its_own(parent: Parent) -> None:
-    """Connections of its own: within the child, and with its parent."""
+    """Check that the child can open connections within itself and to its parent."""
 
     async def main() -> None:
         factory = parent.factory
@@ -149,7 +149,7 @@ def run(main: Any) -> None:
 
 
 def is_refused(parent: Parent) -> None:
-    """By the connection manager; the other way is open."""
+    """Check that the connection manager rejects the child, and that via='tcp' works."""
 
     async def main() -> None:
         factory = parent.factory
@@ -182,7 +182,7 @@ async def forks(factory: ConnectionFactory, *children: Callable[[Parent], None])
 
 
 def exits(factory: ConnectionFactory) -> None:
-    """Children that leave as programs do: what they inherited is finalized, in whatever order."""
+    """Let children exit like programs, which finalizes the inherited objects in any order."""
     loop = asyncio.new_event_loop()
     opened = Parent.open(factory)
     parent = loop.run_until_complete(opened.__aenter__())
@@ -202,7 +202,7 @@ def exits(factory: ConnectionFactory) -> None:
 
 
 async def grandchildren(factory: ConnectionFactory) -> None:
-    """A child that has made a device of its own has a child as well."""
+    """Fork children of a child that has opened a device."""
 
     def child() -> None:
         run(generation(2))
@@ -218,7 +218,7 @@ async def grandchildren(factory: ConnectionFactory) -> None:
 
 
 async def outlived(factory: ConnectionFactory) -> None:
-    """Dies while its child lives on, until their input ends: prints the child's number, a port."""
+    """Serve until killed. Print the port and the PID of a child that lives until stdin ends."""
     async with Parent.open(factory) as parent:
         say(forked(lambda: (os.read(0, 1), None)[1]))
         say(parent.server.port)
@@ -229,7 +229,7 @@ async def outlived(factory: ConnectionFactory) -> None:
 
 
 def visit(factory: ConnectionFactory, port: int, number: int) -> None:
-    """In a process of its own: talks with the server at `port`, and with itself."""
+    """In another process, talk to the server at `port` and over connections of its own."""
 
     async def main() -> None:
         async with await factory.connect(port) as conn:
@@ -263,7 +263,7 @@ for fd in os.listdir("/proc/self/fd"):
 
 
 async def programs(factory: ConnectionFactory) -> None:
-    """Another program that is started inherits no descriptor, also when they are not closed."""
+    """Check that another program inherits no file descriptors, even with close_fds=False."""
     before = set(os.listdir("/proc/self/fd"))
     async with Parent.open(factory) as parent:
         async with await streams.create_server(asyncio.Protocol, factory.host, **factory.where):

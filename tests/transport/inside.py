@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 def figures(conn: Connection) -> dict[str, int]:
-    """How much is queued and under way."""
+    """Return the numbers of queued items and items in progress."""
     return conn._messages.figures()
 
 
 class Begun(Generic[T]):
-    """A `send` or `recv` that has taken its first step and waits, whatever task goes on with it.
+    """A `send` or `recv` that has started and waits. Any task may await the rest.
 
-    `tell` is called just before that task is, in the moment between an arrival and its turn.
+    `tell` is called after the awaited event and before the awaiting task continues.
     """
 
     def __init__(self, operation: Awaitable[T], tell: Callable[[], object] = lambda: None) -> None:
@@ -45,5 +45,5 @@ class Begun(Generic[T]):
             raise
 
     async def task(self) -> T:
-        """For `create_task`."""
+        """Return the result, as a coroutine for `create_task`."""
         return await self

@@ -41,8 +41,8 @@ EAGER = SMALL.eager_size - HEADER_SIZE
 STAGED = 64 << 10
 SIZES = (0, 1, 8, 200, EAGER - 1, EAGER, EAGER + 1, 5000, STAGED, STAGED + 1, 200_000)
 
-# The memory that each side shares: two words for atomics, bytes that never change, and cells, each
-# of which is written once at most.
+# The layout of each side's shared memory: two words for atomics, constant bytes, and cells. Each
+# cell is written at most once.
 SUM, WORD, CONSTANT, CELLS = 0, 8, 64, 64 + STAGED + 1
 ARENA = 2 << 20
 ENDED = (ConnectionClosedError, ConnectionBrokenError)
@@ -55,7 +55,7 @@ SIDES = (0, 1)
 CELL_SIZES = (0, 1, 8, 1000, 5000, STAGED, STAGED + 1)
 IMMS = (None, None, 0, 7, 0xFFFFFFFE)
 COUNTS = range(100)
-PIECES = (100, 5000)  # bytes; of the longer ones each is read by itself
+PIECES = (100, 5000)  # bytes; the longer ones are read separately
 SOURCES = ("bytes", "bytearray", "pool", "registered")
 CUT = (
     ("send", 100, None),
@@ -72,7 +72,8 @@ CUT = (
 HOLD = ("no", "no", "message", "view", "forgotten")
 TURNS = (1, 1, 2, 3, 5, 10, 20)
 
-# Each step, as often as it is here, and what its arguments are drawn from; a list, as many as that.
+# The steps, with the values from which their arguments are drawn. A step that is listed twice is
+# twice as likely. An argument whose values are in a list is a list of up to four of them.
 STEPS: tuple[tuple[Any, ...], ...] = (
     ("send", SIZES, IMMS, SOURCES),
     ("send_nowait", SIZES, IMMS),
@@ -112,13 +113,13 @@ STRIPED: tuple[tuple[Any, ...], ...] = (
     ("send_pieces", (3, 20), (100_000,)),
     ("recv_into", LONG),
 )
-"""Steps with messages that several rails carry."""
+"""Steps with messages that are striped over several rails."""
 ENDINGS = (("close",), ("abort",))
 Program = list[tuple[Any, ...]]
 
 
 def drawn(chance: random.Random, most: int, steps: Sequence[tuple[Any, ...]]) -> Program:
-    """A program of at most so many of these steps."""
+    """Return a random program of at most `most` steps, drawn from `steps`."""
 
     def argument(values: Sequence[Any]) -> Any:
         if isinstance(values, list):
@@ -130,7 +131,7 @@ def drawn(chance: random.Random, most: int, steps: Sequence[tuple[Any, ...]]) ->
 
 
 def crossing(chance: random.Random) -> Program:
-    """Both sides fill each other's receives and come to rest, then ask and take at once."""
+    """Return a program whose sides use up their receives, then borrow and receive concurrently."""
     program: Program = []
     for _ in range(chance.randrange(1, 4)):
         count, taken = chance.choices((1, 4, 6), k=2)
@@ -145,7 +146,7 @@ def crossing(chance: random.Random) -> Program:
 
 
 def racing(chance: random.Random) -> Program:
-    """Both sides send and receive, and one of them closes meanwhile, or both do."""
+    """Return a program whose sides send and receive while one or both close."""
     sizes = chance.choice(((1, 100), (100, 3000)))
     program: Program = [("take", side, chance.randrange(20)) for side in SIDES]
     for _ in range(chance.randrange(20)):
@@ -156,7 +157,7 @@ def racing(chance: random.Random) -> Program:
 
 @dataclass(eq=False)
 class Sent:
-    """A message as its sender knows it; `end` is how waiting for it ended."""
+    """The sender's record of a message. `end` is the outcome of the send."""
 
     data: bytes
     imm: int | None
@@ -164,7 +165,7 @@ class Sent:
     end: str = "open"
 
     def is_seen_as(self, got: list[Got]) -> bool:
-        """Whether this is what its receiver has seen next."""
+        """Return whether the next message that the receiver saw is this one."""
         return bool(got) and got[0] in (
             Got(self.data, self.imm, self.written),
             Got(self.data, self.imm, UNKNOWN),
@@ -173,7 +174,7 @@ class Sent:
 
 @dataclass
 class Got:
-    """A message as its receiver has seen it; `recv_into` does not tell what was `written`."""
+    """The receiver's record of a message. `recv_into` does not report `written`."""
 
     data: bytes
     imm: int | None
@@ -182,7 +183,7 @@ class Got:
 
 @dataclass(eq=False)
 class Cell:
-    """What was written into the other's memory, by a task of this side."""
+    """Data that a task of this side wrote into the peer's memory."""
 
     start: int
     data: bytes
@@ -201,7 +202,7 @@ class Cell:
 
 @dataclass
 class Common:
-    """What both ends share: the words that both change by atomics, each in the other's memory."""
+    """The expected state of the words that one side's atomics change in the peer's memory."""
 
     numbers: int = 0
     added: list[int] = field(default_factory=list)
@@ -219,7 +220,7 @@ class End:
 
     def __init__(self, conn: Connection) -> None:
         self.conn = conn
-        self.model = Common()  # of what this side changes in the other's memory
+        self.model = Common()  # expected changes by this side in the peer's memory
         self.arena = bytearray(ARENA)
         self.arena[CONSTANT:CELLS] = UNCHANGED
         self.region: Region | None = None
@@ -234,13 +235,13 @@ class End:
         config = conn._endpoint.config
         self.is_leased = config.lease is not None
         self.may_wait = config.pool_limit == SMALL_POOL
-        """Operations wait for memory, and messages and writes pass them."""
+        """Whether operations may wait for memory, while messages and writes overtake them."""
         self.own: list[bytearray] = []
-        """Memory of the user's, which nothing keeps in the end."""
+        """The user's memory, which must not be pinned in the end."""
         self.cells: list[Cell] = []
         self.next_cell = CELLS
         self.behind: dict[tuple[bytes, int | None], int] = {}
-        """How many cells were written before each message, or before the first of equal ones."""
+        """Number of cells written before each message, or before the first of equal messages."""
         self.seen = 0
         self.handed: set[bytes] = set()
         self.shared: set[bytes] = set()
@@ -249,7 +250,7 @@ class End:
         self.steady: set[asyncio.Future[None]] = set()
 
     async def open(self, peer: End) -> None:
-        """Both have told each other their arenas, once both have called this."""
+        """Exchange arenas with the peer, which must call this method concurrently."""
         self.peer = peer
         self.region = self.conn.register(self.arena)
         self.share = await self.conn.send_region(self.region, access=ALL)
@@ -260,18 +261,21 @@ class End:
         self.tasks.append(asyncio.create_task(step))
 
     def start_steady(self, step: Coroutine[Any, Any, None]) -> None:
-        """What is not to be cancelled.  Of a loan that would take it back, and a side that
-        uses it nevertheless loses the connection; a `close` may not have begun."""
+        """Start a step that must not be cancelled.
+
+        Cancelling a share would end it while the peer may use it, which breaks the connection. A
+        cancelled `close` might not have started.
+        """
         self.start(step)
         self.steady.add(self.tasks[-1])
 
     def start_receiving(self, step: Coroutine[Any, Any, None]) -> None:
-        """What may wait for more than there will be."""
+        """Start a step that may wait for more messages than the peer sends."""
         self.start(step)
         self.receiving.append(self.tasks[-1])
 
     async def empty(self) -> None:
-        """After the end: takes what was not taken, and gives back all."""
+        """Receive all remaining messages and buffers after the end, and release all memory."""
         self.release_all()
         with suppress(*ENDED):
             while True:
@@ -282,7 +286,7 @@ class End:
         if self.region is not None:
             self.region.close()
         for memory in self.own:
-            memory.clear()  # BufferError while something holds it
+            memory.clear()  # raises BufferError if the memory is still pinned
 
     # ---- messages --------------------------------------------------------------------------------
 
@@ -299,7 +303,7 @@ class End:
             except QuotaError:
                 return
             memory.view[:] = data
-        with memory as it:  # which ends before the message has been sent
+        with memory as it:  # left before the message has been sent
             send = self.conn.send if source in SOURCES[:2] else self.conn.send_nowait
             sending = send(it, imm=imm)
             sent = self._new(data, imm)
@@ -340,7 +344,7 @@ class End:
         self.tasks.append(future)
 
     def burst(self, lengths: list[int]) -> None:
-        """Several at once: what there is no room for waits, and what fits together goes so."""
+        """Send several messages at once, so that some are bundled and others wait for credits."""
         for size in lengths:
             self.send_nowait(size, None)
 
@@ -359,7 +363,7 @@ class End:
             raise
 
     def _received(self, got: Got) -> None:
-        if not self.is_leased and not self.may_wait:  # else a write may be refused
+        if not self.is_leased and not self.may_wait:  # otherwise a write may be rejected
             behind = self.peer.behind.get((got.data, got.imm), 0)
             for cell in self.peer.cells[self.seen : behind]:
                 assert cell.is_in(self.arena) or not cell.is_wanted, "came before a write"
@@ -373,7 +377,7 @@ class End:
         self._take(await self.conn.recv(), hold)
 
     async def forward(self) -> None:
-        """Sends a message back, and releases it before that has been sent."""
+        """Send a received message back, and release it before the send completes."""
         with await self.conn.recv() as message:
             data = bytes(message)
             self._received(Got(data, message.imm, message.written))
@@ -400,7 +404,7 @@ class End:
             message.release()
 
     async def recv_and_cancel(self, number: int) -> None:
-        """Another task, which may have been woken by the same arrival."""
+        """Receive a message, then cancel another task that the same arrival may have woken."""
         await self.recv()
         self.cancel(number)
 
@@ -414,7 +418,7 @@ class End:
         try:
             length, imm = await self.conn.recv_into(target)
         except MessageTooLongError:
-            return  # it stays for the next
+            return  # the message stays queued
         self._received(Got(bytes(target[:length]), imm, UNKNOWN))
 
     async def recv_with(self, size: int) -> None:
@@ -423,7 +427,7 @@ class End:
                 raise LookupError(length)
             return self.lent(length)
 
-        with suppress(LookupError, MessageTooLongError):  # it stays for the next
+        with suppress(LookupError, MessageTooLongError):  # the message stays queued
             target, length, imm = await self.conn.recv_with(allocate)
             self._received(Got(bytes(target[:length]), imm, UNKNOWN))
 
@@ -432,7 +436,7 @@ class End:
             await yield_loop(1)
 
     async def exhaust(self, turns: int) -> None:
-        """All that is left of the pool, for so many iterations."""
+        """Hold all remaining pool memory for the given number of loop iterations."""
         held = take_all(self.conn) if self.may_wait else []
         try:
             await yield_loop(turns)
@@ -508,7 +512,7 @@ class End:
         model.swaps.append((expected, desired, old == expected))
 
     async def batch(self, lengths: list[int]) -> None:
-        """Writes, a read and an addition at once."""
+        """Execute writes, a read and an addition in a single batch."""
         read = self.lent(100)
         cells = [self.cell(size) for size in lengths]
         bit = 1 << len(self.model.added + self.model.maybe_added)
@@ -526,7 +530,7 @@ class End:
         except OutcomeUnknownError:
             sure = "unknown"
             raise
-        except QuotaError:  # of the pool's memory for the sum
+        except QuotaError:  # no pool memory for the addition's result
             return
         finally:
             for cell in cells:
@@ -537,7 +541,7 @@ class End:
     # ---- regions ---------------------------------------------------------------------------------
 
     async def lend(self, size: int) -> None:
-        """A share of its own, which the other may read when it takes it."""
+        """Share a new buffer with the peer, which may read it after receiving the region."""
         content = pattern(size, self.model.number())
         with suppress(QuotaError), self.conn.alloc(size) as buffer:
             buffer.view[:] = content
@@ -545,7 +549,7 @@ class End:
             await self.conn.send_region(buffer, access=Rights.READ)
 
     async def borrow(self, size: int, hand_over: bool) -> None:
-        """The other's memory: written, read again, and given back or handed over."""
+        """Borrow memory of the peer, write and read it, then release it or hand it over."""
         try:
             region = await self.conn.request_region(size)
         except RequestRefusedError:
@@ -577,13 +581,13 @@ class End:
     # ---- the end ---------------------------------------------------------------------------------
 
     def check_share(self) -> None:
-        """What was granted without a lease is there as long as the connection."""
+        """Check that a share without a lease lasts as long as the connection."""
         if self.conn._state is ConnectionState.OPEN and not self.is_leased:
             assert self.share is not None
             assert not self.share.revoked, "a region has ended by itself"
 
     async def drain(self) -> None:
-        """Receives all that there is, up to the other's last message; then no task waits here."""
+        """Receive messages up to the peer's last one, then cancel the remaining receiving tasks."""
         while not self.got_last.is_set():
             taking = asyncio.create_task(self.recv())
             last = asyncio.create_task(self.got_last.wait())
@@ -596,10 +600,13 @@ class End:
             task.cancel()
 
     def check(self, *, complete: bool, closed: bool) -> None:
-        """What the other has got is what this side has sent; `complete` unless it ended early, and
-        then, if it was `closed`, all up to the first that was not confirmed."""
-        # Each may be skipped that was cancelled, and the same bytes may have been sent twice: so
-        # these are all the numbers of messages that may have been received so far.
+        """Check that the peer received exactly the messages that this side sent.
+
+        If the connection ended early, `complete` is False. If it was not aborted either (`closed`),
+        every message before the first unconfirmed one must have arrived.
+        """
+        # Cancelled messages may be missing, and two messages may have equal bytes. `received`
+        # therefore contains every possible number of messages received so far.
         received = {0}
         for sent in self.sent:
             closed = closed and sent.end == "sent"
@@ -632,7 +639,7 @@ async def cancel_after(turns: int, task: asyncio.Future[None]) -> None:
 
 
 async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Program) -> None:
-    """Starts every step in order.  Only "turns" lets anything happen in between."""
+    """Start each step in order. Other tasks run only during "turns" and "rest" steps."""
     for name, side, *arguments in program:
         end = ends[side]
         match name:
@@ -665,17 +672,17 @@ async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Progr
                 end.start(getattr(end, name)(*arguments))
 
 
-# What a task may end with once its connection has ended.  Whose own operation failed, by a key that
-# was taken back under it for instance, hears what the device told of it.
+# Errors that a task may raise once its connection has ended. A task whose own operation failed gets
+# the device's error, for example after its key was revoked.
 EXPECTED = (*ENDED, WorkCompletionError, LeaseEndedError, RequestRefusedError)
 
 
 async def run_seed(
     factory: ConnectionFactory, seed: int, more: tuple[tuple[Any, ...], ...] = ()
 ) -> None:
-    """Draws a configuration and a program, plays it, lets all of it come to its end, and looks at
-    what there is then.  Half of the programs end with the end of the connection, and all with that.
-    `more` steps are among those of each program.
+    """Run a random program with a random configuration, and check the final state.
+
+    Programs may end the connection themselves. Each program can also contain the steps in `more`.
     """
     chance = random.Random(seed)
     config = replace(
@@ -694,7 +701,7 @@ async def run_seed(
         max_eager_size=chance.choice((SMALL.eager_size, 8 << 10)),
         data_receives=chance.choice((1, 4, 32)),
     )
-    # Few kinds of steps go deeper than all kinds at once.
+    # A program with few kinds of steps reaches deeper states than one with all kinds.
     steps = chance.sample(STEPS, chance.choice((4, 6, 8, len(STEPS))))
     steps += more
     program = drawn(chance, 48, steps) if chance.random() < 0.8 else crossing(chance)
@@ -735,15 +742,15 @@ async def run_program(
                     end.check_share()
                 if complete:
                     while any(conn._queue.outstanding for conn in conns):
-                        await yield_loop(1)  # credits, which a device with threads still sends
+                        await yield_loop(1)  # a threaded device may still be sending credits
                     check_pool(*ends)
-        finally:  # of a test that fails
+        finally:  # if the test fails
             for task in tasks_of(ends):
                 task.cancel()
     for ended in tasks_of(ends):
         error = None if ended.cancelled() else ended.exception()
         if isinstance(error, LeaseEndedError) and config.lease is None:
-            raise error  # the owner has taken nothing back
+            raise error  # the owner has not reclaimed anything
         if isinstance(error, OutcomeUnknownError | BufferStateError) and factory.loses_work:
             continue
         if error is not None and (complete or not isinstance(error, EXPECTED)):
@@ -763,9 +770,12 @@ def tasks_of(ends: tuple[End, End]) -> list[asyncio.Future[None]]:
 
 
 def check_pool(*ends: End) -> None:
-    """Nothing is leased but the receives, larger ones to take their place, spare blocks, and with
-    several rails frames of the journal and a receive of each other rail; and memory that is shared,
-    or was handed over and not taken, if there is any."""
+    """Check that no pool block has leaked.
+
+    A connection keeps its receives, larger blocks to replace them, and spare blocks. With several
+    rails it also keeps journal frames and a receive for each further rail. More blocks are leased
+    if memory is shared, or was handed over but not received.
+    """
     names = ("receives", "larger_blocks", "spare_blocks")
     kept = sum(figures(end.conn)[name] for end in ends for name in names)
     for end in ends:
@@ -781,7 +791,7 @@ def check_pool(*ends: End) -> None:
 
 
 async def settle(first: End, second: End) -> None:
-    """Both send a last message, and receive all until that of the other."""
+    """Send a last message from both sides, and receive everything up to the peer's last message."""
     for end in (first, second):
         end.release_all()
         end.has_sent_all = True
