@@ -140,7 +140,8 @@ def tally(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def page(results: Mapping[str, Any]) -> str:
     machine = results["machine"]
-    about = f"Measured on Linux {machine['kernel']}, {machine['cores']} cores for both programs."
+    cores = f"{machine['cores']} cores shared by the client and the server"
+    about = f"Measured on Linux {machine['kernel']}, {cores}."
     parts = [INTRODUCTION.format(machine=about)]
     for software in SOFTWARE:
         rows = [row for row in TABLE if row.software == software.name]
