@@ -53,7 +53,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 	id->remote_qpn = reply->qpn;
 	id->remote_psn = reply->psn;
 	id->remote_ece = reply->ece;
-	id->shm_port = id->link->said.shm_port ? reply->shm_port : 0;
+	id->shm_port = id->link->last_sent.shm_port ? reply->shm_port : 0;
 	id->path_port = reply->path_port;
 	/* The peer's rdma_accept(3) may have changed both depths. */
 	id->responder_resources = soft_cm_depth(reply->initiator_depth, SOFT_MAX_RD_ATOMIC);

@@ -291,7 +291,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		answer(from, to, mad, SOFT_CM_REASON_STALE);
 		/* Send DREQ if the old connection was established, because the peer may still use
 		 * it. */
-		if (old->link.said.type == SOFT_CM_RTU || old->link.heard == SOFT_CM_RTU)
+		if (old->link.last_sent.type == SOFT_CM_RTU || old->link.heard == SOFT_CM_RTU)
 			(void)soft_cm_link_say(&old->link, &disconnect);
 		soft_cm_link_failed(&old->link, ECONNRESET);
 		return;
@@ -373,7 +373,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	/* Ignore the rejection if the peer has already sent another response. That response shows
 	 * that the port has a listener, so the rejection is for an earlier transmission. Otherwise
 	 * retry for a short time. */
-	if (has_no_service(&mad.message, conversation->link.said.type) &&
+	if (has_no_service(&mad.message, conversation->link.last_sent.type) &&
 	    (conversation->link.heard || soft_cm_link_insist(&conversation->link)))
 		return;
 	if (!conversation->remote_id)

@@ -333,7 +333,7 @@ struct soft_cm_link {
 	const struct soft_cm_carrier *carrier;
 	const struct soft_cm_link_calls *calls; /* NULL if the link has no owner */
 	void *owner;
-	struct soft_cm_message said; /* last message sent by this side */
+	struct soft_cm_message last_sent; /* last message sent by this side */
 	struct soft_cm_message request; /* passive side: the REQ */
 	struct soft_place place; /* place of a half-open, parked or lingering link */
 	unsigned heard; /* highest message type received; 0 if none */

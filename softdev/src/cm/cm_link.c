@@ -44,7 +44,7 @@ static void start_timer(struct soft_cm_link *link, uint64_t pause_ns)
  * peer's final message, nothing is retransmitted. */
 static void wait_for_answer(struct soft_cm_link *link)
 {
-	bool repeats = link->carrier->loses && wants_answer(link->said.type) &&
+	bool repeats = link->carrier->loses && wants_answer(link->last_sent.type) &&
 		       !is_one_of(link->heard, LAST);
 
 	start_timer(link, repeats ? link->pause_ns : INT64_MAX);
@@ -57,7 +57,7 @@ static void expired(struct soft_timer *timer)
 {
 	struct soft_cm_link *link = soft_container(timer, struct soft_cm_link, timer);
 	bool over = soft_now() >= link->deadline;
-	int error = over ? ETIMEDOUT : link->carrier->send(link, &link->said);
+	int error = over ? ETIMEDOUT : link->carrier->send(link, &link->last_sent);
 
 	if (error)
 		soft_cm_link_failed(link, error);
@@ -80,7 +80,7 @@ void soft_cm_link_stop(struct soft_cm_link *link)
 
 int soft_cm_link_say(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
-	link->said = *message;
+	link->last_sent = *message;
 	return link->carrier->send(link, message);
 }
 
@@ -98,7 +98,7 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 	id->state = SOFT_CM_CONNECTING;
 	soft_cm_id_waits(id, true);
 	link->begun_at = soft_now();
-	link->said = *message;
+	link->last_sent = *message;
 	/* Datagram services do not use MRA, so wait for the response of the peer's application. */
 	soft_cm_link_expect(link, soft_cm_datagrams(id) ? soft_device.cm->limits.service_ms
 							: soft_device.cm->limits.response_ms);
@@ -173,7 +173,7 @@ void soft_cm_link_leave(struct soft_cm_link *link)
 	soft_assert_locked();
 	link->calls = NULL;
 	if (link->carrier->loses &&
-	    (is_one_of(link->said.type, LAST | TYPE(CM_DREQ)) || link->heard == SOFT_CM_REJ))
+	    (is_one_of(link->last_sent.type, LAST | TYPE(CM_DREQ)) || link->heard == SOFT_CM_REJ))
 		linger(link);
 	else
 		link->carrier->end(link);
@@ -206,8 +206,8 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 	soft_assert_locked();
 	link->heard = type > before ? type : before;
 	if (loses && type <= before) {
-		if (wants_answer(type) && link->said.type > type)
-			(void)link->carrier->send(link, &link->said);
+		if (wants_answer(type) && link->last_sent.type > type)
+			(void)link->carrier->send(link, &link->last_sent);
 		return true;
 	}
 	if (loses && type == SOFT_CM_DREQ)
@@ -220,7 +220,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 		if (is_one_of(type, LAST))
 			wait_for_answer(link);
 		else if (type != SOFT_CM_DREQ)
-			(void)link->carrier->send(link, &link->said);
+			(void)link->carrier->send(link, &link->last_sent);
 		return true;
 	}
 	if (link->deadline && type == SOFT_CM_MRA) {

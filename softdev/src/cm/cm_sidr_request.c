@@ -74,7 +74,7 @@ static bool take(struct soft_cm_link *link, const uint8_t *bytes, size_t length)
 	struct soft_cm_message message;
 
 	if (length != SOFT_MAD_SIZE || soft_cm_decode(bytes, length, &message) ||
-	    message.type != SOFT_SIDR_REP || message.number != link->said.number)
+	    message.type != SOFT_SIDR_REP || message.number != link->last_sent.number)
 		return true;
 	return soft_cm_link_received(link, &message);
 }

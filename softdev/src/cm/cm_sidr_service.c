@@ -44,7 +44,7 @@ static struct caller *caller_of(const struct soft_cm_link *link)
 
 static bool is_answered(const struct caller *caller)
 {
-	return caller->link.said.type == SOFT_SIDR_REP;
+	return caller->link.last_sent.type == SOFT_SIDR_REP;
 }
 
 /* A buffer for the control message that contains the local address (IP_PKTINFO or IPV6_PKTINFO). */

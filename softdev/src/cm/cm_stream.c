@@ -207,7 +207,7 @@ static void finish_connecting(struct stream *stream)
 		error = soft_watch(&stream->watch, reading);
 	if (!error) {
 		stream->connecting = false;
-		error = send_message(&stream->link, &stream->link.said);
+		error = send_message(&stream->link, &stream->link.last_sent);
 	}
 	if (error)
 		failed(stream, error);
