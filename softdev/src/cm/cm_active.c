@@ -24,7 +24,7 @@ static void connect_failed(struct soft_cm_id *id, int error)
 						    .private_data_len = SOFT_CM_REJ_PRIVATE};
 	bool closed = error == ECONNRESET || error == EPIPE;
 
-	if (error == ECONNREFUSED || (closed && !(id->link && id->link->heard)))
+	if (error == ECONNREFUSED || (closed && !(id->link && id->link->highest_received)))
 		soft_cm_failed(id, RDMA_CM_EVENT_REJECTED, SOFT_CM_REASON_INVALID_SERVICE_ID,
 			       &no_listener);
 	else

@@ -187,9 +187,10 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 		.local_id = conversation->local_id,
 		.remote_id = conversation->remote_id,
 		/* A REJ that withdraws our REP also uses OTHER (12.9, state REP sent). */
-		.answered = link->heard == SOFT_CM_REQ && !conversation->qpn ? SOFT_CM_ANSWERS_REQ
-			    : link->heard == SOFT_CM_REP ? SOFT_CM_ANSWERS_REP
-							 : SOFT_CM_ANSWERS_OTHER,
+		.answered = link->highest_received == SOFT_CM_REQ && !conversation->qpn
+				    ? SOFT_CM_ANSWERS_REQ
+			    : link->highest_received == SOFT_CM_REP ? SOFT_CM_ANSWERS_REP
+								    : SOFT_CM_ANSWERS_OTHER,
 		.peer_qpn = conversation->peer_qpn,
 		.service_port =
 			conversation->passive ? conversation->local_port : conversation->peer_port,
@@ -291,7 +292,8 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		answer(from, to, mad, SOFT_CM_REASON_STALE);
 		/* Send DREQ if the old connection was established, because the peer may still use
 		 * it. */
-		if (old->link.last_sent.type == SOFT_CM_RTU || old->link.heard == SOFT_CM_RTU)
+		if (old->link.last_sent.type == SOFT_CM_RTU ||
+		    old->link.highest_received == SOFT_CM_RTU)
 			(void)soft_cm_link_say(&old->link, &disconnect);
 		soft_cm_link_failed(&old->link, ECONNRESET);
 		return;
@@ -374,7 +376,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	 * that the port has a listener, so the rejection is for an earlier transmission. Otherwise
 	 * retry for a short time. */
 	if (has_no_service(&mad.message, conversation->link.last_sent.type) &&
-	    (conversation->link.heard || soft_cm_link_insist(&conversation->link)))
+	    (conversation->link.highest_received || soft_cm_link_insist(&conversation->link)))
 		return;
 	if (!conversation->remote_id)
 		conversation->remote_id = mad.local_id;

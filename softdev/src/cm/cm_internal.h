@@ -336,7 +336,7 @@ struct soft_cm_link {
 	struct soft_cm_message last_sent; /* last message sent by this side */
 	struct soft_cm_message request; /* passive side: the REQ */
 	struct soft_place place; /* place of a half-open, parked or lingering link */
-	unsigned heard; /* highest message type received; 0 if none */
+	unsigned highest_received; /* highest message type received; 0 if none */
 	struct soft_timer timer; /* for the next retransmission or the deadline */
 	uint64_t deadline; /* 0 if none */
 	uint64_t begun_at;

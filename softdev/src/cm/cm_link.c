@@ -45,7 +45,7 @@ static void start_timer(struct soft_cm_link *link, uint64_t pause_ns)
 static void wait_for_answer(struct soft_cm_link *link)
 {
 	bool repeats = link->carrier->loses && wants_answer(link->last_sent.type) &&
-		       !is_one_of(link->heard, LAST);
+		       !is_one_of(link->highest_received, LAST);
 
 	start_timer(link, repeats ? link->pause_ns : INT64_MAX);
 	if (link->pause_ns < LONGEST_PAUSE_NS)
@@ -172,8 +172,8 @@ void soft_cm_link_leave(struct soft_cm_link *link)
 {
 	soft_assert_locked();
 	link->calls = NULL;
-	if (link->carrier->loses &&
-	    (is_one_of(link->last_sent.type, LAST | TYPE(CM_DREQ)) || link->heard == SOFT_CM_REJ))
+	if (link->carrier->loses && (is_one_of(link->last_sent.type, LAST | TYPE(CM_DREQ)) ||
+				     link->highest_received == SOFT_CM_REJ))
 		linger(link);
 	else
 		link->carrier->end(link);
@@ -199,12 +199,12 @@ void soft_cm_link_failed(struct soft_cm_link *link, int error)
 bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	const struct soft_cm_message disconnected = {.type = SOFT_CM_DREP};
-	unsigned type = message->type, before = link->heard;
+	unsigned type = message->type, before = link->highest_received;
 	uint64_t service_ns = TIMEOUT_NS << message->service_timeout;
 	bool loses = link->carrier->loses;
 
 	soft_assert_locked();
-	link->heard = type > before ? type : before;
+	link->highest_received = type > before ? type : before;
 	if (loses && type <= before) {
 		if (wants_answer(type) && link->last_sent.type > type)
 			(void)link->carrier->send(link, &link->last_sent);

@@ -81,7 +81,7 @@ bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
 						 .service_timeout = SERVICE_TIMEOUT};
 	uint16_t reason = objection(listener, request);
 
-	link->heard = request->type;
+	link->highest_received = request->type;
 	link->request = *request;
 	if (reason) {
 		soft_cm_link_refuse(link, reason);

@@ -226,7 +226,7 @@ bool soft_cm_service_asked(struct soft_cm_listener *listener, struct soft_cm_lin
 	bool reported = listener->id->untaken < listener->id->backlog &&
 			report(listener->id, link, request);
 
-	link->heard = request->type;
+	link->highest_received = request->type;
 	if (!reported)
 		link->carrier->end(link);
 	return reported;

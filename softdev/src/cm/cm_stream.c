@@ -78,8 +78,9 @@ static int take_message(struct stream *stream, const struct soft_cm_message *mes
 
 	/* Reject repeated messages and unexpected types. A peer could otherwise make this process
 	 * read meaningless messages forever. */
-	if (listener ? message->type != SOFT_CM_REQ
-		     : message->type > SOFT_CM_REJ || message->type <= stream->link.heard)
+	if (listener
+		    ? message->type != SOFT_CM_REQ
+		    : message->type > SOFT_CM_REJ || message->type <= stream->link.highest_received)
 		return EPROTO;
 	if (!listener)
 		return soft_cm_link_received(&stream->link, message) ? 0 : -1;

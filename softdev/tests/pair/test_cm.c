@@ -876,7 +876,7 @@ static void silent_server(void)
 	wait_until(client, ASKED, false);
 	while (heard && !mad_counts[1])
 		one_step(next_due());
-	while (heard && soft_cm_id_of(client->id)->link->heard != SOFT_CM_MRA)
+	while (heard && soft_cm_id_of(client->id)->link->highest_received != SOFT_CM_MRA)
 		one_step(next_due());
 	gives_up_after(client, heard ? soft_device.cm->limits.service_ms
 				     : soft_device.cm->limits.response_ms);
@@ -893,7 +893,7 @@ static void told_to_wait(void)
 	int asked;
 
 	wait_until(client, ASKED, false);
-	while (soft_cm_id_of(client->id)->link->heard != SOFT_CM_MRA)
+	while (soft_cm_id_of(client->id)->link->highest_received != SOFT_CM_MRA)
 		one_step(next_due());
 	told = fuzz_now_ns;
 	asked = mad_counts[0];
@@ -1307,7 +1307,7 @@ static void flood_of_requests(void)
 	CHECK(responses <= 2 * (RATE + BURST)); /* an MRA and a later REJ for each request */
 	flood(&request, 16, FLOOD);
 	CHECK_EQUAL(mad_counts[0], REPETITIONS);
-	CHECK_EQUAL(soft_cm_id_of(honest->id)->link->heard, SOFT_CM_MRA);
+	CHECK_EQUAL(soft_cm_id_of(honest->id)->link->highest_received, SOFT_CM_MRA);
 	CHECK_EQUAL(soft_cm_id_of(open->id)->state, SOFT_CM_CONNECTED);
 	CHECK_EQUAL(soft_cm_id_of(server()->id)->state, SOFT_CM_CONNECTED);
 	close_listeners(1);
