@@ -320,9 +320,10 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 	if (!made)
 		return; /* the peer will retransmit the request */
 	if (is_sidr(mad))
-		(void)soft_cm_service_asked(&listener->listener, &made->link, &mad->message);
+		(void)soft_cm_sidr_request_received(&listener->listener, &made->link,
+						    &mad->message);
 	else
-		(void)soft_cm_asked(&listener->listener, &made->link, &mad->message);
+		(void)soft_cm_request_received(&listener->listener, &made->link, &mad->message);
 }
 
 /* Returns the conversation that matches the sender, type and IDs of the message, or NULL. */

@@ -289,7 +289,7 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
 
 /* A transport for connection manager messages. State machines and timers are independent of it. A
  * carrier creates links, and reports events on them by calling soft_cm_link_received,
- * soft_cm_link_failed and soft_cm_asked. */
+ * soft_cm_link_failed and soft_cm_request_received. */
 struct soft_cm_carrier {
 	bool loses; /* may lose, duplicate or delay messages, so links retransmit them */
 	/* Open a link to the id's destination without sending anything. The carrier may take over
@@ -385,8 +385,8 @@ struct soft_cm_listener {
 };
 
 /* Handle a REQ received on a link that has no owner. Returns false if the link has been freed. */
-bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
-		   const struct soft_cm_message *request);
+bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_link *link,
+			      const struct soft_cm_message *request);
 /* Close the id's listener, if any. Safe to call repeatedly. */
 void soft_cm_listener_close(struct soft_cm_id *id);
 /* Report parked requests after the application has received a request from the listener. */
@@ -413,8 +413,8 @@ int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *
 /* Reject a datagram service request (rdma_reject(3)). */
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length);
 /* Handle a SIDR_REQ received on a new link. Returns false if the link has been freed. */
-bool soft_cm_service_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
-			   const struct soft_cm_message *request);
+bool soft_cm_sidr_request_received(struct soft_cm_listener *listener, struct soft_cm_link *link,
+				   const struct soft_cm_message *request);
 
 /* ---- cm_multicast.c ------------------------------------------------------------------------ */
 

@@ -74,8 +74,8 @@ static uint16_t objection(const struct soft_cm_listener *listener,
 	return 0;
 }
 
-bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
-		   const struct soft_cm_message *request)
+bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_link *link,
+			      const struct soft_cm_message *request)
 {
 	const struct soft_cm_message received = {.type = SOFT_CM_MRA,
 						 .service_timeout = SERVICE_TIMEOUT};

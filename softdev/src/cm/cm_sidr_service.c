@@ -167,7 +167,7 @@ static void take_request(struct service *service, const struct caller *from,
 	caller->service = service;
 	soft_cm_link_init(&caller->link, &soft_cm_answering);
 	soft_list_append(&service->callers, &caller->node);
-	(void)soft_cm_service_asked(&service->listener, &caller->link, message);
+	(void)soft_cm_sidr_request_received(&service->listener, &caller->link, message);
 }
 
 static void ready(struct soft_fd_watch *watch)
@@ -220,8 +220,8 @@ static bool report(struct soft_cm_id *listener, struct soft_cm_link *link,
 	return true;
 }
 
-bool soft_cm_service_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
-			   const struct soft_cm_message *request)
+bool soft_cm_sidr_request_received(struct soft_cm_listener *listener, struct soft_cm_link *link,
+				   const struct soft_cm_message *request)
 {
 	bool reported = listener->id->untaken < listener->id->backlog &&
 			report(listener->id, link, request);

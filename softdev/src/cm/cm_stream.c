@@ -87,7 +87,7 @@ static int take_message(struct stream *stream, const struct soft_cm_message *mes
 	stream->listener = NULL;
 	soft_place_release(&stream->link.place);
 	soft_cm_link_expect_nothing(&stream->link);
-	return soft_cm_asked(&listener->listener, &stream->link, message) ? 0 : -1;
+	return soft_cm_request_received(&listener->listener, &stream->link, message) ? 0 : -1;
 }
 
 /* Returns whether the fault spec drops a message received by the device at the stream's local
