@@ -43,7 +43,7 @@ static int say_ready(struct soft_cm_id *id)
 {
 	const struct soft_cm_message ready = {.type = SOFT_CM_RTU};
 
-	return soft_cm_link_say(id->link, &ready);
+	return soft_cm_link_send(id->link, &ready);
 }
 
 static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *reply)

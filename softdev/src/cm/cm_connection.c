@@ -66,7 +66,7 @@ static const struct soft_cm_link_calls calls = {.message = message, .failed = fa
 static void say_end(struct soft_cm_id *id)
 {
 	if (id->link && !id->link->carrier->hand_over)
-		(void)soft_cm_link_say(id->link, &(struct soft_cm_message){.type = SOFT_CM_DREQ});
+		(void)soft_cm_link_send(id->link, &(struct soft_cm_message){.type = SOFT_CM_DREQ});
 }
 
 void soft_cm_reject(struct soft_cm_id *id, uint16_t reason, const void *private_data,
@@ -75,7 +75,7 @@ void soft_cm_reject(struct soft_cm_id *id, uint16_t reason, const void *private_
 	struct soft_cm_message message = {.type = SOFT_CM_REJ, .reason = reason};
 
 	(void)soft_cm_put_private(&message, private_data, private_data_len);
-	(void)soft_cm_link_say(id->link, &message); /* best effort */
+	(void)soft_cm_link_send(id->link, &message); /* best effort */
 	leave_link(id);
 }
 

@@ -294,7 +294,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		 * it. */
 		if (old->link.last_sent.type == SOFT_CM_RTU ||
 		    old->link.highest_received == SOFT_CM_RTU)
-			(void)soft_cm_link_say(&old->link, &disconnect);
+			(void)soft_cm_link_send(&old->link, &disconnect);
 		soft_cm_link_failed(&old->link, ECONNRESET);
 		return;
 	}

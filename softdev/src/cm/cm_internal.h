@@ -347,7 +347,7 @@ void soft_cm_link_init(struct soft_cm_link *link, const struct soft_cm_carrier *
 /* Stop the link's timer and release its place. Carriers call this before they free a link. */
 void soft_cm_link_stop(struct soft_cm_link *link);
 /* Send a message and keep a copy for retransmission. Returns 0 or an errno value. */
-int soft_cm_link_say(struct soft_cm_link *link, const struct soft_cm_message *message);
+int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *message);
 /* Open a link for the id, send the first message (REQ or SIDR_REQ), and start the link's timers.
  * Returns 0 or an errno value. If the link is open but sending fails, id->link is set despite the
  * error. */

@@ -78,7 +78,7 @@ void soft_cm_link_stop(struct soft_cm_link *link)
 	soft_place_release(&link->place);
 }
 
-int soft_cm_link_say(struct soft_cm_link *link, const struct soft_cm_message *message)
+int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	link->last_sent = *message;
 	return link->carrier->send(link, message);
@@ -181,8 +181,8 @@ void soft_cm_link_leave(struct soft_cm_link *link)
 
 void soft_cm_link_refuse(struct soft_cm_link *link, uint16_t reason)
 {
-	(void)soft_cm_link_say(link,
-			       &(struct soft_cm_message){.type = SOFT_CM_REJ, .reason = reason});
+	(void)soft_cm_link_send(link,
+				&(struct soft_cm_message){.type = SOFT_CM_REJ, .reason = reason});
 	link->carrier->end(link);
 }
 
@@ -211,7 +211,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 		return true;
 	}
 	if (loses && type == SOFT_CM_DREQ)
-		(void)soft_cm_link_say(link, &disconnected);
+		(void)soft_cm_link_send(link, &disconnected);
 	if (!link->calls && !loses) {
 		link->carrier->end(link);
 		return false;

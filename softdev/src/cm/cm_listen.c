@@ -87,7 +87,7 @@ bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_
 		soft_cm_link_refuse(link, reason);
 		return false;
 	}
-	if (soft_cm_link_say(link, &received)) {
+	if (soft_cm_link_send(link, &received)) {
 		link->carrier->end(link);
 		return false;
 	}

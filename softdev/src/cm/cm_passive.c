@@ -122,7 +122,7 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 	if (!reply.shm_port)
 		id->shm_port = 0;
 	id->path_port = reply.path_port = soft_ip_port();
-	error = soft_cm_link_say(id->link, &reply);
+	error = soft_cm_link_send(id->link, &reply);
 	if (error) {
 		soft_cm_qp_error(id);
 		return error;

@@ -249,7 +249,7 @@ int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *
 	message.qpn = qp ? qp->qp_num : parameters->qp_num;
 	id->unaccepted = false;
 	id->state = SOFT_CM_CONNECTED;
-	return soft_cm_link_say(id->link, &message);
+	return soft_cm_link_send(id->link, &message);
 }
 
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length)
@@ -263,7 +263,7 @@ int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint
 	if (id->state != SOFT_CM_REQUESTED || !soft_cm_put_private(&message, private_data, length))
 		return EINVAL;
 	id->state = SOFT_CM_FAILED;
-	return soft_cm_link_say(id->link, &message);
+	return soft_cm_link_send(id->link, &message);
 }
 
 /* ---- opening and closing ------------------------------------------------------------------- */
