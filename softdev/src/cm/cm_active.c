@@ -131,7 +131,7 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 		request.shm_port = soft_ip_port();
 	id->opens_chan = true;
 	id->retry_count = request.retry_count;
-	error = soft_cm_link_ask(id, soft_device.cm->carrier, &calls, &request);
+	error = soft_cm_link_connect(id, soft_device.cm->carrier, &calls, &request);
 	if (!error || !(id->link || is_unreachable(error)))
 		return error;
 	connect_failed(id, error);

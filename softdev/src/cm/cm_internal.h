@@ -351,8 +351,9 @@ int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *m
 /* Open a link for the id, send the first message (REQ or SIDR_REQ), and start the link's timers.
  * Returns 0 or an errno value. If the link is open but sending fails, id->link is set despite the
  * error. */
-int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrier,
-		     const struct soft_cm_link_calls *calls, const struct soft_cm_message *message);
+int soft_cm_link_connect(struct soft_cm_id *id, const struct soft_cm_carrier *carrier,
+			 const struct soft_cm_link_calls *calls,
+			 const struct soft_cm_message *message);
 /* Set the deadline for a response. On a lossy carrier, the last message is retransmitted until
  * then. */
 void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds);

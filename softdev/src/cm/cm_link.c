@@ -84,8 +84,9 @@ int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *m
 	return link->carrier->send(link, message);
 }
 
-int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrier,
-		     const struct soft_cm_link_calls *calls, const struct soft_cm_message *message)
+int soft_cm_link_connect(struct soft_cm_id *id, const struct soft_cm_carrier *carrier,
+			 const struct soft_cm_link_calls *calls,
+			 const struct soft_cm_message *message)
 {
 	int error = 0;
 	struct soft_cm_link *link = carrier->connect(id, &error);

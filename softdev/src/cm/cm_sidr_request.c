@@ -140,5 +140,5 @@ int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *pa
 	if (soft_device.platform->random(&message.number, sizeof(message.number), 0) !=
 	    sizeof(message.number))
 		return EAGAIN;
-	return soft_cm_link_ask(id, soft_device.cm->asking, &calls, &message);
+	return soft_cm_link_connect(id, soft_device.cm->asking, &calls, &message);
 }
