@@ -377,7 +377,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	 * that the port has a listener, so the rejection is for an earlier transmission. Otherwise
 	 * retry for a short time. */
 	if (has_no_service(&mad.message, conversation->link.last_sent.type) &&
-	    (conversation->link.highest_received || soft_cm_link_insist(&conversation->link)))
+	    (conversation->link.highest_received || soft_cm_link_retry(&conversation->link)))
 		return;
 	if (!conversation->remote_id)
 		conversation->remote_id = mad.local_id;

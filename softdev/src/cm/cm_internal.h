@@ -375,7 +375,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 void soft_cm_link_failed(struct soft_cm_link *link, int error);
 /* Schedule another attempt after the peer has refused a request because the port has no listener.
  * Returns false if it is too late for another attempt. */
-bool soft_cm_link_insist(struct soft_cm_link *link);
+bool soft_cm_link_retry(struct soft_cm_link *link);
 
 /* ---- cm_listen.c --------------------------------------------------------------------------- */
 

@@ -128,7 +128,7 @@ void soft_cm_link_expect_nothing(struct soft_cm_link *link)
  * replacing its listener, as perftest does between its two connections. Each pause is
  * FIRST_RETRY_NS plus half of the elapsed time, so that a closed port receives only about ten
  * requests. Returns false after `refused_ms`. */
-bool soft_cm_link_insist(struct soft_cm_link *link)
+bool soft_cm_link_retry(struct soft_cm_link *link)
 {
 	const uint64_t limit_ns = soft_device.cm->limits.refused_ms * UINT64_C(1000000);
 	const uint64_t elapsed_ns = soft_now() - link->begun_at;

@@ -92,7 +92,7 @@ static void ready(struct soft_fd_watch *watch)
 				return;
 			continue;
 		}
-		if (errno == EINTR || (errno == ECONNREFUSED && soft_cm_link_insist(&asking->link)))
+		if (errno == EINTR || (errno == ECONNREFUSED && soft_cm_link_retry(&asking->link)))
 			continue;
 		if (errno != EAGAIN)
 			soft_cm_link_failed(&asking->link, errno);

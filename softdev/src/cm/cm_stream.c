@@ -195,7 +195,7 @@ static void finish_connecting(struct stream *stream)
 	if (!error && (getpeername(stream->watch.fd, (struct sockaddr *)&peer, &peer_length) ||
 		       getsockname(stream->watch.fd, (struct sockaddr *)&local, &local_length)))
 		error = errno == ENOTCONN ? ECONNRESET : errno; /* closed after the check above */
-	if ((error == ECONNREFUSED || error == ECONNRESET) && soft_cm_link_insist(&stream->link)) {
+	if ((error == ECONNREFUSED || error == ECONNRESET) && soft_cm_link_retry(&stream->link)) {
 		soft_unwatch(&stream->watch);
 		stream->waits = true;
 		return;
