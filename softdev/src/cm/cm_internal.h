@@ -363,7 +363,7 @@ void soft_cm_link_expect_nothing(struct soft_cm_link *link);
 void soft_cm_link_leave(struct soft_cm_link *link);
 /* Send REJ for a request without an id, and end the link. The link does not linger, because a
  * repeated REQ is rejected again. */
-void soft_cm_link_refuse(struct soft_cm_link *link, uint16_t reason);
+void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason);
 /* Assign one of `most` places to the link. Networks share the places fairly (fair_share.h). Returns
  * the link that loses its place, or NULL. The caller must end the returned link, which is never
  * `link`. */

@@ -180,7 +180,7 @@ void soft_cm_link_leave(struct soft_cm_link *link)
 		link->carrier->end(link);
 }
 
-void soft_cm_link_refuse(struct soft_cm_link *link, uint16_t reason)
+void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason)
 {
 	(void)soft_cm_link_send(link,
 				&(struct soft_cm_message){.type = SOFT_CM_REJ, .reason = reason});

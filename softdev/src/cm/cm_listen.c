@@ -59,7 +59,7 @@ static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 		soft_cm_link_place(link, &listener->parked, parked_most(listener->id));
 
 	if (excess)
-		soft_cm_link_refuse(excess, SOFT_CM_REASON_NO_RESOURCES);
+		soft_cm_link_reject(excess, SOFT_CM_REASON_NO_RESOURCES);
 }
 
 /* Returns the reason for rejecting a request that is never reported (IBTA 12.6.7.2), or 0 if the
@@ -84,7 +84,7 @@ bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_
 	link->highest_received = request->type;
 	link->request = *request;
 	if (reason) {
-		soft_cm_link_refuse(link, reason);
+		soft_cm_link_reject(link, reason);
 		return false;
 	}
 	if (soft_cm_link_send(link, &received)) {
@@ -116,7 +116,7 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 		return;
 	id->listener = NULL;
 	while (listener->parked.count)
-		soft_cm_link_refuse(next(listener), SOFT_CM_REASON_CONSUMER);
+		soft_cm_link_reject(next(listener), SOFT_CM_REASON_CONSUMER);
 	listener->carrier->unlisten(listener);
 }
 

@@ -45,14 +45,14 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 	 * arrive for a removed device. */
 	link->carrier->who(link, &local, &peer);
 	if (soft_cm_device_error((struct sockaddr *)&local)) {
-		soft_cm_link_refuse(link, SOFT_CM_REASON_INVALID_SERVICE_ID);
+		soft_cm_link_reject(link, SOFT_CM_REASON_INVALID_SERVICE_ID);
 		return ENODEV;
 	}
 	struct soft_cm_id *id = soft_cm_request_new(listener);
 
 	if (!id || soft_cm_report_request(listener, id, request)) {
 		free(id);
-		soft_cm_link_refuse(link, SOFT_CM_REASON_NO_RESOURCES);
+		soft_cm_link_reject(link, SOFT_CM_REASON_NO_RESOURCES);
 		return ENOMEM;
 	}
 	id->psn = soft_cm_random_psn();

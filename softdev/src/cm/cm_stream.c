@@ -65,7 +65,7 @@ static void failed(struct stream *stream, int error)
 {
 	/* An unsupported version is the only invalid input that gets a response. */
 	if (stream->listener && error == EPROTONOSUPPORT)
-		soft_cm_link_refuse(&stream->link, SOFT_CM_REASON_INVALID_VERSION);
+		soft_cm_link_reject(&stream->link, SOFT_CM_REASON_INVALID_VERSION);
 	else
 		soft_cm_link_failed(&stream->link, error);
 }
