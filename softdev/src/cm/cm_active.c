@@ -59,7 +59,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 	id->responder_resources = soft_cm_depth(reply->initiator_depth, SOFT_MAX_RD_ATOMIC);
 	id->initiator_depth = soft_cm_depth(reply->responder_resources, SOFT_MAX_RD_ATOMIC);
 	id->rnr_retry_count = reply->rnr_retry_count;
-	soft_cm_link_expect_nothing(id->link);
+	soft_cm_link_clear_deadline(id->link);
 	soft_cm_agreed(id);
 	if (!soft_cm_qp(id)) {
 		id->state = SOFT_CM_RESPONDED;

@@ -136,7 +136,7 @@ int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *est
 	}
 	id->state = SOFT_CM_CONNECTED;
 	soft_cm_id_waits(id, false);
-	soft_cm_link_expect_nothing(id->link);
+	soft_cm_link_clear_deadline(id->link);
 	if (established && !id->early)
 		soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, established);
 	hand_over(id, state >= IBV_QPS_RTR ? qp : NULL);

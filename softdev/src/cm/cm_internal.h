@@ -356,8 +356,8 @@ int soft_cm_link_connect(struct soft_cm_id *id, const struct soft_cm_carrier *ca
 			 const struct soft_cm_message *message);
 /* Set the deadline for a response. On a lossy carrier, the last message is retransmitted until
  * then. */
-void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds);
-void soft_cm_link_expect_nothing(struct soft_cm_link *link);
+void soft_cm_link_set_deadline(struct soft_cm_link *link, uint32_t milliseconds);
+void soft_cm_link_clear_deadline(struct soft_cm_link *link);
 /* Detach the owner from the link. On a lossy carrier, a link whose exchange has ended lingers to
  * respond to duplicates. Any other link is freed. */
 void soft_cm_link_leave(struct soft_cm_link *link);

@@ -101,24 +101,24 @@ int soft_cm_link_connect(struct soft_cm_id *id, const struct soft_cm_carrier *ca
 	link->begun_at = soft_now();
 	link->last_sent = *message;
 	/* Datagram services do not use MRA, so wait for the response of the peer's application. */
-	soft_cm_link_expect(link, soft_cm_datagrams(id) ? soft_device.cm->limits.service_ms
-							: soft_device.cm->limits.response_ms);
+	soft_cm_link_set_deadline(link, soft_cm_datagrams(id) ? soft_device.cm->limits.service_ms
+							      : soft_device.cm->limits.response_ms);
 	return link->carrier->send(link, message);
 }
 
-static void expect(struct soft_cm_link *link, uint32_t milliseconds, uint64_t pause_ns)
+static void set_deadline(struct soft_cm_link *link, uint32_t milliseconds, uint64_t pause_ns)
 {
 	link->deadline = soft_cm_in(milliseconds);
 	link->pause_ns = pause_ns;
 	wait_for_answer(link);
 }
 
-void soft_cm_link_expect(struct soft_cm_link *link, uint32_t milliseconds)
+void soft_cm_link_set_deadline(struct soft_cm_link *link, uint32_t milliseconds)
 {
-	expect(link, milliseconds, FIRST_PAUSE_NS);
+	set_deadline(link, milliseconds, FIRST_PAUSE_NS);
 }
 
-void soft_cm_link_expect_nothing(struct soft_cm_link *link)
+void soft_cm_link_clear_deadline(struct soft_cm_link *link)
 {
 	link->deadline = 0;
 	soft_timer_stop(&link->timer);
@@ -163,7 +163,7 @@ static void linger(struct soft_cm_link *link)
 {
 	struct soft_cm_link *excess;
 
-	soft_cm_link_expect(link, soft_device.cm->limits.linger_ms);
+	soft_cm_link_set_deadline(link, soft_device.cm->limits.linger_ms);
 	excess = soft_cm_link_place(link, &soft_device.cm->lingering, soft_cm_half_open());
 	if (excess)
 		excess->carrier->end(excess);
@@ -226,8 +226,8 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 	}
 	if (link->deadline && type == SOFT_CM_MRA) {
 		if (type > before) /* a repeated MRA must not extend the deadline */
-			expect(link, soft_device.cm->limits.service_ms,
-			       service_ns > WAITING_PAUSE_NS ? service_ns : WAITING_PAUSE_NS);
+			set_deadline(link, soft_device.cm->limits.service_ms,
+				     service_ns > WAITING_PAUSE_NS ? service_ns : WAITING_PAUSE_NS);
 		return true;
 	}
 	return link->calls->message(link, message);

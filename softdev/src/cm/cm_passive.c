@@ -130,7 +130,7 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 	id->unaccepted = false;
 	id->state = SOFT_CM_ACCEPTED;
 	soft_cm_id_waits(id, true);
-	soft_cm_link_expect(id->link, soft_device.cm->limits.service_ms);
+	soft_cm_link_set_deadline(id->link, soft_device.cm->limits.service_ms);
 	return 0;
 }
 

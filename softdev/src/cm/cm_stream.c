@@ -86,7 +86,7 @@ static int take_message(struct stream *stream, const struct soft_cm_message *mes
 		return soft_cm_link_received(&stream->link, message) ? 0 : -1;
 	stream->listener = NULL;
 	soft_place_release(&stream->link.place);
-	soft_cm_link_expect_nothing(&stream->link);
+	soft_cm_link_clear_deadline(&stream->link);
 	return soft_cm_request_received(&listener->listener, &stream->link, message) ? 0 : -1;
 }
 
@@ -277,7 +277,7 @@ static void admit(struct soft_acceptor *acceptor, int fd, const struct sockaddr_
 	stream->listener = soft_container(acceptor, struct listener, acceptor);
 	stream->peer = *peer;
 	soft_places_add(&soft_device.cm->half_open, &stream->link.place, peer);
-	soft_cm_link_expect(&stream->link, soft_device.cm->limits.request_ms);
+	soft_cm_link_set_deadline(&stream->link, soft_device.cm->limits.request_ms);
 	excess = soft_places_evicted(&soft_device.cm->half_open, soft_cm_half_open());
 	if (excess)
 		end(soft_container(excess, struct soft_cm_link, place));
