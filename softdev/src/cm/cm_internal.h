@@ -367,8 +367,8 @@ void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason);
 /* Assign one of `most` places to the link. Networks share the places fairly (fair_share.h). Returns
  * the link that loses its place, or NULL. The caller must end the returned link, which is never
  * `link`. */
-struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_places *places,
-					unsigned most);
+struct soft_cm_link *soft_cm_link_assign_place(struct soft_cm_link *link,
+					       struct soft_places *places, unsigned most);
 /* Handle a message received by the carrier. Returns false if the link may have been freed. */
 bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_message *message);
 /* Report a failure to the link's owner, or end the link if it has no owner. */

@@ -145,8 +145,8 @@ bool soft_cm_link_retry(struct soft_cm_link *link)
 
 /* ---- ending ------------------------------------------------------------------------------- */
 
-struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_places *places,
-					unsigned most)
+struct soft_cm_link *soft_cm_link_assign_place(struct soft_cm_link *link,
+					       struct soft_places *places, unsigned most)
 {
 	struct sockaddr_storage local, peer = {0};
 	struct soft_place *excess;
@@ -164,7 +164,7 @@ static void linger(struct soft_cm_link *link)
 	struct soft_cm_link *excess;
 
 	soft_cm_link_set_deadline(link, soft_device.cm->limits.linger_ms);
-	excess = soft_cm_link_place(link, &soft_device.cm->lingering, soft_cm_half_open());
+	excess = soft_cm_link_assign_place(link, &soft_device.cm->lingering, soft_cm_half_open());
 	if (excess)
 		excess->carrier->end(excess);
 }

@@ -56,7 +56,7 @@ static struct soft_cm_link *next(struct soft_cm_listener *listener)
 static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 {
 	struct soft_cm_link *excess =
-		soft_cm_link_place(link, &listener->parked, parked_most(listener->id));
+		soft_cm_link_assign_place(link, &listener->parked, parked_most(listener->id));
 
 	if (excess)
 		soft_cm_link_reject(excess, SOFT_CM_REASON_NO_RESOURCES);
