@@ -20,7 +20,7 @@ static struct soft_qp *stream_owner(struct soft_cm_id *id)
 static void disconnected(struct soft_cm_id *id, int error)
 {
 	id->state = SOFT_CM_DISCONNECTED;
-	soft_cm_id_waits(id, false);
+	soft_cm_id_set_awaits_peer(id, false);
 	soft_cm_report(id, RDMA_CM_EVENT_DISCONNECTED, -error, NULL);
 	soft_timer_start(&id->timewait, soft_cm_in(soft_device.cm->limits.timewait_ms));
 }
@@ -135,7 +135,7 @@ int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *est
 		return ENOTCONN;
 	}
 	id->state = SOFT_CM_CONNECTED;
-	soft_cm_id_waits(id, false);
+	soft_cm_id_set_awaits_peer(id, false);
 	soft_cm_link_clear_deadline(id->link);
 	if (established && !id->early)
 		soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, established);
@@ -190,7 +190,7 @@ void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int sta
 {
 	leave_link(id);
 	id->state = SOFT_CM_FAILED;
-	soft_cm_id_waits(id, false);
+	soft_cm_id_set_awaits_peer(id, false);
 	/* Like librdmacm, move the queue pair to ERR unless the event is UNREACHABLE. */
 	if (type != RDMA_CM_EVENT_UNREACHABLE && !id->unaccepted)
 		soft_cm_qp_error(id);

@@ -68,26 +68,26 @@ void soft_cm_id_join(struct soft_cm_id *id, struct soft_cm_channel *channel)
 {
 	id->id.channel = &channel->channel;
 	soft_list_append(&channel->ids, &id->in_channel);
-	if (id->waits)
+	if (id->awaits_peer)
 		soft_counter_add(&channel->wake.wanted, 1);
 }
 
 void soft_cm_id_leave(struct soft_cm_id *id)
 {
-	bool waits = id->waits;
+	bool waits = id->awaits_peer;
 
-	soft_cm_id_waits(id, false);
-	id->waits = waits;
+	soft_cm_id_set_awaits_peer(id, false);
+	id->awaits_peer = waits;
 	soft_list_remove(&id->in_channel);
 }
 
-void soft_cm_id_waits(struct soft_cm_id *id, bool waits)
+void soft_cm_id_set_awaits_peer(struct soft_cm_id *id, bool waits)
 {
 	soft_assert_locked();
-	if (!id->id.channel || id->waits == waits)
+	if (!id->id.channel || id->awaits_peer == waits)
 		return;
 	soft_counter_add(&soft_cm_channel_of(id->id.channel)->wake.wanted, waits ? 1u : -1u);
-	id->waits = waits;
+	id->awaits_peer = waits;
 }
 
 int soft_rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
@@ -152,7 +152,7 @@ static void stop(struct soft_cm_id *id)
 		close(id->sock);
 	id->sock = -1;
 	id->state = SOFT_CM_FAILED;
-	soft_cm_id_waits(id, false);
+	soft_cm_id_set_awaits_peer(id, false);
 }
 
 /* Notify the peer as the kernel's ib_cm does (IBTA 12.9). An established connection is closed.

@@ -174,7 +174,7 @@ struct soft_cm_id {
 	bool attached; /* bound to a device, or listening on all addresses */
 	struct soft_cm_device *device; /* attached device; NULL for all devices */
 	struct soft_node on_device; /* node in soft_cm.attached */
-	bool waits;
+	bool awaits_peer;
 
 	/* address */
 	int sock; /* bound socket that reserves the port; -1 if none */
@@ -240,7 +240,7 @@ void soft_cm_id_join(struct soft_cm_id *id, struct soft_cm_channel *channel);
 void soft_cm_id_leave(struct soft_cm_id *id);
 /* Set whether the id waits for the peer. As long as any id of a channel waits, the engine serves
  * the channel without delay (soft_channel.wanted). */
-void soft_cm_id_waits(struct soft_cm_id *id, bool waits);
+void soft_cm_id_set_awaits_peer(struct soft_cm_id *id, bool waits);
 
 /* Cancel the id's operations, notify the peer, drop the id's events, and move the id to state
  * FAILED. The id reports no further events. The ids of dropped requests are appended to

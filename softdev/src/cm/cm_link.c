@@ -97,7 +97,7 @@ int soft_cm_link_connect(struct soft_cm_id *id, const struct soft_cm_carrier *ca
 	link->owner = id;
 	id->link = link;
 	id->state = SOFT_CM_CONNECTING;
-	soft_cm_id_waits(id, true);
+	soft_cm_id_set_awaits_peer(id, true);
 	link->begun_at = soft_now();
 	link->last_sent = *message;
 	/* Datagram services do not use MRA, so wait for the response of the peer's application. */

@@ -129,7 +129,7 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 	}
 	id->unaccepted = false;
 	id->state = SOFT_CM_ACCEPTED;
-	soft_cm_id_waits(id, true);
+	soft_cm_id_set_awaits_peer(id, true);
 	soft_cm_link_set_deadline(id->link, soft_device.cm->limits.service_ms);
 	return 0;
 }
@@ -170,7 +170,7 @@ static int reject(struct soft_cm_id *id, uint16_t reason, const void *private_da
 		return error;
 	soft_cm_reject(id, reason, private_data, private_data_len);
 	id->state = SOFT_CM_FAILED;
-	soft_cm_id_waits(id, false);
+	soft_cm_id_set_awaits_peer(id, false);
 	return 0;
 }
 

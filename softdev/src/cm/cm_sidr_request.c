@@ -46,7 +46,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *ans
 		return false;
 	}
 	soft_cm_forget(id);
-	soft_cm_id_waits(id, false);
+	soft_cm_id_set_awaits_peer(id, false);
 	id->state = SOFT_CM_CONNECTED;
 	soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, answer);
 	return false;
