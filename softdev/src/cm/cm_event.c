@@ -36,8 +36,8 @@ static void free_channel(struct soft_cm_channel *channel)
 
 	soft_channel_destroy(&channel->wake);
 	soft_lock();
-	before = soft_device.cm->remains;
-	soft_device.cm->remains = channel;
+	before = soft_device.cm->last_destroyed;
+	soft_device.cm->last_destroyed = channel;
 	soft_unlock();
 	free(before);
 	soft_engine_put();

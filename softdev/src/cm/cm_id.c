@@ -254,7 +254,7 @@ static pthread_mutex_t *leaf(void)
 
 static void destroy(void)
 {
-	free(soft_device.cm->remains);
+	free(soft_device.cm->last_destroyed);
 }
 
 const struct soft_subsystem soft_cm_subsystem = {

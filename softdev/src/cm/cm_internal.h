@@ -61,7 +61,8 @@ struct soft_cm {
 	/* cm_event.c */
 	pthread_mutex_t acknowledge; /* leaf lock that protects soft_cm_id.acked */
 	pthread_cond_t acknowledged;
-	struct soft_cm_channel *remains; /* last destroyed channel; a thread may still enter it */
+	struct soft_cm_channel
+		*last_destroyed; /* last destroyed channel; a thread may still enter it */
 
 	/* cm_connection.c: ids that know the peer's queue pair number and still own their stream */
 	struct soft_node agreed;
