@@ -186,7 +186,8 @@ struct soft_cm_id {
 	bool ack_timeout_set;
 
 	struct soft_cm_listener *listener; /* set in state LISTENING */
-	unsigned untaken, backlog; /* undelivered requests in the event queue, and their limit */
+	unsigned undelivered,
+		backlog; /* undelivered requests in the event queue, and their limit */
 	struct soft_cm_id *request_of; /* listener; NULL once the request has been delivered */
 	bool unaccepted; /* request not accepted yet; see soft_cm_report */
 

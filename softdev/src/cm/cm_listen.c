@@ -19,7 +19,7 @@ static bool report(struct soft_cm_id *id, struct soft_cm_link *link)
 {
 	bool reported = !soft_cm_request(id, link);
 
-	id->untaken += reported;
+	id->undelivered += reported;
 	return reported;
 }
 
@@ -27,7 +27,7 @@ static bool report(struct soft_cm_id *id, struct soft_cm_link *link)
  * requests would delay all other events. */
 static bool has_room(const struct soft_cm_id *id)
 {
-	return id->untaken < id->backlog && id->untaken < REPORTED_MOST;
+	return id->undelivered < id->backlog && id->undelivered < REPORTED_MOST;
 }
 
 /* Returns the maximum number of parked requests. This is the backlog, but at least the half-open
@@ -101,7 +101,7 @@ void soft_cm_listener_taken(struct soft_cm_id *id)
 {
 	struct soft_cm_listener *listener = id->listener;
 
-	id->untaken--;
+	id->undelivered--;
 	while (listener && listener->parked.count && has_room(id))
 		(void)report(id, next(listener));
 }

@@ -213,7 +213,7 @@ static bool report(struct soft_cm_id *listener, struct soft_cm_link *link,
 		free(id);
 		return false;
 	}
-	listener->untaken++;
+	listener->undelivered++;
 	id->link = link;
 	soft_cm_take_addresses(id);
 	soft_cm_request_join(id);
@@ -223,7 +223,7 @@ static bool report(struct soft_cm_id *listener, struct soft_cm_link *link,
 bool soft_cm_sidr_request_received(struct soft_cm_listener *listener, struct soft_cm_link *link,
 				   const struct soft_cm_message *request)
 {
-	bool reported = listener->id->untaken < listener->id->backlog &&
+	bool reported = listener->id->undelivered < listener->id->backlog &&
 			report(listener->id, link, request);
 
 	link->highest_received = request->type;

@@ -163,7 +163,7 @@ static void backlog(void)
 	wait_for_event(service.channel);
 	expect_nothing(first.channel);
 	soft_lock();
-	CHECK_EQUAL(soft_cm_id_of(service.id)->untaken, 1);
+	CHECK_EQUAL(soft_cm_id_of(service.id)->undelivered, 1);
 	soft_unlock();
 	struct rdma_cm_event *event = expect(service.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 	struct rdma_cm_id *request = event->id;

@@ -393,7 +393,7 @@ static void few_are_reported(void)
 	for (int taken = 0; taken <= CLIENTS; taken++) {
 		const unsigned left = (unsigned)(CLIENTS + 1 - taken);
 
-		CHECK_EQUAL(soft_cm_id_of(listener.id)->untaken, left < FEW ? left : FEW);
+		CHECK_EQUAL(soft_cm_id_of(listener.id)->undelivered, left < FEW ? left : FEW);
 		struct side request = take_request(&listener);
 		const struct sockaddr_in *peer = (const void *)&request.id->route.addr.dst_addr;
 
