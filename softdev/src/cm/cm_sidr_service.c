@@ -23,13 +23,13 @@ struct service {
 	struct soft_cm_listener listener;
 	struct soft_fd_watch watch;
 	bool open; /* whether the listener exists */
-	struct soft_node callers;
+	struct soft_node requests;
 };
 
 /* A received request and the addresses needed to respond. */
-struct caller {
+struct server_request {
 	struct soft_cm_link link;
-	struct soft_node node; /* node in service.callers */
+	struct soft_node node; /* node in service.requests */
 	struct service *service; /* NULL once the service has been freed */
 	uint64_t number;
 	struct sockaddr_storage address;
@@ -37,14 +37,14 @@ struct caller {
 	unsigned interface; /* network interface that received the request */
 };
 
-static struct caller *caller_of(const struct soft_cm_link *link)
+static struct server_request *server_request_of(const struct soft_cm_link *link)
 {
-	return soft_container(link, struct caller, link);
+	return soft_container(link, struct server_request, link);
 }
 
-static bool is_answered(const struct caller *caller)
+static bool is_answered(const struct server_request *server_request)
 {
-	return caller->link.last_sent.type == SOFT_SIDR_REP;
+	return server_request->link.last_sent.type == SOFT_SIDR_REP;
 }
 
 /* A buffer for the control message that contains the local address (IP_PKTINFO or IPV6_PKTINFO). */
@@ -57,12 +57,12 @@ static void free_if_unused(struct service *service)
 {
 	if (service->open)
 		return;
-	soft_list_each (struct caller, caller, &service->callers, node)
-		if (!is_answered(caller))
+	soft_list_each (struct server_request, server_request, &service->requests, node)
+		if (!is_answered(server_request))
 			return;
-	soft_list_drain (struct caller, caller, &service->callers, node) {
-		soft_list_remove(&caller->node);
-		caller->service = NULL;
+	soft_list_drain (struct server_request, server_request, &service->requests, node) {
+		soft_list_remove(&server_request->node);
+		server_request->service = NULL;
 	}
 	close(service->watch.fd);
 	free(service);
@@ -72,60 +72,66 @@ static void free_if_unused(struct service *service)
 
 static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
-	struct caller *caller = caller_of(link);
+	struct server_request *server_request = server_request_of(link);
 	struct soft_cm_message copy = *message;
 	uint8_t bytes[SOFT_MAD_SIZE];
 	struct iovec iov = {.iov_base = bytes, .iov_len = sizeof(bytes)};
 	union control control = {0};
-	struct msghdr header = {.msg_name = &caller->address,
+	struct msghdr header = {.msg_name = &server_request->address,
 				.msg_iov = &iov,
 				.msg_iovlen = 1,
 				.msg_control = &control};
 	union ibv_gid source;
 
-	if (!caller->service)
+	if (!server_request->service)
 		return 0;
-	copy.number = caller->number;
+	copy.number = server_request->number;
 	soft_cm_encode(&copy, bytes);
-	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&caller->address);
+	header.msg_namelen =
+		soft_cm_address_length((const struct sockaddr *)&server_request->address);
 	/* Send from the address that received the request, because the requester's connected socket
 	 * drops datagrams from any other address. */
-	soft_gid_from(&source, (const struct sockaddr *)&caller->local);
-	soft_put_source(&header, caller->local.ss_family == AF_INET, &source, caller->interface);
-	(void)sendmsg(caller->service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-	free_if_unused(caller->service);
+	soft_gid_from(&source, (const struct sockaddr *)&server_request->local);
+	soft_put_source(&header, server_request->local.ss_family == AF_INET, &source,
+			server_request->interface);
+	(void)sendmsg(server_request->service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+	free_if_unused(server_request->service);
 	return 0;
 }
 
-/* Store the request's destination address and the service's port in caller->local. */
-static void take_local(struct service *service, struct msghdr *header, struct caller *caller)
+/* Store the request's destination address and the service's port in server_request->local. */
+static void take_local(struct service *service, struct msghdr *header,
+		       struct server_request *server_request)
 {
-	caller->local = service->listener.id->id.route.addr.src_storage;
+	server_request->local = service->listener.id->id.route.addr.src_storage;
 	for (struct cmsghdr *info = CMSG_FIRSTHDR(header); info; info = CMSG_NXTHDR(header, info)) {
 		if (info->cmsg_level == IPPROTO_IP && info->cmsg_type == IP_PKTINFO) {
 			struct in_pktinfo v4;
 
 			memcpy(&v4, CMSG_DATA(info), sizeof(v4));
-			((struct sockaddr_in *)(void *)&caller->local)->sin_addr = v4.ipi_addr;
+			((struct sockaddr_in *)(void *)&server_request->local)->sin_addr =
+				v4.ipi_addr;
 		} else if (info->cmsg_level == IPPROTO_IPV6 && info->cmsg_type == IPV6_PKTINFO) {
 			struct in6_pktinfo v6;
 
 			memcpy(&v6, CMSG_DATA(info), sizeof(v6));
-			((struct sockaddr_in6 *)(void *)&caller->local)->sin6_addr = v6.ipi6_addr;
-			caller->interface = v6.ipi6_ifindex;
+			((struct sockaddr_in6 *)(void *)&server_request->local)->sin6_addr =
+				v6.ipi6_addr;
+			server_request->interface = v6.ipi6_ifindex;
 		}
 	}
 }
 
 /* Receive a request and its source address. Returns 0, EAGAIN if there is nothing to read, or
  * EPROTO if the datagram is not a request. */
-static int receive(struct service *service, struct caller *caller, struct soft_cm_message *message)
+static int receive(struct service *service, struct server_request *server_request,
+		   struct soft_cm_message *message)
 {
 	uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer datagram is not a request */
 	struct iovec iov = {.iov_base = bytes, .iov_len = sizeof(bytes)};
 	union control control = {0};
-	struct msghdr header = {.msg_name = &caller->address,
-				.msg_namelen = sizeof(caller->address),
+	struct msghdr header = {.msg_name = &server_request->address,
+				.msg_namelen = sizeof(server_request->address),
 				.msg_iov = &iov,
 				.msg_iovlen = 1,
 				.msg_control = &control,
@@ -137,37 +143,39 @@ static int receive(struct service *service, struct caller *caller, struct soft_c
 	if (got != SOFT_MAD_SIZE || soft_cm_decode(bytes, (size_t)got, message) ||
 	    message->type != SOFT_SIDR_REQ)
 		return EPROTO;
-	caller->number = message->number;
-	take_local(service, &header, caller);
+	server_request->number = message->number;
+	take_local(service, &header, server_request);
 	return 0;
 }
 
-static struct caller *known(struct service *service, const struct caller *caller)
+static struct server_request *find_request(struct service *service,
+					   const struct server_request *server_request)
 {
-	soft_list_each (struct caller, other, &service->callers, node)
-		if (other->number == caller->number &&
-		    !memcmp(&other->address, &caller->address, sizeof(caller->address)))
+	soft_list_each (struct server_request, other, &service->requests, node)
+		if (other->number == server_request->number &&
+		    !memcmp(&other->address, &server_request->address,
+			    sizeof(server_request->address)))
 			return other;
 	return NULL;
 }
 
-static void take_request(struct service *service, const struct caller *from,
+static void take_request(struct service *service, const struct server_request *from,
 			 const struct soft_cm_message *message)
 {
-	struct caller *caller = known(service, from);
+	struct server_request *server_request = find_request(service, from);
 
-	if (caller) {
-		(void)soft_cm_link_received(&caller->link, message);
+	if (server_request) {
+		(void)soft_cm_link_received(&server_request->link, message);
 		return;
 	}
-	caller = malloc(sizeof(*caller));
-	if (!caller)
+	server_request = malloc(sizeof(*server_request));
+	if (!server_request)
 		return; /* the request will be repeated */
-	*caller = *from;
-	caller->service = service;
-	soft_cm_link_init(&caller->link, &soft_cm_answering);
-	soft_list_append(&service->callers, &caller->node);
-	(void)soft_cm_sidr_request_received(&service->listener, &caller->link, message);
+	*server_request = *from;
+	server_request->service = service;
+	soft_cm_link_init(&server_request->link, &soft_cm_answering);
+	soft_list_append(&service->requests, &server_request->node);
+	(void)soft_cm_sidr_request_received(&service->listener, &server_request->link, message);
 }
 
 static void ready(struct soft_fd_watch *watch)
@@ -175,24 +183,24 @@ static void ready(struct soft_fd_watch *watch)
 	struct service *service = soft_container(watch, struct service, watch);
 
 	for (int i = 0; i < REQUESTS_PER_STEP; i++) {
-		struct caller caller = {0};
+		struct server_request server_request = {0};
 		struct soft_cm_message message;
-		int error = receive(service, &caller, &message);
+		int error = receive(service, &server_request, &message);
 
 		if (error == EAGAIN)
 			return;
 		if (!error)
-			take_request(service, &caller, &message);
+			take_request(service, &server_request, &message);
 	}
 }
 
 static void end(struct soft_cm_link *link)
 {
-	struct caller *caller = caller_of(link);
+	struct server_request *server_request = server_request_of(link);
 
 	soft_cm_link_stop(link);
-	soft_list_remove(&caller->node);
-	free(caller);
+	soft_list_remove(&server_request->node);
+	free(server_request);
 }
 
 /* ---- requests and responses --------------------------------------------------------------- */
@@ -271,8 +279,8 @@ int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint
 static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
 		struct sockaddr_storage *peer)
 {
-	*local = caller_of(link)->local;
-	*peer = caller_of(link)->address;
+	*local = server_request_of(link)->local;
+	*peer = server_request_of(link)->address;
 }
 
 static struct soft_cm_listener *start(struct soft_cm_id *id, int *error)
@@ -286,7 +294,7 @@ static struct soft_cm_listener *start(struct soft_cm_id *id, int *error)
 	service->watch.fd = id->sock;
 	service->watch.ready = ready;
 	service->open = true;
-	soft_list_init(&service->callers);
+	soft_list_init(&service->requests);
 	*error = soft_set_option(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6,
 				 v4 ? IP_PKTINFO : IPV6_RECVPKTINFO, 1);
 	if (!*error)
