@@ -145,7 +145,8 @@ static bool is_sidr(const struct soft_cm_mad *mad)
 
 /* Returns the conversation that the peer has started with the communication ID of this message, or
  * NULL. */
-static struct conversation *begun(const union ibv_gid *peer, const struct soft_cm_mad *mad)
+static struct conversation *find_by_remote_id(const union ibv_gid *peer,
+					      const struct soft_cm_mad *mad)
 {
 	struct soft_node *named = bucket(soft_device.cm->gsi.by_remote_id, peer, mad->local_id);
 
@@ -158,7 +159,7 @@ static struct conversation *begun(const union ibv_gid *peer, const struct soft_c
 
 /* Returns the conversation that connects the peer's queue pair to this host, or NULL. The
  * connection may not be established yet. */
-static struct conversation *stale(const union ibv_gid *peer, uint32_t qpn)
+static struct conversation *find_by_peer_qpn(const union ibv_gid *peer, uint32_t qpn)
 {
 	struct soft_node *named = bucket(soft_device.cm->gsi.by_peer_qpn, peer, qpn);
 
@@ -274,7 +275,8 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 {
 	const struct soft_cm_message disconnect = {.type = SOFT_CM_DREQ};
 	const bool shared = soft_device.cm->gsi.calls->is_shared(to);
-	struct conversation *known = begun(from, mad), *old = stale(from, mad->message.qpn), *made;
+	struct conversation *known = find_by_remote_id(from, mad),
+			    *old = find_by_peer_qpn(from, mad->message.qpn), *made;
 	struct listener *listener = listener_at(to, mad);
 	int error;
 
@@ -327,14 +329,15 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 }
 
 /* Returns the conversation that matches the sender, type and IDs of the message, or NULL. */
-static struct conversation *meant(const union ibv_gid *from, const struct soft_cm_mad *mad)
+static struct conversation *find_conversation(const union ibv_gid *from,
+					      const struct soft_cm_mad *mad)
 {
 	struct conversation *it = soft_table_find(&soft_device.cm->gsi.ids, mad->remote_id);
 
 	/* A REJ with reason "timeout" lacks the remote ID if the peer has never received our ID
 	 * (12.6.7.2). */
 	if (mad->message.type == SOFT_CM_REJ && !mad->remote_id)
-		return begun(from, mad);
+		return find_by_remote_id(from, mad);
 	if (!it || !is_gid(it->peer.raw, from) || it->datagrams != is_sidr(mad))
 		return NULL;
 	if (mad->message.type == SOFT_CM_REJ && !mad->local_id)
@@ -364,7 +367,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 		requested(from, to, &mad);
 		return;
 	}
-	conversation = meant(from, &mad);
+	conversation = find_conversation(from, &mad);
 	if (!conversation) {
 		if ((mad.message.type == SOFT_CM_REP || mad.message.type == SOFT_CM_DREQ) &&
 		    !soft_device.cm->gsi.calls->is_shared(to) && has_time_for(from, to))
