@@ -236,12 +236,12 @@ static void answer(const union ibv_gid *from, const union ibv_gid *to,
 
 /* Apply the rate limit for messages that any host can send, even with a forged address. Returns
  * false if the message must be dropped before it uses memory or causes a response. */
-static bool has_time_for(const union ibv_gid *from, const union ibv_gid *to)
+static bool check_rate_limit(const union ibv_gid *from, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;
 
 	(void)soft_gid_address(from, to, 0, &address);
-	if (soft_fair_rate_use(&soft_device.cm->gsi.strangers, &address))
+	if (soft_fair_rate_use(&soft_device.cm->gsi.request_rate, &address))
 		return true;
 	SOFT_TRACE_DROPPED(.reason = "REQUEST_RATE", .qp_num = GSI_QPN, .remote = from);
 	return false;
@@ -284,7 +284,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		return; /* forged addresses or missing ID */
 	if (shared && !known && !old && !listener)
 		return; /* left to another process at this address, which has its own rate limit */
-	if (!has_time_for(from, to))
+	if (!check_rate_limit(from, to))
 		return;
 	if (known && known->transaction == mad->transaction) {
 		(void)soft_cm_link_received(&known->link, &mad->message);
@@ -370,7 +370,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	conversation = find_conversation(from, &mad);
 	if (!conversation) {
 		if ((mad.message.type == SOFT_CM_REP || mad.message.type == SOFT_CM_DREQ) &&
-		    !soft_device.cm->gsi.calls->is_shared(to) && has_time_for(from, to))
+		    !soft_device.cm->gsi.calls->is_shared(to) && check_rate_limit(from, to))
 			answer(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
 		return;
 	}

@@ -77,7 +77,7 @@ struct soft_cm {
 		/* Conversations hashed by the peer's communication ID and queue pair number. */
 		struct soft_node by_remote_id[SOFT_GSI_BUCKETS], by_peer_qpn[SOFT_GSI_BUCKETS];
 		uint64_t seed; /* for soft_hash */
-		struct soft_fair_rate strangers; /* rate limit for unauthenticated messages */
+		struct soft_fair_rate request_rate; /* rate limit for unauthenticated messages */
 	} gsi;
 };
 
