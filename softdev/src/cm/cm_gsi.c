@@ -212,8 +212,8 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 
 /* Respond to a message that does not belong to a conversation. The response is DREP to a DREQ (IBTA
  * 12.9.8), SIDR_REP to a SIDR_REQ (IBTA 12.11), or else REJ with `reason`. */
-static void answer(const union ibv_gid *from, const union ibv_gid *to,
-		   const struct soft_cm_mad *received, uint16_t reason)
+static void respond(const union ibv_gid *from, const union ibv_gid *to,
+		    const struct soft_cm_mad *received, uint16_t reason)
 {
 	struct soft_cm_mad mad = {
 		.message = {.type = received->message.type == SOFT_CM_DREQ ? SOFT_CM_DREP
@@ -270,8 +270,8 @@ static uint8_t mtu_of(const union ibv_gid *gid)
 	return (uint8_t)soft_links->active_mtu(soft_hca_at(soft_gid_hca_number(gid)));
 }
 
-static void requested(const union ibv_gid *from, const union ibv_gid *to,
-		      const struct soft_cm_mad *mad)
+static void handle_request(const union ibv_gid *from, const union ibv_gid *to,
+			   const struct soft_cm_mad *mad)
 {
 	const struct soft_cm_message disconnect = {.type = SOFT_CM_DREQ};
 	const bool shared = soft_device.cm->gsi.calls->is_shared(to);
@@ -291,7 +291,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		return;
 	}
 	if (old) {
-		answer(from, to, mad, SOFT_CM_REASON_STALE);
+		respond(from, to, mad, SOFT_CM_REASON_STALE);
 		/* Send DREQ if the old connection was established, because the peer may still use
 		 * it. */
 		if (old->link.last_sent.type == SOFT_CM_RTU ||
@@ -302,11 +302,11 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 	}
 	if (!listener) {
 		if (!shared)
-			answer(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
+			respond(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
 		return;
 	}
 	if (!is_sidr(mad) && (!mad->message.path_mtu || mad->message.path_mtu > mtu_of(to))) {
-		answer(from, to, mad, SOFT_CM_REASON_INVALID_MTU);
+		respond(from, to, mad, SOFT_CM_REASON_INVALID_MTU);
 		return;
 	}
 	made = conversation_new(&(struct conversation){.local = *to,
@@ -364,14 +364,14 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	if (!soft_cm_mad_decode(bytes, length, &mad))
 		return;
 	if (mad.message.type == SOFT_CM_REQ || mad.message.type == SOFT_SIDR_REQ) {
-		requested(from, to, &mad);
+		handle_request(from, to, &mad);
 		return;
 	}
 	conversation = find_conversation(from, &mad);
 	if (!conversation) {
 		if ((mad.message.type == SOFT_CM_REP || mad.message.type == SOFT_CM_DREQ) &&
 		    !soft_device.cm->gsi.calls->is_shared(to) && check_rate_limit(from, to))
-			answer(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
+			respond(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
 		return;
 	}
 	if (mad.message.type == SOFT_CM_DREQ && mad.peer_qpn != conversation->qpn)
