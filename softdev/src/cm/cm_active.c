@@ -84,7 +84,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 	struct soft_cm_id *id = link->owner;
 
 	if (!soft_rdma_get_src_port(&id->id)) /* connect() has chosen the port */
-		soft_cm_take_addresses(id);
+		soft_cm_update_addresses(id);
 	if (message->type == SOFT_CM_REJ) {
 		soft_cm_failed(id, RDMA_CM_EVENT_REJECTED, message->reason, message);
 		return false;

@@ -323,7 +323,7 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 
 /* Set the id's destination address. As with sockets and the kernel's rdma_cm, the wildcard stands
  * for the loopback address. */
-static void take_destination(struct soft_cm_id *id, const struct sockaddr *destination)
+static void set_destination(struct soft_cm_id *id, const struct sockaddr *destination)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
 
@@ -354,7 +354,7 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 	source = id->state == SOFT_CM_BOUND ? &addresses->src_addr : NULL;
 	if (source && source->sa_family != destination->sa_family)
 		return EINVAL;
-	take_destination(id, destination);
+	set_destination(id, destination);
 	error = source_for(&addresses->dst_addr, source, &local);
 	if (!error && !id->bound)
 		error = soft_cm_device_error((struct sockaddr *)&local);
@@ -426,7 +426,7 @@ static void unmap(struct sockaddr_storage *address)
 	memcpy(address, &plain, sizeof(plain));
 }
 
-void soft_cm_take_addresses(struct soft_cm_id *id)
+void soft_cm_update_addresses(struct soft_cm_id *id)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
 

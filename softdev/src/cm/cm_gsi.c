@@ -88,7 +88,7 @@ static struct soft_node *bucket(struct soft_node *table, const union ibv_gid *pe
 
 /* Set the peer's queue pair number, and index the conversation by it. The number is 0 if it is not
  * known yet, or for a datagram service. */
-static void take_peer_qpn(struct conversation *conversation, uint32_t qpn)
+static void set_peer_qpn(struct conversation *conversation, uint32_t qpn)
 {
 	conversation->peer_qpn = qpn;
 	soft_list_remove(&conversation->by_peer_qpn);
@@ -117,7 +117,7 @@ static struct conversation *conversation_new(const struct conversation *like, in
 		soft_list_append(
 			bucket(soft_device.cm->gsi.by_remote_id, &made->peer, made->remote_id),
 			&made->by_remote_id);
-	take_peer_qpn(made, made->peer_qpn);
+	set_peer_qpn(made, made->peer_qpn);
 	return made;
 }
 
@@ -171,7 +171,7 @@ static struct conversation *find_by_peer_qpn(const union ibv_gid *peer, uint32_t
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-static void take_guid(struct conversation *conversation)
+static void set_guid(struct conversation *conversation)
 {
 	const struct soft_cm_id *id = conversation->link.owner;
 
@@ -198,7 +198,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 		.source_port = conversation->local_port,
 	};
 
-	take_guid(conversation);
+	set_guid(conversation);
 	mad.guid = conversation->guid;
 	mad.guid_length = message->reason == SOFT_CM_REASON_TIMEOUT ? sizeof(mad.guid) : 0;
 	mad.message.path_mtu = conversation->path_mtu;
@@ -385,7 +385,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	if (!conversation->remote_id)
 		conversation->remote_id = mad.local_id;
 	if (mad.message.type == SOFT_CM_REP)
-		take_peer_qpn(conversation, mad.message.qpn);
+		set_peer_qpn(conversation, mad.message.qpn);
 	(void)soft_cm_link_received(&conversation->link, &mad.message);
 }
 

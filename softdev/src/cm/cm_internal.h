@@ -282,7 +282,7 @@ int soft_cm_port_error(const struct sockaddr *address, int type, int error);
 void soft_cm_apply_tos(int fd, uint8_t tos);
 /* Set the id's addresses and GIDs to those of its link. IPv4-mapped addresses are converted to
  * IPv4. */
-void soft_cm_take_addresses(struct soft_cm_id *id);
+void soft_cm_update_addresses(struct soft_cm_id *id);
 /* Change IPV6_V6ONLY of a bound id by replacing its socket. Returns EIO if another process takes
  * the port in the meantime, which leaves the id unusable. */
 int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);

@@ -100,8 +100,8 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 }
 
 /* Store the request's destination address and the service's port in server_request->local. */
-static void take_local(struct service *service, struct msghdr *header,
-		       struct server_request *server_request)
+static void set_local_address(struct service *service, struct msghdr *header,
+			      struct server_request *server_request)
 {
 	server_request->local = service->listener.id->id.route.addr.src_storage;
 	for (struct cmsghdr *info = CMSG_FIRSTHDR(header); info; info = CMSG_NXTHDR(header, info)) {
@@ -144,7 +144,7 @@ static int receive(struct service *service, struct server_request *server_reques
 	    message->type != SOFT_SIDR_REQ)
 		return EPROTO;
 	server_request->number = message->number;
-	take_local(service, &header, server_request);
+	set_local_address(service, &header, server_request);
 	return 0;
 }
 
@@ -223,7 +223,7 @@ static bool report(struct soft_cm_id *listener, struct soft_cm_link *link,
 	}
 	listener->undelivered++;
 	id->link = link;
-	soft_cm_take_addresses(id);
+	soft_cm_update_addresses(id);
 	soft_cm_request_join(id);
 	return true;
 }
