@@ -430,7 +430,8 @@ void soft_cm_update_addresses(struct soft_cm_id *id)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
 
-	id->link->carrier->who(id->link, &addresses->src_storage, &addresses->dst_storage);
+	id->link->carrier->get_addresses(id->link, &addresses->src_storage,
+					 &addresses->dst_storage);
 	unmap(&addresses->src_storage);
 	unmap(&addresses->dst_storage);
 	fill_gids(id);

@@ -428,8 +428,8 @@ static void stop_listening(struct soft_cm_listener *listener)
 	release(stopped);
 }
 
-static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
-		struct sockaddr_storage *peer)
+static void get_addresses(const struct soft_cm_link *link, struct sockaddr_storage *local,
+			  struct sockaddr_storage *peer)
 {
 	const struct conversation *it = conversation_of(link);
 
@@ -444,7 +444,7 @@ const struct soft_cm_carrier soft_cm_gsi = {
 	.unlisten = stop_listening,
 	.send = send_message,
 	.end = end,
-	.who = who,
+	.get_addresses = get_addresses,
 };
 
 void soft_cm_use_gsi(const struct soft_gsi_calls *calls)

@@ -305,8 +305,8 @@ struct soft_cm_carrier {
 	int (*send)(struct soft_cm_link *link, const struct soft_cm_message *message);
 	void (*end)(struct soft_cm_link *link); /* frees the link; no callback follows */
 	/* Get the addresses of the link. An unknown address is left unchanged. */
-	void (*who)(const struct soft_cm_link *link, struct sockaddr_storage *local,
-		    struct sockaddr_storage *peer);
+	void (*get_addresses)(const struct soft_cm_link *link, struct sockaddr_storage *local,
+			      struct sockaddr_storage *peer);
 	void (*apply_tos)(struct soft_cm_link *link, uint8_t tos);
 	/* Hand the stream of a connected id's link over to the queue pair, and free the link. If
 	 * `qp` is NULL, stop reading until a queue pair is ready. `hand_over` is NULL if ids keep

@@ -151,7 +151,7 @@ struct soft_cm_link *soft_cm_link_assign_place(struct soft_cm_link *link,
 	struct sockaddr_storage local, peer = {0};
 	struct soft_place *excess;
 
-	link->carrier->who(link, &local, &peer);
+	link->carrier->get_addresses(link, &local, &peer);
 	soft_places_add(places, &link->place, &peer);
 	excess = soft_places_evicted(places, most);
 	return excess ? soft_container(excess, struct soft_cm_link, place) : NULL;

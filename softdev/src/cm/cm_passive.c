@@ -43,7 +43,7 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 
 	/* A listener on all addresses outlives the removal of a single device, so a request may
 	 * arrive for a removed device. */
-	link->carrier->who(link, &local, &peer);
+	link->carrier->get_addresses(link, &local, &peer);
 	if (soft_cm_device_error((struct sockaddr *)&local)) {
 		soft_cm_link_reject(link, SOFT_CM_REASON_INVALID_SERVICE_ID);
 		return ENODEV;

@@ -212,7 +212,7 @@ static bool report(struct soft_cm_id *listener, struct soft_cm_link *link,
 {
 	struct sockaddr_storage local = {0}, peer = {0};
 
-	link->carrier->who(link, &local, &peer);
+	link->carrier->get_addresses(link, &local, &peer);
 	struct soft_cm_id *id = soft_cm_device_error((const struct sockaddr *)&local)
 					? NULL
 					: soft_cm_request_new(listener);
@@ -276,8 +276,8 @@ int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint
 
 /* ---- opening and closing ------------------------------------------------------------------- */
 
-static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
-		struct sockaddr_storage *peer)
+static void get_addresses(const struct soft_cm_link *link, struct sockaddr_storage *local,
+			  struct sockaddr_storage *peer)
 {
 	*local = server_request_of(link)->local;
 	*peer = server_request_of(link)->address;
@@ -322,5 +322,5 @@ const struct soft_cm_carrier soft_cm_answering = {
 	.unlisten = stop,
 	.send = send_message,
 	.end = end,
-	.who = who,
+	.get_addresses = get_addresses,
 };

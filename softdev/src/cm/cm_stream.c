@@ -99,7 +99,7 @@ static bool is_lost(const struct stream *stream)
 
 	if (!soft_faults_set)
 		return false;
-	stream->link.carrier->who(&stream->link, &local, &peer);
+	stream->link.carrier->get_addresses(&stream->link, &local, &peer);
 	soft_gid_from(&gid, (struct sockaddr *)&local);
 	return soft_fault_next(SOFT_FAULT_HANDSHAKE, soft_gid_port(&gid), 0);
 }
@@ -329,8 +329,8 @@ static void stop_listening(struct soft_cm_listener *base)
 
 /* ---- after the handshake ------------------------------------------------------------------ */
 
-static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
-		struct sockaddr_storage *peer)
+static void get_addresses(const struct soft_cm_link *link, struct sockaddr_storage *local,
+			  struct sockaddr_storage *peer)
 {
 	const struct stream *stream = stream_of(link);
 	socklen_t length = sizeof(*local);
@@ -372,7 +372,7 @@ const struct soft_cm_carrier soft_cm_stream = {
 	.unlisten = stop_listening,
 	.send = send_message,
 	.end = end,
-	.who = who,
+	.get_addresses = get_addresses,
 	.apply_tos = apply_tos,
 	.hand_over = hand_over,
 };
