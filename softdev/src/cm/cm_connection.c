@@ -22,7 +22,7 @@ static void disconnected(struct soft_cm_id *id, int error)
 	id->state = SOFT_CM_DISCONNECTED;
 	soft_cm_id_set_awaits_peer(id, false);
 	soft_cm_report(id, RDMA_CM_EVENT_DISCONNECTED, -error, NULL);
-	soft_timer_start(&id->timewait, soft_cm_in(soft_device.cm->limits.timewait_ms));
+	soft_timer_start(&id->timewait, soft_cm_deadline(soft_device.cm->limits.timewait_ms));
 }
 
 static void link_down(struct soft_qp *qp, void *owner, int error)

@@ -81,7 +81,7 @@ struct soft_cm {
 	} gsi;
 };
 
-static inline uint64_t soft_cm_in(uint32_t milliseconds)
+static inline uint64_t soft_cm_deadline(uint32_t milliseconds)
 {
 	return soft_now() + milliseconds * UINT64_C(1000000);
 }

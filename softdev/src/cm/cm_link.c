@@ -108,7 +108,7 @@ int soft_cm_link_connect(struct soft_cm_id *id, const struct soft_cm_carrier *ca
 
 static void set_deadline(struct soft_cm_link *link, uint32_t milliseconds, uint64_t pause_ns)
 {
-	link->deadline = soft_cm_in(milliseconds);
+	link->deadline = soft_cm_deadline(milliseconds);
 	link->pause_ns = pause_ns;
 	wait_for_answer(link);
 }
