@@ -341,7 +341,7 @@ struct soft_cm_link {
 	unsigned highest_received; /* highest message type received; 0 if none */
 	struct soft_timer timer; /* for the next retransmission or the deadline */
 	uint64_t deadline; /* 0 if none */
-	uint64_t begun_at;
+	uint64_t started_at;
 	uint64_t pause_ns; /* time until the next retransmission; doubled each time */
 };
 

@@ -98,7 +98,7 @@ int soft_cm_link_connect(struct soft_cm_id *id, const struct soft_cm_carrier *ca
 	id->link = link;
 	id->state = SOFT_CM_CONNECTING;
 	soft_cm_id_set_awaits_peer(id, true);
-	link->begun_at = soft_now();
+	link->started_at = soft_now();
 	link->last_sent = *message;
 	/* Datagram services do not use MRA, so wait for the response of the peer's application. */
 	soft_cm_link_set_deadline(link, soft_cm_datagrams(id) ? soft_device.cm->limits.service_ms
@@ -131,7 +131,7 @@ void soft_cm_link_clear_deadline(struct soft_cm_link *link)
 bool soft_cm_link_retry(struct soft_cm_link *link)
 {
 	const uint64_t limit_ns = soft_device.cm->limits.refused_ms * UINT64_C(1000000);
-	const uint64_t elapsed_ns = soft_now() - link->begun_at;
+	const uint64_t elapsed_ns = soft_now() - link->started_at;
 	uint64_t pause_ns = FIRST_RETRY_NS + elapsed_ns / 2;
 
 	if (elapsed_ns >= limit_ns)
