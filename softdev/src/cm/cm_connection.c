@@ -36,7 +36,7 @@ static void leave_link(struct soft_cm_id *id)
 	struct soft_cm_link *link = id->link;
 
 	soft_list_remove(&id->agreed);
-	id->held = false;
+	id->keeps_link = false;
 	id->link = NULL;
 	if (link)
 		soft_cm_link_leave(link);
@@ -110,14 +110,14 @@ static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 	int error = 0;
 
 	id->link->calls = &calls;
-	id->held = !qp || !carrier->hand_over;
-	if (!id->held) {
+	id->keeps_link = !qp || !carrier->hand_over;
+	if (!id->keeps_link) {
 		soft_list_remove(&id->agreed);
 		soft_qp_on_link_down(qp, link_down, id);
 	}
 	if (carrier->hand_over)
 		error = carrier->hand_over(id, qp);
-	if (!id->held)
+	if (!id->keeps_link)
 		id->link = NULL;
 	if (error && id->state == SOFT_CM_CONNECTED) {
 		soft_cm_forget(id);
@@ -176,7 +176,7 @@ bool soft_cm_offer(struct soft_qp *qp)
 	soft_list_each (struct soft_cm_id, id, &soft_device.cm->agreed, agreed) {
 		if (!is_of(id, qp))
 			continue;
-		if (id->held)
+		if (id->keeps_link)
 			hand_over(id, qp);
 		return true;
 	}

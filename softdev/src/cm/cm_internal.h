@@ -219,7 +219,7 @@ struct soft_cm_id {
 	bool opens_chan;
 
 	struct soft_node agreed; /* node in soft_cm.agreed (soft_cm_agreed) */
-	bool held; /* the id keeps its link after the handshake */
+	bool keeps_link; /* the id keeps its link after the handshake */
 	struct soft_timer timewait;
 };
 

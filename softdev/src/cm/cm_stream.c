@@ -29,7 +29,7 @@ struct stream {
 	struct soft_fd_watch watch;
 	bool connecting;
 	bool waits; /* between two attempts to connect, or before the first one */
-	bool held; /* handshake finished, further data not read here */
+	bool handshake_done; /* handshake finished, further data not read here */
 	struct listener *listener; /* NULL unless half open */
 	struct sockaddr_storage peer; /* set only for an accepted connection */
 	size_t have;
@@ -220,7 +220,7 @@ static void ready(struct soft_fd_watch *watch)
 
 	if (stream->connecting)
 		finish_connecting(stream);
-	else if (!stream->held)
+	else if (!stream->handshake_done)
 		read_messages(stream);
 	else if (watch->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
 		/* Ignore unread messages. The end of the stream counts as an orderly shutdown
@@ -353,7 +353,7 @@ static int hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 	int fd;
 
 	if (!qp) {
-		stream->held = true;
+		stream->handshake_done = true;
 		return soft_watch(&stream->watch, EPOLLRDHUP);
 	}
 	memcpy(rest, stream->input, length);
