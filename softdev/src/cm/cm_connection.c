@@ -137,7 +137,7 @@ int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *est
 	id->state = SOFT_CM_CONNECTED;
 	soft_cm_id_set_awaits_peer(id, false);
 	soft_cm_link_clear_deadline(id->link);
-	if (established && !id->early)
+	if (established && !id->established_early)
 		soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, established);
 	hand_over(id, state >= IBV_QPS_RTR ? qp : NULL);
 	return 0;
@@ -242,9 +242,9 @@ static int notify(struct soft_cm_id *id, enum ibv_event_type event)
 		return error;
 	if (event != IBV_EVENT_COMM_EST)
 		return EINVAL;
-	if (id->early)
+	if (id->established_early)
 		return EISCONN;
-	id->early = true;
+	id->established_early = true;
 	soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, NULL);
 	return 0;
 }

@@ -196,7 +196,7 @@ struct soft_cm_id {
 	/* Link to the peer until the queue pair adopts its stream. */
 	struct soft_cm_link *link;
 	struct soft_cm_ece local_ece, remote_ece;
-	bool early; /* rdma_notify reported ESTABLISHED before RTU arrived */
+	bool established_early; /* rdma_notify reported ESTABLISHED before RTU arrived */
 	uint32_t made_qpn; /* number of id->qp; 0 unless rdma_create_qp created it */
 	uint32_t qpn; /* local queue pair number, as sent to the peer */
 	uint32_t psn; /* first PSN expected from the peer (IBTA 12.7.31) */
