@@ -55,7 +55,7 @@ static int start_qp(struct soft_cm_id *id, struct ibv_qp *qp)
 	if (!error) {
 		id->id.qp = qp;
 		id->id.pd = qp->pd;
-		id->made_qpn = qp->qp_num;
+		id->created_qpn = qp->qp_num;
 	}
 	soft_unlock();
 	return error;
@@ -137,7 +137,7 @@ void soft_rdma_destroy_qp(struct rdma_cm_id *id)
 	soft_lock();
 	qp = id->qp;
 	id->qp = NULL;
-	soft_cm_id_of(id)->made_qpn = 0;
+	soft_cm_id_of(id)->created_qpn = 0;
 	soft_unlock();
 	if (qp)
 		soft_ibv_destroy_qp(qp);

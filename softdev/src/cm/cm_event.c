@@ -214,7 +214,7 @@ static struct soft_cm_event *take(struct soft_cm_channel *channel)
 		soft_list_remove(&event->node);
 		event->owner->reported++;
 		if (event->event.listen_id) {
-			soft_cm_id_of(event->event.id)->request_of = NULL;
+			soft_cm_id_of(event->event.id)->request_listener = NULL;
 			soft_cm_listener_taken(event->owner);
 		}
 	}
@@ -344,7 +344,7 @@ static void move_events(struct soft_cm_id *id, struct soft_cm_channel *from,
 	soft_list_each_safe (struct soft_cm_event, event, &from->events, node) {
 		struct soft_cm_id *about = soft_cm_id_of(event->event.id);
 
-		if (event->owner != id && about->request_of != id)
+		if (event->owner != id && about->request_listener != id)
 			continue;
 		soft_list_remove(&event->node);
 		soft_list_append(&to->events, &event->node);

@@ -124,7 +124,7 @@ struct soft_cm_id *soft_cm_request_new(struct soft_cm_id *listener)
 
 	if (!id)
 		return NULL;
-	id->request_of = listener;
+	id->request_listener = listener;
 	id->unaccepted = true;
 	id->state = SOFT_CM_REQUESTED;
 	id->tos = listener->tos;
@@ -136,7 +136,7 @@ struct soft_cm_id *soft_cm_request_new(struct soft_cm_id *listener)
 void soft_cm_request_join(struct soft_cm_id *id)
 {
 	soft_cm_device_bind(id);
-	soft_cm_id_join(id, soft_cm_channel_of(id->request_of->id.channel));
+	soft_cm_id_join(id, soft_cm_channel_of(id->request_listener->id.channel));
 }
 
 /* ---- destroying and removing -------------------------------------------------------------- */

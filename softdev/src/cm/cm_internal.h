@@ -188,7 +188,8 @@ struct soft_cm_id {
 	struct soft_cm_listener *listener; /* set in state LISTENING */
 	unsigned undelivered,
 		backlog; /* undelivered requests in the event queue, and their limit */
-	struct soft_cm_id *request_of; /* listener; NULL once the request has been delivered */
+	struct soft_cm_id
+		*request_listener; /* listener; NULL once the request has been delivered */
 	bool unaccepted; /* request not accepted yet; see soft_cm_report */
 
 	struct soft_node groups; /* multicast groups joined by a datagram id (cm_multicast.c) */
@@ -197,7 +198,7 @@ struct soft_cm_id {
 	struct soft_cm_link *link;
 	struct soft_cm_ece local_ece, remote_ece;
 	bool established_early; /* rdma_notify reported ESTABLISHED before RTU arrived */
-	uint32_t made_qpn; /* number of id->qp; 0 unless rdma_create_qp created it */
+	uint32_t created_qpn; /* number of id->qp; 0 unless rdma_create_qp created it */
 	uint32_t qpn; /* local queue pair number, as sent to the peer */
 	uint32_t psn; /* first PSN expected from the peer (IBTA 12.7.31) */
 	uint32_t remote_qpn;

@@ -34,7 +34,7 @@ struct ibv_qp *soft_cm_qp(const struct soft_cm_id *id)
 {
 	struct ibv_qp *qp = id->id.qp;
 
-	if (qp && id->made_qpn && soft_qp_find(id->made_qpn) != soft_qp_of(qp))
+	if (qp && id->created_qpn && soft_qp_find(id->created_qpn) != soft_qp_of(qp))
 		return NULL;
 	return qp;
 }
