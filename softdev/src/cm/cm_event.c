@@ -66,7 +66,7 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 	}
 	soft_cm_free_orphans(&orphans);
 	channel->destroyed = true;
-	bool unused = channel->inside == 0;
+	bool unused = channel->active_readers == 0;
 
 	soft_unlock();
 	soft_cm_device_sweep();
@@ -249,7 +249,7 @@ static int enter(struct soft_cm_channel *channel)
 	soft_lock();
 	bool destroyed = channel->destroyed;
 
-	channel->inside += !destroyed;
+	channel->active_readers += !destroyed;
 	soft_unlock();
 	return destroyed && poll(NULL, 0, -1) < 0 ? errno : 0;
 }
@@ -257,7 +257,7 @@ static int enter(struct soft_cm_channel *channel)
 static void leave(struct soft_cm_channel *channel)
 {
 	soft_lock();
-	bool last = --channel->inside == 0 && channel->destroyed;
+	bool last = --channel->active_readers == 0 && channel->destroyed;
 
 	soft_unlock();
 	if (last)

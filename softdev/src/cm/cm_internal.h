@@ -99,7 +99,7 @@ struct soft_cm_channel {
 	struct soft_channel wake;
 	struct soft_node events; /* soft_cm_event.node, oldest first */
 	struct soft_node ids; /* soft_cm_id.in_channel */
-	unsigned inside; /* threads in rdma_get_cm_event */
+	unsigned active_readers; /* threads in rdma_get_cm_event */
 	bool destroyed; /* the last thread in rdma_get_cm_event frees the channel */
 };
 
