@@ -17,7 +17,7 @@
 
 void soft_cm_keep_device(bool keep)
 {
-	soft_device.cm->device_stays = keep;
+	soft_device.cm->keep_device = keep;
 }
 
 static int open_context(struct soft_cm_device *device, struct ibv_device *of)
@@ -95,7 +95,7 @@ static void sweep(struct soft_cm_device *device)
 	bool unused;
 
 	soft_lock();
-	unused = device->is_open && (!soft_device.cm->device_stays || device->own.fatal) &&
+	unused = device->is_open && (!soft_device.cm->keep_device || device->own.fatal) &&
 		 !device->holds && device->own.children == 1 &&
 		 !soft_container(device->pd, struct soft_pd, ibv)->users;
 	if (unused)

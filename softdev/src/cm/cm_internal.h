@@ -49,7 +49,7 @@ struct soft_cm {
 
 	/* cm_device.c */
 	pthread_mutex_t opening;
-	bool device_stays;
+	bool keep_device;
 	struct soft_cm_device {
 		bool is_open;
 		struct soft_context own; /* context in id->verbs */
