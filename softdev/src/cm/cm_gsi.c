@@ -451,8 +451,8 @@ void soft_cm_use_gsi(const struct soft_gsi_calls *calls)
 {
 	soft_device.cm->gsi.calls = calls;
 	soft_device.cm->carrier = calls ? &soft_cm_gsi : &soft_cm_stream;
-	soft_device.cm->asking = calls ? &soft_cm_gsi : &soft_cm_asking;
-	soft_device.cm->answering = calls ? &soft_cm_gsi : &soft_cm_answering;
+	soft_device.cm->sidr_client = calls ? &soft_cm_gsi : &soft_cm_sidr_client;
+	soft_device.cm->sidr_server = calls ? &soft_cm_gsi : &soft_cm_sidr_server;
 }
 
 /* End the remaining conversations when the engine stops. */

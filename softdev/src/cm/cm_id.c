@@ -233,8 +233,8 @@ static void create(void)
 {
 	soft_device.cm = soft_part(sizeof(struct soft_cm));
 	*soft_device.cm = (struct soft_cm){.carrier = &soft_cm_stream,
-					   .asking = &soft_cm_asking,
-					   .answering = &soft_cm_answering,
+					   .sidr_client = &soft_cm_sidr_client,
+					   .sidr_server = &soft_cm_sidr_server,
 					   .limits = limits,
 					   .opening = PTHREAD_MUTEX_INITIALIZER,
 					   .acknowledge = PTHREAD_MUTEX_INITIALIZER,

@@ -44,7 +44,7 @@ enum { SOFT_GSI_BUCKETS = 256 };
 struct soft_cm {
 	/* Carriers for connections, for datagram service requests, and for responses to these
 	 * requests. */
-	const struct soft_cm_carrier *carrier, *asking, *answering;
+	const struct soft_cm_carrier *carrier, *sidr_client, *sidr_server;
 	struct soft_cm_limits limits;
 
 	/* cm_device.c */
@@ -315,7 +315,8 @@ struct soft_cm_carrier {
 	int (*hand_over)(struct soft_cm_id *id, struct soft_qp *qp);
 };
 
-extern const struct soft_cm_carrier soft_cm_stream, soft_cm_gsi, soft_cm_asking, soft_cm_answering;
+extern const struct soft_cm_carrier soft_cm_stream, soft_cm_gsi, soft_cm_sidr_client,
+	soft_cm_sidr_server;
 
 void soft_cm_gsi_stop(void); /* called when the engine stops (cm_gsi.c) */
 

@@ -123,7 +123,7 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 static int open_listener(struct soft_cm_id *id, int backlog)
 {
 	const struct soft_cm_carrier *carrier =
-		soft_cm_datagrams(id) ? soft_device.cm->answering : soft_device.cm->carrier;
+		soft_cm_datagrams(id) ? soft_device.cm->sidr_server : soft_device.cm->carrier;
 	int error = 0;
 
 	id->listener = carrier->listen(id, &error);

@@ -110,7 +110,7 @@ static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 	*error = ENOMEM;
 	if (!asking)
 		return NULL;
-	soft_cm_link_init(&asking->link, &soft_cm_asking);
+	soft_cm_link_init(&asking->link, &soft_cm_sidr_client);
 	asking->watch.fd = id->sock;
 	asking->watch.ready = ready;
 	*error = connect(id->sock, to, soft_cm_address_length(to))
@@ -124,7 +124,7 @@ static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 	return NULL;
 }
 
-const struct soft_cm_carrier soft_cm_asking = {
+const struct soft_cm_carrier soft_cm_sidr_client = {
 	.loses = true, .connect = start, .send = send_message, .end = end};
 
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
@@ -140,5 +140,5 @@ int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *pa
 	if (soft_device.platform->random(&message.number, sizeof(message.number), 0) !=
 	    sizeof(message.number))
 		return EAGAIN;
-	return soft_cm_link_connect(id, soft_device.cm->asking, &calls, &message);
+	return soft_cm_link_connect(id, soft_device.cm->sidr_client, &calls, &message);
 }

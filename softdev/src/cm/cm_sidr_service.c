@@ -173,7 +173,7 @@ static void take_request(struct service *service, const struct server_request *f
 		return; /* the request will be repeated */
 	*server_request = *from;
 	server_request->service = service;
-	soft_cm_link_init(&server_request->link, &soft_cm_answering);
+	soft_cm_link_init(&server_request->link, &soft_cm_sidr_server);
 	soft_list_append(&service->requests, &server_request->node);
 	(void)soft_cm_sidr_request_received(&service->listener, &server_request->link, message);
 }
@@ -316,7 +316,7 @@ static void stop(struct soft_cm_listener *listener)
 	free_if_unused(service);
 }
 
-const struct soft_cm_carrier soft_cm_answering = {
+const struct soft_cm_carrier soft_cm_sidr_server = {
 	.loses = true,
 	.listen = start,
 	.unlisten = stop,
