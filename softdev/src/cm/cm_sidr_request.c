@@ -11,20 +11,20 @@
 enum { ANSWERS_PER_STEP = 64 };
 
 /* An id's pending request. */
-struct asking {
+struct client_request {
 	struct soft_cm_link link;
 	struct soft_fd_watch watch; /* the id's socket, connected to the service's port */
 };
 
 static void end(struct soft_cm_link *link)
 {
-	struct asking *asking = soft_container(link, struct asking, link);
+	struct client_request *client_request = soft_container(link, struct client_request, link);
 	struct soft_cm_id *id = link->owner;
 
-	id->sock = asking->watch.fd; /* reserves the port until rdma_destroy_id */
-	soft_unwatch(&asking->watch);
+	id->sock = client_request->watch.fd; /* reserves the port until rdma_destroy_id */
+	soft_unwatch(&client_request->watch);
 	soft_cm_link_stop(link);
-	free(asking);
+	free(client_request);
 }
 
 static void failed(struct soft_cm_link *link, int error)
@@ -60,11 +60,11 @@ static const struct soft_cm_link_calls calls = {.message = message, .failed = fa
  * missing service. */
 static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
-	struct asking *asking = soft_container(link, struct asking, link);
+	struct client_request *client_request = soft_container(link, struct client_request, link);
 	uint8_t bytes[SOFT_MAD_SIZE];
 
 	soft_cm_encode(message, bytes);
-	(void)send(asking->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+	(void)send(client_request->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
 	return 0;
 }
 
@@ -81,21 +81,22 @@ static bool take(struct soft_cm_link *link, const uint8_t *bytes, size_t length)
 
 static void ready(struct soft_fd_watch *watch)
 {
-	struct asking *asking = soft_container(watch, struct asking, watch);
+	struct client_request *client_request = soft_container(watch, struct client_request, watch);
 
 	for (int i = 0; i < ANSWERS_PER_STEP; i++) {
 		uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer datagram is not a response */
 		ssize_t got = recv(watch->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
 
 		if (got >= 0) {
-			if (!take(&asking->link, bytes, (size_t)got))
+			if (!take(&client_request->link, bytes, (size_t)got))
 				return;
 			continue;
 		}
-		if (errno == EINTR || (errno == ECONNREFUSED && soft_cm_link_retry(&asking->link)))
+		if (errno == EINTR ||
+		    (errno == ECONNREFUSED && soft_cm_link_retry(&client_request->link)))
 			continue;
 		if (errno != EAGAIN)
-			soft_cm_link_failed(&asking->link, errno);
+			soft_cm_link_failed(&client_request->link, errno);
 		return;
 	}
 }
@@ -105,22 +106,22 @@ static void ready(struct soft_fd_watch *watch)
 static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 {
 	const struct sockaddr *to = &id->id.route.addr.dst_addr;
-	struct asking *asking = calloc(1, sizeof(*asking));
+	struct client_request *client_request = calloc(1, sizeof(*client_request));
 
 	*error = ENOMEM;
-	if (!asking)
+	if (!client_request)
 		return NULL;
-	soft_cm_link_init(&asking->link, &soft_cm_sidr_client);
-	asking->watch.fd = id->sock;
-	asking->watch.ready = ready;
+	soft_cm_link_init(&client_request->link, &soft_cm_sidr_client);
+	client_request->watch.fd = id->sock;
+	client_request->watch.ready = ready;
 	*error = connect(id->sock, to, soft_cm_address_length(to))
 			 ? errno
-			 : soft_watch(&asking->watch, EPOLLIN);
+			 : soft_watch(&client_request->watch, EPOLLIN);
 	if (!*error) {
 		id->sock = -1;
-		return &asking->link;
+		return &client_request->link;
 	}
-	free(asking);
+	free(client_request);
 	return NULL;
 }
 
