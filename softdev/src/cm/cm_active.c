@@ -60,7 +60,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 	id->initiator_depth = soft_cm_depth(reply->responder_resources, SOFT_MAX_RD_ATOMIC);
 	id->rnr_retry_count = reply->rnr_retry_count;
 	soft_cm_link_clear_deadline(id->link);
-	soft_cm_agreed(id);
+	soft_cm_await_adoption(id);
 	if (!soft_cm_qp(id)) {
 		id->state = SOFT_CM_RESPONDED;
 		soft_cm_report(id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, reply);

@@ -35,7 +35,7 @@ static void leave_link(struct soft_cm_id *id)
 {
 	struct soft_cm_link *link = id->link;
 
-	soft_list_remove(&id->agreed);
+	soft_list_remove(&id->awaiting_adoption);
 	id->keeps_link = false;
 	id->link = NULL;
 	if (link)
@@ -112,7 +112,7 @@ static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 	id->link->calls = &calls;
 	id->keeps_link = !qp || !carrier->hand_over;
 	if (!id->keeps_link) {
-		soft_list_remove(&id->agreed);
+		soft_list_remove(&id->awaiting_adoption);
 		soft_qp_on_link_down(qp, link_down, id);
 	}
 	if (carrier->hand_over)
@@ -143,10 +143,10 @@ int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *est
 	return 0;
 }
 
-void soft_cm_agreed(struct soft_cm_id *id)
+void soft_cm_await_adoption(struct soft_cm_id *id)
 {
-	if (soft_list_empty(&id->agreed) && id->link->carrier->hand_over)
-		soft_list_append(&soft_device.cm->agreed, &id->agreed);
+	if (soft_list_empty(&id->awaiting_adoption) && id->link->carrier->hand_over)
+		soft_list_append(&soft_device.cm->awaiting_adoption, &id->awaiting_adoption);
 }
 
 void soft_cm_claim(const struct soft_cm_id *id)
@@ -173,7 +173,8 @@ static bool is_of(const struct soft_cm_id *id, const struct soft_qp *qp)
 
 bool soft_cm_offer(struct soft_qp *qp)
 {
-	soft_list_each (struct soft_cm_id, id, &soft_device.cm->agreed, agreed) {
+	soft_list_each (struct soft_cm_id, id, &soft_device.cm->awaiting_adoption,
+			awaiting_adoption) {
 		if (!is_of(id, qp))
 			continue;
 		if (id->keeps_link)

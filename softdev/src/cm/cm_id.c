@@ -58,7 +58,7 @@ struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context
 	id->sock = -1;
 	id->timewait.expired = timewait_over;
 	soft_list_init(&id->in_channel);
-	soft_list_init(&id->agreed);
+	soft_list_init(&id->awaiting_adoption);
 	soft_list_init(&id->on_device);
 	soft_list_init(&id->groups);
 	return id;
@@ -207,7 +207,7 @@ static void forked(void)
 		cm->devices[i].holds = 0;
 	}
 	soft_list_init(&cm->attached);
-	soft_list_init(&cm->agreed);
+	soft_list_init(&cm->awaiting_adoption);
 	soft_places_init(&cm->half_open);
 	soft_places_init(&cm->lingering);
 	soft_list_init(&cm->gsi.conversations);

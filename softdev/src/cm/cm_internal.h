@@ -65,7 +65,7 @@ struct soft_cm {
 		*last_destroyed; /* last destroyed channel; a thread may still enter it */
 
 	/* cm_connection.c: ids that know the peer's queue pair number and still own their stream */
-	struct soft_node agreed;
+	struct soft_node awaiting_adoption;
 	struct soft_places half_open; /* cm_stream.c: half-open connections of all listeners */
 	struct soft_places lingering; /* cm_link.c: links without an owner */
 
@@ -219,7 +219,8 @@ struct soft_cm_id {
 	uint16_t path_port; /* identifies TCP paths to the accepting process; 0 if unknown */
 	bool opens_chan;
 
-	struct soft_node agreed; /* node in soft_cm.agreed (soft_cm_agreed) */
+	struct soft_node
+		awaiting_adoption; /* node in soft_cm.awaiting_adoption (soft_cm_await_adoption) */
 	bool keeps_link; /* the id keeps its link after the handshake */
 	struct soft_timer timewait;
 };
@@ -473,7 +474,7 @@ uint32_t soft_cm_random_psn(void);
 int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *established);
 /* Register the id after REQ or REP has provided the peer's queue pair number. When a local queue
  * pair moves to RTR with that number, it adopts the id's stream (soft_cm_offer). */
-void soft_cm_agreed(struct soft_cm_id *id);
+void soft_cm_await_adoption(struct soft_cm_id *id);
 /* Reserve the stream for a queue pair that the application manages. That queue pair may already be
  * in RTR, with PSNs that differ from those of the id. */
 void soft_cm_claim(const struct soft_cm_id *id);

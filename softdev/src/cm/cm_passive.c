@@ -72,7 +72,7 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 	link->owner = id;
 	id->link = link;
 	soft_cm_update_addresses(id);
-	soft_cm_agreed(id);
+	soft_cm_await_adoption(id);
 	if (id->tos && link->carrier->apply_tos)
 		link->carrier->apply_tos(link, id->tos);
 	soft_cm_request_join(id);
