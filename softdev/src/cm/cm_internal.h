@@ -455,10 +455,10 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 			  struct soft_cm_message *message);
 /* Returns `wanted`, or `otherwise` if it is RDMA_MAX_RESP_RES, limited to the device's maximum. */
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
-/* Move the queue pair to INIT, or to RTS if it is for datagrams or `agreed` is set. `agreed` means
+/* Move the queue pair to INIT, or to RTS if it is for datagrams or `peer_known` is set. `peer_known` means
  * that REQ or REP has arrived. The transition to INIT is then repeated, because it enables the
  * remote access that the handshake allows. */
-int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool agreed);
+int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool peer_known);
 /* Fill in the peer's address vector from the id's addresses. */
 void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
 /* Move the id's queue pair, if any, to ERR. */

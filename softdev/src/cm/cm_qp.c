@@ -222,9 +222,10 @@ static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state stat
 				     soft_gid_is_local(&id->id.route.addr.addr.ibaddr.sgid));
 }
 
-int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool agreed)
+int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool peer_known)
 {
-	const enum ibv_qp_state last = agreed || soft_cm_datagrams(id) ? IBV_QPS_RTS : IBV_QPS_INIT;
+	const enum ibv_qp_state last =
+		peer_known || soft_cm_datagrams(id) ? IBV_QPS_RTS : IBV_QPS_INIT;
 	int error = 0;
 
 	for (enum ibv_qp_state state = IBV_QPS_INIT; state <= last && !error; state++)
