@@ -10,7 +10,7 @@
  * to the engine and its thread. The struct of a device never moves, so pointers to it remain valid.
  *
  * The engine's lock protects the hold counts, so that a step of the engine can bind a request to a
- * device. Devices cannot be opened or closed under that lock. The mutex `opening` serialises these
+ * device. Devices cannot be opened or closed under that lock. The mutex `open_mutex` serialises these
  * operations and is acquired before the engine's lock.
  */
 #include "cm_internal.h"
@@ -69,13 +69,13 @@ static void hold_all(int count, int change)
 
 int soft_cm_device_get(void)
 {
-	pthread_mutex_lock(&soft_device.cm->opening);
+	pthread_mutex_lock(&soft_device.cm->open_mutex);
 	int count = open_all();
 
 	soft_lock();
 	hold_all(count, 1);
 	soft_unlock();
-	pthread_mutex_unlock(&soft_device.cm->opening);
+	pthread_mutex_unlock(&soft_device.cm->open_mutex);
 	if (count > 0)
 		return 0;
 	soft_cm_device_sweep(); /* close the devices opened before the error */
@@ -111,11 +111,11 @@ static void sweep(struct soft_cm_device *device)
 void soft_cm_device_sweep(void)
 {
 	soft_engine_check_descriptors(); /* acquires the mutex itself, so it must come first */
-	pthread_mutex_lock(&soft_device.cm->opening);
+	pthread_mutex_lock(&soft_device.cm->open_mutex);
 	for (int i = 0; i < SOFT_HCAS_MOST; i++)
 		if (soft_device.cm->devices[i].is_open)
 			sweep(&soft_device.cm->devices[i]);
-	pthread_mutex_unlock(&soft_device.cm->opening);
+	pthread_mutex_unlock(&soft_device.cm->open_mutex);
 }
 
 static struct soft_cm_device *device_with(const struct sockaddr *address)

@@ -307,10 +307,10 @@ int soft_rdma_ack_cm_event(struct rdma_cm_event *application)
 	if (!application)
 		return soft_cm_fail(EINVAL);
 	event = soft_container(application, struct soft_cm_event, event);
-	pthread_mutex_lock(&soft_device.cm->acknowledge);
+	pthread_mutex_lock(&soft_device.cm->ack_mutex);
 	event->owner->acked++;
-	pthread_cond_broadcast(&soft_device.cm->acknowledged);
-	pthread_mutex_unlock(&soft_device.cm->acknowledge);
+	pthread_cond_broadcast(&soft_device.cm->ack_cond);
+	pthread_mutex_unlock(&soft_device.cm->ack_mutex);
 	free(event);
 	return 0;
 }
@@ -329,10 +329,10 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id)
 	soft_lock();
 	reported = id->reported;
 	soft_unlock();
-	pthread_mutex_lock(&soft_device.cm->acknowledge);
+	pthread_mutex_lock(&soft_device.cm->ack_mutex);
 	while (id->acked != reported)
-		pthread_cond_wait(&soft_device.cm->acknowledged, &soft_device.cm->acknowledge);
-	pthread_mutex_unlock(&soft_device.cm->acknowledge);
+		pthread_cond_wait(&soft_device.cm->ack_cond, &soft_device.cm->ack_mutex);
+	pthread_mutex_unlock(&soft_device.cm->ack_mutex);
 }
 
 /* ---- migrating to another channel: rdma_migrate_id(3) ------------------------------------- */

@@ -236,20 +236,20 @@ static void create(void)
 					   .sidr_client = &soft_cm_sidr_client,
 					   .sidr_server = &soft_cm_sidr_server,
 					   .limits = limits,
-					   .opening = PTHREAD_MUTEX_INITIALIZER,
-					   .acknowledge = PTHREAD_MUTEX_INITIALIZER,
-					   .acknowledged = PTHREAD_COND_INITIALIZER};
+					   .open_mutex = PTHREAD_MUTEX_INITIALIZER,
+					   .ack_mutex = PTHREAD_MUTEX_INITIALIZER,
+					   .ack_cond = PTHREAD_COND_INITIALIZER};
 	forked();
 }
 
 static pthread_mutex_t *outer(void)
 {
-	return &soft_device.cm->opening;
+	return &soft_device.cm->open_mutex;
 }
 
 static pthread_mutex_t *leaf(void)
 {
-	return &soft_device.cm->acknowledge;
+	return &soft_device.cm->ack_mutex;
 }
 
 static void destroy(void)

@@ -48,7 +48,7 @@ struct soft_cm {
 	struct soft_cm_limits limits;
 
 	/* cm_device.c */
-	pthread_mutex_t opening;
+	pthread_mutex_t open_mutex;
 	bool keep_device;
 	struct soft_cm_device {
 		bool is_open;
@@ -59,8 +59,8 @@ struct soft_cm {
 	struct soft_node attached; /* list of soft_cm_id.on_device */
 
 	/* cm_event.c */
-	pthread_mutex_t acknowledge; /* leaf lock that protects soft_cm_id.acked */
-	pthread_cond_t acknowledged;
+	pthread_mutex_t ack_mutex; /* leaf lock that protects soft_cm_id.acked */
+	pthread_cond_t ack_cond;
 	struct soft_cm_channel
 		*last_destroyed; /* last destroyed channel; a thread may still enter it */
 
