@@ -79,7 +79,7 @@ void soft_cm_reject(struct soft_cm_id *id, uint16_t reason, const void *private_
 	leave_link(id);
 }
 
-void soft_cm_forget(struct soft_cm_id *id)
+void soft_cm_detach(struct soft_cm_id *id)
 {
 	struct soft_qp *qp = stream_owner(id);
 
@@ -120,7 +120,7 @@ static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 	if (!id->keeps_link)
 		id->link = NULL;
 	if (error && id->state == SOFT_CM_CONNECTED) {
-		soft_cm_forget(id);
+		soft_cm_detach(id);
 		disconnected(id, error);
 	}
 }

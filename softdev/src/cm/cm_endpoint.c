@@ -9,7 +9,7 @@ int soft_cm_complete(struct soft_cm_id *id)
 
 	if (!id->synchronous)
 		return 0;
-	soft_cm_forget_event(id);
+	soft_cm_ack_event(id);
 	if (soft_rdma_get_cm_event(id->id.channel, &id->id.event))
 		return -1;
 	event = id->id.event;
@@ -98,7 +98,7 @@ int soft_rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **id)
 	listener = soft_cm_id_of(listen);
 	if (!listener->synchronous || listener->state != SOFT_CM_LISTENING)
 		return soft_cm_fail(EINVAL);
-	soft_cm_forget_event(listener);
+	soft_cm_ack_event(listener);
 	if (soft_rdma_get_cm_event(listen->channel, &event))
 		return -1;
 	if (event->event != RDMA_CM_EVENT_CONNECT_REQUEST) {

@@ -315,7 +315,7 @@ int soft_rdma_ack_cm_event(struct rdma_cm_event *application)
 	return 0;
 }
 
-void soft_cm_forget_event(struct soft_cm_id *id)
+void soft_cm_ack_event(struct soft_cm_id *id)
 {
 	if (id->id.event)
 		soft_rdma_ack_cm_event(id->id.event);
@@ -387,7 +387,7 @@ int soft_rdma_migrate_id(struct rdma_cm_id *application, struct rdma_event_chann
 	id->synchronous = synchronous;
 	soft_unlock();
 	if (was_synchronous) {
-		soft_cm_forget_event(id);
+		soft_cm_ack_event(id);
 		soft_rdma_destroy_event_channel(old);
 	}
 	soft_cm_wait_acknowledged(id);

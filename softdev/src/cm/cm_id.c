@@ -147,7 +147,7 @@ static void stop(struct soft_cm_id *id)
 	soft_cm_listener_close(id);
 	if (soft_cm_datagrams(id)) /* reject a pending request (IBTA 12.11) */
 		(void)soft_cm_service_reject(id, NULL, 0);
-	soft_cm_forget(id);
+	soft_cm_detach(id);
 	if (id->sock >= 0)
 		close(id->sock);
 	id->sock = -1;
@@ -294,7 +294,7 @@ int soft_rdma_destroy_id(struct rdma_cm_id *application)
 	soft_list_remove(&id->in_channel);
 	soft_cm_free_orphans(&orphans);
 	soft_unlock();
-	soft_cm_forget_event(id);
+	soft_cm_ack_event(id);
 	soft_cm_wait_acknowledged(id);
 	if (id->synchronous)
 		soft_rdma_destroy_event_channel(id->id.channel);

@@ -137,7 +137,7 @@ void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
 			 struct soft_node *orphans);
 /* Acknowledge the event in id->event, which a synchronous call has stored there, if any. The caller
  * must not hold the lock. */
-void soft_cm_forget_event(struct soft_cm_id *id);
+void soft_cm_ack_event(struct soft_cm_id *id);
 /* Wait until the application has acknowledged all events delivered for the id. The caller must not
  * hold the lock. */
 void soft_cm_wait_acknowledged(struct soft_cm_id *id);
@@ -486,7 +486,7 @@ void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int sta
 void soft_cm_reject(struct soft_cm_id *id, uint16_t reason, const void *private_data,
 		    uint8_t private_data_len);
 /* Detach the id from its link and its queue pair. */
-void soft_cm_forget(struct soft_cm_id *id);
+void soft_cm_detach(struct soft_cm_id *id);
 /* Close the connection and notify the peer, without reporting an event. */
 void soft_cm_close(struct soft_cm_id *id);
 

@@ -136,10 +136,10 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 
 /* Acknowledge the CONNECT_REQUEST event, which a synchronous id keeps until the request is accepted
  * or rejected (rdma_get_request(3)). */
-static void forget_request(struct soft_cm_id *id)
+static void ack_request_event(struct soft_cm_id *id)
 {
 	if (id->synchronous)
-		soft_cm_forget_event(id);
+		soft_cm_ack_event(id);
 }
 
 int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *conn_param)
@@ -155,7 +155,7 @@ int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *con
 		return -1;
 	if (!soft_cm_datagrams(id))
 		return soft_cm_complete(id);
-	forget_request(id); /* no RTU to wait for in a datagram service */
+	ack_request_event(id); /* no RTU to wait for in a datagram service */
 	return 0;
 }
 
@@ -188,7 +188,7 @@ static int reject_any(struct rdma_cm_id *application, uint16_t reason, const voi
 				      : reject(id, reason, private_data, private_data_len);
 	if (soft_cm_leave(error))
 		return -1;
-	forget_request(id);
+	ack_request_event(id);
 	return 0;
 }
 

@@ -45,7 +45,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *ans
 		soft_cm_failed(id, RDMA_CM_EVENT_UNREACHABLE, answer->status, answer);
 		return false;
 	}
-	soft_cm_forget(id);
+	soft_cm_detach(id);
 	soft_cm_id_set_awaits_peer(id, false);
 	id->state = SOFT_CM_CONNECTED;
 	soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, answer);
