@@ -215,7 +215,7 @@ static struct soft_cm_event *take(struct soft_cm_channel *channel)
 		event->owner->reported++;
 		if (event->event.listen_id) {
 			soft_cm_id_of(event->event.id)->request_listener = NULL;
-			soft_cm_listener_taken(event->owner);
+			soft_cm_request_delivered(event->owner);
 		}
 	}
 	if (soft_list_empty(&channel->events))

@@ -396,7 +396,7 @@ bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_
 /* Close the id's listener, if any. Safe to call repeatedly. */
 void soft_cm_listener_close(struct soft_cm_id *id);
 /* Report parked requests after the application has received a request from the listener. */
-void soft_cm_listener_taken(struct soft_cm_id *id);
+void soft_cm_request_delivered(struct soft_cm_id *id);
 /* Returns the maximum number of half-open handshakes (without a complete REQ), and of lingering
  * links. */
 static inline unsigned soft_cm_half_open(void)

@@ -97,7 +97,7 @@ bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_
 	return true;
 }
 
-void soft_cm_listener_taken(struct soft_cm_id *id)
+void soft_cm_request_delivered(struct soft_cm_id *id)
 {
 	struct soft_cm_listener *listener = id->listener;
 
