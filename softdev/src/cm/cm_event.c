@@ -61,7 +61,7 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 	soft_lock();
 	soft_list_drain (struct soft_cm_id, id, &channel->ids, in_channel) {
 		soft_list_remove(&id->in_channel);
-		soft_cm_id_silence(id, &orphans);
+		soft_cm_id_cancel(id, &orphans);
 		id->id.channel = NULL;
 	}
 	soft_cm_free_orphans(&orphans);

@@ -158,7 +158,7 @@ static void stop(struct soft_cm_id *id)
 /* Notify the peer as the kernel's ib_cm does (IBTA 12.9). An established connection is closed.
  * During the handshake, an active side that waits for REP sends REJ with reason "timeout". Any
  * other id with a link sends REJ with reason "rejected by the consumer". */
-void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
+void soft_cm_id_cancel(struct soft_cm_id *id, struct soft_node *orphans)
 {
 	bool asked = id->state == SOFT_CM_CONNECTING;
 
@@ -270,7 +270,7 @@ const struct soft_subsystem soft_cm_subsystem = {
 void soft_cm_free_orphans(struct soft_node *orphans)
 {
 	soft_list_drain (struct soft_cm_id, request, orphans, in_channel) {
-		soft_cm_id_silence(request, orphans);
+		soft_cm_id_cancel(request, orphans);
 		soft_list_remove(&request->in_channel);
 		free(request);
 	}
@@ -290,7 +290,7 @@ int soft_rdma_destroy_id(struct rdma_cm_id *application)
 		return 0; /* a forked child must not free its parent's id */
 	soft_list_init(&orphans);
 	soft_lock();
-	soft_cm_id_silence(id, &orphans);
+	soft_cm_id_cancel(id, &orphans);
 	soft_list_remove(&id->in_channel);
 	soft_cm_free_orphans(&orphans);
 	soft_unlock();

@@ -249,7 +249,7 @@ void soft_cm_id_set_awaits_peer(struct soft_cm_id *id, bool waits);
 /* Cancel the id's operations, notify the peer, drop the id's events, and move the id to state
  * FAILED. The id reports no further events. The ids of dropped requests are appended to
  * `orphans`. */
-void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans);
+void soft_cm_id_cancel(struct soft_cm_id *id, struct soft_node *orphans);
 void soft_cm_free_orphans(struct soft_node *orphans);
 
 /* Set errno to `error`. Returns -1. */
