@@ -408,7 +408,7 @@ static inline unsigned soft_cm_half_open(void)
 
 /* Create an id for the REQ in link->request, and report the request to the listener. Takes
  * ownership of the link, even on failure. */
-int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link);
+int soft_cm_create_request(struct soft_cm_id *listener, struct soft_cm_link *link);
 
 /* ---- cm_sidr_request.c, cm_sidr_service.c ---------------------------------------------------- */
 

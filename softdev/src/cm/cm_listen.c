@@ -17,7 +17,7 @@ enum {
 /* Create an id for the request and report it. Returns false if the link has been freed. */
 static bool report(struct soft_cm_id *id, struct soft_cm_link *link)
 {
-	bool reported = !soft_cm_request(id, link);
+	bool reported = !soft_cm_create_request(id, link);
 
 	id->undelivered += reported;
 	return reported;

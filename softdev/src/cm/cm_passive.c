@@ -36,7 +36,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 
 static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
 
-int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
+int soft_cm_create_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 {
 	const struct soft_cm_message *request = &link->request;
 	struct sockaddr_storage local = {0}, peer = {0};
