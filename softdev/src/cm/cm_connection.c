@@ -149,7 +149,7 @@ void soft_cm_await_adoption(struct soft_cm_id *id)
 		soft_list_append(&soft_device.cm->awaiting_adoption, &id->awaiting_adoption);
 }
 
-void soft_cm_claim(const struct soft_cm_id *id)
+void soft_cm_reserve_stream(const struct soft_cm_id *id)
 {
 	struct soft_qp *qp = soft_qp_find(id->qpn);
 

@@ -477,7 +477,7 @@ int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *est
 void soft_cm_await_adoption(struct soft_cm_id *id);
 /* Reserve the stream for a queue pair that the application manages. That queue pair may already be
  * in RTR, with PSNs that differ from those of the id. */
-void soft_cm_claim(const struct soft_cm_id *id);
+void soft_cm_reserve_stream(const struct soft_cm_id *id);
 /* Fail an id during the handshake. The id leaves its link, moves to FAILED, and reports the
  * event. */
 void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,

@@ -115,7 +115,7 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 		if (error)
 			return error;
 	}
-	soft_cm_claim(id);
+	soft_cm_reserve_stream(id);
 	soft_cm_fill_message(id, parameters, &reply);
 	if (id->shm_port && soft_links_may_use_shm())
 		reply.shm_port = soft_ip_port();
