@@ -230,7 +230,7 @@ static bool get_addresses(const uint8_t *at, struct soft_cm_mad *mad)
 
 /* ---- MADs ---------------------------------------------------------------------------------- */
 
-uint8_t soft_cm_private_room(enum soft_cm_type type)
+uint8_t soft_cm_max_private_data(enum soft_cm_type type)
 {
 	return attributes[type].room;
 }

@@ -89,7 +89,7 @@ struct soft_cm_message {
 };
 
 /* Returns the maximum size of a message type's private data. */
-uint8_t soft_cm_private_room(enum soft_cm_type type);
+uint8_t soft_cm_max_private_data(enum soft_cm_type type);
 
 /* Copy the application's private data, if any, into the message. Returns false if it is too
  * long. */

@@ -48,7 +48,8 @@ int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn
 		return EINVAL;
 	if (!soft_cm_qp(id) && parameters->qp_num > SOFT_PSN_MASK)
 		return EINVAL;
-	if (parameters->private_data && parameters->private_data_len > soft_cm_private_room(type))
+	if (parameters->private_data &&
+	    parameters->private_data_len > soft_cm_max_private_data(type))
 		return EINVAL;
 	return 0;
 }

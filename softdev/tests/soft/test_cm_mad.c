@@ -61,7 +61,7 @@ static struct soft_cm_mad example(enum soft_cm_type type)
 		memcpy(mad.source, ipv4[0], 16);
 		memcpy(mad.destination, ipv4[1], 16);
 	}
-	message->private_data_len = soft_cm_private_room(type);
+	message->private_data_len = soft_cm_max_private_data(type);
 	for (int i = 0; i < message->private_data_len; i++)
 		message->private_data[i] = (uint8_t)(i + 1);
 	return mad;
