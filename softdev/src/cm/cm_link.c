@@ -12,7 +12,7 @@
 #include "cm_internal.h"
 
 #define TYPE(name) (1u << SOFT_##name)
-#define LAST (TYPE(CM_REJ) | TYPE(CM_DREP) | TYPE(SIDR_REP))
+#define FINAL_TYPES (TYPE(CM_REJ) | TYPE(CM_DREP) | TYPE(SIDR_REP))
 #define FIRST_RETRY_NS                                                                             \
 	UINT64_C(1000000) /* after the first rejection by a port without a listener */
 #define FIRST_PAUSE_NS UINT64_C(50000000)
@@ -28,7 +28,7 @@ static bool is_one_of(unsigned type, unsigned types)
 	return types & 1u << type;
 }
 
-static bool wants_answer(unsigned type)
+static bool expects_response(unsigned type)
 {
 	return is_one_of(type, TYPE(CM_REQ) | TYPE(CM_REP) | TYPE(CM_DREQ) | TYPE(SIDR_REQ));
 }
@@ -42,10 +42,10 @@ static void start_timer(struct soft_cm_link *link, uint64_t pause_ns)
 
 /* Start the timer for the next retransmission or the deadline, whichever comes first. After the
  * peer's final message, nothing is retransmitted. */
-static void wait_for_answer(struct soft_cm_link *link)
+static void start_response_timer(struct soft_cm_link *link)
 {
-	bool repeats = link->carrier->loses && wants_answer(link->last_sent.type) &&
-		       !is_one_of(link->highest_received, LAST);
+	bool repeats = link->carrier->loses && expects_response(link->last_sent.type) &&
+		       !is_one_of(link->highest_received, FINAL_TYPES);
 
 	start_timer(link, repeats ? link->pause_ns : INT64_MAX);
 	if (link->pause_ns < LONGEST_PAUSE_NS)
@@ -62,7 +62,7 @@ static void expired(struct soft_timer *timer)
 	if (error)
 		soft_cm_link_failed(link, error);
 	else
-		wait_for_answer(link);
+		start_response_timer(link);
 }
 
 void soft_cm_link_init(struct soft_cm_link *link, const struct soft_cm_carrier *carrier)
@@ -110,7 +110,7 @@ static void set_deadline(struct soft_cm_link *link, uint32_t milliseconds, uint6
 {
 	link->deadline = soft_cm_deadline(milliseconds);
 	link->pause_ns = pause_ns;
-	wait_for_answer(link);
+	start_response_timer(link);
 }
 
 void soft_cm_link_set_deadline(struct soft_cm_link *link, uint32_t milliseconds)
@@ -173,7 +173,7 @@ void soft_cm_link_leave(struct soft_cm_link *link)
 {
 	soft_assert_locked();
 	link->calls = NULL;
-	if (link->carrier->loses && (is_one_of(link->last_sent.type, LAST | TYPE(CM_DREQ)) ||
+	if (link->carrier->loses && (is_one_of(link->last_sent.type, FINAL_TYPES | TYPE(CM_DREQ)) ||
 				     link->highest_received == SOFT_CM_REJ))
 		linger(link);
 	else
@@ -207,7 +207,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 	soft_assert_locked();
 	link->highest_received = type > before ? type : before;
 	if (loses && type <= before) {
-		if (wants_answer(type) && link->last_sent.type > type)
+		if (expects_response(type) && link->last_sent.type > type)
 			(void)link->carrier->send(link, &link->last_sent);
 		return true;
 	}
@@ -218,8 +218,8 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 		return false;
 	}
 	if (!link->calls) { /* the owner has left after sending a final message */
-		if (is_one_of(type, LAST))
-			wait_for_answer(link);
+		if (is_one_of(type, FINAL_TYPES))
+			start_response_timer(link);
 		else if (type != SOFT_CM_DREQ)
 			(void)link->carrier->send(link, &link->last_sent);
 		return true;
