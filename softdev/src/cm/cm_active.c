@@ -39,14 +39,14 @@ static void failed(struct soft_cm_link *link, int error)
 	connect_failed(link->owner, error);
 }
 
-static int say_ready(struct soft_cm_id *id)
+static int send_rtu(struct soft_cm_id *id)
 {
 	const struct soft_cm_message ready = {.type = SOFT_CM_RTU};
 
 	return soft_cm_link_send(id->link, &ready);
 }
 
-static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *reply)
+static bool handle_rep(struct soft_cm_id *id, const struct soft_cm_message *reply)
 {
 	int error;
 
@@ -70,7 +70,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 	if (error) {
 		soft_cm_reject(id, SOFT_CM_REASON_CONSUMER, NULL, 0);
 	} else {
-		error = say_ready(id);
+		error = send_rtu(id);
 	}
 	if (!error)
 		error = soft_cm_established(id, reply);
@@ -90,7 +90,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 		return false;
 	}
 	if (id->state == SOFT_CM_CONNECTING && message->type == SOFT_CM_REP)
-		return take_reply(id, message);
+		return handle_rep(id, message);
 	connect_failed(id, message->type == SOFT_CM_DREQ ? ECONNRESET : EPROTO);
 	return false;
 }
@@ -156,7 +156,7 @@ static int establish(struct soft_cm_id *id)
 	int error = id->id.qp ? EINVAL : soft_cm_allowed(id->state, SOFT_CM_CALL_ESTABLISH);
 
 	if (!error)
-		error = say_ready(id);
+		error = send_rtu(id);
 	return error ? error : soft_cm_established(id, NULL);
 }
 

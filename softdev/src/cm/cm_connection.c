@@ -63,7 +63,7 @@ static const struct soft_cm_link_calls calls = {.message = message, .failed = fa
 
 /* Send DREQ, except on a stream. The peer of a stream may not have received RTU yet, and detects
  * that the stream has been closed. */
-static void say_end(struct soft_cm_id *id)
+static void send_dreq(struct soft_cm_id *id)
 {
 	if (id->link && !id->link->carrier->hand_over)
 		(void)soft_cm_link_send(id->link, &(struct soft_cm_message){.type = SOFT_CM_DREQ});
@@ -96,7 +96,7 @@ void soft_cm_close(struct soft_cm_id *id)
 		soft_qp_on_link_down(qp, NULL, NULL);
 		(void)soft_qp_disconnect(qp); /* fails with ENOTCONN if the link is already down */
 	}
-	say_end(id);
+	send_dreq(id);
 	leave_link(id);
 }
 
@@ -131,7 +131,7 @@ int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *est
 	enum ibv_qp_state state = qp ? qp->ibv.state : IBV_QPS_RESET;
 
 	if (state == IBV_QPS_ERR || state == IBV_QPS_SQE) {
-		say_end(id);
+		send_dreq(id);
 		return ENOTCONN;
 	}
 	id->state = SOFT_CM_CONNECTED;
@@ -161,7 +161,7 @@ void soft_cm_reserve_stream(const struct soft_cm_id *id)
 /* Returns whether the id establishes the connection of this queue pair. An application may move its
  * queue pair to RTR before it passes the number to rdma_accept(3). Until then, the id is identified
  * by the PSN that the queue pair expects. */
-static bool is_of(const struct soft_cm_id *id, const struct soft_qp *qp)
+static bool connects_qp(const struct soft_cm_id *id, const struct soft_qp *qp)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 
@@ -175,7 +175,7 @@ bool soft_cm_offer(struct soft_qp *qp)
 {
 	soft_list_each (struct soft_cm_id, id, &soft_device.cm->awaiting_adoption,
 			awaiting_adoption) {
-		if (!is_of(id, qp))
+		if (!connects_qp(id, qp))
 			continue;
 		if (id->keeps_link)
 			hand_over(id, qp);
