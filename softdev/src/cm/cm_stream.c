@@ -44,7 +44,7 @@ static struct stream *stream_of(const struct soft_cm_link *link)
 }
 
 /* Free the stream without closing its socket. Returns the socket, which is no longer watched. */
-static int take_socket(struct stream *stream)
+static int release_socket(struct stream *stream)
 {
 	int fd = stream->watch.fd;
 
@@ -56,7 +56,7 @@ static int take_socket(struct stream *stream)
 
 static void end(struct soft_cm_link *link)
 {
-	close(take_socket(stream_of(link)));
+	close(release_socket(stream_of(link)));
 }
 
 /* ---- messages ------------------------------------------------------------------------------ */
@@ -72,7 +72,7 @@ static void failed(struct stream *stream, int error)
 
 /* Handle one message. Returns 0, an errno value if the stream has failed, or -1 if it may have been
  * freed. */
-static int take_message(struct stream *stream, const struct soft_cm_message *message)
+static int handle_message(struct stream *stream, const struct soft_cm_message *message)
 {
 	struct listener *listener = stream->listener;
 
@@ -106,7 +106,7 @@ static bool is_lost(const struct stream *stream)
 
 /* Handle the complete messages in the input. Returns 0, an errno value if the stream has failed, or
  * -1 if it may have been freed and must not be read any more. */
-static int take_messages(struct stream *stream)
+static int handle_messages(struct stream *stream)
 {
 	struct soft_cm_message message;
 	int error;
@@ -117,7 +117,7 @@ static int take_messages(struct stream *stream)
 			return error == EAGAIN ? 0 : error;
 		stream->have -= SOFT_MAD_SIZE;
 		memmove(stream->input, stream->input + SOFT_MAD_SIZE, stream->have);
-		error = is_lost(stream) ? 0 : take_message(stream, &message);
+		error = is_lost(stream) ? 0 : handle_message(stream, &message);
 		if (error)
 			return error;
 	}
@@ -136,7 +136,7 @@ static void read_messages(struct stream *stream)
 			return;
 		if (got > 0) {
 			stream->have += (size_t)got;
-			error = take_messages(stream);
+			error = handle_messages(stream);
 		} else if (!got || errno != EINTR) {
 			error = got ? errno : ECONNRESET;
 		}
@@ -263,7 +263,8 @@ static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
 
 /* ---- accepting ----------------------------------------------------------------------------- */
 
-static void admit(struct soft_acceptor *acceptor, int fd, const struct sockaddr_storage *peer)
+static void accept_stream(struct soft_acceptor *acceptor, int fd,
+			  const struct sockaddr_storage *peer)
 {
 	struct soft_place *excess;
 	struct stream *stream = stream_new(fd);
@@ -306,7 +307,7 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 	if (soft_set_option(id->sock, SOL_SOCKET, SO_REUSEADDR, 1) || listen(id->sock, SOMAXCONN))
 		*error = soft_cm_port_error(&id->id.route.addr.src_addr, SOCK_STREAM, errno);
 	else
-		*error = soft_accept_start(&listener->acceptor, id->sock, 0, admit);
+		*error = soft_accept_start(&listener->acceptor, id->sock, 0, accept_stream);
 	if (*error) {
 		free(listener);
 		return NULL;
@@ -357,7 +358,7 @@ static int hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 		return soft_watch(&stream->watch, EPOLLRDHUP);
 	}
 	memcpy(rest, stream->input, length);
-	fd = take_socket(stream);
+	fd = release_socket(stream);
 	/* If the peer has already sent data on the stream, it has selected the stream as the
 	 * path. */
 	return (id->shm_port || id->path_port) && !length
