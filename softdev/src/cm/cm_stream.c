@@ -28,11 +28,11 @@ struct stream {
 	struct soft_cm_link link;
 	struct soft_fd_watch watch;
 	bool connecting;
-	bool waits; /* between two attempts to connect, or before the first one */
+	bool retry_pending; /* between two attempts to connect, or before the first one */
 	bool handshake_done; /* handshake finished, further data not read here */
 	struct listener *listener; /* NULL unless half open */
 	struct sockaddr_storage peer; /* set only for an accepted connection */
-	size_t have;
+	size_t input_length;
 	uint8_t input[INPUT];
 };
 
@@ -111,12 +111,12 @@ static int handle_messages(struct stream *stream)
 	struct soft_cm_message message;
 	int error;
 
-	while (stream->have) {
-		error = soft_cm_decode(stream->input, stream->have, &message);
+	while (stream->input_length) {
+		error = soft_cm_decode(stream->input, stream->input_length, &message);
 		if (error)
 			return error == EAGAIN ? 0 : error;
-		stream->have -= SOFT_MAD_SIZE;
-		memmove(stream->input, stream->input + SOFT_MAD_SIZE, stream->have);
+		stream->input_length -= SOFT_MAD_SIZE;
+		memmove(stream->input, stream->input + SOFT_MAD_SIZE, stream->input_length);
 		error = is_lost(stream) ? 0 : handle_message(stream, &message);
 		if (error)
 			return error;
@@ -129,13 +129,13 @@ static void read_messages(struct stream *stream)
 	int error = 0;
 
 	while (!error) {
-		ssize_t got = recv(stream->watch.fd, stream->input + stream->have,
-				   sizeof(stream->input) - stream->have, 0);
+		ssize_t got = recv(stream->watch.fd, stream->input + stream->input_length,
+				   sizeof(stream->input) - stream->input_length, 0);
 
 		if (got < 0 && errno == EAGAIN)
 			return;
 		if (got > 0) {
-			stream->have += (size_t)got;
+			stream->input_length += (size_t)got;
 			error = handle_messages(stream);
 		} else if (!got || errno != EINTR) {
 			error = got ? errno : ECONNRESET;
@@ -151,7 +151,7 @@ static int try_connecting(struct stream *stream)
 	const struct sockaddr *to = &id->id.route.addr.dst_addr;
 	int error;
 
-	stream->waits = false;
+	stream->retry_pending = false;
 	do /* on Linux, the first connect() after a failure only reports ECONNABORTED */
 		error = connect(stream->watch.fd, to, soft_cm_address_length(to)) ? errno : 0;
 	while (error == ECONNABORTED);
@@ -171,7 +171,9 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	ssize_t sent;
 
 	if (stream->connecting)
-		return stream->waits && message->type == SOFT_CM_REQ ? try_connecting(stream) : 0;
+		return stream->retry_pending && message->type == SOFT_CM_REQ
+			       ? try_connecting(stream)
+			       : 0;
 	soft_cm_encode(message, bytes);
 	do
 		sent = send(stream->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -197,7 +199,7 @@ static void finish_connecting(struct stream *stream)
 		error = errno == ENOTCONN ? ECONNRESET : errno; /* closed after the check above */
 	if ((error == ECONNREFUSED || error == ECONNRESET) && soft_cm_link_retry(&stream->link)) {
 		soft_unwatch(&stream->watch);
-		stream->waits = true;
+		stream->retry_pending = true;
 		return;
 	}
 	/* TCP connects a socket to itself if its local port equals the destination port
@@ -257,7 +259,7 @@ static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
 		return NULL;
 	/* Let a listener bind the port even while this connection exists or is in TIME_WAIT. */
 	(void)soft_set_option(stream->watch.fd, SOL_SOCKET, SO_REUSEADDR, 1);
-	stream->connecting = stream->waits = true;
+	stream->connecting = stream->retry_pending = true;
 	return &stream->link;
 }
 
@@ -350,7 +352,7 @@ static int hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 {
 	struct stream *stream = stream_of(id->link);
 	uint8_t rest[INPUT];
-	size_t length = stream->have;
+	size_t length = stream->input_length;
 	int fd;
 
 	if (!qp) {
