@@ -8,7 +8,7 @@
 
 enum {
 	BACKLOG_MAX = 1024, /* also used for values <= 0, as in the kernel's rdma_ucm */
-	REPORTED_MOST = 8, /* heuristic */
+	MAX_REPORTED = 8, /* heuristic */
 	/* 4.096 us * 2^20 = 4.3 s. Linux 6.1 waits 2 s longer before it retransmits REQ. The link
 	 * lingers longer than that (limits.linger_ms), so it can resend a lost response. */
 	SERVICE_TIMEOUT = 20,
@@ -27,12 +27,12 @@ static bool report(struct soft_cm_id *id, struct soft_cm_link *link)
  * requests would delay all other events. */
 static bool has_room(const struct soft_cm_id *id)
 {
-	return id->undelivered < id->backlog && id->undelivered < REPORTED_MOST;
+	return id->undelivered < id->backlog && id->undelivered < MAX_REPORTED;
 }
 
 /* Returns the maximum number of parked requests. This is the backlog, but at least the half-open
  * limit and at most half of the descriptor limit. */
-static unsigned parked_most(const struct soft_cm_id *id)
+static unsigned max_parked(const struct soft_cm_id *id)
 {
 	unsigned places = soft_cm_half_open();
 	unsigned most = id->backlog < 4 * places ? id->backlog : 4 * places;
@@ -41,10 +41,10 @@ static unsigned parked_most(const struct soft_cm_id *id)
 }
 
 /* Remove the next parked request from the listener, and return its link. */
-static struct soft_cm_link *next(struct soft_cm_listener *listener)
+static struct soft_cm_link *unpark_next(struct soft_cm_listener *listener)
 {
 	struct soft_cm_link *link =
-		soft_container(soft_places_next(&listener->parked, parked_most(listener->id)),
+		soft_container(soft_places_next(&listener->parked, max_parked(listener->id)),
 			       struct soft_cm_link, place);
 
 	soft_place_release(&link->place);
@@ -56,7 +56,7 @@ static struct soft_cm_link *next(struct soft_cm_listener *listener)
 static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 {
 	struct soft_cm_link *excess =
-		soft_cm_link_assign_place(link, &listener->parked, parked_most(listener->id));
+		soft_cm_link_assign_place(link, &listener->parked, max_parked(listener->id));
 
 	if (excess)
 		soft_cm_link_reject(excess, SOFT_CM_REASON_NO_RESOURCES);
@@ -64,8 +64,8 @@ static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 
 /* Returns the reason for rejecting a request that is never reported (IBTA 12.6.7.2), or 0 if the
  * request is valid. */
-static uint16_t objection(const struct soft_cm_listener *listener,
-			  const struct soft_cm_message *request)
+static uint16_t rejection_reason(const struct soft_cm_listener *listener,
+				 const struct soft_cm_message *request)
 {
 	if (request->port_space != listener->id->id.ps)
 		return SOFT_CM_REASON_INVALID_SERVICE_ID;
@@ -79,7 +79,7 @@ bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_
 {
 	const struct soft_cm_message received = {.type = SOFT_CM_MRA,
 						 .service_timeout = SERVICE_TIMEOUT};
-	uint16_t reason = objection(listener, request);
+	uint16_t reason = rejection_reason(listener, request);
 
 	link->highest_received = request->type;
 	link->request = *request;
@@ -103,7 +103,7 @@ void soft_cm_request_delivered(struct soft_cm_id *id)
 
 	id->undelivered--;
 	while (listener && listener->parked.count && has_room(id))
-		(void)report(id, next(listener));
+		(void)report(id, unpark_next(listener));
 }
 
 /* ---- opening and closing ------------------------------------------------------------------- */
@@ -116,7 +116,7 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 		return;
 	id->listener = NULL;
 	while (listener->parked.count)
-		soft_cm_link_reject(next(listener), SOFT_CM_REASON_CONSUMER);
+		soft_cm_link_reject(unpark_next(listener), SOFT_CM_REASON_CONSUMER);
 	listener->carrier->unlisten(listener);
 }
 
