@@ -102,7 +102,7 @@ static int bind_socket(int fd, const struct sockaddr *address, bool reuse, int t
 
 /* Returns whether a socket that is bound to the wildcard address uses the port. Only such a socket
  * conflicts with an unassigned address (from TEST-NET-1 or the IPv6 documentation prefix). */
-static bool is_taken_everywhere(const struct sockaddr *address, int type)
+static bool is_bound_to_wildcard(const struct sockaddr *address, int type)
 {
 	union {
 		struct sockaddr any;
@@ -132,13 +132,13 @@ int soft_cm_port_error(const struct sockaddr *address, int type, int error)
 {
 	/* See cma_check_port in drivers/infiniband/core/cma.c. */
 	return error == EADDRINUSE &&
-			       (soft_cm_is_any(address) || is_taken_everywhere(address, type))
+			       (soft_cm_is_any(address) || is_bound_to_wildcard(address, type))
 		       ? EADDRNOTAVAIL
 		       : error;
 }
 
-static int bound_socket(const struct soft_cm_id *id, const struct sockaddr *address, bool v6_only,
-			int *result)
+static int open_bound_socket(const struct soft_cm_id *id, const struct sockaddr *address,
+			     bool v6_only, int *result)
 {
 	int type = soft_cm_datagrams(id) ? SOCK_DGRAM : SOCK_STREAM;
 	int fd = socket(address->sa_family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -182,7 +182,7 @@ int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address)
 
 	if (soft_device.platform->network)
 		return reserve(id, address);
-	int error = bound_socket(id, address, id->v6_only, &id->sock);
+	int error = open_bound_socket(id, address, id->v6_only, &id->sock);
 
 	if (error)
 		return error;
@@ -207,10 +207,10 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only)
 		return 0;
 	close(id->sock);
 	id->sock = -1;
-	error = bound_socket(id, address, v6_only, &id->sock);
+	error = open_bound_socket(id, address, v6_only, &id->sock);
 	if (!error)
 		id->v6_only = v6_only;
-	else if (bound_socket(id, address, id->v6_only, &id->sock))
+	else if (open_bound_socket(id, address, id->v6_only, &id->sock))
 		return EIO; /* lost the port to another process */
 	return error;
 }
@@ -220,7 +220,7 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only)
  * drivers/infiniband/core/cma.c), a loopback address also does, unless the id is synchronous.
  * libfabric binds a synchronous id to find the address to listen on, and would then listen on only
  * one device. */
-static bool means_device(const struct soft_cm_id *id, const struct sockaddr *address)
+static bool selects_device(const struct soft_cm_id *id, const struct sockaddr *address)
 {
 	union ibv_gid gid;
 
@@ -236,13 +236,13 @@ static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_BIND);
 
-	if (!error && means_device(id, address))
+	if (!error && selects_device(id, address))
 		error = soft_cm_device_error(address);
 	if (!error)
 		error = soft_cm_bind(id, address);
 	if (error)
 		return error;
-	if (means_device(id, address)) {
+	if (selects_device(id, address)) {
 		soft_cm_device_bind(id);
 		soft_gid_from(&id->id.route.addr.addr.ibaddr.sgid, address);
 	}
@@ -264,7 +264,7 @@ int soft_rdma_bind_addr(struct rdma_cm_id *application, struct sockaddr *addr)
 /* Returns whether the address belongs to a device other than the first. The kernel would select
  * 127.0.0.1 as the source for this address, but 127.0.0.1 belongs to the first device. The source
  * must be the address itself, because its device has no other. */
-static bool is_of_later_device(const struct sockaddr *address)
+static bool is_on_secondary_device(const struct sockaddr *address)
 {
 	union ibv_gid gid;
 
@@ -274,8 +274,8 @@ static bool is_of_later_device(const struct sockaddr *address)
 /* Find the source address for reaching `target`. The port of `source` is set to 0. `wanted` is the
  * source address that the application requests, which may be NULL or the wildcard. Returns 0 or an
  * errno value. */
-static int source_for(const struct sockaddr *target, const struct sockaddr *wanted,
-		      struct sockaddr_storage *source)
+static int find_source(const struct sockaddr *target, const struct sockaddr *wanted,
+		       struct sockaddr_storage *source)
 {
 	const struct soft_network *network = soft_device.platform->network;
 	socklen_t length = sizeof(*source);
@@ -303,7 +303,7 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 
 	if (fd < 0)
 		return errno;
-	if ((!wanted || soft_cm_is_any(wanted)) && is_of_later_device(target))
+	if ((!wanted || soft_cm_is_any(wanted)) && is_on_secondary_device(target))
 		wanted = target;
 	if (wanted && !soft_cm_is_any(wanted)) {
 		memcpy(source, wanted, soft_cm_address_length(wanted));
@@ -355,7 +355,7 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 	if (source && source->sa_family != destination->sa_family)
 		return EINVAL;
 	set_destination(id, destination);
-	error = source_for(&addresses->dst_addr, source, &local);
+	error = find_source(&addresses->dst_addr, source, &local);
 	if (!error && !id->bound)
 		error = soft_cm_device_error((struct sockaddr *)&local);
 	if (error)

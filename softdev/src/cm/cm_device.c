@@ -118,7 +118,7 @@ void soft_cm_device_sweep(void)
 	pthread_mutex_unlock(&soft_device.cm->open_mutex);
 }
 
-static struct soft_cm_device *device_with(const struct sockaddr *address)
+static struct soft_cm_device *device_at(const struct sockaddr *address)
 {
 	union ibv_gid gid;
 
@@ -128,7 +128,7 @@ static struct soft_cm_device *device_with(const struct sockaddr *address)
 
 int soft_cm_device_error(const struct sockaddr *address)
 {
-	return device_with(address)->own.fatal ? ENODEV : 0;
+	return device_at(address)->own.fatal ? ENODEV : 0;
 }
 
 void soft_cm_device_attach(struct soft_cm_id *id, struct soft_cm_device *device)
@@ -145,7 +145,7 @@ void soft_cm_device_attach(struct soft_cm_id *id, struct soft_cm_device *device)
 
 void soft_cm_device_bind(struct soft_cm_id *id)
 {
-	struct soft_cm_device *device = device_with(&id->id.route.addr.src_addr);
+	struct soft_cm_device *device = device_at(&id->id.route.addr.src_addr);
 
 	soft_cm_device_attach(id, device);
 	id->bound = true;
@@ -165,7 +165,7 @@ void soft_cm_device_detach(struct soft_cm_id *id)
 }
 
 /* Returns whether every device that is not in the bit mask `ports` has been removed. */
-static bool are_last(uint32_t ports)
+static bool are_others_removed(uint32_t ports)
 {
 	for (int i = 0; i < soft_hca_count(); i++)
 		if (!(ports & 1u << i) && !soft_device.cm->devices[i].own.fatal)
@@ -177,7 +177,7 @@ void soft_cm_device_each(uint32_t ports, void (*what)(struct soft_cm_id *id))
 {
 	soft_list_each_safe (struct soft_cm_id, id, &soft_device.cm->attached, on_device) {
 		if (id->device ? ports & 1u << (id->device - soft_device.cm->devices)
-			       : are_last(ports))
+			       : are_others_removed(ports))
 			what(id);
 	}
 }

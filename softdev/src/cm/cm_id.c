@@ -38,7 +38,7 @@ int soft_cm_leave_device(int error)
 	return error ? soft_cm_fail(error) : 0;
 }
 
-static void timewait_over(struct soft_timer *timer)
+static void timewait_expired(struct soft_timer *timer)
 {
 	struct soft_cm_id *id = soft_container(timer, struct soft_cm_id, timewait);
 
@@ -56,7 +56,7 @@ struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context
 	id->id.qp_type = port_space == RDMA_PS_UDP ? IBV_QPT_UD : IBV_QPT_RC;
 	id->fork_generation = soft_engine_fork_generation();
 	id->sock = -1;
-	id->timewait.expired = timewait_over;
+	id->timewait.expired = timewait_expired;
 	soft_list_init(&id->in_channel);
 	soft_list_init(&id->awaiting_adoption);
 	soft_list_init(&id->on_device);
