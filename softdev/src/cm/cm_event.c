@@ -76,11 +76,11 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 
 /* ---- reporting ----------------------------------------------------------------------------- */
 
-static void fill_ud(struct soft_cm_event *event, const struct rdma_ud_param *there)
+static void fill_ud(struct soft_cm_event *event, const struct rdma_ud_param *source)
 {
 	struct rdma_ud_param *ud = &event->event.param.ud;
 
-	*ud = *there;
+	*ud = *source;
 	if (ud->private_data_len)
 		ud->private_data =
 			memcpy(event->private_data, ud->private_data, ud->private_data_len);
@@ -204,7 +204,7 @@ void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
 
 /* ---- taking and acknowledging -------------------------------------------------------------- */
 
-static struct soft_cm_event *take(struct soft_cm_channel *channel)
+static struct soft_cm_event *dequeue_event(struct soft_cm_channel *channel)
 {
 	struct soft_cm_event *event = NULL;
 
@@ -228,11 +228,11 @@ static struct soft_cm_event *take(struct soft_cm_channel *channel)
  * non-blocking and has no event (EAGAIN). */
 static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int *error)
 {
-	struct soft_cm_event *taken = take(channel);
+	struct soft_cm_event *taken = dequeue_event(channel);
 
 	for (*error = 0; !taken && !*error;) {
 		soft_progress();
-		taken = take(channel);
+		taken = dequeue_event(channel);
 		if (!taken)
 			*error = soft_channel_nonblocking(&channel->wake)
 					 ? EAGAIN

@@ -69,7 +69,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 }
 
 /* Handle a received datagram. Returns false if the request may have been freed. */
-static bool take(struct soft_cm_link *link, const uint8_t *bytes, size_t length)
+static bool handle_datagram(struct soft_cm_link *link, const uint8_t *bytes, size_t length)
 {
 	struct soft_cm_message message;
 
@@ -88,7 +88,7 @@ static void ready(struct soft_fd_watch *watch)
 		ssize_t got = recv(watch->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
 
 		if (got >= 0) {
-			if (!take(&client_request->link, bytes, (size_t)got))
+			if (!handle_datagram(&client_request->link, bytes, (size_t)got))
 				return;
 			continue;
 		}

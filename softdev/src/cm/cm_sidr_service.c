@@ -159,8 +159,8 @@ static struct server_request *find_request(struct service *service,
 	return NULL;
 }
 
-static void take_request(struct service *service, const struct server_request *from,
-			 const struct soft_cm_message *message)
+static void handle_request(struct service *service, const struct server_request *from,
+			   const struct soft_cm_message *message)
 {
 	struct server_request *server_request = find_request(service, from);
 
@@ -190,7 +190,7 @@ static void ready(struct soft_fd_watch *watch)
 		if (error == EAGAIN)
 			return;
 		if (!error)
-			take_request(service, &server_request, &message);
+			handle_request(service, &server_request, &message);
 	}
 }
 
