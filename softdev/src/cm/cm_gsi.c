@@ -188,10 +188,10 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 		.local_id = conversation->local_id,
 		.remote_id = conversation->remote_id,
 		/* A REJ that withdraws our REP also uses OTHER (12.9, state REP sent). */
-		.answered = link->highest_received == SOFT_CM_REQ && !conversation->qpn
-				    ? SOFT_CM_ANSWERS_REQ
-			    : link->highest_received == SOFT_CM_REP ? SOFT_CM_ANSWERS_REP
-								    : SOFT_CM_ANSWERS_OTHER,
+		.responds_to = link->highest_received == SOFT_CM_REQ && !conversation->qpn
+				       ? SOFT_CM_RESPONDS_TO_REQ
+			       : link->highest_received == SOFT_CM_REP ? SOFT_CM_RESPONDS_TO_REP
+								       : SOFT_CM_RESPONDS_TO_OTHER,
 		.peer_qpn = conversation->peer_qpn,
 		.service_port =
 			conversation->passive ? conversation->local_port : conversation->peer_port,
@@ -227,8 +227,8 @@ static void respond(const union ibv_gid *from, const union ibv_gid *to,
 		.transaction = received->transaction,
 		.local_id = received->remote_id,
 		.remote_id = received->local_id,
-		.answered = received->message.type == SOFT_CM_REQ ? SOFT_CM_ANSWERS_REQ
-								  : SOFT_CM_ANSWERS_REP,
+		.responds_to = received->message.type == SOFT_CM_REQ ? SOFT_CM_RESPONDS_TO_REQ
+								     : SOFT_CM_RESPONDS_TO_REP,
 	};
 
 	transmit(&mad, to, from);

@@ -92,7 +92,7 @@ static const struct field fields[] = {
 	VALUE(TYPE(CM_REQ), 93, 0, 8, 64), /* hop limit */
 	VALUE(TYPE(CM_REQ), 95, 0, 5, 18), /* local ACK timeout */
 
-	FIELD(TYPE(CM_MRA) | TYPE(CM_REJ), 8, 0, 2, answered), /* 12.6.6, 12.6.7 */
+	FIELD(TYPE(CM_MRA) | TYPE(CM_REJ), 8, 0, 2, responds_to), /* 12.6.6, 12.6.7 */
 	FIELD(TYPE(CM_MRA), 9, 0, 5, message.service_timeout),
 	FIELD(TYPE(CM_REJ), 9, 0, 7, guid_length),
 	FIELD(TYPE(CM_REJ), 10, 0, 16, message.reason),

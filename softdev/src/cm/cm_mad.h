@@ -26,13 +26,17 @@ struct soft_cm_mad {
 	uint32_t service_prefix; /* upper 32 bits of the service ID; 0 for rdma_cm */
 	uint16_t service_port; /* lower 16 bits of the service ID, after the port space */
 	uint16_t source_port;
-	uint8_t answered; /* MRA, REJ: enum soft_cm_answered */
+	uint8_t responds_to; /* MRA, REJ: enum soft_cm_responds_to */
 	uint8_t guid_length; /* REJ: 8, or 0 without a GUID */
 	uint8_t source[16], destination[16]; /* REQ, SIDR_REQ: GIDs */
 };
 
 /* The message to which MRA or REJ responds (IBTA 12.6.6, 12.6.7). */
-enum soft_cm_answered { SOFT_CM_ANSWERS_REQ, SOFT_CM_ANSWERS_REP, SOFT_CM_ANSWERS_OTHER };
+enum soft_cm_responds_to {
+	SOFT_CM_RESPONDS_TO_REQ,
+	SOFT_CM_RESPONDS_TO_REP,
+	SOFT_CM_RESPONDS_TO_OTHER
+};
 
 /* Encode a MAD. The caller must have checked the length of the private data. */
 void soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE]);

@@ -1071,7 +1071,7 @@ static void late_rejection(void)
 	CHECK(soft_cm_mad_decode(request.bytes, sizeof(request.bytes), &said));
 	said.message = (struct soft_cm_message){.type = SOFT_CM_REJ,
 						.reason = SOFT_CM_REASON_INVALID_SERVICE_ID};
-	said.answered = SOFT_CM_ANSWERS_REQ;
+	said.responds_to = SOFT_CM_RESPONDS_TO_REQ;
 	said.remote_id = said.local_id;
 	said.local_id = 0;
 	rejection = (struct mad){.from_gid = request.to_gid, .to_gid = request.from_gid};
@@ -1329,7 +1329,7 @@ static void taken_back(void)
 	CHECK_OK(verbs->rdma_reject(server()->id, NULL, 0));
 	CHECK(soft_cm_mad_decode(mads[0].bytes, sizeof(mads[0].bytes), &said));
 	CHECK_EQUAL(said.message.type, SOFT_CM_REJ);
-	CHECK_EQUAL(said.answered, SOFT_CM_ANSWERS_OTHER);
+	CHECK_EQUAL(said.responds_to, SOFT_CM_RESPONDS_TO_OTHER);
 	wait_until(client, FAILED, false);
 	close_all();
 }

@@ -36,7 +36,7 @@ static struct soft_cm_mad example(enum soft_cm_type type)
 		message->traffic_class = 0x28;
 	}
 	if (type == SOFT_CM_MRA || type == SOFT_CM_REJ)
-		mad.answered = SOFT_CM_ANSWERS_REP;
+		mad.responds_to = SOFT_CM_RESPONDS_TO_REP;
 	if (type == SOFT_CM_MRA)
 		message->service_timeout = 24;
 	if (type == SOFT_CM_REJ) {
