@@ -151,16 +151,18 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 		return false;
 	if (frame->skip)
 		soft_link_placed(link, frame->skip);
-	while (link->left && link->base.state == SOFT_LINK_UP) {
+	while (link->remaining && link->base.state == SOFT_LINK_UP) {
 		struct iovec iov[SOFT_MAX_SGE];
-		uint32_t length = link->left < SOFT_PLACE_MAX ? link->left : SOFT_PLACE_MAX;
+		uint32_t length =
+			link->remaining < SOFT_PLACE_MAX ? link->remaining : SOFT_PLACE_MAX;
 		int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
 
 		if (count == 0) {
 			soft_cma_done(cma, &desc);
 			break;
 		}
-		enum soft_cma_result reached = soft_cma_copy(cma, &desc, link->taken, iov, count);
+		enum soft_cma_result reached =
+			soft_cma_copy(cma, &desc, link->received, iov, count);
 
 		if (reached != SOFT_CMA_COPIED) {
 			failed(link, reached);
@@ -170,7 +172,7 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 			length += (uint32_t)iov[count - 1].iov_len;
 		soft_link_placed(link, length);
 	}
-	link->left = 0;
+	link->remaining = 0;
 	return true;
 }
 

@@ -29,7 +29,7 @@ static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSH
 /* Finish the link with EPROTO if a record ends in the middle of a frame. */
 static void record_over(struct soft_link *link)
 {
-	if (link->base.state == SOFT_LINK_UP && (link->left || link->header_have))
+	if (link->base.state == SOFT_LINK_UP && (link->remaining || link->header_have))
 		soft_link_finish(link, EPROTO);
 }
 
@@ -62,11 +62,12 @@ static int place(struct soft_chan *chan, size_t length, struct iovec *iov, int r
 
 	/* Only TCP paths place payload. begin() in link_input.c rejects their frames with pieces,
 	 * which are followed by a descriptor and not by payload. */
-	if (link->base.state != SOFT_LINK_UP || link->left < SOFT_DIRECT_MIN || link->frame.pieces)
+	if (link->base.state != SOFT_LINK_UP || link->remaining < SOFT_DIRECT_MIN ||
+	    link->frame.pieces)
 		return 0;
 	link->busy = true;
-	count = soft_link_place(link, length < link->left ? (uint32_t)length : link->left, iov,
-				room);
+	count = soft_link_place(link, length < link->remaining ? (uint32_t)length : link->remaining,
+				iov, room);
 	soft_link_release(link);
 	return count;
 }

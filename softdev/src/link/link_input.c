@@ -7,13 +7,13 @@
 
 int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room)
 {
-	if (link->sink == SOFT_SINK_DISCARD || link->taken < link->frame.skip)
+	if (link->sink == SOFT_SINK_DISCARD || link->received < link->frame.skip)
 		return 0;
 	int count = link->sink == SOFT_SINK_READ
-			    ? soft_answer_scatter(link->qp, &link->frame, link->taken, length, iov,
-						  room)
-			    : soft_request_scatter(link->qp, &link->frame, link->taken, length, iov,
-						   room);
+			    ? soft_answer_scatter(link->qp, &link->frame, link->received, length,
+						  iov, room)
+			    : soft_request_scatter(link->qp, &link->frame, link->received, length,
+						   iov, room);
 
 	if (count >= 0)
 		return count;
@@ -38,9 +38,9 @@ static void end(struct soft_link *link)
 
 void soft_link_placed(struct soft_link *link, uint32_t length)
 {
-	link->taken += length;
-	link->left -= length;
-	if (link->left == 0)
+	link->received += length;
+	link->remaining -= length;
+	if (link->remaining == 0)
 		end(link);
 }
 
@@ -94,9 +94,9 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	}
 	if (link->sink == SOFT_SINK_BROKEN)
 		return false;
-	link->taken = 0;
-	link->left = frame->length;
-	if (link->left == 0 && link->base.state == SOFT_LINK_UP)
+	link->received = 0;
+	link->remaining = frame->length;
+	if (link->remaining == 0 && link->base.state == SOFT_LINK_UP)
 		end(link);
 	return true;
 }
@@ -108,8 +108,8 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 		struct iovec iov[SOFT_MAX_SGE];
 		uint32_t moved = 0;
 
-		if (link->taken < link->frame.skip) {
-			moved = link->frame.skip - link->taken;
+		if (link->received < link->frame.skip) {
+			moved = link->frame.skip - link->received;
 			moved = moved < length ? moved : length;
 			data += moved;
 			length -= moved;
@@ -134,7 +134,7 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 			break;
 		}
 		case SOFT_SINK_SMALL: /* the length was checked when the frame began */
-			memcpy(link->small + link->taken, data, length);
+			memcpy(link->small + link->received, data, length);
 			moved = length;
 			break;
 		default:
@@ -164,7 +164,7 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 		const uint8_t *header = data;
 		size_t part;
 
-		if (link->left && link->frame.pieces) {
+		if (link->remaining && link->frame.pieces) {
 			part = soft_frame_rest(&link->frame);
 			if (length < part || !soft_cma_desc_receive(link, data)) {
 				soft_link_finish(link, EPROTO);
@@ -174,8 +174,8 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 			length -= part;
 			continue;
 		}
-		if (link->left) {
-			part = link->left < length ? link->left : length;
+		if (link->remaining) {
+			part = link->remaining < length ? link->remaining : length;
 			deliver(link, data, (uint32_t)part);
 			data += part;
 			length -= part;

@@ -52,8 +52,8 @@ struct soft_link {
 	uint8_t header[SOFT_FRAME_HEADER]; /* start of the input frame; on output, the last frame */
 	uint32_t header_have;
 	struct soft_frame frame; /* the frame whose payload is being received */
-	uint32_t taken; /* payload bytes received */
-	uint32_t left; /* payload bytes missing */
+	uint32_t received; /* payload bytes received */
+	uint32_t remaining; /* payload bytes missing */
 	uint32_t cma_bytes; /* bytes covered by one record's descriptors (cma_descriptor.c) */
 	enum soft_sink sink;
 	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
