@@ -39,7 +39,7 @@ static void data(struct soft_chan *chan, const uint8_t *bytes, size_t length, si
 
 	if (link->base.state != SOFT_LINK_UP) /* a closing link ignores the remaining frames */
 		return;
-	link->heard = true;
+	link->has_received = true;
 	link->busy = true;
 	soft_link_parse(link, bytes, length);
 	if (!rest)
@@ -124,7 +124,7 @@ static void gone(struct soft_chan *chan, int error)
 	case SOFT_LINK_UP:
 		/* An end without DISCONNECT is an error, unless the peer has not sent anything on
 		 * this link. */
-		soft_link_lost(link, error || !link->heard ? error : ECONNRESET);
+		soft_link_lost(link, error || !link->has_received ? error : ECONNRESET);
 		break;
 	default:
 		soft_link_finish(link, 0);

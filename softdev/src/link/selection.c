@@ -89,7 +89,7 @@ void soft_selection_use_tcp(struct soft_link *link, bool tell)
 		return;
 	}
 	soft_tcp_path_of(link->chan.path)->path_port = link->opens ? link->path_port : 0;
-	link->heard = !tell;
+	link->has_received = !tell;
 	if (tell)
 		soft_path_refuse(link->chan.path, 0);
 	up(link);
