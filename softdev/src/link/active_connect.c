@@ -52,7 +52,7 @@ static bool attempt_shm(struct soft_link *link)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(link->qp);
 
-	return !link->refused && soft_links_may_use_shm() && soft_gid_is_of_host(&peer) &&
+	return !link->attach_refused && soft_links_may_use_shm() && soft_gid_is_of_host(&peer) &&
 	       soft_link_open_chan(
 		       link, link->qp,
 		       soft_link_shm_path(link->qp, soft_qpn_ip_port(link->qp->attr.dest_qp_num)));

@@ -118,7 +118,7 @@ static void gone(struct soft_chan *chan, int error)
 		soft_selection_use_tcp(link, true);
 		break;
 	case SOFT_LINK_HANDSHAKE:
-		link->refused = !link->over_tcp && error == ECONNREFUSED;
+		link->attach_refused = !link->over_tcp && error == ECONNREFUSED;
 		soft_connect_later(link);
 		break;
 	case SOFT_LINK_UP:

@@ -27,7 +27,7 @@ struct soft_link {
 	uint16_t path_port; /* port of the process that accepted the socket */
 	bool opens;     /* whether this side has requested the link */
 	bool has_received;   /* whether data has been received */
-	bool refused; /* the peer's process refused to attach, so TCP is used next time */
+	bool attach_refused; /* the peer's process refused to attach, so TCP is used next time */
 	bool over_tcp; /* whether the current attempt uses TCP */
 	bool to_self; /* whether the queue pair is its own peer */
 	bool drop_traced; /* see soft_handshake_dropped */
