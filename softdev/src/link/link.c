@@ -274,7 +274,7 @@ int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t l
 }
 
 int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint16_t path_port,
-			    bool opens)
+			    bool is_initiator)
 {
 	soft_assert_locked();
 	struct soft_link *link;
@@ -283,7 +283,7 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint1
 	if (rc)
 		return rc;
 	link->path_port = path_port;
-	link->opens = opens;
+	link->is_initiator = is_initiator;
 	rc = soft_selection_begin(link, qp, fd, shm_port);
 	if (rc)
 		soft_link_finish(link, rc);

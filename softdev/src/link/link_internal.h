@@ -25,7 +25,7 @@ struct soft_link {
 	struct soft_chan chan;
 	struct soft_fd_watch watch; /* the CM's socket while a path is selected */
 	uint16_t path_port; /* port of the process that accepted the socket */
-	bool opens;     /* whether this side has requested the link */
+	bool is_initiator;     /* whether this side has requested the link */
 	bool has_received;   /* whether data has been received */
 	bool attach_refused; /* the peer's process refused to attach, so TCP is used next time */
 	bool over_tcp; /* whether the current attempt uses TCP */

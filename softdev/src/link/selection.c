@@ -59,7 +59,7 @@ int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uin
 	link->base.state = SOFT_LINK_SELECTING;
 	link->qp = qp;
 	qp->link = &link->base;
-	if (!link->opens)
+	if (!link->is_initiator)
 		soft_handshake_find_pending(qp);
 	else if (!soft_link_open_chan(link, qp, path_to(link, qp, shm_port)))
 		soft_selection_use_tcp(link, true);
@@ -88,7 +88,7 @@ void soft_selection_use_tcp(struct soft_link *link, bool tell)
 		soft_link_finish(link, rc);
 		return;
 	}
-	soft_tcp_path_of(link->chan.path)->path_port = link->opens ? link->path_port : 0;
+	soft_tcp_path_of(link->chan.path)->path_port = link->is_initiator ? link->path_port : 0;
 	link->has_received = !tell;
 	if (tell)
 		soft_path_refuse(link->chan.path, 0);
