@@ -85,7 +85,7 @@ bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp
 void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, const char *reason)
 {
 	const struct soft_hello *hello = &link->peer_hello;
-	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
+	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->request_path);
 	/* Trace the peer's send PSN if it is wrong, and otherwise this side's send PSN. */
 	const bool sent =
 		qp && hello->flags & SOFT_HELLO_SENDS && hello->send_psn != qp->attr.rq_psn;
@@ -163,8 +163,8 @@ static struct soft_link *pending_link(struct soft_place *place)
 static void drop_pending(struct soft_link *link)
 {
 	soft_place_release(&link->pending);
-	if (link->from_path)
-		soft_path_refuse(link->from_path, link->from_chan);
+	if (link->request_path)
+		soft_path_refuse(link->request_path, link->request_chan);
 	soft_link_finish(link, 0);
 }
 
@@ -183,7 +183,7 @@ static void pending_expired(struct soft_timer *timer)
 
 static void hold(struct soft_link *link)
 {
-	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
+	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->request_path);
 	struct sockaddr_storage peer = {0}; /* all zeros means this host */
 	struct soft_place *evicted;
 
@@ -246,7 +246,7 @@ static const char *objection(const struct soft_link *link, const struct soft_qp 
 	reason = soft_hello_objection(&link->peer_hello, qp);
 	if (reason)
 		return reason;
-	if (!leads_there(link->from_path, qp))
+	if (!leads_there(link->request_path, qp))
 		return "SOURCE";
 	return qp->stream_lost ? "QP_STATE" : NULL;
 }
@@ -258,7 +258,7 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 		return false;
 	if (!is_ready(qp))
 		return true;
-	return qp->stream_from_cm ? is_beside(link->from_path, soft_link_of(qp)) &&
+	return qp->stream_from_cm ? is_beside(link->request_path, soft_link_of(qp)) &&
 					    (!qp->link || soft_selection_is_open(soft_link_of(qp)))
 				  : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
 }
@@ -308,7 +308,7 @@ static bool has_guessed(struct soft_tcp_path *tcp)
 /* Handle the HELLO of a pending link. */
 static void hello(struct soft_link *link)
 {
-	struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
+	struct soft_tcp_path *tcp = soft_tcp_path_of(link->request_path);
 	/* A correct peer does not send HELLO on a stream that this side opened. */
 	bool unseen = has_guessed(tcp) || (tcp && tcp->connects);
 	struct soft_qp *qp = unseen ? NULL : soft_qp_find(link->peer_hello.to);
@@ -322,7 +322,7 @@ static void hello(struct soft_link *link)
 	if (tcp && !expected && !unseen)
 		tcp->guessed_until += GUESS_NS;
 	if (link->peer_hello.kind != SOFT_HELLO || unseen ||
-	    (may_know(link->from_path) && !expected))
+	    (may_know(link->request_path) && !expected))
 		drop_pending(link);
 	else if (expected && may_answer(qp))
 		introduce(link, qp);
@@ -349,7 +349,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 
 		if (reason)
 			soft_handshake_dropped(link, qp, reason);
-		if (may_know(link->from_path) && !is_expected(link, qp)) {
+		if (may_know(link->request_path) && !is_expected(link, qp)) {
 			drop_pending(link);
 			node = soft_device.links->held.peers
 				       .next; /* drop_pending() may remove other links too */
@@ -370,8 +370,8 @@ void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 		soft_path_refuse(path, remote_id);
 		return;
 	}
-	link->from_path = path;
-	link->from_chan = remote_id;
+	link->request_path = path;
+	link->request_chan = remote_id;
 	link->hello_valid = soft_hello_decode(handshake, &link->peer_hello);
 	if (link->hello_valid) {
 		hello(link);
@@ -385,8 +385,9 @@ void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id)
 {
 	soft_assert_locked();
 	soft_list_each_safe (struct soft_link, link, &soft_device.links->held.peers, pending.node)
-		if (link->from_path == path && (remote_id == 0 || link->from_chan == remote_id)) {
-			link->from_path = NULL;
+		if (link->request_path == path &&
+		    (remote_id == 0 || link->request_chan == remote_id)) {
+			link->request_path = NULL;
 			drop_pending(link);
 		}
 }

@@ -202,12 +202,12 @@ bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, struc
 bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_link,
 			   const struct soft_qp *qp)
 {
-	struct soft_path *path = pending_link->from_path;
+	struct soft_path *path = pending_link->request_path;
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 
-	pending_link->from_path = NULL;
+	pending_link->request_path = NULL;
 	soft_handshake_write(handshake, qp, SOFT_HELLO_ACK);
-	return soft_chan_accept(&link->chan, path, pending_link->from_chan, handshake) == 0;
+	return soft_chan_accept(&link->chan, path, pending_link->request_chan, handshake) == 0;
 }
 
 int soft_link_over_stream(struct soft_link *link, int fd)

@@ -35,8 +35,8 @@ struct soft_link {
 	/* earliest request that the peer's process left unread when it ended */
 	bool unread;
 	uint32_t unread_psn;
-	struct soft_path *from_path; /* path on which the peer requested a pending link */
-	uint32_t from_chan; /* number of the requested channel */
+	struct soft_path *request_path; /* path on which the peer requested a pending link */
+	uint32_t request_chan; /* number of the requested channel */
 
 	bool busy; /* whether input is being handled, which prevents freeing the link */
 	struct soft_delay_queue *delay_queue; /* NULL without a fault spec */

@@ -44,7 +44,7 @@ struct flight {
 	int to; /* receiving host; -1 if the slot is free */
 	int flow;
 	enum soft_record_kind kind;
-	uint32_t to_chan, from_chan, length;
+	uint32_t to_chan, request_chan, length;
 	/* datagrams only */
 	uint16_t port;
 	bool is_strange; /* not sent from the peer's address */
@@ -339,7 +339,7 @@ static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t
 {
 	static uint8_t record[RECORD_MOST];
 	struct flight what = {
-		.to = 1 - wire.entered, .kind = kind, .to_chan = to, .from_chan = from};
+		.to = 1 - wire.entered, .kind = kind, .to_chan = to, .request_chan = from};
 	size_t length = 0;
 
 	(void)path;
@@ -502,7 +502,7 @@ static void step_of(int host, struct flight *flight)
 		take_datagrams(flight);
 	} else if (flight) {
 		tell_frame("gets", host, flight, flight->bytes);
-		CHECK(soft_path_take(path, flight->kind, flight->to_chan, flight->from_chan,
+		CHECK(soft_path_take(path, flight->kind, flight->to_chan, flight->request_chan,
 				     flight->bytes, flight->length));
 		flight->to = -1;
 	}
