@@ -316,9 +316,9 @@ void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length
 	queue->busy = true;
 	/* If the spec was set in the middle of a frame, handle the rest of that frame without
 	 * faults. */
-	while (length && queue->link && (link->remaining || link->header_have)) {
-		size_t part =
-			link->remaining ? link->remaining : SOFT_FRAME_HEADER - link->header_have;
+	while (length && queue->link && (link->remaining || link->header_received)) {
+		size_t part = link->remaining ? link->remaining
+					      : SOFT_FRAME_HEADER - link->header_received;
 
 		if (part > length)
 			part = length;

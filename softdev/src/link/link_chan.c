@@ -29,7 +29,7 @@ static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSH
 /* Finish the link with EPROTO if a record ends in the middle of a frame. */
 static void record_over(struct soft_link *link)
 {
-	if (link->base.state == SOFT_LINK_UP && (link->remaining || link->header_have))
+	if (link->base.state == SOFT_LINK_UP && (link->remaining || link->header_received))
 		soft_link_finish(link, EPROTO);
 }
 

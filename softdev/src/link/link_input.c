@@ -49,7 +49,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 {
 	struct soft_frame *frame = &link->frame;
 
-	link->header_have = 0;
+	link->header_received = 0;
 	if (!soft_frame_decode(header, frame))
 		return false;
 	if (frame->pieces && !soft_cma_desc_allowed(link))
@@ -181,13 +181,13 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 			length -= part;
 			continue;
 		}
-		if (link->header_have || length < SOFT_FRAME_HEADER) {
-			part = SOFT_FRAME_HEADER - link->header_have;
+		if (link->header_received || length < SOFT_FRAME_HEADER) {
+			part = SOFT_FRAME_HEADER - link->header_received;
 			if (part > length)
 				part = length;
-			memcpy(link->header + link->header_have, data, part);
-			link->header_have += (uint32_t)part;
-			if (link->header_have < SOFT_FRAME_HEADER)
+			memcpy(link->header + link->header_received, data, part);
+			link->header_received += (uint32_t)part;
+			if (link->header_received < SOFT_FRAME_HEADER)
 				return;
 			header = link->header;
 		} else {

@@ -50,7 +50,7 @@ struct soft_link {
 
 	/* input */
 	uint8_t header[SOFT_FRAME_HEADER]; /* start of the input frame; on output, the last frame */
-	uint32_t header_have;
+	uint32_t header_received;
 	struct soft_frame frame; /* the frame whose payload is being received */
 	uint32_t received; /* payload bytes received */
 	uint32_t remaining; /* payload bytes missing */
