@@ -190,10 +190,11 @@ static void hold(struct soft_link *link)
 	link->base.state = SOFT_LINK_HELD;
 	if (tcp)
 		soft_gid_address(&tcp->names.peer, &tcp->names.own, 0, &peer);
-	soft_places_add(&soft_device.links->held, &link->pending, &peer);
+	soft_places_add(&soft_device.links->pending_links, &link->pending, &peer);
 	link->timer.expired = pending_expired;
 	soft_timer_start(&link->timer, soft_now() + HELD_NS);
-	evicted = soft_places_evicted(&soft_device.links->held, soft_places_limit(MAX_PENDING));
+	evicted = soft_places_evicted(&soft_device.links->pending_links,
+				      soft_places_limit(MAX_PENDING));
 	if (evicted)
 		drop_pending(pending_link(evicted));
 }
@@ -333,9 +334,9 @@ static void hello(struct soft_link *link)
 bool soft_handshake_find_pending(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	struct soft_node *node = soft_device.links->held.peers.next;
+	struct soft_node *node = soft_device.links->pending_links.peers.next;
 
-	while (node != &soft_device.links->held.peers) {
+	while (node != &soft_device.links->pending_links.peers) {
 		struct soft_link *link = soft_container(node, struct soft_link, pending.node);
 
 		node = node->next;
@@ -351,7 +352,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 			soft_handshake_dropped(link, qp, reason);
 		if (may_know(link->request_path) && !is_expected(link, qp)) {
 			drop_pending(link);
-			node = soft_device.links->held.peers
+			node = soft_device.links->pending_links.peers
 				       .next; /* drop_pending() may remove other links too */
 		}
 	}
@@ -384,7 +385,8 @@ void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id)
 {
 	soft_assert_locked();
-	soft_list_each_safe (struct soft_link, link, &soft_device.links->held.peers, pending.node)
+	soft_list_each_safe (struct soft_link, link, &soft_device.links->pending_links.peers,
+			     pending.node)
 		if (link->request_path == path &&
 		    (remote_id == 0 || link->request_chan == remote_id)) {
 			link->request_path = NULL;

@@ -347,7 +347,7 @@ static void create(void)
 
 	soft_list_init(&links->links);
 	soft_list_init(&links->delayed);
-	soft_places_init(&links->held);
+	soft_places_init(&links->pending_links);
 	links->reserved = -1;
 	soft_delay_create();
 }
@@ -366,7 +366,7 @@ static int start(void)
 static void stop(void)
 {
 	soft_listener_stop();
-	soft_places_init(&soft_device.links->held);
+	soft_places_init(&soft_device.links->pending_links);
 	soft_list_drain (struct soft_link, link, &soft_device.links->links, node)
 		soft_link_finish(link, 0);
 	soft_delay_stop();
@@ -376,7 +376,7 @@ static void stop(void)
  * be destroyed. */
 static void forked(void)
 {
-	soft_places_init(&soft_device.links->held);
+	soft_places_init(&soft_device.links->pending_links);
 	soft_list_clear(&soft_device.links->links);
 	soft_list_clear(&soft_device.links->delayed);
 	soft_engine_set_delayed(false);

@@ -44,7 +44,7 @@ struct soft_link {
 	struct soft_node node;
 	struct soft_timer timer; /* retries, handshake timeout, lingering */
 	unsigned attempts;
-	struct soft_place pending; /* entry of a pending link in `held` (handshake.c) */
+	struct soft_place pending; /* entry of a pending link in `pending_links` (handshake.c) */
 	bool hello_valid; /* whether `peer_hello` has been received and is valid */
 	struct soft_hello peer_hello; /* HELLO or HELLO_ACK of the peer */
 
@@ -85,7 +85,7 @@ struct soft_links_state {
 	bool roce; /* use RoCE v2, except with the CM or if a queue pair is its own peer */
 	struct soft_node delayed; /* links with delayed acknowledgements, oldest first (acks.c) */
 	bool (*cm_offer)(struct soft_qp *qp); /* see soft_links_use_cm */
-	struct soft_places held; /* pending links (handshake.c) */
+	struct soft_places pending_links; /* pending links (handshake.c) */
 	uint64_t descriptors_sent; /* descriptors sent by all links (cma_descriptor.c) */
 
 	/* listener.c */
