@@ -26,7 +26,7 @@ enum {
 #define GUESS_NS 1000000u
 #define GUESSES_NS 1000000000u
 
-#define HELD_NS 10000000000u
+#define PENDING_TIMEOUT_NS 10000000000u
 
 /* ---- the handshake -------------------------------------------------------------------------- */
 
@@ -181,18 +181,18 @@ static void pending_expired(struct soft_timer *timer)
 	drop_pending(link);
 }
 
-static void hold(struct soft_link *link)
+static void add_pending(struct soft_link *link)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->request_path);
 	struct sockaddr_storage peer = {0}; /* all zeros means this host */
 	struct soft_place *evicted;
 
-	link->base.state = SOFT_LINK_HELD;
+	link->base.state = SOFT_LINK_PENDING;
 	if (tcp)
 		soft_gid_address(&tcp->names.peer, &tcp->names.own, 0, &peer);
 	soft_places_add(&soft_device.links->pending_links, &link->pending, &peer);
 	link->timer.expired = pending_expired;
-	soft_timer_start(&link->timer, soft_now() + HELD_NS);
+	soft_timer_start(&link->timer, soft_now() + PENDING_TIMEOUT_NS);
 	evicted = soft_places_evicted(&soft_device.links->pending_links,
 				      soft_places_limit(MAX_PENDING));
 	if (evicted)
@@ -328,7 +328,7 @@ static void hello(struct soft_link *link)
 	else if (expected && may_answer(qp))
 		introduce(link, qp);
 	else
-		hold(link);
+		add_pending(link);
 }
 
 bool soft_handshake_find_pending(struct soft_qp *qp)

@@ -162,7 +162,7 @@ struct soft_tx_packet {
 enum soft_link_state {
 	SOFT_LINK_CONNECTING, /* waiting for the next attempt */
 	SOFT_LINK_HANDSHAKE, /* waiting for HELLO or HELLO_ACK */
-	SOFT_LINK_HELD, /* HELLO received before its queue pair is in RTR */
+	SOFT_LINK_PENDING, /* HELLO received before its queue pair is in RTR */
 	SOFT_LINK_SELECTING, /* connected by a CM stream, which a channel may replace */
 	SOFT_LINK_UP,
 	SOFT_LINK_CLOSING, /* waiting for room for the last frames and DISCONNECT */
