@@ -276,7 +276,7 @@ static bool may_answer(const struct soft_qp *qp)
 
 /* Accept a pending link. It becomes the queue pair's link or, with the CM, gives its channel to the
  * existing link. */
-static void introduce(struct soft_link *link, struct soft_qp *qp)
+static void accept_pending(struct soft_link *link, struct soft_qp *qp)
 {
 	struct soft_link *own = soft_link_of(qp);
 
@@ -326,7 +326,7 @@ static void hello(struct soft_link *link)
 	    (may_know(link->request_path) && !expected))
 		drop_pending(link);
 	else if (expected && may_answer(qp))
-		introduce(link, qp);
+		accept_pending(link, qp);
 	else
 		add_pending(link);
 }
@@ -343,7 +343,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 		if (link->peer_hello.to != qp->ibv.qp_num)
 			continue;
 		if (is_expected(link, qp) && may_answer(qp)) {
-			introduce(link, qp);
+			accept_pending(link, qp);
 			return true;
 		}
 		const char *reason = objection(link, qp);
