@@ -103,7 +103,7 @@ void soft_connect_answered(struct soft_link *link)
 
 	const char *reason = link->peer_hello.kind != SOFT_HELLO_ACK
 				     ? "PACKET"
-				     : soft_hello_objection(&link->peer_hello, qp);
+				     : soft_hello_mismatch(&link->peer_hello, qp);
 
 	if (reason) {
 		soft_handshake_dropped(link, qp, reason);

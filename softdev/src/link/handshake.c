@@ -63,7 +63,7 @@ static bool sends(const struct soft_qp *qp)
 	return qp->ibv.state != IBV_QPS_RTR && !qp->xrcd;
 }
 
-const char *soft_hello_objection(const struct soft_hello *hello, const struct soft_qp *qp)
+const char *soft_hello_mismatch(const struct soft_hello *hello, const struct soft_qp *qp)
 {
 	if (hello->to != qp->ibv.qp_num)
 		return "QPN";
@@ -79,7 +79,7 @@ const char *soft_hello_objection(const struct soft_hello *hello, const struct so
 
 bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp)
 {
-	return !soft_hello_objection(hello, qp);
+	return !soft_hello_mismatch(hello, qp);
 }
 
 void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, const char *reason)
@@ -232,7 +232,7 @@ static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
 }
 
 /* Returns the trace reason why the pending link can never become the queue pair's link, or NULL. */
-static const char *objection(const struct soft_link *link, const struct soft_qp *qp)
+static const char *rejection_reason(const struct soft_link *link, const struct soft_qp *qp)
 {
 	const char *reason;
 
@@ -244,7 +244,7 @@ static const char *objection(const struct soft_link *link, const struct soft_qp 
 		return NULL;
 	if (!is_ready(qp))
 		return "QP_STATE";
-	reason = soft_hello_objection(&link->peer_hello, qp);
+	reason = soft_hello_mismatch(&link->peer_hello, qp);
 	if (reason)
 		return reason;
 	if (!leads_there(link->request_path, qp))
@@ -255,7 +255,7 @@ static const char *objection(const struct soft_link *link, const struct soft_qp 
 /* Returns whether the queue pair can accept the pending link now or later. */
 static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 {
-	if (objection(link, qp))
+	if (rejection_reason(link, qp))
 		return false;
 	if (!is_ready(qp))
 		return true;
@@ -316,7 +316,7 @@ static void hello(struct soft_link *link)
 	bool expected = qp && is_expected(link, qp);
 	const char *reason = link->peer_hello.kind != SOFT_HELLO ? "PACKET"
 			     : unseen                            ? "GUESSES"
-								 : objection(link, qp);
+								 : rejection_reason(link, qp);
 
 	if (reason)
 		soft_handshake_dropped(link, qp, reason);
@@ -346,7 +346,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 			accept_pending(link, qp);
 			return true;
 		}
-		const char *reason = objection(link, qp);
+		const char *reason = rejection_reason(link, qp);
 
 		if (reason)
 			soft_handshake_dropped(link, qp, reason);

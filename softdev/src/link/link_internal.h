@@ -209,7 +209,7 @@ void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello
 bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp);
 /* Returns the trace reason why the HELLO does not come from the queue pair's peer, or NULL if it
  * does. */
-const char *soft_hello_objection(const struct soft_hello *hello, const struct soft_qp *qp);
+const char *soft_hello_mismatch(const struct soft_hello *hello, const struct soft_qp *qp);
 /* Trace once per link that its handshake was dropped, with the reason. `qp` may be NULL. */
 void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, const char *reason);
 
