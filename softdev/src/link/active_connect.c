@@ -106,7 +106,7 @@ void soft_connect_answered(struct soft_link *link)
 				     : soft_hello_mismatch(&link->peer_hello, qp);
 
 	if (reason) {
-		soft_handshake_dropped(link, qp, reason);
+		soft_handshake_trace_drop(link, qp, reason);
 		soft_connect_later(link); /* the response does not match the queue pair */
 		return;
 	}

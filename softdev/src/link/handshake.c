@@ -82,7 +82,7 @@ bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp
 	return !soft_hello_mismatch(hello, qp);
 }
 
-void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, const char *reason)
+void soft_handshake_trace_drop(struct soft_link *link, const struct soft_qp *qp, const char *reason)
 {
 	const struct soft_hello *hello = &link->peer_hello;
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->request_path);
@@ -128,7 +128,7 @@ bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp)
 {
 	if (!link->hello_valid || link->peer_hello.mtu == qp->attr.path_mtu)
 		return true;
-	soft_handshake_dropped(link, qp, "PATH_MTU");
+	soft_handshake_trace_drop(link, qp, "PATH_MTU");
 	fprintf(stderr,
 		"aiordma: queue pair 0x%06x has a path MTU of %u bytes, but its peer 0x%06x has a "
 		"path MTU of %u bytes; set the same path_mtu on both (ibv_modify_qp)\n",
@@ -147,7 +147,7 @@ void soft_handshake_check(struct soft_qp *qp)
 	    link->peer_hello.receive_psn == qp->attr.sq_psn)
 		return;
 	/* The peer would reject all requests, so let them fail as if it did not respond. */
-	soft_handshake_dropped(link, qp, "PSN");
+	soft_handshake_trace_drop(link, qp, "PSN");
 	link->psn_refused = true;
 	soft_link_leave(qp);
 	qp->stream_lost = true;
@@ -177,7 +177,7 @@ static bool is_ready(const struct soft_qp *qp)
 static void pending_expired(struct soft_timer *timer)
 {
 	struct soft_link *link = soft_container(timer, struct soft_link, timer);
-	soft_handshake_dropped(link, soft_qp_find(link->peer_hello.to), "QP_STATE");
+	soft_handshake_trace_drop(link, soft_qp_find(link->peer_hello.to), "QP_STATE");
 	drop_pending(link);
 }
 
@@ -319,7 +319,7 @@ static void hello(struct soft_link *link)
 								 : rejection_reason(link, qp);
 
 	if (reason)
-		soft_handshake_dropped(link, qp, reason);
+		soft_handshake_trace_drop(link, qp, reason);
 	if (tcp && !expected && !unseen)
 		tcp->guessed_until += GUESS_NS;
 	if (link->peer_hello.kind != SOFT_HELLO || unseen ||
@@ -349,7 +349,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 		const char *reason = rejection_reason(link, qp);
 
 		if (reason)
-			soft_handshake_dropped(link, qp, reason);
+			soft_handshake_trace_drop(link, qp, reason);
 		if (may_know(link->request_path) && !is_expected(link, qp)) {
 			drop_pending(link);
 			node = soft_device.links->pending_links.peers

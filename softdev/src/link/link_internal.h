@@ -30,7 +30,7 @@ struct soft_link {
 	bool attach_refused; /* the peer's process refused to attach, so TCP is used next time */
 	bool over_tcp; /* whether the current attempt uses TCP */
 	bool to_self; /* whether the queue pair is its own peer */
-	bool drop_traced; /* see soft_handshake_dropped */
+	bool drop_traced; /* see soft_handshake_trace_drop */
 	bool psn_refused; /* whether this side closes because the peer expects another PSN */
 	/* earliest request that the peer's process left unread when it ended */
 	bool unread;
@@ -211,7 +211,8 @@ bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp
  * does. */
 const char *soft_hello_mismatch(const struct soft_hello *hello, const struct soft_qp *qp);
 /* Trace once per link that its handshake was dropped, with the reason. `qp` may be NULL. */
-void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, const char *reason);
+void soft_handshake_trace_drop(struct soft_link *link, const struct soft_qp *qp,
+			       const char *reason);
 
 /* active_connect.c */
 int soft_connect_begin(struct soft_qp *qp); /* returns 0 or an errno value */
