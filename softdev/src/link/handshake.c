@@ -58,7 +58,7 @@ static enum ibv_qp_type peer_type(const struct soft_qp *qp)
 }
 
 /* Returns whether the queue pair sends requests and its first PSN has been set. */
-static bool sends(const struct soft_qp *qp)
+static bool has_send_psn(const struct soft_qp *qp)
 {
 	return qp->ibv.state != IBV_QPS_RTR && !qp->xrcd;
 }
@@ -72,7 +72,7 @@ const char *soft_hello_mismatch(const struct soft_hello *hello, const struct sof
 	if (hello->from != qp->attr.dest_qp_num)
 		return "SOURCE";
 	if ((hello->flags & SOFT_HELLO_SENDS && hello->send_psn != qp->attr.rq_psn) ||
-	    (sends(qp) && hello->receive_psn != qp->attr.sq_psn))
+	    (has_send_psn(qp) && hello->receive_psn != qp->attr.sq_psn))
 		return "PSN";
 	return NULL;
 }
@@ -112,8 +112,8 @@ void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello
 				      .from = qp->ibv.qp_num,
 				      .to = qp->attr.dest_qp_num,
 				      .receive_psn = qp->attr.rq_psn,
-				      .send_psn = sends(qp) ? qp->attr.sq_psn : 0,
-				      .flags = (sends(qp) ? SOFT_HELLO_SENDS : 0u) |
+				      .send_psn = has_send_psn(qp) ? qp->attr.sq_psn : 0,
+				      .flags = (has_send_psn(qp) ? SOFT_HELLO_SENDS : 0u) |
 					       type_flags(qp->ibv.qp_type),
 				      .mtu = qp->attr.path_mtu,
 			      });
@@ -143,7 +143,7 @@ void soft_handshake_check(struct soft_qp *qp)
 	soft_assert_locked();
 	struct soft_link *link = soft_link_of(qp);
 
-	if (!link || link->base.state != SOFT_LINK_UP || !link->hello_valid || !sends(qp) ||
+	if (!link || link->base.state != SOFT_LINK_UP || !link->hello_valid || !has_send_psn(qp) ||
 	    link->peer_hello.receive_psn == qp->attr.sq_psn)
 		return;
 	/* The peer would reject all requests, so let them fail as if it did not respond. */
@@ -201,7 +201,7 @@ static void add_pending(struct soft_link *link)
 
 /* Returns whether the path may replace the CM stream. `link` is NULL if the queue pair has no
  * stream yet. */
-static bool is_beside(const struct soft_path *path, const struct soft_link *link)
+static bool may_replace_stream(const struct soft_path *path, const struct soft_link *link)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
@@ -210,7 +210,7 @@ static bool is_beside(const struct soft_path *path, const struct soft_link *link
 
 /* Returns whether the peer may learn immediately that its HELLO is not expected. This is safe if
  * the peer can use the CM stream instead, or is a process of the same user. */
-static bool may_know(const struct soft_path *path)
+static bool may_reveal(const struct soft_path *path)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
@@ -219,7 +219,7 @@ static bool may_know(const struct soft_path *path)
 
 /* Returns whether the path connects the queue pair's device with its peer's device. If a process
  * has too few devices, its first device has the address of the missing one. */
-static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
+static bool connects_devices(const struct soft_path *path, const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
 	const int number = soft_gid_hca_number(&peer);
@@ -247,7 +247,7 @@ static const char *rejection_reason(const struct soft_link *link, const struct s
 	reason = soft_hello_mismatch(&link->peer_hello, qp);
 	if (reason)
 		return reason;
-	if (!leads_there(link->request_path, qp))
+	if (!connects_devices(link->request_path, qp))
 		return "SOURCE";
 	return qp->stream_lost ? "QP_STATE" : NULL;
 }
@@ -259,7 +259,7 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 		return false;
 	if (!is_ready(qp))
 		return true;
-	return qp->stream_from_cm ? is_beside(link->request_path, soft_link_of(qp)) &&
+	return qp->stream_from_cm ? may_replace_stream(link->request_path, soft_link_of(qp)) &&
 					    (!qp->link || soft_selection_is_open(soft_link_of(qp)))
 				  : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
 }
@@ -267,7 +267,7 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 /* Returns whether the queue pair may respond now. With the CM, the queue pair must have received
  * its stream. Without the CM, an attempt of its own that takes precedence must not be in
  * progress. */
-static bool may_answer(const struct soft_qp *qp)
+static bool can_respond(const struct soft_qp *qp)
 {
 	if (!is_ready(qp) || qp->stream_from_cm)
 		return is_ready(qp) && qp->link;
@@ -295,7 +295,7 @@ static void accept_pending(struct soft_link *link, struct soft_qp *qp)
 /* Returns whether a stream has used up its guesses. Each wrong guess costs one millisecond, and at
  * most one second of credit accumulates. Without credit, a HELLO is refused unchecked. Guessing on
  * one stream is therefore not faster than with one connection per guess (docs/security.md). */
-static bool has_guessed(struct soft_tcp_path *tcp)
+static bool is_out_of_guesses(struct soft_tcp_path *tcp)
 {
 	uint64_t now = soft_now();
 
@@ -307,25 +307,25 @@ static bool has_guessed(struct soft_tcp_path *tcp)
 }
 
 /* Handle the HELLO of a pending link. */
-static void hello(struct soft_link *link)
+static void handle_hello(struct soft_link *link)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(link->request_path);
 	/* A correct peer does not send HELLO on a stream that this side opened. */
-	bool unseen = has_guessed(tcp) || (tcp && tcp->connects);
-	struct soft_qp *qp = unseen ? NULL : soft_qp_find(link->peer_hello.to);
+	bool unchecked = is_out_of_guesses(tcp) || (tcp && tcp->connects);
+	struct soft_qp *qp = unchecked ? NULL : soft_qp_find(link->peer_hello.to);
 	bool expected = qp && is_expected(link, qp);
 	const char *reason = link->peer_hello.kind != SOFT_HELLO ? "PACKET"
-			     : unseen                            ? "GUESSES"
+			     : unchecked                         ? "GUESSES"
 								 : rejection_reason(link, qp);
 
 	if (reason)
 		soft_handshake_trace_drop(link, qp, reason);
-	if (tcp && !expected && !unseen)
+	if (tcp && !expected && !unchecked)
 		tcp->guessed_until += GUESS_NS;
-	if (link->peer_hello.kind != SOFT_HELLO || unseen ||
-	    (may_know(link->request_path) && !expected))
+	if (link->peer_hello.kind != SOFT_HELLO || unchecked ||
+	    (may_reveal(link->request_path) && !expected))
 		drop_pending(link);
-	else if (expected && may_answer(qp))
+	else if (expected && can_respond(qp))
 		accept_pending(link, qp);
 	else
 		add_pending(link);
@@ -342,7 +342,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 		node = node->next;
 		if (link->peer_hello.to != qp->ibv.qp_num)
 			continue;
-		if (is_expected(link, qp) && may_answer(qp)) {
+		if (is_expected(link, qp) && can_respond(qp)) {
 			accept_pending(link, qp);
 			return true;
 		}
@@ -350,7 +350,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 
 		if (reason)
 			soft_handshake_trace_drop(link, qp, reason);
-		if (may_know(link->request_path) && !is_expected(link, qp)) {
+		if (may_reveal(link->request_path) && !is_expected(link, qp)) {
 			drop_pending(link);
 			node = soft_device.links->pending_links.peers
 				       .next; /* drop_pending() may remove other links too */
@@ -375,7 +375,7 @@ void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 	link->request_chan = remote_id;
 	link->hello_valid = soft_hello_decode(handshake, &link->peer_hello);
 	if (link->hello_valid) {
-		hello(link);
+		handle_hello(link);
 	} else {
 		SOFT_TRACE_DROPPED(.reason = "HEADER");
 		drop_pending(link);
