@@ -18,7 +18,7 @@
 #include "link_internal.h"
 
 /* Complete all requests before `psn`, up to the first one that is answered with data. */
-static void taken_in(struct soft_link *link, uint32_t psn)
+static void complete_requests(struct soft_link *link, uint32_t psn)
 {
 	struct soft_qp *qp = link->qp;
 
@@ -63,8 +63,8 @@ void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t 
 void soft_peer_exit_shm(struct soft_link *link)
 {
 	if (is_exact(link))
-		taken_in(link, link->unread ? link->unread_psn
-					    : soft_send_psn(link->qp, link->qp->sq.next));
+		complete_requests(link, link->unread ? link->unread_psn
+						     : soft_send_psn(link->qp, link->qp->sq.next));
 }
 
 /* Complete the requests that the peer received over TCP. `missing` is the number of bytes that its
@@ -90,5 +90,5 @@ void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing)
 			behind +=
 				SOFT_FRAME_HEADER + (soft_send_is_counted(send) ? 0 : send->length);
 	}
-	taken_in(link, soft_send_psn(qp, end));
+	complete_requests(link, soft_send_psn(qp, end));
 }
