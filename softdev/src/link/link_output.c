@@ -147,12 +147,12 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 }
 
 /* Add the next request or response, with any acknowledgement that is due. The frame describes its
- * payload if possible. Returns false with `*there` cleared if there is no frame to send, or with
- * `*there` set if the memory is not readable. */
+ * payload if possible. Returns false with `*has_frame` cleared if there is no frame to send, or with
+ * `*has_frame` set if the memory is not readable. */
 static bool add_next(struct batch *batch,
 		     bool (*next)(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				  struct soft_tx_packet *out),
-		     struct soft_tx_packet *out, bool *there)
+		     struct soft_tx_packet *out, bool *has_frame)
 {
 	struct soft_qp *qp = batch->link->qp;
 	const struct soft_tx_cursor before = batch->cursor;
@@ -162,8 +162,8 @@ static bool add_next(struct batch *batch,
 		batch->cursor = before;
 		batch->cursor.cma_most =
 			with_cma ? soft_cma_desc_most(batch->link, &batch->cursor.cma_least) : 0;
-		*there = next(qp, &batch->cursor, out);
-		if (!*there)
+		*has_frame = next(qp, &batch->cursor, out);
+		if (!*has_frame)
 			return false;
 		if (add_whole(batch, out, done, before.acked)) {
 			if (!out->answer)
@@ -177,14 +177,14 @@ static bool add_next(struct batch *batch,
 	return false;
 }
 
-static bool add_answer(struct batch *batch)
+static bool add_response(struct batch *batch)
 {
 	struct soft_qp *qp = batch->link->qp;
 	struct soft_tx_packet out;
-	bool there;
+	bool has_frame;
 
-	while (!add_next(batch, soft_responder_next, &out, &there)) {
-		if (!there)
+	while (!add_next(batch, soft_responder_next, &out, &has_frame)) {
+		if (!has_frame)
 			return false;
 		if (!soft_responder_withdrawn_again(qp, out.index)) {
 			soft_responder_withdrawn(qp, out.index, out.frame.psn,
@@ -198,13 +198,13 @@ static bool add_answer(struct batch *batch)
 static bool add_request(struct batch *batch)
 {
 	struct soft_tx_packet out;
-	bool there;
+	bool has_frame;
 
 	if (batch->closed)
 		return false;
-	if (add_next(batch, soft_requester_next, &out, &there))
+	if (add_next(batch, soft_requester_next, &out, &has_frame))
 		return true;
-	if (there) {
+	if (has_frame) {
 		soft_send_at(batch->link->qp, out.index)->status = IBV_WC_LOC_PROT_ERR;
 		batch->closed = true;
 	}
@@ -212,7 +212,7 @@ static bool add_request(struct batch *batch)
 }
 
 /* Add LOSES, which makes the peer use a timer for responses. */
-static void add_warning(struct batch *batch)
+static void add_loses(struct batch *batch)
 {
 	const struct soft_tx_packet out = {.frame.opcode = SOFT_LOSES};
 
@@ -266,10 +266,10 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 		.most = link->chan.path->calls->frame_most,
 	};
 	soft_responder_answer_at(qp, &batch->cursor, qp->responder.response_head);
-	add_warning(batch);
+	add_loses(batch);
 	do {
 		answered = batch->cursor.response != qp->responder.response_tail &&
-			   has_room(batch) && add_answer(batch);
+			   has_room(batch) && add_response(batch);
 		requested =
 			batch->cursor.next != qp->sq.tail && has_room(batch) && add_request(batch);
 	} while (answered || requested);
