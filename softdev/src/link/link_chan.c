@@ -27,7 +27,7 @@ static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSH
 }
 
 /* Finish the link with EPROTO if a record ends in the middle of a frame. */
-static void record_over(struct soft_link *link)
+static void check_record_end(struct soft_link *link)
 {
 	if (link->base.state == SOFT_LINK_UP && (link->remaining || link->header_received))
 		soft_link_finish(link, EPROTO);
@@ -43,7 +43,7 @@ static void data(struct soft_chan *chan, const uint8_t *bytes, size_t length, si
 	link->busy = true;
 	soft_link_parse(link, bytes, length);
 	if (!rest)
-		record_over(link);
+		check_record_end(link);
 	/* Respond to a long record now, so that the sender can continue while this side handles the
 	 * rest of its input. Also send a refusal now, because a refused record must not count as
 	 * read before that (peer_exit.c). */
@@ -79,7 +79,7 @@ static void placed(struct soft_chan *chan, size_t length, size_t rest)
 	link->busy = true;
 	soft_link_placed(link, (uint32_t)length);
 	if (!rest)
-		record_over(link);
+		check_record_end(link);
 	soft_link_release(link);
 }
 
