@@ -149,7 +149,7 @@ void soft_handshake_check(struct soft_qp *qp)
 	/* The peer would reject all requests, so let them fail as if it did not respond. */
 	soft_handshake_trace_drop(link, qp, "PSN");
 	link->psn_refused = true;
-	soft_link_leave(qp);
+	soft_link_close(qp);
 	qp->stream_lost = true;
 }
 

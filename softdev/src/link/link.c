@@ -165,7 +165,7 @@ static void close_orderly(struct soft_qp *qp)
 	soft_defer(&link->base.output);
 }
 
-void soft_link_leave(struct soft_qp *qp)
+void soft_link_close(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	struct soft_link *link;
@@ -331,7 +331,7 @@ const struct soft_link_calls soft_links_calls = {
 	.again = soft_connect_again,
 	.ready = ready,
 	.close = close_orderly,
-	.leave = soft_link_leave,
+	.leave = soft_link_close,
 	.acknowledge = soft_ack_later,
 	.silence_limit = soft_liveness_limit,
 	.revoke_requests = soft_cma_flush,

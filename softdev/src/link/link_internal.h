@@ -116,7 +116,7 @@ void soft_link_lost(struct soft_link *link, int error);
 void soft_link_finish(struct soft_link *link, int error);
 void soft_link_detach(struct soft_link *link);
 /* Detach the queue pair from its link, and close the link in order. */
-void soft_link_leave(struct soft_qp *qp);
+void soft_link_close(struct soft_qp *qp);
 /* Record that the link may lose frames, and notify the peer with LOSES (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
 /* Send pending output immediately. */
