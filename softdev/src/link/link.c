@@ -185,7 +185,7 @@ void soft_link_close(struct soft_qp *qp)
 	qp->link = NULL;
 }
 
-bool soft_link_is_due(const struct soft_link *link)
+bool soft_link_has_output(const struct soft_link *link)
 {
 	return link->base.state == SOFT_LINK_UP && !soft_list_empty(&link->base.output.node);
 }

@@ -47,8 +47,8 @@ static void data(struct soft_chan *chan, const uint8_t *bytes, size_t length, si
 	/* Respond to a long record now, so that the sender can continue while this side handles the
 	 * rest of its input. Also send a refusal now, because a refused record must not count as
 	 * read before that (peer_exit.c). */
-	bool answers = (length >= LONG_RECORD || link->base.nak_opcode) && soft_link_is_due(link) &&
-		       soft_path_is_local(chan->path);
+	bool answers = (length >= LONG_RECORD || link->base.nak_opcode) &&
+		       soft_link_has_output(link) && soft_path_is_local(chan->path);
 
 	soft_link_release(link);
 	if (answers)

@@ -122,7 +122,7 @@ void soft_link_loses(struct soft_link *link);
 /* Send pending output immediately. */
 void soft_link_flush(struct soft_link *link);
 /* Returns whether output is deferred to the end of the step. */
-bool soft_link_is_due(const struct soft_link *link);
+bool soft_link_has_output(const struct soft_link *link);
 /* Send deferred output now. */
 void soft_link_output_now(struct soft_link *link);
 
