@@ -103,7 +103,7 @@ static void answer_failed(struct soft_qp *qp, enum soft_cma_result reached)
  * and sends the payload through the ring. */
 static void lost(struct soft_link *link)
 {
-	soft_link_loses(link);
+	soft_link_set_lossy(link);
 	if (soft_is_request(&link->frame))
 		soft_responder_missed(link->qp);
 	else

@@ -403,7 +403,7 @@ void soft_delay_attach(struct soft_link *link)
 	if (queue->will_disconnect && !spec->cut_after)
 		soft_timer_start(&queue->timer, soft_now());
 	if (loses(spec))
-		soft_link_loses(link);
+		soft_link_set_lossy(link);
 }
 
 bool soft_delay_detach(struct soft_link *link)

@@ -196,7 +196,7 @@ void soft_link_output_now(struct soft_link *link)
 	soft_link_flush(link);
 }
 
-void soft_link_loses(struct soft_link *link)
+void soft_link_set_lossy(struct soft_link *link)
 {
 	if (link->base.loses)
 		return;

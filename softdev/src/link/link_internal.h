@@ -118,7 +118,7 @@ void soft_link_detach(struct soft_link *link);
 /* Detach the queue pair from its link, and close the link in order. */
 void soft_link_close(struct soft_qp *qp);
 /* Record that the link may lose frames, and notify the peer with LOSES (req_retransmit.c). */
-void soft_link_loses(struct soft_link *link);
+void soft_link_set_lossy(struct soft_link *link);
 /* Send pending output immediately. */
 void soft_link_flush(struct soft_link *link);
 /* Returns whether output is deferred to the end of the step. */
