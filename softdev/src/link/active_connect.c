@@ -91,7 +91,7 @@ static void attempt(struct soft_link *link)
 					 : !attempt_shm(link) && !attempt_tcp(link))
 		soft_connect_later(link);
 	else
-		soft_link_watch(link);
+		soft_link_set_liveness_limit(link);
 }
 
 /* ---- the answer ---------------------------------------------------------------------------- */

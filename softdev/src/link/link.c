@@ -84,7 +84,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	link->qp = qp;
 	qp->link = &link->base;
 	qp->no_peer = false;
-	soft_link_watch(link);
+	soft_link_set_liveness_limit(link);
 	soft_cma_probe_path(link->chan.path);
 	soft_timer_stop(&qp->reach_timer);
 	if (soft_faults_set)
@@ -309,7 +309,8 @@ static void ready(struct soft_qp *qp, bool first)
 	if (first)
 		soft_handshake_check(qp);
 	if (qp->link)
-		soft_link_watch(soft_link_of(qp)); /* the queue pair has a timeout now */
+		soft_link_set_liveness_limit(
+			soft_link_of(qp)); /* the queue pair has a timeout now */
 }
 
 static enum ibv_mtu active_mtu(const struct soft_hca *hca)

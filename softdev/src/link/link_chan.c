@@ -170,7 +170,7 @@ const struct soft_chan_ops soft_link_chan_calls = {
 	.gone = gone,
 };
 
-void soft_link_watch(struct soft_link *link)
+void soft_link_set_liveness_limit(struct soft_link *link)
 {
 	const struct soft_qp *qp = link->qp;
 	struct soft_path *path = link->chan.path;

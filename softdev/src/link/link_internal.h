@@ -164,7 +164,7 @@ void soft_link_write_end(struct soft_link *link);
 extern const struct soft_chan_ops soft_link_chan_calls;
 /* Set how long the link tolerates silence from the peer's machine. Called when the handshake
  * starts, when the link comes up, and when the queue pair's timeout is set. */
-void soft_link_watch(struct soft_link *link);
+void soft_link_set_liveness_limit(struct soft_link *link);
 /* Request a channel on `path`, which may be NULL. Returns false if no channel is available. */
 bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, struct soft_path *path);
 /* Accept the channel that a pending link requested, and give it to `link`. Returns false if the

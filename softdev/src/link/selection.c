@@ -64,7 +64,7 @@ int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uin
 	else if (!soft_link_open_chan(link, qp, path_to(link, qp, shm_port)))
 		soft_selection_use_tcp(link, true);
 	else
-		soft_link_watch(link);
+		soft_link_set_liveness_limit(link);
 	return 0;
 }
 
