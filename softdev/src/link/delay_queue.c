@@ -335,7 +335,7 @@ void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length
 	run(queue);
 }
 
-bool soft_delay_outlives(struct soft_link *link, int error)
+bool soft_delay_postpone_end(struct soft_link *link, int error)
 {
 	struct soft_delay_queue *queue = link->delay_queue;
 

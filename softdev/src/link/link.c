@@ -110,7 +110,7 @@ void soft_links_fault_spec_changed(void)
 void soft_link_lost(struct soft_link *link, int error)
 {
 	soft_assert_locked();
-	if (!soft_delay_outlives(link, error))
+	if (!soft_delay_postpone_end(link, error))
 		soft_link_finish(link, error);
 }
 

@@ -141,7 +141,7 @@ bool soft_delay_detach(struct soft_link *link);
 void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length);
 /* Postpone the end of the stream until the queued frames have been handled. Returns false if none
  * are queued. */
-bool soft_delay_outlives(struct soft_link *link, int error);
+bool soft_delay_postpone_end(struct soft_link *link, int error);
 void soft_delay_stop(void); /* drops the queued datagrams */
 
 /* link_input.c */
