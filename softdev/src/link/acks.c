@@ -21,7 +21,7 @@ enum {
 	MOST = 8,       /* unacknowledged messages that force an acknowledgement */
 };
 
-void soft_ack_later(struct soft_qp_link *base)
+void soft_ack_delay(struct soft_qp_link *base)
 {
 	soft_assert_locked();
 	struct soft_link *link = soft_container(base, struct soft_link, base);
@@ -38,7 +38,7 @@ void soft_ack_later(struct soft_qp_link *base)
 	soft_engine_set_delayed(true);
 }
 
-void soft_ack_settled(struct soft_link *link)
+void soft_ack_cancel(struct soft_link *link)
 {
 	soft_assert_locked();
 	soft_list_remove(&link->delayed);
@@ -46,7 +46,7 @@ void soft_ack_settled(struct soft_link *link)
 				!soft_list_empty(&soft_device.tcp->delayed));
 }
 
-void soft_ack_replied(struct soft_link *link)
+void soft_ack_request_sent(struct soft_link *link)
 {
 	soft_assert_locked();
 	if (link->reply_expected && link->replies < TRUST)
@@ -64,7 +64,7 @@ void soft_acks_send(uint64_t age_ns)
 	soft_list_drain (struct soft_link, link, &soft_device.links->delayed, delayed) {
 		if (link->delayed_since > latest)
 			return;
-		soft_ack_settled(link);
+		soft_ack_cancel(link);
 		link->replies = DISTRUST;
 		soft_link_output(link);
 	}

@@ -126,7 +126,7 @@ void soft_link_finish(struct soft_link *link, int error)
 	link->base.state = SOFT_LINK_DEAD;
 	soft_timer_stop(&link->timer);
 	soft_deferred_cancel(&link->base.output);
-	soft_ack_settled(link);
+	soft_ack_cancel(link);
 	soft_list_remove(&link->node);
 	soft_delay_detach(link);
 	soft_cma_forget_link(link);
@@ -160,7 +160,7 @@ static void close_orderly(struct soft_qp *qp)
 		return;
 	}
 	link->base.state = SOFT_LINK_CLOSING;
-	soft_ack_settled(link); /* DISCONNECT also carries the acknowledgement */
+	soft_ack_cancel(link); /* DISCONNECT also carries the acknowledgement */
 	soft_timer_start(&link->timer, soft_now() + LINGER_NS);
 	soft_defer(&link->base.output);
 }
@@ -333,7 +333,7 @@ const struct soft_link_calls soft_links_calls = {
 	.ready = ready,
 	.close = close_orderly,
 	.leave = soft_link_close,
-	.acknowledge = soft_ack_later,
+	.acknowledge = soft_ack_delay,
 	.silence_limit = soft_liveness_limit,
 	.revoke_requests = soft_cma_flush,
 	.revoke_key = soft_cma_withdraw_key,

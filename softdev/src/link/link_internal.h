@@ -127,9 +127,9 @@ bool soft_link_has_output(const struct soft_link *link);
 void soft_link_output_now(struct soft_link *link);
 
 /* acks.c */
-void soft_ack_later(struct soft_qp_link *link); /* called when a receive has completed */
-void soft_ack_settled(struct soft_link *link); /* called when no acknowledgement is delayed */
-void soft_ack_replied(struct soft_link *link); /* called when a request is sent */
+void soft_ack_delay(struct soft_qp_link *link); /* called when a receive has completed */
+void soft_ack_cancel(struct soft_link *link); /* called when no acknowledgement is delayed */
+void soft_ack_request_sent(struct soft_link *link); /* called when a request is sent */
 void soft_acks_send(uint64_t age_ns); /* implements soft_subsystem.send_delayed */
 
 /* delay_queue.c */

@@ -290,7 +290,7 @@ static void acknowledged(struct soft_link *link, uint32_t psn)
 	link->qp->responder.acked = psn;
 	link->unacknowledged = 0;
 	if (!soft_list_empty(&link->delayed))
-		soft_ack_settled(link);
+		soft_ack_cancel(link);
 }
 
 /* Advance the queue pair's positions after the path has accepted a frame. */
@@ -324,7 +324,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 		break;
 	default:
 		soft_requester_commit(qp, out);
-		soft_ack_replied(link);
+		soft_ack_request_sent(link);
 	}
 }
 

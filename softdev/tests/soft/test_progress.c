@@ -320,7 +320,7 @@ static void delay_acknowledgement(struct side *side)
 
 	link->replies = 100; /* the application is known to reply */
 	soft_device.engine->ticking = true;
-	soft_ack_later(&link->base);
+	soft_ack_delay(&link->base);
 	soft_device.engine->ticking = ticking;
 	CHECK(!soft_list_empty(&link->delayed));
 	responder->acked = soft_psn_add(responder->acked, SOFT_PSN_MASK);
