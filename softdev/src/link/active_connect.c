@@ -31,7 +31,7 @@ static void try_again(struct soft_timer *timer)
 	attempt(soft_container(timer, struct soft_link, timer));
 }
 
-void soft_connect_later(struct soft_link *link)
+void soft_connect_retry_later(struct soft_link *link)
 {
 	soft_assert_locked();
 	uint64_t delay = PAUSE_NS << 2 * link->attempts;
@@ -89,7 +89,7 @@ static void attempt(struct soft_link *link)
 	link->over_tcp = false;
 	if (soft_device.paths->simulated ? !attempt_simulated(link)
 					 : !attempt_shm(link) && !attempt_tcp(link))
-		soft_connect_later(link);
+		soft_connect_retry_later(link);
 	else
 		soft_link_set_liveness_limit(link);
 }
@@ -107,7 +107,7 @@ void soft_connect_answered(struct soft_link *link)
 
 	if (reason) {
 		soft_handshake_trace_drop(link, qp, reason);
-		soft_connect_later(link); /* the response does not match the queue pair */
+		soft_connect_retry_later(link); /* the response does not match the queue pair */
 		return;
 	}
 	if (soft_link_up(link, qp))
@@ -141,7 +141,7 @@ bool soft_connects_first(const struct soft_qp *qp)
 
 /* Connect without a handshake. This works if the queue pair is its own peer, and over RoCE, where
  * the application provides the peer's address. Returns 0 or an errno value. */
-static int connect_at_once(struct soft_qp *qp)
+static int connect_immediately(struct soft_qp *qp)
 {
 	struct soft_link *link = soft_link_create(SOFT_LINK_CONNECTING);
 	int rc;
@@ -160,7 +160,7 @@ static int connect_at_once(struct soft_qp *qp)
 
 /* Start connecting, unless a pending link from the peer can be accepted. `attempts` is the initial
  * attempt count; the first attempt is immediate if it is 0. */
-static void reach(struct soft_qp *qp, unsigned attempts)
+static void start_connecting(struct soft_qp *qp, unsigned attempts)
 {
 	struct soft_link *link;
 
@@ -173,7 +173,7 @@ static void reach(struct soft_qp *qp, unsigned attempts)
 	qp->link = &link->base;
 	link->attempts = attempts;
 	if (attempts)
-		soft_connect_later(link);
+		soft_connect_retry_later(link);
 	else
 		attempt(link);
 }
@@ -189,20 +189,20 @@ int soft_connect_begin(struct soft_qp *qp)
 	if (qp->stream_from_cm)
 		return 0;
 	if (soft_device.links->roce || is_self(qp))
-		return connect_at_once(qp);
+		return connect_immediately(qp);
 	if (!soft_qp_gid(qp, &own))
 		soft_listener_open(&own.gid);
-	reach(qp, soft_connects_first(qp) ? 0 : SECOND);
+	start_connecting(qp, soft_connects_first(qp) ? 0 : SECOND);
 	return 0;
 }
 
 /* Reconnect after a pause, so that the two sides do not keep each other busy. The peer may connect
  * first. */
-void soft_connect_again(struct soft_qp *qp)
+void soft_reconnect(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	if (is_self(qp))
-		(void)connect_at_once(qp);
+		(void)connect_immediately(qp);
 	else
-		reach(qp, SECOND_ROUND);
+		start_connecting(qp, SECOND_ROUND);
 }

@@ -329,7 +329,7 @@ static uint16_t lid(struct soft_hca *hca)
 
 const struct soft_link_calls soft_links_calls = {
 	.begin = soft_connect_begin,
-	.again = soft_connect_again,
+	.again = soft_reconnect,
 	.ready = ready,
 	.close = close_orderly,
 	.leave = soft_link_close,

@@ -119,7 +119,7 @@ static void gone(struct soft_chan *chan, int error)
 		break;
 	case SOFT_LINK_HANDSHAKE:
 		link->attach_refused = !link->over_tcp && error == ECONNREFUSED;
-		soft_connect_later(link);
+		soft_connect_retry_later(link);
 		break;
 	case SOFT_LINK_UP:
 		/* An end without DISCONNECT is an error, unless the peer has not sent anything on
@@ -150,7 +150,7 @@ static void silent(struct soft_chan *chan)
 	struct soft_link *link = link_of(chan);
 
 	if (link->base.state == SOFT_LINK_HANDSHAKE)
-		soft_connect_later(link);
+		soft_connect_retry_later(link);
 	else if (link->base.state == SOFT_LINK_SELECTING)
 		soft_selection_use_tcp(link, true);
 	else

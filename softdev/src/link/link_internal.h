@@ -217,10 +217,10 @@ void soft_handshake_trace_drop(struct soft_link *link, const struct soft_qp *qp,
 /* active_connect.c */
 int soft_connect_begin(struct soft_qp *qp); /* returns 0 or an errno value */
 bool soft_connects_first(const struct soft_qp *qp);
-void soft_connect_again(struct soft_qp *qp); /* called for UC when the link is gone */
+void soft_reconnect(struct soft_qp *qp); /* called for UC when the link is gone */
 void soft_connect_answered(
 	struct soft_link *link); /* called when `peer_hello` contains the response */
-void soft_connect_later(struct soft_link *link);
+void soft_connect_retry_later(struct soft_link *link);
 
 /* listener.c */
 /* Returns the port at which peers reach this process's queue pairs. The first call binds the port.
