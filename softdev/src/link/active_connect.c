@@ -96,7 +96,7 @@ static void attempt(struct soft_link *link)
 
 /* ---- the answer ---------------------------------------------------------------------------- */
 
-void soft_connect_answered(struct soft_link *link)
+void soft_connect_response_received(struct soft_link *link)
 {
 	soft_assert_locked();
 	struct soft_qp *qp = link->qp;

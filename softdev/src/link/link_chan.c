@@ -21,9 +21,9 @@ static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSH
 	if (!link->hello_valid)
 		link->peer_hello.kind = 0; /* not a valid kind */
 	if (link->base.state == SOFT_LINK_SELECTING)
-		soft_selection_answered(link);
+		soft_selection_response_received(link);
 	else
-		soft_connect_answered(link);
+		soft_connect_response_received(link);
 }
 
 /* Finish the link with EPROTO if a record ends in the middle of a frame. */

@@ -182,7 +182,7 @@ struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port)
 /* Start selecting a path. On success, the queue pair owns the link. Returns 0 or an errno value. */
 int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uint16_t shm_port);
 bool soft_selection_is_open(const struct soft_link *link); /* whether a channel may be requested */
-void soft_selection_answered(
+void soft_selection_response_received(
 	struct soft_link *link); /* called when `peer_hello` contains the response */
 void soft_selection_use_tcp(struct soft_link *link, bool tell);
 void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link);
@@ -218,7 +218,7 @@ void soft_handshake_trace_drop(struct soft_link *link, const struct soft_qp *qp,
 int soft_connect_begin(struct soft_qp *qp); /* returns 0 or an errno value */
 bool soft_connects_first(const struct soft_qp *qp);
 void soft_reconnect(struct soft_qp *qp); /* called for UC when the link is gone */
-void soft_connect_answered(
+void soft_connect_response_received(
 	struct soft_link *link); /* called when `peer_hello` contains the response */
 void soft_connect_retry_later(struct soft_link *link);
 

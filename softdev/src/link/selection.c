@@ -95,7 +95,7 @@ void soft_selection_use_tcp(struct soft_link *link, bool tell)
 	up(link);
 }
 
-void soft_selection_answered(struct soft_link *link)
+void soft_selection_response_received(struct soft_link *link)
 {
 	if (link->peer_hello.kind != SOFT_HELLO_ACK ||
 	    !soft_hello_matches(&link->peer_hello, link->qp)) {
