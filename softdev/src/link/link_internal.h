@@ -184,7 +184,7 @@ int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uin
 bool soft_selection_is_open(const struct soft_link *link); /* whether a channel may be requested */
 void soft_selection_response_received(
 	struct soft_link *link); /* called when `peer_hello` contains the response */
-void soft_selection_use_tcp(struct soft_link *link, bool tell);
+void soft_selection_use_tcp(struct soft_link *link, bool notify_peer);
 void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link);
 
 /* peer_exit.c: complete the requests that the peer's process read before it ended. The link may be

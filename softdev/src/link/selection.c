@@ -68,7 +68,7 @@ int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uin
 	return 0;
 }
 
-static void up(struct soft_link *link)
+static void bring_up(struct soft_link *link)
 {
 	int rc = soft_link_up(link, link->qp);
 
@@ -76,7 +76,7 @@ static void up(struct soft_link *link)
 		soft_link_finish(link, rc);
 }
 
-void soft_selection_use_tcp(struct soft_link *link, bool tell)
+void soft_selection_use_tcp(struct soft_link *link, bool notify_peer)
 {
 	int fd = link->watch.fd, rc;
 
@@ -89,10 +89,10 @@ void soft_selection_use_tcp(struct soft_link *link, bool tell)
 		return;
 	}
 	soft_tcp_path_of(link->chan.path)->path_port = link->is_initiator ? link->path_port : 0;
-	link->has_received = !tell;
-	if (tell)
+	link->has_received = !notify_peer;
+	if (notify_peer)
 		soft_path_refuse(link->chan.path, 0);
-	up(link);
+	bring_up(link);
 }
 
 void soft_selection_response_received(struct soft_link *link)
@@ -103,7 +103,7 @@ void soft_selection_response_received(struct soft_link *link)
 		return;
 	}
 	soft_watch_close(&link->watch);
-	up(link);
+	bring_up(link);
 }
 
 void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link)
@@ -113,5 +113,5 @@ void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_l
 	link->peer_hello = pending_link->peer_hello;
 	link->hello_valid = true;
 	soft_watch_close(&link->watch);
-	up(link);
+	bring_up(link);
 }
