@@ -23,19 +23,19 @@ static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockad
 	soft_tcp_path_accepted(fd, peer);
 }
 
-/* Bind a TCP socket. `again` allows a port that is already reserved. Returns the fd, or -1 and sets
+/* Bind a TCP socket. `reuse` allows a port that is already reserved. Returns the fd, or -1 and sets
  * errno. */
-static int bound(const struct sockaddr *address, socklen_t length, bool again)
+static int bind_socket(const struct sockaddr *address, socklen_t length, bool reuse)
 {
 	int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
 		return -1;
 	if (address->sa_family == AF_INET6)
-		soft_set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, again);
+		soft_set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, reuse);
 	/* This does not let another process steal the port: only one socket can listen at an
 	 * address, even with SO_REUSEADDR. */
-	if (again)
+	if (reuse)
 		soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
 	if (bind(fd, address, length)) {
 		close(fd);
@@ -50,10 +50,10 @@ static bool reserve(void)
 	const uint16_t port = htons(soft_device.links->port);
 	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = port};
 	struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = port};
-	int fd = bound((struct sockaddr *)&any6, sizeof(any6), false);
+	int fd = bind_socket((struct sockaddr *)&any6, sizeof(any6), false);
 
 	if (fd < 0 && errno != EADDRINUSE)
-		fd = bound((struct sockaddr *)&any4, sizeof(any4), false);
+		fd = bind_socket((struct sockaddr *)&any4, sizeof(any4), false);
 	soft_device.links->reserved = fd;
 	return fd >= 0;
 }
@@ -68,7 +68,7 @@ static bool listen_at(const union ibv_gid *gid)
 
 	if (soft_device.links->listening_count == SOFT_LISTENING_MOST)
 		return false;
-	fd = bound((struct sockaddr *)&address, length, true);
+	fd = bind_socket((struct sockaddr *)&address, length, true);
 	if (fd < 0)
 		return false;
 	slot->gid = *gid;
@@ -97,7 +97,7 @@ void soft_listener_stop(void)
 }
 
 /* Reserve a port and start listening. Returns 0, or an errno value such as EADDRINUSE. */
-static int take(uint16_t number)
+static int reserve_and_listen(uint16_t number)
 {
 	soft_device.links->port = number;
 	if (soft_device.platform->network)
@@ -125,7 +125,8 @@ uint16_t soft_listener_port(void)
 	    soft_device.platform->random(&first, sizeof(first), 0) != sizeof(first))
 		return 0;
 	for (uint32_t i = 0; i < SOFT_IP_PORTS && error == EADDRINUSE; i++)
-		error = take((uint16_t)(SOFT_IP_PORT_FIRST + (first + i) % SOFT_IP_PORTS));
+		error = reserve_and_listen(
+			(uint16_t)(SOFT_IP_PORT_FIRST + (first + i) % SOFT_IP_PORTS));
 	if (error == EADDRINUSE)
 		fprintf(stderr,
 			"aiordma: all ports from %d to %d are in use (TCP or UDP), but each "
