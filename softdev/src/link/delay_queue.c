@@ -21,7 +21,7 @@ struct packet {
 
 /* Maximum number of bytes in a queue. If a queue exceeds it, the oldest packets are handled early,
  * and new datagrams are dropped. */
-#define QUEUE_MOST (64u << 20)
+#define MAX_QUEUED (64u << 20)
 
 /* Each stream counts its own occurrences, because the number of acknowledgements depends on
  * timing. */
@@ -44,7 +44,7 @@ struct soft_delay_queue {
 	struct packet *first, **last;
 	/* the frame being received */
 	uint8_t header[SOFT_FRAME_HEADER];
-	uint32_t have;
+	uint32_t collected;
 	struct packet *packet;
 	struct soft_timer timer;
 };
@@ -66,7 +66,7 @@ static struct packet *new_packet(uint32_t length)
 	return packet;
 }
 
-static struct packet *take_first(struct soft_delay_queue *queue)
+static struct packet *pop_first(struct soft_delay_queue *queue)
 {
 	struct packet *packet = queue->first;
 
@@ -85,28 +85,29 @@ static void append(struct soft_delay_queue *queue, struct packet *packet)
 	queue->waiting += packet->weight;
 }
 
-static void empty(struct soft_delay_queue *queue)
+static void clear(struct soft_delay_queue *queue)
 {
 	soft_timer_stop(&queue->timer);
 	while (queue->first)
-		free(take_first(queue));
+		free(pop_first(queue));
 	free(queue->packet);
 	queue->packet = NULL;
 }
 
 /* Remove and return the first packet if it is due. Otherwise, return NULL. */
-static struct packet *take_due_one(struct soft_delay_queue *queue)
+static struct packet *pop_due(struct soft_delay_queue *queue)
 {
 	struct packet *packet = queue->first;
 
-	return packet && (!packet->due || queue->waiting > QUEUE_MOST || packet->due <= soft_now())
-		       ? take_first(queue)
+	return packet && (!packet->due || queue->waiting > MAX_QUEUED || packet->due <= soft_now())
+		       ? pop_first(queue)
 		       : NULL;
 }
 
 /* ---- judging ------------------------------------------------------------------------------- */
 
-static uint64_t due_at(struct soft_delay_queue *queue, uint32_t length, enum stream stream)
+static uint64_t compute_due_time(struct soft_delay_queue *queue, uint32_t length,
+				 enum stream stream)
 {
 	uint64_t due = 0;
 
@@ -146,13 +147,13 @@ static uint32_t qp_num_of(const struct soft_delay_queue *queue, const struct pac
  * be allocated. */
 static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, enum stream stream)
 {
-	unsigned meant = stream == REQUESTS ? SOFT_FAULT_REQUESTS : SOFT_FAULT_ANSWERS;
+	unsigned kind = stream == REQUESTS ? SOFT_FAULT_REQUESTS : SOFT_FAULT_ANSWERS;
 	struct packet *copy = NULL;
 	uint64_t draw = ++queue->seen[stream];
 
 	/* Acknowledgements do not advance the frame counter, because their number depends on
 	 * timing. */
-	if (soft_faults.frames & meant) {
+	if (soft_faults.frames & kind) {
 		uint64_t frame = stream == ACKNOWLEDGEMENTS ? queue->frames : ++queue->frames;
 
 		if (soft_fault_strikes(SOFT_FAULT_LOSS, queue->number, stream, draw, frame)) {
@@ -173,7 +174,7 @@ static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, 
 			SOFT_TRACE(fault, "DUPLICATE", qp_num_of(queue, packet), 0);
 		}
 	}
-	packet->due = due_at(queue, packet->weight, stream);
+	packet->due = compute_due_time(queue, packet->weight, stream);
 	soft_fault_counts.delayed += packet->due != 0;
 	append(queue, packet);
 	if (copy) {
@@ -197,11 +198,11 @@ static void deliver(struct soft_delay_queue *queue, struct packet *packet)
 }
 
 /* Handle the due packets of a busy queue. */
-static void take_due(struct soft_delay_queue *queue)
+static void handle_due(struct soft_delay_queue *queue)
 {
 	struct packet *packet;
 
-	while (queue->link && (packet = take_due_one(queue)) != NULL) {
+	while (queue->link && (packet = pop_due(queue)) != NULL) {
 		deliver(queue, packet);
 		free(packet);
 	}
@@ -211,18 +212,18 @@ static void take_due(struct soft_delay_queue *queue)
 static void run(struct soft_delay_queue *queue)
 {
 	queue->busy = true;
-	take_due(queue);
+	handle_due(queue);
 	queue->busy = false;
 	if (!queue->link) {
-		empty(queue);
+		clear(queue);
 		free(queue);
 	} else if (queue->first) {
 		soft_timer_start(&queue->timer, queue->first->due);
 	} else if (queue->ended) {
 		soft_link_finish(queue->link, queue->error);
-	} else if (!queue->applies && !queue->have && !queue->packet) {
+	} else if (!queue->applies && !queue->collected && !queue->packet) {
 		queue->link->delay_queue = NULL;
-		empty(queue);
+		clear(queue);
 		free(queue);
 	}
 }
@@ -230,7 +231,7 @@ static void run(struct soft_delay_queue *queue)
 /* Break the connection of a busy queue after handling the due packets. */
 static void disconnect(struct soft_delay_queue *queue)
 {
-	take_due(queue);
+	handle_due(queue);
 	if (!queue->link)
 		return;
 	soft_fault_counts.cut++;
@@ -238,7 +239,7 @@ static void disconnect(struct soft_delay_queue *queue)
 	soft_link_finish(queue->link, ECONNRESET);
 }
 
-static void link_due(struct soft_timer *timer)
+static void link_timer_expired(struct soft_timer *timer)
 {
 	struct soft_delay_queue *queue = soft_container(timer, struct soft_delay_queue, timer);
 
@@ -249,7 +250,7 @@ static void link_due(struct soft_timer *timer)
 }
 
 /* Apply the spec to a complete frame, and queue the frame unless it is lost. */
-static void arrived(struct soft_delay_queue *queue, struct packet *packet)
+static void handle_frame(struct soft_delay_queue *queue, struct packet *packet)
 {
 	uint8_t opcode = packet->bytes[0];
 
@@ -275,11 +276,11 @@ static size_t collect(struct soft_delay_queue *queue, const uint8_t *data, size_
 	size_t part = length;
 
 	if (!queue->packet) {
-		if (part > SOFT_FRAME_HEADER - queue->have)
-			part = SOFT_FRAME_HEADER - queue->have;
-		memcpy(queue->header + queue->have, data, part);
-		queue->have += (uint32_t)part;
-		if (queue->have < SOFT_FRAME_HEADER)
+		if (part > SOFT_FRAME_HEADER - queue->collected)
+			part = SOFT_FRAME_HEADER - queue->collected;
+		memcpy(queue->header + queue->collected, data, part);
+		queue->collected += (uint32_t)part;
+		if (queue->collected < SOFT_FRAME_HEADER)
 			return part;
 		/* Queue an invalid frame without a payload. It ends the link when it is handled. */
 		bool whole = soft_frame_decode(queue->header, &frame);
@@ -294,17 +295,17 @@ static size_t collect(struct soft_delay_queue *queue, const uint8_t *data, size_
 			queue->packet->weight = SOFT_FRAME_HEADER + frame.length;
 		memcpy(queue->packet->bytes, queue->header, SOFT_FRAME_HEADER);
 	} else {
-		if (part > queue->packet->length - queue->have)
-			part = queue->packet->length - queue->have;
-		memcpy(queue->packet->bytes + queue->have, data, part);
-		queue->have += (uint32_t)part;
+		if (part > queue->packet->length - queue->collected)
+			part = queue->packet->length - queue->collected;
+		memcpy(queue->packet->bytes + queue->collected, data, part);
+		queue->collected += (uint32_t)part;
 	}
-	if (queue->have == queue->packet->length) {
+	if (queue->collected == queue->packet->length) {
 		struct packet *packet = queue->packet;
 
 		queue->packet = NULL;
-		queue->have = 0;
-		arrived(queue, packet);
+		queue->collected = 0;
+		handle_frame(queue, packet);
 	}
 	return part;
 }
@@ -348,7 +349,7 @@ bool soft_delay_postpone_end(struct soft_link *link, int error)
 	return true;
 }
 
-static bool loses(const struct soft_fault_spec *spec)
+static bool injects_loss(const struct soft_fault_spec *spec)
 {
 	return spec->when[SOFT_FAULT_LOSS].probability > 0 ||
 	       spec->when[SOFT_FAULT_DUPLICATE].probability > 0;
@@ -356,7 +357,7 @@ static bool loses(const struct soft_fault_spec *spec)
 
 static bool needs_queues(const struct soft_fault_spec *spec)
 {
-	return loses(spec) || spec->when[SOFT_FAULT_RNR].probability > 0 ||
+	return injects_loss(spec) || spec->when[SOFT_FAULT_RNR].probability > 0 ||
 	       spec->when[SOFT_FAULT_DISCONNECT].probability > 0 || spec->delay_ns ||
 	       spec->jitter_ns || spec->rate;
 }
@@ -369,7 +370,7 @@ static struct soft_delay_queue *new_queue(struct soft_link *link)
 		return NULL;
 	queue->link = link;
 	queue->last = &queue->first;
-	queue->timer.expired = link_due;
+	queue->timer.expired = link_timer_expired;
 	link->delay_queue = queue;
 	return queue;
 }
@@ -402,7 +403,7 @@ void soft_delay_attach(struct soft_link *link)
 		soft_fault_strikes(SOFT_FAULT_DISCONNECT, 0, 0, queue->number, queue->number);
 	if (queue->will_disconnect && !spec->cut_after)
 		soft_timer_start(&queue->timer, soft_now());
-	if (loses(spec))
+	if (injects_loss(spec))
 		soft_link_set_lossy(link);
 }
 
@@ -417,7 +418,7 @@ bool soft_delay_detach(struct soft_link *link)
 	link->delay_queue = NULL;
 	queue->link = NULL;
 	if (!queue->busy) {
-		empty(queue);
+		clear(queue);
 		free(queue);
 	}
 	return ended;
@@ -448,7 +449,7 @@ static void run_datagrams(void)
 	if (queue->busy)
 		return;
 	queue->busy = true;
-	while ((packet = take_due_one(queue)) != NULL) {
+	while ((packet = pop_due(queue)) != NULL) {
 		struct envelope envelope;
 
 		memcpy(&envelope, packet->bytes, sizeof(envelope));
@@ -464,7 +465,7 @@ static void run_datagrams(void)
 		soft_timer_start(&queue->timer, queue->first->due);
 }
 
-static void datagrams_due(struct soft_timer *timer)
+static void datagram_timer_expired(struct soft_timer *timer)
 {
 	(void)timer;
 	run_datagrams();
@@ -475,7 +476,7 @@ void soft_delay_create(void)
 	struct soft_delay_queue *queue = soft_part(sizeof(*queue));
 
 	queue->last = &queue->first;
-	queue->timer.expired = datagrams_due;
+	queue->timer.expired = datagram_timer_expired;
 	soft_device.links->datagrams = queue;
 }
 
@@ -488,7 +489,7 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 	    (soft_faults.qp_num && soft_faults.qp_num != qp->ibv.qp_num))
 		return false;
 	struct soft_delay_queue *queue = soft_device.links->datagrams;
-	struct packet *packet = queue->waiting > QUEUE_MOST
+	struct packet *packet = queue->waiting > MAX_QUEUED
 					? NULL
 					: new_packet((uint32_t)sizeof(envelope) + length);
 
@@ -506,7 +507,7 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 
 /* ---- the process --------------------------------------------------------------------------- */
 
-static void begin(void)
+static void reset_counters(void)
 {
 	struct soft_links_state *links = soft_device.links;
 
@@ -518,12 +519,12 @@ static void begin(void)
 
 void soft_delay_stop(void)
 {
-	empty(soft_device.links->datagrams);
+	clear(soft_device.links->datagrams);
 }
 
 static void spec_changed(void)
 {
-	begin();
+	reset_counters();
 	soft_links_fault_spec_changed();
 }
 
