@@ -4,7 +4,7 @@
 #include "cma_descriptor.h"
 
 /* minimum payload within a process, where a single core would otherwise copy twice */
-enum { LEAST_WITHIN = 8 * 1024 };
+enum { MIN_WITHIN_PROCESS = 8 * 1024 };
 
 static struct soft_cma *cma_of(const struct soft_link *link)
 {
@@ -17,7 +17,8 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
 {
 	const struct soft_cma *cma = cma_of(link);
 
-	*least = cma && soft_shm_path_is_self(link->chan.path) ? LEAST_WITHIN : SOFT_CMA_DESC_LEAST;
+	*least = cma && soft_shm_path_is_self(link->chan.path) ? MIN_WITHIN_PROCESS
+							       : SOFT_CMA_DESC_LEAST;
 	/* The memory must not change before the peer has copied it. A UC request completes as soon
 	 * as it has been sent. On a link that duplicates or delays frames, a frame may arrive after
 	 * its request has completed. */
@@ -28,7 +29,7 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
 
 /* Returns whether an export is no longer needed although the peer has not marked it as done. The
  * link may be gone, or the request may have completed although its frame was lost. */
-static bool is_over(const struct soft_cma_export *export, const void *unused)
+static bool is_export_done(const struct soft_cma_export *export, const void *unused)
 {
 	(void)unused;
 	return !export->link ||
@@ -52,7 +53,7 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 		return false; /* too many pieces, or copying is slower than the ring */
 	struct soft_cma_export *export = soft_cma_export_new(cma);
 
-	if (!export && soft_cma_revoke(cma, is_over, NULL, lost))
+	if (!export && soft_cma_revoke(cma, is_export_done, NULL, lost))
 		export = soft_cma_export_new(cma);
 	if (!export)
 		return false;
@@ -90,7 +91,7 @@ static void request_failed(struct soft_qp *qp, const struct soft_frame *frame,
  * revoked it. If only the key was invalidated, the owner's queue pair sends a NAK, which completes
  * the READ. If the owner's queue pair is in error, it does not respond, just as on a hardware
  * adapter. The link then ends, and the READ completes after its retry time. */
-static void answer_failed(struct soft_qp *qp, enum soft_cma_result reached)
+static void read_failed(struct soft_qp *qp, enum soft_cma_result reached)
 {
 	if (reached == SOFT_CMA_REVOKED)
 		soft_requester_await_nak(qp);
@@ -120,7 +121,7 @@ static void failed(struct soft_link *link, enum soft_cma_result reached)
 	else if (soft_is_request(&link->frame))
 		request_failed(link->qp, &link->frame, reached);
 	else
-		answer_failed(link->qp, reached);
+		read_failed(link->qp, reached);
 }
 
 bool soft_cma_desc_allowed(const struct soft_link *link)
@@ -182,7 +183,7 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
  * refused. A NAK for a later request cannot complete the READ (IBTA 9.7.5.1.2). A queue pair in
  * error sends no NAK (IBTA 10.3.1.7), so the READ fails when the requester's retries are exhausted
  * (IBTA 9.7.6.1.3). */
-static void answer_lost(const struct soft_cma_export *export)
+static void refuse_read(const struct soft_cma_export *export)
 {
 	struct soft_link *link = export->link;
 	struct soft_qp *qp = link ? link->qp : NULL;
@@ -193,11 +194,11 @@ static void answer_lost(const struct soft_cma_export *export)
 	soft_responder_withdrawn(qp, qp->responder.response_head, export->psn, &export->response);
 }
 
-static bool opened_by(const struct soft_cma_export *export, const void *what)
+static bool uses_key(const struct soft_cma_export *export, const void *what)
 {
 	uint32_t key = *(const uint32_t *)what;
 
-	if (export->answer || is_over(export, NULL))
+	if (export->answer || is_export_done(export, NULL))
 		return export->answer && export->response.rkey == key;
 	const struct soft_qp *qp = export->link->qp;
 	const struct ibv_sge *sges = soft_send_sges(qp, export->index);
@@ -214,13 +215,13 @@ void soft_cma_withdraw_key(uint32_t key)
 	struct soft_cma_export lost[SOFT_CMA_SLOTS];
 
 	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma)) {
-		unsigned count = soft_cma_revoke(cma, opened_by, &key, lost);
+		unsigned count = soft_cma_revoke(cma, uses_key, &key, lost);
 
 		/* Only responses need a NAK from this side. The peer refuses a revoked request with
 		 * a NAK for unreadable memory. */
 		for (unsigned i = 0; i < count; i++)
 			if (lost[i].answer)
-				answer_lost(&lost[i]);
+				refuse_read(&lost[i]);
 	}
 }
 
