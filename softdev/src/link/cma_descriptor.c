@@ -209,7 +209,7 @@ static bool uses_key(const struct soft_cma_export *export, const void *what)
 	return false;
 }
 
-void soft_cma_withdraw_key(uint32_t key)
+void soft_cma_revoke_key(uint32_t key)
 {
 	soft_assert_locked();
 	struct soft_cma_export lost[SOFT_CMA_SLOTS];

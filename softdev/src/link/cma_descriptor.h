@@ -36,6 +36,6 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes);
 void soft_cma_flush(const struct soft_qp *qp);
 /* Revoke the exports of a key that is invalidated or rebound. On return, the peers discard any copy
  * from the key's memory. */
-void soft_cma_withdraw_key(uint32_t key);
+void soft_cma_revoke_key(uint32_t key);
 /* Forget a link that no longer exists. */
 void soft_cma_forget_link(const struct soft_link *link);
