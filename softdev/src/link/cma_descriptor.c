@@ -13,12 +13,12 @@ static struct soft_cma *cma_of(const struct soft_link *link)
 
 /* ---- giving -------------------------------------------------------------------------------- */
 
-uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
+uint32_t soft_cma_desc_max(const struct soft_link *link, uint32_t *least)
 {
 	const struct soft_cma *cma = cma_of(link);
 
 	*least = cma && soft_shm_path_is_self(link->chan.path) ? MIN_WITHIN_PROCESS
-							       : SOFT_CMA_DESC_LEAST;
+							       : SOFT_CMA_DESC_MIN_PAYLOAD;
 	/* The memory must not change before the peer has copied it. A UC request completes as soon
 	 * as it has been sent. On a link that duplicates or delays frames, a frame may arrive after
 	 * its request has completed. */

@@ -161,7 +161,7 @@ static bool add_next(struct batch *batch,
 	for (int with_cma = 1; with_cma >= 0; with_cma--) {
 		batch->cursor = before;
 		batch->cursor.cma_most =
-			with_cma ? soft_cma_desc_most(batch->link, &batch->cursor.cma_least) : 0;
+			with_cma ? soft_cma_desc_max(batch->link, &batch->cursor.cma_least) : 0;
 		*has_frame = next(qp, &batch->cursor, out);
 		if (!*has_frame)
 			return false;

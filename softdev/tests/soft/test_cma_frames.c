@@ -61,7 +61,8 @@ static void close_scene(struct scene *scene)
  * rings. */
 static uint64_t cma_bytes(uint32_t length)
 {
-	return forbidden ? 0 : length - (length % MIB < SOFT_CMA_DESC_LEAST ? length % MIB : 0);
+	return forbidden ? 0
+			 : length - (length % MIB < SOFT_CMA_DESC_MIN_PAYLOAD ? length % MIB : 0);
 }
 
 /* Split a message into `count` pieces of about the same length, with small gaps between them. */
@@ -196,7 +197,7 @@ static void every_byte(void)
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
 						     IBV_WR_RDMA_READ};
 	static const int pieces[] = {1, 2, 7, SOFT_CMA_PIECES, PIECES};
-	const uint32_t least = SOFT_CMA_DESC_LEAST;
+	const uint32_t least = SOFT_CMA_DESC_MIN_PAYLOAD;
 	const uint32_t lengths[] = {1,   least - 1, least,       least + 1,   MIB - 1,
 				    MIB, MIB + 1,   MIB + least, 3 * MIB + 17};
 	struct scene scene;
