@@ -12,7 +12,7 @@
 #define VARIABLE "AIORDMA_EMBEDDED_LINKS"
 #define LINGER_NS 2000000000u /* maximum wait for room for the last frame */
 
-static void lingered(struct soft_timer *timer)
+static void linger_expired(struct soft_timer *timer)
 {
 	soft_link_finish(soft_container(timer, struct soft_link, timer), 0);
 }
@@ -78,7 +78,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 		soft_timer_stop(&tcp->timer);
 	}
 	soft_timer_stop(&link->timer);
-	link->timer.expired = lingered;
+	link->timer.expired = linger_expired;
 	link->base.state = SOFT_LINK_UP;
 	link->base.loses |= link->chan.path->calls->loses;
 	link->qp = qp;
