@@ -16,9 +16,10 @@
 #include "link_internal.h"
 
 enum {
-	TRUST = 4,      /* responses seen before acknowledgements are delayed */
-	DISTRUST = -64, /* value of `replies` after an acknowledgement had to be sent alone */
-	MOST = 8,       /* unacknowledged messages that force an acknowledgement */
+	MIN_REPLIES = 4,      /* responses seen before acknowledgements are delayed */
+	NO_REPLY_PENALTY =
+		-64, /* value of `replies` after an acknowledgement had to be sent alone */
+	MAX_UNACKNOWLEDGED = 8,       /* unacknowledged messages that force an acknowledgement */
 };
 
 void soft_ack_delay(struct soft_qp_link *base)
@@ -27,7 +28,8 @@ void soft_ack_delay(struct soft_qp_link *base)
 	struct soft_link *link = soft_container(base, struct soft_link, base);
 
 	link->reply_expected = true;
-	if (++link->unacknowledged >= MOST || link->replies < TRUST || !soft_engine_ticks()) {
+	if (++link->unacknowledged >= MAX_UNACKNOWLEDGED || link->replies < MIN_REPLIES ||
+	    !soft_engine_ticks()) {
 		soft_link_output(link);
 		return;
 	}
@@ -49,7 +51,7 @@ void soft_ack_cancel(struct soft_link *link)
 void soft_ack_request_sent(struct soft_link *link)
 {
 	soft_assert_locked();
-	if (link->reply_expected && link->replies < TRUST)
+	if (link->reply_expected && link->replies < MIN_REPLIES)
 		link->replies++;
 	link->reply_expected = false;
 }
@@ -65,7 +67,7 @@ void soft_acks_send(uint64_t age_ns)
 		if (link->delayed_since > latest)
 			return;
 		soft_ack_cancel(link);
-		link->replies = DISTRUST;
+		link->replies = NO_REPLY_PENALTY;
 		soft_link_output(link);
 	}
 }
