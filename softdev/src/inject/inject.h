@@ -50,7 +50,7 @@ struct soft_fault_hooks {
 	/* Called when the spec has been set or removed. */
 	void (*spec_changed)(void);
 	/* Count a message that needs a receive. Returns whether to refuse it with an RNR NAK. */
-	bool (*refuses)(struct soft_qp *qp);
+	bool (*should_refuse)(struct soft_qp *qp);
 	/* Apply the spec to a datagram, which is dropped or queued. Returns false if the spec does
 	 * not cover the datagram. */
 	bool (*keeps_datagram)(const struct soft_qp *qp, const struct soft_datagram *datagram,
@@ -91,9 +91,9 @@ bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq);
 /* Returns whether the spec applies to the device with this port. */
 bool soft_fault_is_of(uint32_t port);
 
-static inline bool soft_fault_not_ready(struct soft_qp *qp)
+static inline bool soft_fault_should_refuse(struct soft_qp *qp)
 {
-	return soft_faults_set && soft_device.inject->hooks->refuses(qp);
+	return soft_faults_set && soft_device.inject->hooks->should_refuse(qp);
 }
 
 static inline bool soft_fault_keeps_datagram(const struct soft_qp *qp,

@@ -424,7 +424,7 @@ bool soft_delay_detach(struct soft_link *link)
 	return ended;
 }
 
-static bool refuses(struct soft_qp *qp)
+static bool should_refuse(struct soft_qp *qp)
 {
 	struct soft_delay_queue *queue = soft_link_of(qp)->delay_queue;
 
@@ -531,6 +531,6 @@ static void spec_changed(void)
 const struct soft_fault_hooks soft_delay_hooks = {
 	.devices = soft_hca_count,
 	.spec_changed = spec_changed,
-	.refuses = refuses,
+	.should_refuse = should_refuse,
 	.keeps_datagram = keeps_datagram,
 };

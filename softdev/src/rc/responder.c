@@ -241,7 +241,7 @@ static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *fr
 	if (soft_is_last(frame) ? end != total : end >= total)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.6 */
 	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
-		if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
+		if (!soft_receive_ready(qp) || soft_fault_should_refuse(qp))
 			return not_ready(qp);
 		qp->responder.has_receive = true;
 	}
@@ -250,7 +250,7 @@ static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *fr
 
 static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
+	if (!soft_receive_ready(qp) || soft_fault_should_refuse(qp))
 		return not_ready(qp);
 	qp->responder.has_receive = true;
 	return take_send(qp, frame);
