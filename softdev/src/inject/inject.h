@@ -53,8 +53,8 @@ struct soft_fault_hooks {
 	bool (*should_refuse)(struct soft_qp *qp);
 	/* Apply the spec to a datagram, which is dropped or queued. Returns false if the spec does
 	 * not cover the datagram. */
-	bool (*keeps_datagram)(const struct soft_qp *qp, const struct soft_datagram *datagram,
-			       const uint8_t *payload, uint32_t length);
+	bool (*intercepts_datagram)(const struct soft_qp *qp, const struct soft_datagram *datagram,
+				    const uint8_t *payload, uint32_t length);
 };
 
 struct soft_inject {
@@ -96,10 +96,10 @@ static inline bool soft_fault_should_refuse(struct soft_qp *qp)
 	return soft_faults_set && soft_device.inject->hooks->should_refuse(qp);
 }
 
-static inline bool soft_fault_keeps_datagram(const struct soft_qp *qp,
-					     const struct soft_datagram *datagram,
-					     const uint8_t *payload, uint32_t length)
+static inline bool soft_fault_intercepts_datagram(const struct soft_qp *qp,
+						  const struct soft_datagram *datagram,
+						  const uint8_t *payload, uint32_t length)
 {
 	return soft_faults_set &&
-	       soft_device.inject->hooks->keeps_datagram(qp, datagram, payload, length);
+	       soft_device.inject->hooks->intercepts_datagram(qp, datagram, payload, length);
 }

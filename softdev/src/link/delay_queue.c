@@ -480,8 +480,8 @@ void soft_delay_create(void)
 	soft_device.links->datagrams = queue;
 }
 
-static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
-			   const uint8_t *payload, uint32_t length)
+static bool intercepts_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
+				const uint8_t *payload, uint32_t length)
 {
 	struct envelope envelope = {.qp_num = qp->ibv.qp_num, .datagram = *datagram};
 
@@ -532,5 +532,5 @@ const struct soft_fault_hooks soft_delay_hooks = {
 	.devices = soft_hca_count,
 	.spec_changed = spec_changed,
 	.should_refuse = should_refuse,
-	.keeps_datagram = keeps_datagram,
+	.intercepts_datagram = intercepts_datagram,
 };

@@ -230,7 +230,7 @@ void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 		     const uint8_t *payload, uint32_t length)
 {
 	soft_assert_locked();
-	if (!soft_fault_keeps_datagram(qp, datagram, payload, length))
+	if (!soft_fault_intercepts_datagram(qp, datagram, payload, length))
 		soft_ud_take(qp, datagram, payload, length);
 }
 
