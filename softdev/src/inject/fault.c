@@ -134,5 +134,5 @@ static void create(void)
 
 const struct soft_subsystem soft_inject_subsystem = {
 	.create = create,
-	.start = soft_faults_of_environment,
+	.start = soft_faults_apply_environment,
 };

@@ -263,17 +263,17 @@ int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error
 	return rc;
 }
 
-int soft_faults_of_environment(void)
+int soft_faults_apply_environment(void)
 {
 	const char *text = getenv(VARIABLE);
 	char error[256];
 
-	if (soft_device.inject->asked || soft_faults_set || !text || !*text)
+	if (soft_device.inject->environment_applied || soft_faults_set || !text || !*text)
 		return 0;
 	int rc = soft_fault_parse(text, &soft_faults, error, sizeof(error));
 
 	if (rc)
 		return soft_misconfigured(rc, VARIABLE, text, "%s", error);
-	soft_device.inject->asked = soft_faults_set = true;
+	soft_device.inject->environment_applied = soft_faults_set = true;
 	return 0;
 }

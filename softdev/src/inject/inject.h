@@ -59,7 +59,7 @@ struct soft_fault_hooks {
 
 struct soft_inject {
 	bool set; /* whether a spec is set */
-	bool asked; /* whether the environment's spec has been applied */
+	bool environment_applied; /* whether the environment's spec has been applied */
 	struct soft_fault_spec spec;
 	struct aiordma_fault_counts counts;
 	uint64_t seen[SOFT_FAULTS]; /* occurrences in this process since the spec was set */
@@ -77,7 +77,7 @@ extern const struct soft_subsystem soft_inject_subsystem;
 int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t room);
 /* Apply the spec from the environment, but only once. Returns 0, or an errno value after writing a
  * message to stderr. */
-int soft_faults_of_environment(void);
+int soft_faults_apply_environment(void);
 
 /* Returns the random number of an occurrence in the range [0, 1). It depends only on the seed and
  * the arguments (fault.c). */
