@@ -42,7 +42,7 @@ bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned str
 
 /* ---- on the spot --------------------------------------------------------------------------- */
 
-bool soft_fault_is_of(uint32_t port)
+bool soft_fault_applies_to(uint32_t port)
 {
 	return !soft_faults.ports || soft_faults.ports & port;
 }
@@ -60,7 +60,7 @@ bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq)
 		[SOFT_FAULT_HANDSHAKE] = &soft_fault_counts.handshakes,
 	};
 
-	if (!soft_faults_set || !soft_fault_is_of(port) ||
+	if (!soft_faults_set || !soft_fault_applies_to(port) ||
 	    (cq && soft_faults.cq && soft_faults.cq != cq))
 		return false;
 	uint64_t seen = ++soft_device.inject->seen[fault];

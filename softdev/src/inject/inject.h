@@ -89,7 +89,7 @@ bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned str
  * the occurrence fails. `cq` is the CQ's handle for OVERRUN, and otherwise 0. */
 bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq);
 /* Returns whether the spec applies to the device with this port. */
-bool soft_fault_is_of(uint32_t port);
+bool soft_fault_applies_to(uint32_t port);
 
 static inline bool soft_fault_should_refuse(struct soft_qp *qp)
 {

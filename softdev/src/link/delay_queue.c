@@ -381,7 +381,7 @@ void soft_delay_attach(struct soft_link *link)
 	struct soft_delay_queue *queue = link->delay_queue;
 	bool wanted = soft_faults_set && needs_queues(spec) &&
 		      (!spec->qp_num || spec->qp_num == link->qp->ibv.qp_num) &&
-		      soft_fault_is_of(soft_qp_hca(link->qp)->port);
+		      soft_fault_applies_to(soft_qp_hca(link->qp)->port);
 
 	if (!wanted) {
 		if (queue) {
@@ -485,7 +485,7 @@ static bool intercepts_datagram(const struct soft_qp *qp, const struct soft_data
 {
 	struct envelope envelope = {.qp_num = qp->ibv.qp_num, .datagram = *datagram};
 
-	if (!needs_queues(&soft_faults) || !soft_fault_is_of(soft_qp_hca(qp)->port) ||
+	if (!needs_queues(&soft_faults) || !soft_fault_applies_to(soft_qp_hca(qp)->port) ||
 	    (soft_faults.qp_num && soft_faults.qp_num != qp->ibv.qp_num))
 		return false;
 	struct soft_delay_queue *queue = soft_device.links->datagrams;
