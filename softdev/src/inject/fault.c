@@ -28,8 +28,8 @@ double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned st
 	return (double)(x >> 11) / (double)(UINT64_C(1) << 53);
 }
 
-bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
-			uint64_t occurrence)
+bool soft_fault_occurs(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
+		       uint64_t occurrence)
 {
 	const struct soft_fault_when *when = &soft_faults.when[fault];
 
@@ -65,7 +65,7 @@ bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq)
 		return false;
 	uint64_t seen = ++soft_device.inject->seen[fault];
 
-	if (!soft_fault_strikes(fault, 0, 0, seen, seen))
+	if (!soft_fault_occurs(fault, 0, 0, seen, seen))
 		return false;
 	++*counts[fault];
 	SOFT_TRACE(fault, names[fault], 0, cq);

@@ -83,8 +83,8 @@ int soft_faults_apply_environment(void);
  * the arguments (fault.c). */
 double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned stream,
 			 uint64_t occurrence);
-bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
-			uint64_t occurrence);
+bool soft_fault_occurs(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
+		       uint64_t occurrence);
 /* Count an OVERRUN, REGISTER or HANDSHAKE occurrence on the device with this port. Returns whether
  * the occurrence fails. `cq` is the CQ's handle for OVERRUN, and otherwise 0. */
 bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq);

@@ -156,13 +156,13 @@ static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, 
 	if (soft_faults.frames & kind) {
 		uint64_t frame = stream == ACKNOWLEDGEMENTS ? queue->frames : ++queue->frames;
 
-		if (soft_fault_strikes(SOFT_FAULT_LOSS, queue->number, stream, draw, frame)) {
+		if (soft_fault_occurs(SOFT_FAULT_LOSS, queue->number, stream, draw, frame)) {
 			soft_fault_counts.lost++;
 			SOFT_TRACE(fault, "LOSS", qp_num_of(queue, packet), 0);
 			free(packet);
 			return true;
 		}
-		if (soft_fault_strikes(SOFT_FAULT_DUPLICATE, queue->number, stream, draw, frame)) {
+		if (soft_fault_occurs(SOFT_FAULT_DUPLICATE, queue->number, stream, draw, frame)) {
 			copy = new_packet(packet->length);
 			if (!copy) {
 				free(packet);
@@ -400,7 +400,7 @@ void soft_delay_attach(struct soft_link *link)
 	queue->input = queue->frames = queue->messages = 0;
 	memset(queue->seen, 0, sizeof(queue->seen));
 	queue->will_disconnect =
-		soft_fault_strikes(SOFT_FAULT_DISCONNECT, 0, 0, queue->number, queue->number);
+		soft_fault_occurs(SOFT_FAULT_DISCONNECT, 0, 0, queue->number, queue->number);
 	if (queue->will_disconnect && !spec->cut_after)
 		soft_timer_start(&queue->timer, soft_now());
 	if (injects_loss(spec))
@@ -431,7 +431,7 @@ static bool should_refuse(struct soft_qp *qp)
 	if (!queue || !queue->applies || soft_qp_is_uc(qp))
 		return false;
 	queue->messages++;
-	if (!soft_fault_strikes(SOFT_FAULT_RNR, queue->number, 0, queue->messages, queue->messages))
+	if (!soft_fault_occurs(SOFT_FAULT_RNR, queue->number, 0, queue->messages, queue->messages))
 		return false;
 	soft_fault_counts.not_ready++;
 	SOFT_TRACE(fault, "RNR", qp->ibv.qp_num, 0);

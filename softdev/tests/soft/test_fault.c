@@ -85,10 +85,10 @@ static void chance(void)
 
 	spec("seed=1,loss=0.3");
 	for (unsigned i = 1; i <= MANY; i++) {
-		bool strikes = soft_fault_strikes(SOFT_FAULT_LOSS, 1, 0, i, i);
+		bool strikes = soft_fault_occurs(SOFT_FAULT_LOSS, 1, 0, i, i);
 
 		struck += strikes;
-		same += strikes == soft_fault_strikes(SOFT_FAULT_LOSS, 2, 0, i, i);
+		same += strikes == soft_fault_occurs(SOFT_FAULT_LOSS, 2, 0, i, i);
 	}
 	CHECK(struck > MANY * 29 / 100 && struck < MANY * 31 / 100);
 	CHECK(same < MANY * 60 / 100); /* 0.58 if independent */
