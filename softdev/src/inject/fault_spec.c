@@ -11,7 +11,7 @@
 
 #define VARIABLE "AIORDMA_EMBEDDED_FAULTS"
 
-enum { ALL_FRAMES = SOFT_FAULT_REQUESTS | SOFT_FAULT_ANSWERS };
+enum { ALL_FRAMES = SOFT_FAULT_REQUESTS | SOFT_FAULT_RESPONSES };
 
 /* Parse all of `text` into `value`. Returns NULL, or a description of the valid values. */
 typedef const char *(*reader)(const char *text, void *value);
@@ -146,7 +146,7 @@ static const char *read_frames(const char *text, void *value)
 		unsigned frames;
 	} known[] = {
 		{"requests", SOFT_FAULT_REQUESTS},
-		{"answers", SOFT_FAULT_ANSWERS},
+		{"answers", SOFT_FAULT_RESPONSES},
 		{"all", ALL_FRAMES},
 	};
 

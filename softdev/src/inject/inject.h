@@ -29,7 +29,7 @@ struct soft_fault_when {
 	uint64_t first, last;
 };
 
-enum soft_fault_frames { SOFT_FAULT_REQUESTS = 1 << 0, SOFT_FAULT_ANSWERS = 1 << 1 };
+enum soft_fault_frames { SOFT_FAULT_REQUESTS = 1 << 0, SOFT_FAULT_RESPONSES = 1 << 1 };
 
 struct soft_fault_spec {
 	uint64_t seed;

@@ -147,7 +147,7 @@ static uint32_t qp_num_of(const struct soft_delay_queue *queue, const struct pac
  * be allocated. */
 static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, enum stream stream)
 {
-	unsigned kind = stream == REQUESTS ? SOFT_FAULT_REQUESTS : SOFT_FAULT_ANSWERS;
+	unsigned kind = stream == REQUESTS ? SOFT_FAULT_REQUESTS : SOFT_FAULT_RESPONSES;
 	struct packet *copy = NULL;
 	uint64_t draw = ++queue->seen[stream];
 

@@ -55,7 +55,7 @@ static void right_specs(void)
 		{when[SOFT_FAULT_LOSS].last, 9},
 		{when[SOFT_FAULT_DUPLICATE].first, 4},
 		{when[SOFT_FAULT_DUPLICATE].last, 4},
-		{soft_faults.frames, SOFT_FAULT_ANSWERS},
+		{soft_faults.frames, SOFT_FAULT_RESPONSES},
 		{soft_faults.delay_ns, 1500000},
 		{soft_faults.jitter_ns, 10000},
 		{soft_faults.rate, 10000000},
