@@ -221,7 +221,7 @@ static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned 
 
 /* Check that each option has an effect, which means that the spec contains the fault the option
  * modifies. Returns an error message, or NULL on success. */
-static const char *in_vain(const struct soft_fault_spec *spec)
+static const char *find_unused_part(const struct soft_fault_spec *spec)
 {
 	const struct soft_fault_when *when = spec->when;
 
@@ -256,7 +256,7 @@ int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error
 		}
 	}
 	free(copy);
-	if (!rc && (vain = in_vain(spec)) != NULL) {
+	if (!rc && (vain = find_unused_part(spec)) != NULL) {
 		snprintf(error, room, "%s", vain);
 		rc = EINVAL;
 	}
