@@ -31,13 +31,13 @@ double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned st
 bool soft_fault_occurs(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
 		       uint64_t occurrence)
 {
-	const struct soft_fault_when *when = &soft_faults.when[fault];
+	const struct soft_fault_schedule *schedule = &soft_faults.schedule[fault];
 
-	if (when->probability <= 0)
+	if (schedule->probability <= 0)
 		return false;
 	soft_fault_counts.chances++;
-	return occurrence >= when->first && occurrence <= when->last &&
-	       soft_fault_number(fault, connection, stream, draw) < when->probability;
+	return occurrence >= schedule->first && occurrence <= schedule->last &&
+	       soft_fault_number(fault, connection, stream, draw) < schedule->probability;
 }
 
 /* ---- on the spot --------------------------------------------------------------------------- */

@@ -114,28 +114,28 @@ static const char *read_rate(const char *text, void *value)
 	return wrong || *(uint64_t *)value ? wrong : "expected at least 1 byte per second";
 }
 
-static const char *read_when(const char *text, void *value)
+static const char *read_schedule(const char *text, void *value)
 {
 	static const char *const expected = "expected a probability from 0 to 1, an occurrence "
 					    "such as @3, @3-5 or @3-, or both";
-	struct soft_fault_when when = {.probability = 1, .first = 1, .last = UINT64_MAX};
+	struct soft_fault_schedule schedule = {.probability = 1, .first = 1, .last = UINT64_MAX};
 	const char *at = text;
 
-	if (*at != '@' && !read_decimal(text, &at, &when.probability))
+	if (*at != '@' && !read_decimal(text, &at, &schedule.probability))
 		return expected;
 	if (*at == '@') {
-		if (!read_whole(at + 1, &at, &when.first))
+		if (!read_whole(at + 1, &at, &schedule.first))
 			return expected;
-		when.last = when.first;
+		schedule.last = schedule.first;
 		if (*at == '-') {
-			when.last = UINT64_MAX;
-			if (*++at && !read_whole(at, &at, &when.last))
+			schedule.last = UINT64_MAX;
+			if (*++at && !read_whole(at, &at, &schedule.last))
 				return expected;
 		}
 	}
-	if (*at || when.probability > 1 || !when.first || when.last < when.first)
+	if (*at || schedule.probability > 1 || !schedule.first || schedule.last < schedule.first)
 		return expected;
-	*(struct soft_fault_when *)value = when;
+	*(struct soft_fault_schedule *)value = schedule;
 	return NULL;
 }
 
@@ -181,18 +181,21 @@ static const struct {
 	size_t offset;
 } parts[] = {
 	{"seed", read_number, offsetof(struct soft_fault_spec, seed)},
-	{"loss", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_LOSS])},
-	{"duplicate", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_DUPLICATE])},
+	{"loss", read_schedule, offsetof(struct soft_fault_spec, schedule[SOFT_FAULT_LOSS])},
+	{"duplicate", read_schedule,
+	 offsetof(struct soft_fault_spec, schedule[SOFT_FAULT_DUPLICATE])},
 	{"frames", read_frames, offsetof(struct soft_fault_spec, frames)},
 	{"delay", read_time, offsetof(struct soft_fault_spec, delay_ns)},
 	{"jitter", read_time, offsetof(struct soft_fault_spec, jitter_ns)},
 	{"rate", read_rate, offsetof(struct soft_fault_spec, rate)},
-	{"cut", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_DISCONNECT])},
+	{"cut", read_schedule, offsetof(struct soft_fault_spec, schedule[SOFT_FAULT_DISCONNECT])},
 	{"cut_after", read_bytes, offsetof(struct soft_fault_spec, cut_after)},
-	{"rnr", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_RNR])},
-	{"overrun", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_OVERRUN])},
-	{"register", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_REGISTER])},
-	{"handshake", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_HANDSHAKE])},
+	{"rnr", read_schedule, offsetof(struct soft_fault_spec, schedule[SOFT_FAULT_RNR])},
+	{"overrun", read_schedule, offsetof(struct soft_fault_spec, schedule[SOFT_FAULT_OVERRUN])},
+	{"register", read_schedule,
+	 offsetof(struct soft_fault_spec, schedule[SOFT_FAULT_REGISTER])},
+	{"handshake", read_schedule,
+	 offsetof(struct soft_fault_spec, schedule[SOFT_FAULT_HANDSHAKE])},
 	{"qp", read_number32, offsetof(struct soft_fault_spec, qp_num)},
 	{"cq", read_number32, offsetof(struct soft_fault_spec, cq)},
 	{"device", read_device, offsetof(struct soft_fault_spec, ports)},
@@ -223,14 +226,14 @@ static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned 
  * modifies. Returns an error message, or NULL on success. */
 static const char *find_unused_part(const struct soft_fault_spec *spec)
 {
-	const struct soft_fault_when *when = spec->when;
+	const struct soft_fault_schedule *schedule = spec->schedule;
 
-	if (spec->frames != ALL_FRAMES && when[SOFT_FAULT_LOSS].probability <= 0 &&
-	    when[SOFT_FAULT_DUPLICATE].probability <= 0)
+	if (spec->frames != ALL_FRAMES && schedule[SOFT_FAULT_LOSS].probability <= 0 &&
+	    schedule[SOFT_FAULT_DUPLICATE].probability <= 0)
 		return "frames requires loss or duplicate";
-	if (spec->cut_after && when[SOFT_FAULT_DISCONNECT].probability <= 0)
+	if (spec->cut_after && schedule[SOFT_FAULT_DISCONNECT].probability <= 0)
 		return "cut_after requires cut";
-	if (spec->cq && when[SOFT_FAULT_OVERRUN].probability <= 0)
+	if (spec->cq && schedule[SOFT_FAULT_OVERRUN].probability <= 0)
 		return "cq requires overrun";
 	return NULL;
 }

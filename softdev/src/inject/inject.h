@@ -24,7 +24,7 @@ enum soft_fault {
 };
 
 /* The occurrences at which a fault strikes, numbered from 1. */
-struct soft_fault_when {
+struct soft_fault_schedule {
 	double probability; /* 0 if never */
 	uint64_t first, last;
 };
@@ -33,7 +33,7 @@ enum soft_fault_frames { SOFT_FAULT_REQUESTS = 1 << 0, SOFT_FAULT_RESPONSES = 1 
 
 struct soft_fault_spec {
 	uint64_t seed;
-	struct soft_fault_when when[SOFT_FAULTS];
+	struct soft_fault_schedule schedule[SOFT_FAULTS];
 	uint64_t delay_ns;
 	uint64_t jitter_ns;
 	uint64_t rate; /* maximum bytes received per second; 0 if unlimited */

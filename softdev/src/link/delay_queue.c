@@ -351,14 +351,14 @@ bool soft_delay_postpone_end(struct soft_link *link, int error)
 
 static bool injects_loss(const struct soft_fault_spec *spec)
 {
-	return spec->when[SOFT_FAULT_LOSS].probability > 0 ||
-	       spec->when[SOFT_FAULT_DUPLICATE].probability > 0;
+	return spec->schedule[SOFT_FAULT_LOSS].probability > 0 ||
+	       spec->schedule[SOFT_FAULT_DUPLICATE].probability > 0;
 }
 
 static bool needs_queues(const struct soft_fault_spec *spec)
 {
-	return injects_loss(spec) || spec->when[SOFT_FAULT_RNR].probability > 0 ||
-	       spec->when[SOFT_FAULT_DISCONNECT].probability > 0 || spec->delay_ns ||
+	return injects_loss(spec) || spec->schedule[SOFT_FAULT_RNR].probability > 0 ||
+	       spec->schedule[SOFT_FAULT_DISCONNECT].probability > 0 || spec->delay_ns ||
 	       spec->jitter_ns || spec->rate;
 }
 

@@ -41,7 +41,7 @@ static void wrong_specs(void)
 
 static void right_specs(void)
 {
-	const struct soft_fault_when *when = soft_faults.when;
+	const struct soft_fault_schedule *schedule = soft_faults.schedule;
 
 	spec("seed=7,loss=0.25@3-9,duplicate=@4,frames=answers,delay=1.5ms,jitter=10us,rate=10MB,"
 	     "cut=@2-,cut_after=64KiB,rnr=1,overrun=0.5,register=@1,handshake=@2,qp=12,"
@@ -51,27 +51,27 @@ static void right_specs(void)
 	} numbers[] = {
 		{soft_faults_set, true},
 		{soft_faults.seed, 7},
-		{when[SOFT_FAULT_LOSS].first, 3},
-		{when[SOFT_FAULT_LOSS].last, 9},
-		{when[SOFT_FAULT_DUPLICATE].first, 4},
-		{when[SOFT_FAULT_DUPLICATE].last, 4},
+		{schedule[SOFT_FAULT_LOSS].first, 3},
+		{schedule[SOFT_FAULT_LOSS].last, 9},
+		{schedule[SOFT_FAULT_DUPLICATE].first, 4},
+		{schedule[SOFT_FAULT_DUPLICATE].last, 4},
 		{soft_faults.frames, SOFT_FAULT_RESPONSES},
 		{soft_faults.delay_ns, 1500000},
 		{soft_faults.jitter_ns, 10000},
 		{soft_faults.rate, 10000000},
-		{when[SOFT_FAULT_DISCONNECT].first, 2},
-		{when[SOFT_FAULT_DISCONNECT].last, UINT64_MAX},
+		{schedule[SOFT_FAULT_DISCONNECT].first, 2},
+		{schedule[SOFT_FAULT_DISCONNECT].last, UINT64_MAX},
 		{soft_faults.cut_after, 65536},
-		{when[SOFT_FAULT_HANDSHAKE].last, 2},
+		{schedule[SOFT_FAULT_HANDSHAKE].last, 2},
 		{soft_faults.qp_num, 12},
 		{soft_faults.cq, 34},
 	};
 
 	FOR_EACH (i, numbers)
 		CHECK_EQUAL(numbers[i].found, numbers[i].expected);
-	CHECK(when[SOFT_FAULT_LOSS].probability == 0.25);
-	CHECK(when[SOFT_FAULT_DUPLICATE].probability == 1);
-	CHECK(when[SOFT_FAULT_RNR].probability == 1);
+	CHECK(schedule[SOFT_FAULT_LOSS].probability == 0.25);
+	CHECK(schedule[SOFT_FAULT_DUPLICATE].probability == 1);
+	CHECK(schedule[SOFT_FAULT_RNR].probability == 1);
 	no_faults();
 	CHECK(!soft_faults_set);
 }
