@@ -63,7 +63,7 @@ bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq)
 	if (!soft_faults_set || !soft_fault_applies_to(port) ||
 	    (cq && soft_faults.cq && soft_faults.cq != cq))
 		return false;
-	uint64_t seen = ++soft_device.inject->seen[fault];
+	uint64_t seen = ++soft_device.inject->occurrences[fault];
 
 	if (!soft_fault_occurs(fault, 0, 0, seen, seen))
 		return false;
@@ -79,7 +79,7 @@ static void set(const struct soft_fault_spec *spec)
 	soft_faults_set = spec;
 	if (spec)
 		soft_faults = *spec;
-	memset(soft_device.inject->seen, 0, sizeof(soft_device.inject->seen));
+	memset(soft_device.inject->occurrences, 0, sizeof(soft_device.inject->occurrences));
 	soft_device.inject->hooks->spec_changed();
 }
 

@@ -62,7 +62,7 @@ struct soft_inject {
 	bool environment_applied; /* whether the environment's spec has been applied */
 	struct soft_fault_spec spec;
 	struct aiordma_fault_counts counts;
-	uint64_t seen[SOFT_FAULTS]; /* occurrences in this process since the spec was set */
+	uint64_t occurrences[SOFT_FAULTS]; /* occurrences in this process since the spec was set */
 	const struct soft_fault_hooks *hooks;
 };
 
