@@ -102,7 +102,7 @@ static int same_host(const uint8_t gid[16], const uint8_t peer[16])
 static const struct aiordma_device_calls device = {
 	.progress = soft_engine_progress,
 	.busy_poll = soft_busy_poll,
-	.hold_polling = soft_hold_polling,
+	.hold_polling = soft_announce_poll,
 	.peer_wakeups = soft_peer_wakeups,
 	.wake_early = soft_wake_early,
 	.reg_own_mr = soft_reg_own_mr,

@@ -306,21 +306,21 @@ bool soft_engine_armed_counts(void)
 bool soft_application_polls(void)
 {
 	return soft_counter_get(&soft_device.engine->spinning) ||
-	       (soft_device.engine->holding && !soft_device.engine->asleep) ||
+	       (soft_device.engine->announced_polls && !soft_device.engine->asleep) ||
 	       soft_device.engine->polls_since_armed >= POLLS_TO_TRUST;
 }
 
 /* Request notifications from local peers unless some thread polls anyway. An application thread
- * that has announced its next poll (soft_hold_polling) may take longer than expected, so it counts
+ * that has announced its next poll (soft_announce_poll) may take longer than expected, so it counts
  * only while the engine's thread is awake. */
 void soft_engine_update_notify_need(void)
 {
 	soft_assert_locked();
 	bool armed = soft_engine_armed_counts();
 	bool spinning = soft_counter_get(&soft_device.engine->spinning);
-	bool holding = soft_device.engine->holding && !soft_device.engine->asleep;
+	bool will_poll = soft_device.engine->announced_polls && !soft_device.engine->asleep;
 
-	soft_device.engine->poller->need_notify(!spinning && !holding &&
+	soft_device.engine->poller->need_notify(!spinning && !will_poll &&
 						(armed || soft_device.engine->asleep));
 }
 
@@ -482,12 +482,12 @@ void soft_busy_poll(int begins)
 		soft_engine_may_sleep();
 }
 
-void soft_hold_polling(int change)
+void soft_announce_poll(int change)
 {
 	soft_lock();
-	if (change >= 0 || soft_device.engine->holding) /* otherwise +1 preceded a fork */
-		soft_device.engine->holding += (unsigned)change;
-	if (!soft_device.engine->holding && soft_engine_has_delayed())
+	if (change >= 0 || soft_device.engine->announced_polls) /* otherwise +1 preceded a fork */
+		soft_device.engine->announced_polls += (unsigned)change;
+	if (!soft_device.engine->announced_polls && soft_engine_has_delayed())
 		soft_device.engine->delayer->send_delayed(SOFT_DELAY_NS);
 	soft_engine_update_notify_need();
 	soft_unlock();
@@ -496,7 +496,7 @@ void soft_hold_polling(int change)
 bool soft_engine_may_gather(unsigned *since)
 {
 	soft_assert_locked();
-	if (!soft_device.engine->holding || !soft_device.engine->ticking ||
+	if (!soft_device.engine->announced_polls || !soft_device.engine->ticking ||
 	    soft_device.engine->stepped == soft_device.engine->unlocks)
 		return false;
 	bool first = *since != soft_device.engine->stepped;

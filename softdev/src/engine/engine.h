@@ -422,10 +422,10 @@ unsigned soft_engine_parts(void);
 /* Returns the number counted by soft_engine_count_write with this argument. */
 unsigned soft_engine_writes(bool asleep);
 void soft_busy_poll(int starts);
-void soft_hold_polling(int change);
+void soft_announce_poll(int change);
 /* Returns whether output may be delayed until the next step or tick, which calls `send_delayed`.
  * Output may be delayed between two steps of an application thread that has announced its next poll
- * (soft_hold_polling), except in the first call after a step. `*since` records the step before the
+ * (soft_announce_poll), except in the first call after a step. `*since` records the step before the
  * latest call. */
 bool soft_engine_may_gather(unsigned *since);
 void soft_wake_early(int fd);

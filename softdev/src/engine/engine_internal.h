@@ -31,7 +31,8 @@ struct soft_engine {
 	unsigned armed; /* atomic: CQs armed to signal a channel */
 	unsigned spinning; /* atomic: threads spinning before they sleep */
 	unsigned stepped; /* value of `unlocks` at the last step */
-	unsigned holding; /* threads that have announced their next poll (soft_hold_polling) */
+	unsigned
+		announced_polls; /* threads that have announced their next poll (soft_announce_poll) */
 	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_armed_counts */
 	unsigned fork_generation; /* incremented in the child of a fork and along with `losses` */
 	unsigned losses; /* number of times the program has closed the descriptors */

@@ -145,7 +145,7 @@ static void forget_device(void)
 	soft_device.engine->event_count = 0;
 	soft_device.engine->fork_generation++;
 	soft_device.engine->armed = 0;
-	soft_device.engine->holding = 0;
+	soft_device.engine->announced_polls = 0;
 	soft_device.engine->users = 0;
 }
 

@@ -458,7 +458,7 @@ static void begin_to_delay(void)
 {
 	while (!LOCKED(soft_device.engine->asleep)) /* so that it cannot end the tick */
 		;
-	soft_hold_polling(1);
+	soft_announce_poll(1);
 	set_ticking(true);
 	soft_progress();
 }
@@ -479,12 +479,12 @@ static void delayed(struct stage *stage)
 		if (i)
 			soft_progress();
 		else
-			soft_hold_polling(-1);
+			soft_announce_poll(-1);
 		get(stage, i + 1, 0, 8);
 		get(stage, i + 2, 0, 8);
 		set_ticking(false);
 	}
-	soft_hold_polling(-1);
+	soft_announce_poll(-1);
 }
 
 /* Check that a channel's END record is sent before the stream closes, even if the socket had no
@@ -547,7 +547,7 @@ static void delayed_port_down(struct stage *stage)
 	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE));
 	get(stage, 1, 0, 8);
 	set_ticking(false);
-	soft_hold_polling(-1);
+	soft_announce_poll(-1);
 }
 
 /* Check that the child of a fork does not send inherited output. */

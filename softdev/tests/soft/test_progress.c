@@ -171,7 +171,7 @@ static void busy_application(bool stays)
 			soft_busy_poll(1);
 			while (__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) < POLLED)
 				CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
-			soft_hold_polling(1);
+			soft_announce_poll(1);
 			soft_busy_poll(0);
 		}
 		/* Only read memory, as a computation does, without calling the device. */
@@ -179,7 +179,7 @@ static void busy_application(bool stays)
 			;
 		CHECK(__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) == WRITES);
 		if (stays)
-			soft_hold_polling(-1);
+			soft_announce_poll(-1);
 	}
 	close_peers(&process, &side);
 }
