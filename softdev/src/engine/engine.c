@@ -192,7 +192,7 @@ void soft_lock(void)
 	soft_note_locked(true);
 }
 
-bool soft_lock_soon(void)
+bool soft_lock_timed(void)
 {
 	const struct timespec pause = {.tv_nsec = 1000000};
 	bool locked = false;

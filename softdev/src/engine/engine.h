@@ -332,7 +332,7 @@ struct soft_scratch {
 
 /* Acquire the lock during process exit, when the thread that holds it may no longer exist. Returns
  * false if the lock is not released within a second. */
-bool soft_lock_soon(void);
+bool soft_lock_timed(void);
 
 struct soft_scratch *soft_scratch(void);
 

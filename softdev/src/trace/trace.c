@@ -691,7 +691,7 @@ void aiordma_trace_stop(void)
 
 __attribute__((destructor)) static void at_exit(void)
 {
-	if (!soft_trace_file_path() || !soft_lock_soon())
+	if (!soft_trace_file_path() || !soft_lock_timed())
 		return;
 	if (soft_trace_on)
 		stop(0);

@@ -609,7 +609,7 @@ void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint1
  * devices. */
 __attribute__((destructor)) static void at_exit(void)
 {
-	if (!soft_device.roce || !soft_lock_soon())
+	if (!soft_device.roce || !soft_lock_timed())
 		return;
 	soft_roce_flush();
 	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
