@@ -459,7 +459,7 @@ void soft_progress_missed(unsigned misses)
 		soft_hint_set(&soft_device.engine->crowded_until, now + took + TURNS_KEPT * took);
 }
 
-void soft_engine_armed(int change)
+void soft_engine_count_armed(int change)
 {
 	soft_counter_add(&soft_device.engine->armed, (unsigned)change);
 }

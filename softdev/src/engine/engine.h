@@ -380,7 +380,7 @@ bool soft_channel_is_current(const struct soft_channel *channel);
 void soft_channel_announce(struct soft_channel *channel);
 
 /* Add `change` to the number of CQs armed to signal a channel. Does not require the lock. */
-void soft_engine_armed(int change);
+void soft_engine_count_armed(int change);
 /* Prepare for the calling thread to go to sleep without another call. The caller must not hold the
  * lock. */
 void soft_engine_may_sleep(void);

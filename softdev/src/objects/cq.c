@@ -42,7 +42,7 @@ static void set_armed(struct soft_cq *cq, enum soft_armed armed)
 	if (channel && !cq->armed != !armed &&
 	    !soft_context_inherited(soft_context_of(cq->ibv.context))) {
 		soft_counter_add(&channel->channel.wanted, armed ? 1u : -1u);
-		soft_engine_armed(armed ? 1 : -1);
+		soft_engine_count_armed(armed ? 1 : -1);
 	}
 	cq->armed = armed;
 }
