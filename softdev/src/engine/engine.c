@@ -467,7 +467,7 @@ void soft_engine_count_armed(int change)
 /* Update the need for notifications even if no ring is being polled. The process may write to its
  * own ring later, in a call that runs no step. A record left in the ring wakes a sleeping thread
  * only if the need is already set. */
-void soft_engine_may_sleep(void)
+void soft_engine_prepare_sleep(void)
 {
 	soft_lock();
 	soft_device.engine->polls_since_armed = 0;
@@ -479,7 +479,7 @@ void soft_busy_poll(int begins)
 {
 	soft_counter_add(&soft_device.engine->spinning, begins ? 1u : -1u);
 	if (!begins)
-		soft_engine_may_sleep();
+		soft_engine_prepare_sleep();
 }
 
 void soft_announce_poll(int change)

@@ -383,7 +383,7 @@ void soft_channel_announce(struct soft_channel *channel);
 void soft_engine_count_armed(int change);
 /* Prepare for the calling thread to go to sleep without another call. The caller must not hold the
  * lock. */
-void soft_engine_may_sleep(void);
+void soft_engine_prepare_sleep(void);
 
 /* Returns whether an application thread is polling, so that no thread needs to be woken. Called
  * under the lock. */

@@ -60,7 +60,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	else if (cq->armed == SOFT_UNARMED)
 		set_armed(cq, SOFT_ARMED_SOLICITED);
 	pthread_mutex_unlock(&cq->lock);
-	soft_engine_may_sleep();
+	soft_engine_prepare_sleep();
 	return 0;
 }
 
