@@ -154,7 +154,7 @@ void soft_engine_set_delayed(bool delayed)
 	soft_hint_set(&soft_device.engine->delayed, delayed);
 }
 
-void soft_engine_before_sleep(void)
+void soft_engine_send_delayed(void)
 {
 	if (!soft_engine_has_delayed())
 		return;

@@ -510,7 +510,7 @@ void soft_engine_set_delayed(bool delayed);
 
 /* Send all delayed output before an application thread goes to sleep. The caller must not hold the
  * lock. */
-void soft_engine_before_sleep(void);
+void soft_engine_send_delayed(void);
 
 /* fair_share.h uses the lists defined above. */
 #include "fair_share.h"

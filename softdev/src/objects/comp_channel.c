@@ -101,7 +101,7 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
  * value. */
 static int sleep_until_work(struct soft_comp_channel *channel)
 {
-	soft_engine_before_sleep();
+	soft_engine_send_delayed();
 	return soft_channel_wait(&channel->channel);
 }
 
