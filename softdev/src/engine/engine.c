@@ -296,7 +296,7 @@ size_t soft_step_share(void)
  * runs steps for both threads. If it stops polling, the engine's thread notices at the next tick.
  * To avoid this delay for an application that polls for a while, arms a CQ and sleeps, arming
  * resets the count of polls. */
-bool soft_engine_armed_counts(void)
+bool soft_engine_may_have_sleeper(void)
 {
 	soft_assert_locked();
 	return soft_counter_get(&soft_device.engine->armed) &&
@@ -316,7 +316,7 @@ bool soft_application_polls(void)
 void soft_engine_update_notify_need(void)
 {
 	soft_assert_locked();
-	bool armed = soft_engine_armed_counts();
+	bool armed = soft_engine_may_have_sleeper();
 	bool spinning = soft_counter_get(&soft_device.engine->spinning);
 	bool will_poll = soft_device.engine->announced_polls && !soft_device.engine->asleep;
 

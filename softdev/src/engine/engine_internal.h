@@ -33,7 +33,7 @@ struct soft_engine {
 	unsigned stepped; /* value of `unlocks` at the last step */
 	unsigned
 		announced_polls; /* threads that have announced their next poll (soft_announce_poll) */
-	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_armed_counts */
+	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_may_have_sleeper */
 	unsigned fork_generation; /* incremented in the child of a fork and along with `losses` */
 	unsigned losses; /* number of times the program has closed the descriptors */
 	bool descriptors_lost; /* set to avoid closing numbers that other files may have reused */
@@ -124,7 +124,7 @@ void soft_engine_update_notify_need(void);
 
 /* Returns whether a thread may sleep on an armed CQ's channel while no other thread polls. While a
  * thread polls, its steps find the events of all CQs (engine.c). */
-bool soft_engine_armed_counts(void);
+bool soft_engine_may_have_sleeper(void);
 
 /* Returns whether a thread may be asleep on a channel that only the engine's thread can signal.
  * This is possible if the application has armed a CQ and waits with its own poll() on a channel

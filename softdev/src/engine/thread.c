@@ -103,7 +103,7 @@ static bool may_tick(void)
 {
 	soft_lock();
 	soft_device.engine->ticking =
-		!soft_engine_armed_counts() || !soft_channels_depend_on_engine();
+		!soft_engine_may_have_sleeper() || !soft_channels_depend_on_engine();
 	bool may = soft_device.engine->ticking;
 
 	soft_unlock();

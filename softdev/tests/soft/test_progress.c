@@ -307,7 +307,7 @@ static void end_it(struct side *a, struct ibv_async_event *event)
 
 static bool armed_counts(void)
 {
-	return LOCKED(soft_engine_armed_counts());
+	return LOCKED(soft_engine_may_have_sleeper());
 }
 
 /* Make the side's last acknowledgement due again, but delay it until hurry_acknowledgement. */
