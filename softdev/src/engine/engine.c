@@ -493,15 +493,15 @@ void soft_announce_poll(int change)
 	soft_unlock();
 }
 
-bool soft_engine_may_gather(unsigned *since)
+bool soft_engine_may_delay_output(unsigned *last_step)
 {
 	soft_assert_locked();
 	if (!soft_device.engine->announced_polls || !soft_device.engine->ticking ||
 	    soft_device.engine->stepped == soft_device.engine->unlocks)
 		return false;
-	bool first = *since != soft_device.engine->stepped;
+	bool first = *last_step != soft_device.engine->stepped;
 
-	*since = soft_device.engine->stepped;
+	*last_step = soft_device.engine->stepped;
 	return !first;
 }
 

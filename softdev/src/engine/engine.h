@@ -425,9 +425,9 @@ void soft_busy_poll(int starts);
 void soft_announce_poll(int change);
 /* Returns whether output may be delayed until the next step or tick, which calls `send_delayed`.
  * Output may be delayed between two steps of an application thread that has announced its next poll
- * (soft_announce_poll), except in the first call after a step. `*since` records the step before the
+ * (soft_announce_poll), except in the first call after a step. `*last_step` records the step before the
  * latest call. */
-bool soft_engine_may_gather(unsigned *since);
+bool soft_engine_may_delay_output(unsigned *last_step);
 void soft_wake_early(int fd);
 
 /* ---- subsystems ---------------------------------------------------------------------------- */

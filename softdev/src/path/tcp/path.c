@@ -278,7 +278,8 @@ static const struct soft_path_calls tcp_calls = {
 static bool may_delay(struct soft_tcp_path *tcp)
 {
 	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < GATHER_MOST &&
-	       !tcp->blocked && !soft_path_waits(&tcp->path) && soft_engine_may_gather(&tcp->since);
+	       !tcp->blocked && !soft_path_waits(&tcp->path) &&
+	       soft_engine_may_delay_output(&tcp->since);
 }
 
 /* Send gathered output before the lock is released or after the socket has become writable. */

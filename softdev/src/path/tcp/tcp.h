@@ -46,7 +46,7 @@ struct soft_tcp_path {
 	bool blocked; /* whether the socket's send buffer is full */
 	struct soft_node delayed; /* list entry while output waits for the next step */
 	bool due; /* whether delayed output must be sent now */
-	unsigned since; /* see soft_engine_may_gather */
+	unsigned since; /* see soft_engine_may_delay_output */
 
 	/* liveness.c */
 	bool watched; /* whether the peer can disappear without closing the stream */
