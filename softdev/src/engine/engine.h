@@ -364,7 +364,7 @@ unsigned soft_lock_turn(void);
 /* A set of device ports is a bit mask. Bit 0 is the port of `embedded0`. */
 #define SOFT_ANY_PORT UINT32_MAX
 /* Stop serving watches whose ports are all in `ports`, and serve all others. */
-void soft_watches_silence(uint32_t ports);
+void soft_watches_set_down_ports(uint32_t ports);
 
 /* Run a step for a polling thread. Does nothing if another thread holds or awaits the lock. */
 void soft_progress_try(void);

@@ -44,7 +44,7 @@ struct soft_engine {
 	unsigned turns_lost; /* atomic: consecutive yields that cost a time slice */
 	uint64_t crowded_until; /* atomic: until then, pollers sleep instead of yielding */
 	uint64_t epoll_at; /* time of the last epoll_wait in steps that may skip it */
-	uint32_t silent; /* ports whose watches are not served */
+	uint32_t down_ports; /* ports whose watches are not served */
 
 	int epoll_fd; /* contains all watched descriptors */
 	int wake_fd; /* eventfd that tells the engine's thread to exit */

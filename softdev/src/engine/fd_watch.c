@@ -9,9 +9,9 @@
 
 #include "engine_internal.h"
 
-static bool is_silent(const struct soft_fd_watch *watch, uint32_t silent)
+static bool is_down(const struct soft_fd_watch *watch, uint32_t down_ports)
 {
-	return watch->ports && !(watch->ports & ~silent);
+	return watch->ports && !(watch->ports & ~down_ports);
 }
 
 static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t events)
@@ -97,7 +97,7 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 
 	if (watch->watched && watch->interest == events)
 		return 0;
-	if (!is_silent(watch, soft_device.engine->silent))
+	if (!is_down(watch, soft_device.engine->down_ports))
 		rc = tell_epoll(watch->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, watch, events);
 	if (rc)
 		return rc;
@@ -122,7 +122,7 @@ void soft_unwatch(struct soft_fd_watch *watch)
 	soft_assert_locked();
 	if (!watch->watched)
 		return;
-	if (!is_silent(watch, soft_device.engine->silent))
+	if (!is_down(watch, soft_device.engine->down_ports))
 		tell_epoll(EPOLL_CTL_DEL, watch, 0);
 	watch->watched = false;
 	watch->interest = 0;
@@ -136,19 +136,19 @@ void soft_watch_close(struct soft_fd_watch *watch)
 	soft_close_fd(&watch->fd);
 }
 
-void soft_watches_silence(uint32_t ports)
+void soft_watches_set_down_ports(uint32_t ports)
 {
 	soft_assert_locked();
 	soft_list_each (struct soft_fd_watch, watch, &soft_device.engine->watches, node) {
-		bool was_silent = is_silent(watch, soft_device.engine->silent);
+		bool was_down = is_down(watch, soft_device.engine->down_ports);
 
-		if (is_silent(watch, ports) == was_silent)
+		if (is_down(watch, ports) == was_down)
 			continue;
 		/* Adding the descriptor is not expected to fail, because epoll had room for it
 		 * before the port went down. */
-		tell_epoll(was_silent ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, watch, watch->interest);
-		if (!was_silent)
+		tell_epoll(was_down ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, watch, watch->interest);
+		if (!was_down)
 			drop_event(watch);
 	}
-	soft_device.engine->silent = ports;
+	soft_device.engine->down_ports = ports;
 }

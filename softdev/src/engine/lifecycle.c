@@ -141,7 +141,7 @@ static void forget_device(void)
 			(*it)->forked();
 	soft_device.engine->running = soft_device.engine->ticking = soft_device.engine->asleep =
 		false;
-	soft_device.engine->silent = 0;
+	soft_device.engine->down_ports = 0;
 	soft_device.engine->event_count = 0;
 	soft_device.engine->fork_generation++;
 	soft_device.engine->armed = 0;
@@ -394,7 +394,7 @@ void soft_engine_put(void)
 				(*it)->stop();
 		soft_timers_forget();
 		soft_device.engine->running = false;
-		soft_device.engine->silent = 0;
+		soft_device.engine->down_ports = 0;
 		close_all();
 		soft_unlock();
 	}

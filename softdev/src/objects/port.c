@@ -145,7 +145,7 @@ static void set_down(uint32_t ports)
 	const uint32_t all = (1u << soft_hca_count()) - 1;
 
 	soft_ports_down = ports;
-	soft_watches_silence(ports == all ? SOFT_ANY_PORT : ports);
+	soft_watches_set_down_ports(ports == all ? SOFT_ANY_PORT : ports);
 }
 
 /* Take a port down, which stops sending and receiving. Reliable queue pairs and their peers fail
