@@ -20,7 +20,7 @@
 #define soft_publish(at, value) __atomic_store_n(at, value, __ATOMIC_RELEASE)
 #define soft_observe(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
 /* Decrement a counter with release order. */
-#define soft_publish_less(at) __atomic_sub_fetch(at, 1, __ATOMIC_RELEASE)
+#define soft_publish_decrement(at) __atomic_sub_fetch(at, 1, __ATOMIC_RELEASE)
 
 /* Sequentially consistent accesses, which have a single total order. If two threads each write
  * their own word and then read the other thread's word, at least one of them reads the value that

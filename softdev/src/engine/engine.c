@@ -219,7 +219,7 @@ static void unlock_and_notify(void)
 	soft_counter_add(&soft_device.engine->notifying, 1);
 	pthread_mutex_unlock(&soft_device.engine->lock);
 	notify(fds, count);
-	soft_publish_less(&soft_device.engine->notifying);
+	soft_publish_decrement(&soft_device.engine->notifying);
 }
 
 void soft_notify_later(int fd)
