@@ -94,7 +94,7 @@ static void create(void)
 	*soft_device.engine = (struct soft_engine){
 		.users_mutex = PTHREAD_MUTEX_INITIALIZER,
 		.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
-		.mark.fd = -1,
+		.sentinel.fd = -1,
 		.epoll_fd = -1,
 		.wake_fd = -1,
 		.step_event.fd = -1,

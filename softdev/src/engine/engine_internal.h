@@ -20,7 +20,7 @@ struct soft_engine {
 		int fd; /* -1 if none */
 		dev_t device;
 		ino_t inode;
-	} mark;
+	} sentinel;
 
 	pthread_mutex_t lock;
 	unsigned unlocks; /* number of times the lock has been released */

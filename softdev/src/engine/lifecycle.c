@@ -12,26 +12,26 @@
 
 #include "engine_internal.h"
 
-static int make_mark(void)
+static int open_sentinel(void)
 {
 	struct stat status;
 
-	soft_device.engine->mark.fd = soft_open_identity("embedded0");
-	if (soft_device.engine->mark.fd < 0 || fstat(soft_device.engine->mark.fd, &status))
+	soft_device.engine->sentinel.fd = soft_open_identity("embedded0");
+	if (soft_device.engine->sentinel.fd < 0 || fstat(soft_device.engine->sentinel.fd, &status))
 		return errno;
-	soft_device.engine->mark.device = status.st_dev;
-	soft_device.engine->mark.inode = status.st_ino;
+	soft_device.engine->sentinel.device = status.st_dev;
+	soft_device.engine->sentinel.inode = status.st_ino;
 	return 0;
 }
 
-static bool is_mark_lost(void)
+static bool is_sentinel_lost(void)
 {
 	struct stat status;
 
-	return soft_device.engine->mark.fd >= 0 &&
-	       (fstat(soft_device.engine->mark.fd, &status) ||
-		status.st_dev != soft_device.engine->mark.device ||
-		status.st_ino != soft_device.engine->mark.inode);
+	return soft_device.engine->sentinel.fd >= 0 &&
+	       (fstat(soft_device.engine->sentinel.fd, &status) ||
+		status.st_dev != soft_device.engine->sentinel.device ||
+		status.st_ino != soft_device.engine->sentinel.inode);
 }
 
 static void alarm_ready(struct soft_fd_watch *watch)
@@ -75,7 +75,7 @@ static void close_all(void)
 	soft_watch_close(&soft_device.engine->alarm);
 	soft_close_fd(&soft_device.engine->wake_fd);
 	soft_close_fd(&soft_device.engine->epoll_fd);
-	soft_close_fd(&soft_device.engine->mark.fd);
+	soft_close_fd(&soft_device.engine->sentinel.fd);
 	free(soft_device.engine->scratch);
 	soft_device.engine->scratch = NULL;
 }
@@ -173,13 +173,13 @@ static void forget_lost_device(void)
 bool soft_engine_lost_descriptors(void)
 {
 	soft_assert_locked();
-	return is_mark_lost();
+	return is_sentinel_lost();
 }
 
-static bool are_lost(void)
+static bool are_descriptors_lost(void)
 {
 	soft_lock();
-	bool lost = is_mark_lost();
+	bool lost = is_sentinel_lost();
 
 	soft_unlock();
 	return lost;
@@ -187,10 +187,10 @@ static bool are_lost(void)
 
 void soft_engine_check_descriptors(void)
 {
-	if (!are_lost())
+	if (!are_descriptors_lost())
 		return;
 	lock_users();
-	bool lost = are_lost();
+	bool lost = are_descriptors_lost();
 
 	/* The thread may be asleep in poll(2) on closed descriptors, so cancel it. */
 	if (lost && soft_device.platform->threads) {
@@ -333,7 +333,7 @@ static int start(void)
 		return ENOMEM;
 	rc = make_descriptors();
 	if (!rc)
-		rc = make_mark();
+		rc = open_sentinel();
 	if (!rc)
 		rc = soft_watch(&soft_device.engine->step_event, EPOLLIN);
 	if (!rc)
