@@ -53,10 +53,10 @@ enum {
 	MISSES_PER_YIELD_EPOLL = 8,
 	/* A yield of at least this duration counts as a lost time slice. The value is an
 	 * estimate. */
-	LOST_TURN_NS = 200 * 1000,
+	SLOW_YIELD_NS = 200 * 1000,
 	/* After slow yields, polling threads do not yield for this multiple of the last one's
 	 * duration. */
-	TURNS_KEPT = 8,
+	NO_YIELD_FACTOR = 8,
 };
 
 static const struct soft_platform machine = {
@@ -445,7 +445,7 @@ void soft_progress_missed(unsigned misses)
 	}
 	const uint64_t now = soft_now();
 
-	if (now < soft_hint_get(&soft_device.engine->crowded_until)) {
+	if (now < soft_hint_get(&soft_device.engine->no_yield_until)) {
 		doze();
 		return;
 	}
@@ -453,10 +453,11 @@ void soft_progress_missed(unsigned misses)
 	const uint64_t took = soft_now() - now;
 
 	/* A single slow yield may have been caused by the hypervisor. */
-	if (took < LOST_TURN_NS)
-		soft_hint_set(&soft_device.engine->turns_lost, 0);
-	else if (soft_counter_add(&soft_device.engine->turns_lost, 1) > 1)
-		soft_hint_set(&soft_device.engine->crowded_until, now + took + TURNS_KEPT * took);
+	if (took < SLOW_YIELD_NS)
+		soft_hint_set(&soft_device.engine->slow_yields, 0);
+	else if (soft_counter_add(&soft_device.engine->slow_yields, 1) > 1)
+		soft_hint_set(&soft_device.engine->no_yield_until,
+			      now + took + NO_YIELD_FACTOR * took);
 }
 
 void soft_engine_count_armed(int change)

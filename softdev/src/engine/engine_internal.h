@@ -41,8 +41,8 @@ struct soft_engine {
 	bool stopping; /* atomic */
 	bool ticking; /* the engine's thread leaves work to the application and polls every tick */
 	bool asleep; /* the engine's thread is in poll(), or about to call it */
-	unsigned turns_lost; /* atomic: consecutive yields that cost a time slice */
-	uint64_t crowded_until; /* atomic: until then, pollers sleep instead of yielding */
+	unsigned slow_yields; /* atomic: consecutive yields that cost a time slice */
+	uint64_t no_yield_until; /* atomic: until then, pollers sleep instead of yielding */
 	uint64_t epoll_at; /* time of the last epoll_wait in steps that may skip it */
 	uint32_t down_ports; /* ports whose watches are not served */
 
