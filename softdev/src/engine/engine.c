@@ -247,7 +247,7 @@ void soft_unlock(void)
 		if (soft_device.engine->running) /* false for work inherited by a fork */
 			deferred->run(deferred);
 	}
-	soft_device.engine->current = NULL;
+	soft_device.engine->current_channel = NULL;
 	soft_device.engine->unlocks++;
 	soft_note_locked(false);
 	if (soft_device.engine->notify_count)
@@ -374,7 +374,7 @@ bool soft_engine_step(enum soft_step_by who)
 
 static void progress(struct soft_channel *channel, enum soft_step_by who)
 {
-	soft_device.engine->current = channel;
+	soft_device.engine->current_channel = channel;
 	if (who == SOFT_BY_POLLING && soft_device.engine->polls_since_armed < POLLS_TO_TRUST)
 		soft_device.engine->polls_since_armed++;
 	soft_engine_update_notify_need();
@@ -540,5 +540,5 @@ void soft_engine_count_part(void)
 
 bool soft_channel_is_current(const struct soft_channel *channel)
 {
-	return soft_device.engine->current == channel;
+	return soft_device.engine->current_channel == channel;
 }

@@ -57,7 +57,7 @@ struct soft_engine {
 	struct soft_timer *timers; /* root of the heap, which is the first timer to expire */
 	uint64_t alarm_at; /* deadline of the timerfd; 0 if disarmed */
 	struct soft_node deferred; /* work to run before the lock is released */
-	struct soft_channel *current; /* channel whose owner runs the current step */
+	struct soft_channel *current_channel; /* channel whose owner runs the current step */
 	/* Descriptors to write after the lock has been released. */
 	int notify[SOFT_NOTIFY_MOST];
 	int notify_count;
