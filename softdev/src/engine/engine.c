@@ -347,7 +347,7 @@ bool soft_engine_step(enum soft_step_by who)
 	soft_assert_locked();
 	if (!soft_device.engine->running)
 		return false;
-	soft_device.engine->stepped = soft_device.engine->unlocks;
+	soft_device.engine->last_step = soft_device.engine->unlocks;
 	bool found = soft_device.engine->poller->poll();
 
 	if (who != SOFT_BY_ENGINE && skip_epoll(who == SOFT_BY_POLLING, found))
@@ -498,11 +498,11 @@ bool soft_engine_may_delay_output(unsigned *last_step)
 {
 	soft_assert_locked();
 	if (!soft_device.engine->announced_polls || !soft_device.engine->ticking ||
-	    soft_device.engine->stepped == soft_device.engine->unlocks)
+	    soft_device.engine->last_step == soft_device.engine->unlocks)
 		return false;
-	bool first = *last_step != soft_device.engine->stepped;
+	bool first = *last_step != soft_device.engine->last_step;
 
-	*last_step = soft_device.engine->stepped;
+	*last_step = soft_device.engine->last_step;
 	return !first;
 }
 

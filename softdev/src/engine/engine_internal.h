@@ -30,7 +30,7 @@ struct soft_engine {
 	unsigned writes[2]; /* atomic: writes to [0] awake peers, [1] peers that were notified */
 	unsigned armed; /* atomic: CQs armed to signal a channel */
 	unsigned spinning; /* atomic: threads spinning before they sleep */
-	unsigned stepped; /* value of `unlocks` at the last step */
+	unsigned last_step; /* value of `unlocks` at the last step */
 	unsigned
 		announced_polls; /* threads that have announced their next poll (soft_announce_poll) */
 	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_may_have_sleeper */
