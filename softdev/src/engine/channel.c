@@ -65,7 +65,7 @@ int soft_channel_init(struct soft_channel *channel)
 		return rc;
 	}
 	soft_lock();
-	channel->losses = soft_device.engine->losses;
+	channel->descriptor_losses = soft_device.engine->descriptor_losses;
 	soft_list_append(&soft_device.engine->channels, &channel->node);
 	soft_unlock();
 	return 0;
@@ -74,7 +74,7 @@ int soft_channel_init(struct soft_channel *channel)
 bool soft_channel_lost(const struct soft_channel *channel)
 {
 	soft_lock();
-	bool lost = channel->losses != soft_device.engine->losses;
+	bool lost = channel->descriptor_losses != soft_device.engine->descriptor_losses;
 
 	soft_unlock();
 	return lost;

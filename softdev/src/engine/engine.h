@@ -292,7 +292,8 @@ struct soft_channel {
 	bool deferred;
 	unsigned wanted; /* atomic: armed CQs, or CM ids that wait for the peer; set by the owner */
 	unsigned sleepers; /* atomic: threads in soft_channel_wait */
-	unsigned losses; /* soft_engine.losses when the descriptors were created */
+	unsigned
+		descriptor_losses; /* soft_engine.descriptor_losses when the descriptors were created */
 	struct soft_node node; /* managed by the engine */
 };
 

@@ -34,8 +34,9 @@ struct soft_engine {
 	unsigned
 		announced_polls; /* threads that have announced their next poll (soft_announce_poll) */
 	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_may_have_sleeper */
-	unsigned fork_generation; /* incremented in the child of a fork and along with `losses` */
-	unsigned losses; /* number of times the program has closed the descriptors */
+	unsigned
+		fork_generation; /* incremented in the child of a fork and along with `descriptor_losses` */
+	unsigned descriptor_losses; /* number of times the program has closed the descriptors */
 	bool descriptors_lost; /* set to avoid closing numbers that other files may have reused */
 	bool running;
 	bool stopping; /* atomic */

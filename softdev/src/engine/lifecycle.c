@@ -165,7 +165,7 @@ static void forget_lost_device(void)
 		"aiordma: this process has closed the embedded device's file descriptors; it can "
 		"only destroy the device's objects now\n");
 	soft_device.engine->descriptors_lost = true;
-	soft_device.engine->losses++;
+	soft_device.engine->descriptor_losses++;
 	forget_device();
 	soft_device.engine->descriptors_lost = false;
 }
