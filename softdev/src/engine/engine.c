@@ -71,7 +71,7 @@ struct soft_device soft_device = {.platform = &machine};
 /* ---- subsystems ---------------------------------------------------------------------------- */
 
 struct soft_part {
-	struct soft_part *before;
+	struct soft_part *previous;
 	max_align_t bytes[];
 };
 
@@ -83,7 +83,7 @@ void *soft_part(size_t size)
 		fputs("aiordma: not enough memory for the embedded device\n", stderr);
 		abort();
 	}
-	part->before = soft_device.parts;
+	part->previous = soft_device.parts;
 	soft_device.parts = part;
 	return part->bytes;
 }
@@ -129,7 +129,7 @@ void soft_device_free(void)
 	while (soft_device.parts) {
 		struct soft_part *part = soft_device.parts;
 
-		soft_device.parts = part->before;
+		soft_device.parts = part->previous;
 		free(part);
 	}
 }
