@@ -411,7 +411,7 @@ void soft_progress_try(void)
 }
 
 /* Sleep until a descriptor is ready, but at most for a tick, and then run a step. */
-static void doze(void)
+static void sleep_for_tick(void)
 {
 	struct pollfd fd = {.fd = soft_device.engine->epoll_fd, .events = POLLIN};
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
@@ -446,7 +446,7 @@ void soft_progress_missed(unsigned misses)
 	const uint64_t now = soft_now();
 
 	if (now < soft_hint_get(&soft_device.engine->no_yield_until)) {
-		doze();
+		sleep_for_tick();
 		return;
 	}
 	sched_yield();

@@ -14,7 +14,7 @@ static bool is_down(const struct soft_fd_watch *watch, uint32_t down_ports)
 	return watch->ports && !(watch->ports & ~down_ports);
 }
 
-static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t events)
+static int control_epoll(int operation, struct soft_fd_watch *watch, uint32_t events)
 {
 	struct epoll_event event = {.events = events, .data.ptr = watch};
 
@@ -98,7 +98,7 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 	if (watch->watched && watch->interest == events)
 		return 0;
 	if (!is_down(watch, soft_device.engine->down_ports))
-		rc = tell_epoll(watch->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, watch, events);
+		rc = control_epoll(watch->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, watch, events);
 	if (rc)
 		return rc;
 	if (!watch->watched) {
@@ -123,7 +123,7 @@ void soft_unwatch(struct soft_fd_watch *watch)
 	if (!watch->watched)
 		return;
 	if (!is_down(watch, soft_device.engine->down_ports))
-		tell_epoll(EPOLL_CTL_DEL, watch, 0);
+		control_epoll(EPOLL_CTL_DEL, watch, 0);
 	watch->watched = false;
 	watch->interest = 0;
 	soft_list_remove(&watch->node);
@@ -146,7 +146,7 @@ void soft_watches_set_down_ports(uint32_t ports)
 			continue;
 		/* Adding the descriptor is not expected to fail, because epoll had room for it
 		 * before the port went down. */
-		tell_epoll(was_down ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, watch, watch->interest);
+		control_epoll(was_down ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, watch, watch->interest);
 		if (!was_down)
 			drop_event(watch);
 	}

@@ -16,7 +16,7 @@
 
 enum {
 	MAX_QUIET_TICKS = 8, /* idle ticks before the thread sleeps again */
-	SOON = 3,
+	MAX_FAILED_TICKS = 3,
 	MAX_FAILURES = 8,
 };
 
@@ -30,7 +30,7 @@ static bool stopping(void)
 
 /* Let waiting threads take the lock first. Otherwise, this thread would starve them by reacquiring
  * the lock before they wake up. */
-static void make_room(void)
+static void yield_to_waiters(void)
 {
 	for (int i = 0; i < 50 && soft_counter_get(&soft_device.engine->waiting); i++)
 		sched_yield();
@@ -38,7 +38,7 @@ static void make_room(void)
 
 static void serve(void)
 {
-	make_room();
+	yield_to_waiters();
 	soft_lock();
 	soft_engine_step(SOFT_BY_ENGINE);
 	soft_unlock();
@@ -70,7 +70,7 @@ static void set_asleep(bool asleep)
 
 /* Stop the engine if the program has closed the engine's descriptors. Returns whether it has.
  * Without this check, the thread would poll descriptors that are always or never ready. */
-static bool is_over(void)
+static bool stop_if_descriptors_lost(void)
 {
 	soft_lock();
 	bool lost = soft_engine_lost_descriptors();
@@ -150,13 +150,14 @@ static bool tick(unsigned *seen, unsigned *ticks)
 struct tick_history {
 	unsigned seen; /* engine.served at the last check */
 	bool app_served; /* whether the application has served work since this thread last did */
-	unsigned failures; /* consecutive runs of at most SOON ticks that left work unserved */
-	uint64_t again_at; /* time before which the thread does not tick */
+	unsigned
+		failures; /* consecutive runs of at most MAX_FAILED_TICKS ticks that left work unserved */
+	uint64_t no_tick_until; /* time before which the thread does not tick */
 	uint64_t pause_ns; /* length of the pause that follows MAX_FAILURES failures */
 };
 
 /* Returns whether the engine's thread must serve the work that is ready. */
-static bool serve_here(struct tick_history *tick_history)
+static bool must_serve(struct tick_history *tick_history)
 {
 	unsigned served = soft_counter_get(&soft_device.engine->served);
 
@@ -164,21 +165,21 @@ static bool serve_here(struct tick_history *tick_history)
 		tick_history->seen = served;
 		tick_history->app_served = true;
 	}
-	if (!tick_history->app_served || soft_now() < tick_history->again_at || !may_tick())
+	if (!tick_history->app_served || soft_now() < tick_history->no_tick_until || !may_tick())
 		return true;
 	unsigned ticks;
 	bool left_unserved = tick(&tick_history->seen, &ticks);
 
 	/* An application may poll its memory for a peer's writes, and the CQ only for its own
 	 * requests. Such an application serves some work, but soon leaves unserved the work that it
-	 * waits for. Work left unserved after more than SOON ticks is not a failure, because the
+	 * waits for. Work left unserved after more than MAX_FAILED_TICKS ticks is not a failure, because the
 	 * application served a lot of work before and was probably just interrupted. */
-	if (!left_unserved || ticks > SOON) {
+	if (!left_unserved || ticks > MAX_FAILED_TICKS) {
 		tick_history->failures = 0;
 		tick_history->pause_ns = NO_TICK_NS;
 	} else if (++tick_history->failures >= MAX_FAILURES) {
 		tick_history->failures = 0;
-		tick_history->again_at = soft_now() + tick_history->pause_ns;
+		tick_history->no_tick_until = soft_now() + tick_history->pause_ns;
 		if (tick_history->pause_ns < NO_TICK_MAX_NS)
 			tick_history->pause_ns *= 2;
 	}
@@ -196,9 +197,9 @@ static void run(void)
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 	while (!stopping()) {
 		sleep_until_work();
-		if (is_over())
+		if (stop_if_descriptors_lost())
 			return;
-		if (stopping() || !serve_here(&tick_history))
+		if (stopping() || !must_serve(&tick_history))
 			continue;
 		tick_history.app_served = false;
 		serve();
