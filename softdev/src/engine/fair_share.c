@@ -16,7 +16,7 @@ enum {
 /* Prefix lengths in bytes of the nested networks that contain an address. */
 static const uint8_t ipv4_networks[LEVELS] = {3, IPV4, IPV4};
 static const uint8_t ipv6_networks[LEVELS] = {6, 7, 8};
-static const uint8_t alone[LEVELS] = {IPV6, IPV6, IPV6};
+static const uint8_t host_networks[LEVELS] = {IPV6, IPV6, IPV6};
 static const uint8_t unknown[LEVELS];
 
 void soft_places_init(struct soft_places *places)
@@ -51,7 +51,8 @@ static const uint8_t *networks_of(const struct sockaddr_storage *address, uint8_
 		return ipv4_networks;
 	}
 	memcpy(raw, in6, sizeof(*in6));
-	return IN6_IS_ADDR_LINKLOCAL(in6) || IN6_IS_ADDR_LOOPBACK(in6) ? alone : ipv6_networks;
+	return IN6_IS_ADDR_LINKLOCAL(in6) || IN6_IS_ADDR_LOOPBACK(in6) ? host_networks
+								       : ipv6_networks;
 }
 
 /* Mix in each byte with the finalizer of splitmix64, which affects the whole word. */
@@ -87,9 +88,10 @@ void soft_places_add(struct soft_places *places, struct soft_place *place,
 	place->places = places;
 	soft_list_append(&places->peers, &place->node);
 	for (unsigned level = 0; level < LEVELS; level++) {
-		places->of_bucket[level][place->bucket[level]]++;
+		places->peer_counts[level][place->bucket[level]]++;
 		if (level)
-			places->larger[level][place->bucket[level]] = place->bucket[level - 1];
+			places->parent_bucket[level][place->bucket[level]] =
+				place->bucket[level - 1];
 	}
 	places->count++;
 }
@@ -103,7 +105,7 @@ void soft_place_release(struct soft_place *place)
 	place->places = NULL;
 	soft_list_remove(&place->node);
 	for (unsigned level = 0; level < LEVELS; level++)
-		places->of_bucket[level][place->bucket[level]]--;
+		places->peer_counts[level][place->bucket[level]]--;
 	places->count--;
 }
 
@@ -126,8 +128,8 @@ static bool is_before(const struct soft_places *places, const struct soft_place 
 	bool crowded = false;
 
 	for (unsigned level = 0; level < LEVELS; level++) {
-		unsigned here = places->of_bucket[level][one->bucket[level]];
-		unsigned there = places->of_bucket[level][other->bucket[level]];
+		unsigned here = places->peer_counts[level][one->bucket[level]];
+		unsigned there = places->peer_counts[level][other->bucket[level]];
 
 		if (here != there && (here > share || there > share))
 			return here < there;
@@ -159,9 +161,9 @@ struct soft_place *soft_places_evicted(const struct soft_places *places, unsigne
 		bool found = false;
 
 		for (int i = 0; i < SOFT_PLACES_BUCKETS; i++)
-			if (places->of_bucket[level][i] > most &&
-			    (!level || places->larger[level][i] == fullest[level - 1])) {
-				most = places->of_bucket[level][i];
+			if (places->peer_counts[level][i] > most &&
+			    (!level || places->parent_bucket[level][i] == fullest[level - 1])) {
+				most = places->peer_counts[level][i];
 				fullest[level] = (uint16_t)i;
 				found = true;
 			}

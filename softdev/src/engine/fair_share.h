@@ -43,9 +43,9 @@ struct soft_places {
 	/* Number of peers in each bucket of networks. Buckets avoid a record for each network.
 	 * Networks may share a bucket, but peers cannot cause this on purpose, because the seed of
 	 * the hash is random. */
-	uint16_t of_bucket[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
-	uint16_t larger[SOFT_PLACES_LEVELS]
-		       [SOFT_PLACES_BUCKETS]; /* bucket of the enclosing network */
+	uint16_t peer_counts[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
+	uint16_t parent_bucket[SOFT_PLACES_LEVELS]
+			      [SOFT_PLACES_BUCKETS]; /* bucket of the enclosing network */
 };
 
 struct soft_place {
