@@ -65,7 +65,7 @@ static struct soft_timer *meld_siblings(struct soft_timer *first)
 	return heap;
 }
 
-static void take_out(struct soft_timer *timer)
+static void remove_from_heap(struct soft_timer *timer)
 {
 	struct soft_timer *below = meld_siblings(timer->child);
 
@@ -100,7 +100,7 @@ void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)
 {
 	soft_assert_locked();
 	if (timer->running)
-		take_out(timer);
+		remove_from_heap(timer);
 	timer->deadline_ns = deadline_ns ? deadline_ns : 1;
 	timer->child = timer->next = timer->previous = NULL;
 	timer->running = true;
@@ -112,7 +112,7 @@ void soft_timer_stop(struct soft_timer *timer)
 {
 	soft_assert_locked();
 	if (timer->running)
-		take_out(timer);
+		remove_from_heap(timer);
 }
 
 void soft_timers_run(void)
@@ -123,7 +123,7 @@ void soft_timers_run(void)
 	while (soft_device.engine->timers && soft_device.engine->timers->deadline_ns <= now) {
 		struct soft_timer *timer = soft_device.engine->timers;
 
-		take_out(timer);
+		remove_from_heap(timer);
 		timer->expired(timer);
 	}
 	set_alarm();
@@ -132,6 +132,6 @@ void soft_timers_run(void)
 void soft_timers_forget(void)
 {
 	while (soft_device.engine->timers)
-		take_out(soft_device.engine->timers);
+		remove_from_heap(soft_device.engine->timers);
 	soft_device.engine->alarm_at = 0;
 }
