@@ -438,7 +438,7 @@ static void get_addresses(const struct soft_cm_link *link, struct sockaddr_stora
 }
 
 const struct soft_cm_carrier soft_cm_gsi = {
-	.loses = true,
+	.is_lossy = true,
 	.connect = start,
 	.listen = start_listening,
 	.unlisten = stop_listening,

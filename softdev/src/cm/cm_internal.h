@@ -295,7 +295,7 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
  * carrier creates links, and reports events on them by calling soft_cm_link_received,
  * soft_cm_link_failed and soft_cm_request_received. */
 struct soft_cm_carrier {
-	bool loses; /* may lose, duplicate or delay messages, so links retransmit them */
+	bool is_lossy; /* may lose, duplicate or delay messages, so links retransmit them */
 	/* Open a link to the id's destination without sending anything. The carrier may take over
 	 * the id's socket. Returns NULL and sets `*error` on failure. */
 	struct soft_cm_link *(*connect)(struct soft_cm_id *id, int *error);

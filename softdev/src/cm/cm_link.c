@@ -44,7 +44,7 @@ static void start_timer(struct soft_cm_link *link, uint64_t pause_ns)
  * peer's final message, nothing is retransmitted. */
 static void start_response_timer(struct soft_cm_link *link)
 {
-	bool repeats = link->carrier->loses && expects_response(link->last_sent.type) &&
+	bool repeats = link->carrier->is_lossy && expects_response(link->last_sent.type) &&
 		       !is_one_of(link->highest_received, FINAL_TYPES);
 
 	start_timer(link, repeats ? link->pause_ns : INT64_MAX);
@@ -173,8 +173,9 @@ void soft_cm_link_leave(struct soft_cm_link *link)
 {
 	soft_assert_locked();
 	link->calls = NULL;
-	if (link->carrier->loses && (is_one_of(link->last_sent.type, FINAL_TYPES | TYPE(CM_DREQ)) ||
-				     link->highest_received == SOFT_CM_REJ))
+	if (link->carrier->is_lossy &&
+	    (is_one_of(link->last_sent.type, FINAL_TYPES | TYPE(CM_DREQ)) ||
+	     link->highest_received == SOFT_CM_REJ))
 		linger(link);
 	else
 		link->carrier->end(link);
@@ -202,18 +203,18 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 	const struct soft_cm_message disconnected = {.type = SOFT_CM_DREP};
 	unsigned type = message->type, before = link->highest_received;
 	uint64_t service_ns = TIMEOUT_NS << message->service_timeout;
-	bool loses = link->carrier->loses;
+	bool is_lossy = link->carrier->is_lossy;
 
 	soft_assert_locked();
 	link->highest_received = type > before ? type : before;
-	if (loses && type <= before) {
+	if (is_lossy && type <= before) {
 		if (expects_response(type) && link->last_sent.type > type)
 			(void)link->carrier->send(link, &link->last_sent);
 		return true;
 	}
-	if (loses && type == SOFT_CM_DREQ)
+	if (is_lossy && type == SOFT_CM_DREQ)
 		(void)soft_cm_link_send(link, &disconnected);
-	if (!link->calls && !loses) {
+	if (!link->calls && !is_lossy) {
 		link->carrier->end(link);
 		return false;
 	}

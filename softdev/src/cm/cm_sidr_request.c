@@ -126,7 +126,7 @@ static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 }
 
 const struct soft_cm_carrier soft_cm_sidr_client = {
-	.loses = true, .connect = start, .send = send_message, .end = end};
+	.is_lossy = true, .connect = start, .send = send_message, .end = end};
 
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {

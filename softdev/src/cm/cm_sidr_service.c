@@ -317,7 +317,7 @@ static void stop(struct soft_cm_listener *listener)
 }
 
 const struct soft_cm_carrier soft_cm_sidr_server = {
-	.loses = true,
+	.is_lossy = true,
 	.listen = start,
 	.unlisten = stop,
 	.send = send_message,
