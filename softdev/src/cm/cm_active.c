@@ -5,7 +5,7 @@
  * must respond within soft_cm_limits.service_ms.
  *
  * The request is REJECTED with "invalid service ID" if the port still has no listener after
- * soft_cm_limits.refused_ms, or if the peer closes the connection without a response. On
+ * soft_cm_limits.no_listener_ms, or if the peer closes the connection without a response. On
  * InfiniBand, the connection manager of the peer's host sends this rejection.
  */
 #include "cm_internal.h"

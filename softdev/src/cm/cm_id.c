@@ -221,7 +221,7 @@ static void forked(void)
 
 static const struct soft_cm_limits limits = {
 	.response_ms = 10 * 1000, /* SYN is retransmitted after 1, 3 and 7 s */
-	.refused_ms = 100, /* estimated time for a program to reopen its listener */
+	.no_listener_ms = 100, /* estimated time for a program to reopen its listener */
 	.service_ms = 60 * 1000, /* similar to InfiniBand, with 15 retries of 4.3 s (IBTA 12.9) */
 	.request_ms = 2 * 1000, /* a peer sends REQ as soon as it is connected */
 	.timewait_ms = 20,

@@ -31,7 +31,7 @@
  * values to avoid long waits. */
 struct soft_cm_limits {
 	uint32_t response_ms; /* from rdma_connect to the peer's first message */
-	uint32_t refused_ms;  /* retry time for a port without a listener */
+	uint32_t no_listener_ms;  /* retry time for a port without a listener */
 	uint32_t service_ms;  /* from MRA to the application's response; also from REP to RTU */
 	uint32_t request_ms;  /* listener: from accepting a TCP connection to the complete REQ */
 	uint32_t timewait_ms; /* from DISCONNECTED to TIMEWAIT_EXIT */

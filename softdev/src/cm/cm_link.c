@@ -127,10 +127,10 @@ void soft_cm_link_clear_deadline(struct soft_cm_link *link)
 /* Retry the request after a short pause if the peer has no listener at the port. A server may be
  * replacing its listener, as perftest does between its two connections. Each pause is
  * FIRST_RETRY_NS plus half of the elapsed time, so that a closed port receives only about ten
- * requests. Returns false after `refused_ms`. */
+ * requests. Returns false after `no_listener_ms`. */
 bool soft_cm_link_retry(struct soft_cm_link *link)
 {
-	const uint64_t limit_ns = soft_device.cm->limits.refused_ms * UINT64_C(1000000);
+	const uint64_t limit_ns = soft_device.cm->limits.no_listener_ms * UINT64_C(1000000);
 	const uint64_t elapsed_ns = soft_now() - link->started_at;
 	uint64_t pause_ns = FIRST_RETRY_NS + elapsed_ns / 2;
 
