@@ -71,7 +71,7 @@ void soft_device_make(void)
 	soft_device.objects->links = &soft_links_calls;
 	soft_device.paths->acceptor = &acceptor;
 	soft_roce_use(&takers);
-	soft_links_use_cm(soft_cm_offer);
+	soft_links_use_cm(soft_cm_handle_rtr);
 }
 
 /* Create the device before any call to it, and before the constructors in preload/ run. GCC ignores

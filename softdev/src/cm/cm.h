@@ -11,7 +11,7 @@ struct soft_qp;
 /* Handle a queue pair that has moved to RTR (for soft_links_use_cm). Returns true if an id connects
  * this queue pair and its peer. If the other side was faster than the application, the queue pair
  * immediately adopts the stream of the handshake. */
-bool soft_cm_offer(struct soft_qp *qp);
+bool soft_cm_handle_rtr(struct soft_qp *qp);
 
 /* Implements `withdrawn` of abi/device_calls.h. */
 int soft_cm_withdrawn(struct rdma_cm_id *application);

@@ -171,7 +171,7 @@ static bool connects_qp(const struct soft_cm_id *id, const struct soft_qp *qp)
 		!memcmp(&ah->grh.dgid, &id->id.route.addr.addr.ibaddr.dgid, sizeof(ah->grh.dgid)));
 }
 
-bool soft_cm_offer(struct soft_qp *qp)
+bool soft_cm_handle_rtr(struct soft_qp *qp)
 {
 	soft_list_each (struct soft_cm_id, id, &soft_device.cm->awaiting_adoption,
 			awaiting_adoption) {

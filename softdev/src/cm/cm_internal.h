@@ -473,7 +473,7 @@ uint32_t soft_cm_random_psn(void);
  * unchanged. */
 int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *established);
 /* Register the id after REQ or REP has provided the peer's queue pair number. When a local queue
- * pair moves to RTR with that number, it adopts the id's stream (soft_cm_offer). */
+ * pair moves to RTR with that number, it adopts the id's stream (soft_cm_handle_rtr). */
 void soft_cm_await_adoption(struct soft_cm_id *id);
 /* Reserve the stream for a queue pair that the application manages. That queue pair may already be
  * in RTR, with PSNs that differ from those of the id. */

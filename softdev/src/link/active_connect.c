@@ -114,9 +114,9 @@ void soft_connect_response_received(struct soft_link *link)
 		soft_link_finish(link, ECONNABORTED);
 }
 
-void soft_links_use_cm(bool (*offer)(struct soft_qp *qp))
+void soft_links_use_cm(bool (*handle_rtr)(struct soft_qp *qp))
 {
-	soft_device.links->cm_offer = offer;
+	soft_device.links->cm_handle_rtr = handle_rtr;
 }
 
 /* ---- the queue pair's side ----------------------------------------------------------------- */
@@ -185,7 +185,7 @@ int soft_connect_begin(struct soft_qp *qp)
 	soft_assert_locked();
 	struct soft_gid own;
 
-	qp->stream_from_cm = soft_device.links->cm_offer(qp);
+	qp->stream_from_cm = soft_device.links->cm_handle_rtr(qp);
 	if (qp->stream_from_cm)
 		return 0;
 	if (soft_device.links->roce || is_self(qp))

@@ -12,7 +12,7 @@ extern const struct soft_fault_hooks soft_delay_hooks;
 
 /* Set the CM's callback for queue pairs that enter RTR. The callback returns true if the CM has
  * handed over the queue pair's stream or will do so later. */
-void soft_links_use_cm(bool (*offer)(struct soft_qp *qp));
+void soft_links_use_cm(bool (*handle_rtr)(struct soft_qp *qp));
 
 /* callbacks of soft_path_acceptor */
 void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,

@@ -84,7 +84,7 @@ struct soft_links_state {
 	bool may_use_shm; /* whether shared memory may be used */
 	bool roce; /* use RoCE v2, except with the CM or if a queue pair is its own peer */
 	struct soft_node delayed; /* links with delayed acknowledgements, oldest first (acks.c) */
-	bool (*cm_offer)(struct soft_qp *qp); /* see soft_links_use_cm */
+	bool (*cm_handle_rtr)(struct soft_qp *qp); /* see soft_links_use_cm */
 	struct soft_places pending_links; /* pending links (handshake.c) */
 	uint64_t descriptors_sent; /* descriptors sent by all links (cma_descriptor.c) */
 
