@@ -173,12 +173,12 @@ static bool are_others_removed(uint32_t ports)
 	return true;
 }
 
-void soft_cm_device_each(uint32_t ports, void (*what)(struct soft_cm_id *id))
+void soft_cm_device_each(uint32_t ports, void (*callback)(struct soft_cm_id *id))
 {
 	soft_list_each_safe (struct soft_cm_id, id, &soft_device.cm->attached, on_device) {
 		if (id->device ? ports & 1u << (id->device - soft_device.cm->devices)
 			       : are_others_removed(ports))
-			what(id);
+			callback(id);
 	}
 }
 

@@ -158,9 +158,9 @@ void soft_cm_device_detach(struct soft_cm_id *id);
 /* Attach the id to the device that owns its source address, and set id->verbs, id->pd and
  * id->port_num. */
 void soft_cm_device_bind(struct soft_cm_id *id);
-/* Call `what` for each id attached to a device in the bit mask `ports`. An id attached to all
+/* Call `callback` for each id attached to a device in the bit mask `ports`. An id attached to all
  * devices is included if no other device remains. */
-void soft_cm_device_each(uint32_t ports, void (*what)(struct soft_cm_id *id));
+void soft_cm_device_each(uint32_t ports, void (*callback)(struct soft_cm_id *id));
 
 /* ---- cm_id.c ------------------------------------------------------------------------------- */
 
