@@ -115,8 +115,9 @@ static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_me
 					    message->private_data_len);
 }
 
-static int report(struct soft_cm_id *owner, struct soft_cm_id *about, enum rdma_cm_event_type type,
-		  int status, const struct soft_cm_message *message, const struct rdma_ud_param *ud)
+static int report(struct soft_cm_id *owner, struct soft_cm_id *event_id,
+		  enum rdma_cm_event_type type, int status, const struct soft_cm_message *message,
+		  const struct rdma_ud_param *ud)
 {
 	struct soft_cm_channel *channel;
 	struct soft_cm_event *event;
@@ -124,14 +125,14 @@ static int report(struct soft_cm_id *owner, struct soft_cm_id *about, enum rdma_
 	soft_assert_locked();
 	/* Report nothing after the channel has been destroyed. For unaccepted requests, see
 	 * soft_cm_report. */
-	if (!owner->id.channel || (owner == about && about->unaccepted))
+	if (!owner->id.channel || (owner == event_id && event_id->unaccepted))
 		return 0;
 	event = calloc(1, sizeof(*event));
 	if (!event)
 		return ENOMEM;
 	event->owner = owner;
-	event->event.id = &about->id;
-	event->event.listen_id = owner == about ? NULL : &owner->id;
+	event->event.id = &event_id->id;
+	event->event.listen_id = owner == event_id ? NULL : &owner->id;
 	event->event.event = type;
 	event->event.status = status;
 	if (message)
@@ -342,16 +343,16 @@ static void move_events(struct soft_cm_id *id, struct soft_cm_channel *from,
 			struct soft_cm_channel *to)
 {
 	soft_list_each_safe (struct soft_cm_event, event, &from->events, node) {
-		struct soft_cm_id *about = soft_cm_id_of(event->event.id);
+		struct soft_cm_id *event_id = soft_cm_id_of(event->event.id);
 
-		if (event->owner != id && about->request_listener != id)
+		if (event->owner != id && event_id->request_listener != id)
 			continue;
 		soft_list_remove(&event->node);
 		soft_list_append(&to->events, &event->node);
 		soft_channel_signal(&to->wake);
-		if (about != id) {
-			soft_cm_id_leave(about);
-			soft_cm_id_join(about, to);
+		if (event_id != id) {
+			soft_cm_id_leave(event_id);
+			soft_cm_id_join(event_id, to);
 		}
 	}
 	if (soft_list_empty(&from->events))
