@@ -286,7 +286,7 @@ static void accept_stream(struct soft_acceptor *acceptor, int fd,
 		end(soft_container(excess, struct soft_cm_link, place));
 }
 
-static bool make_room(void)
+static bool release_descriptor(void)
 {
 	struct soft_place *oldest = soft_places_oldest(&soft_device.cm->half_open);
 
@@ -302,7 +302,7 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 	*error = ENOMEM;
 	if (!listener)
 		return NULL;
-	listener->acceptor.make_room = make_room;
+	listener->acceptor.release_descriptor = release_descriptor;
 	/* Let another listener bind the port while connections of this one exist (cm_address.c).
 	 * Use the longest accept queue, because the backlog limits requests instead of TCP
 	 * connections. */

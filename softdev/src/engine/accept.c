@@ -17,7 +17,7 @@ static bool is_shortage(int error)
 	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
-static void pause_over(struct soft_timer *timer)
+static void pause_expired(struct soft_timer *timer)
 {
 	if (soft_watch(&soft_container(timer, struct soft_acceptor, pause)->watch, EPOLLIN))
 		soft_timer_start(timer, soft_now() + PAUSE_NS);
@@ -37,7 +37,7 @@ static void ready(struct soft_fd_watch *watch)
 			acceptor->accepted(acceptor, fd, &peer);
 		} else if (!is_shortage(errno)) {
 			return;
-		} else if (!acceptor->make_room || !acceptor->make_room()) {
+		} else if (!acceptor->release_descriptor || !acceptor->release_descriptor()) {
 			soft_unwatch(watch);
 			soft_timer_start(&acceptor->pause, soft_now() + PAUSE_NS);
 			return;
@@ -49,7 +49,7 @@ int soft_accept_start(struct soft_acceptor *acceptor, int fd, uint32_t ports,
 		      soft_accepted *accepted)
 {
 	acceptor->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .ports = ports};
-	acceptor->pause = (struct soft_timer){.expired = pause_over};
+	acceptor->pause = (struct soft_timer){.expired = pause_expired};
 	acceptor->accepted = accepted;
 	return soft_watch(&acceptor->watch, EPOLLIN);
 }

@@ -263,7 +263,7 @@ struct soft_acceptor {
 	soft_accepted *accepted;
 	/* Release a descriptor when descriptors or memory are short. Returns whether a descriptor
 	 * was released. NULL if the owner has nothing to release. */
-	bool (*make_room)(void);
+	bool (*release_descriptor)(void);
 };
 
 /* Start accepting connections on the listening socket `fd`. `ports` has the meaning of
