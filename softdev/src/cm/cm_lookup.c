@@ -4,7 +4,7 @@
 #include <netdb.h>
 
 /* A result, allocated together with its addresses and name. */
-struct answer {
+struct lookup_result {
 	struct rdma_addrinfo info; /* used by the application; first member */
 	struct sockaddr_storage address;
 	struct sockaddr_storage source;
@@ -28,11 +28,12 @@ static void set_address(struct sockaddr **address, socklen_t *length, struct soc
 
 /* Create a result from `hints` and `found`. If no name was looked up, `found` is NULL and the
  * result is a copy of the hints. Returns NULL if out of memory. */
-static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct addrinfo *found)
+static struct lookup_result *lookup_result_new(const struct rdma_addrinfo *hints,
+					       const struct addrinfo *found)
 {
 	const char *name = found ? found->ai_canonname : NULL;
 	bool passive = hints->ai_flags & RAI_PASSIVE, datagram = is_datagram(hints);
-	struct answer *answer = calloc(1, sizeof(*answer) + (name ? strlen(name) + 1 : 0));
+	struct lookup_result *answer = calloc(1, sizeof(*answer) + (name ? strlen(name) + 1 : 0));
 	struct rdma_addrinfo *info;
 
 	if (!answer)
@@ -128,7 +129,7 @@ int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rd
 	}
 	one = found;
 	do {
-		struct answer *answer = answer_new(hints, one);
+		struct lookup_result *answer = lookup_result_new(hints, one);
 
 		if (!answer) {
 			error = ENOMEM;
@@ -150,7 +151,7 @@ void soft_rdma_freeaddrinfo(struct rdma_addrinfo *res)
 	while (res) {
 		struct rdma_addrinfo *next = res->ai_next;
 
-		free(soft_container(res, struct answer, info));
+		free(soft_container(res, struct lookup_result, info));
 		res = next;
 	}
 }
