@@ -10,8 +10,8 @@
  * to the engine and its thread. The struct of a device never moves, so pointers to it remain valid.
  *
  * The engine's lock protects the hold counts, so that a step of the engine can bind a request to a
- * device. Devices cannot be opened or closed under that lock. The mutex `open_mutex` serialises these
- * operations and is acquired before the engine's lock.
+ * device. Devices cannot be opened or closed under that lock. `open_mutex` serialises
+ * these operations and is acquired before the engine's lock.
  */
 #include "cm_internal.h"
 

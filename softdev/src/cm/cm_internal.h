@@ -61,8 +61,7 @@ struct soft_cm {
 	/* cm_event.c */
 	pthread_mutex_t ack_mutex; /* leaf lock that protects soft_cm_id.acked */
 	pthread_cond_t ack_cond;
-	struct soft_cm_channel
-		*last_destroyed; /* last destroyed channel; a thread may still enter it */
+	struct soft_cm_channel *last_destroyed; /* a thread may still enter it */
 
 	/* cm_connection.c: ids that know the peer's queue pair number and still own their stream */
 	struct soft_node awaiting_adoption;
@@ -186,10 +185,8 @@ struct soft_cm_id {
 	bool ack_timeout_set;
 
 	struct soft_cm_listener *listener; /* set in state LISTENING */
-	unsigned undelivered,
-		backlog; /* undelivered requests in the event queue, and their limit */
-	struct soft_cm_id
-		*request_listener; /* listener; NULL once the request has been delivered */
+	unsigned undelivered, backlog; /* requests in the event queue, and their limit */
+	struct soft_cm_id *request_listener; /* NULL once the request has been delivered */
 	bool unaccepted; /* request not accepted yet; see soft_cm_report */
 
 	struct soft_node groups; /* multicast groups joined by a datagram id (cm_multicast.c) */
@@ -219,8 +216,7 @@ struct soft_cm_id {
 	uint16_t path_port; /* identifies TCP paths to the accepting process; 0 if unknown */
 	bool opens_chan;
 
-	struct soft_node
-		awaiting_adoption; /* node in soft_cm.awaiting_adoption (soft_cm_await_adoption) */
+	struct soft_node awaiting_adoption; /* node in soft_cm.awaiting_adoption */
 	bool keeps_link; /* the id keeps its link after the handshake */
 	struct soft_timer timewait;
 };
@@ -455,9 +451,9 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 			  struct soft_cm_message *message);
 /* Returns `wanted`, or `otherwise` if it is RDMA_MAX_RESP_RES, limited to the device's maximum. */
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
-/* Move the queue pair to INIT, or to RTS if it is for datagrams or `peer_known` is set. `peer_known` means
- * that REQ or REP has arrived. The transition to INIT is then repeated, because it enables the
- * remote access that the handshake allows. */
+/* Move the queue pair to INIT, or to RTS if it is for datagrams or `peer_known` is set.
+ * `peer_known` means that REQ or REP has arrived. The transition to INIT is then repeated, because
+ * it enables the remote access that the handshake allows. */
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool peer_known);
 /* Fill in the peer's address vector from the id's addresses. */
 void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);

@@ -9,14 +9,14 @@
  *                                or wr_abort, with the application's calls in between
  *   2  soft_cq_reader.mutex      a completion queue's read position, held from start_poll to
  *                                end_poll
- *   3  soft_cm.open_mutex           opening and closing the connection manager's own context
+ *   3  soft_cm.open_mutex        opening and closing the connection manager's own context
  *   4  soft_engine.users_mutex   the number of users; starting and stopping the engine
  *   5  the engine's (soft_lock)  objects, links, peers, ids, timers, watches, the trace
  *   6  soft_cq.lock              a completion queue's ring, armed state and moderation
  *   7  soft_comp_channel.mutex   the list of completion queues with events, and the signal
  *   8  ibv_cq.mutex, ibv_qp.mutex, ibv_srq.mutex
  *                                delivered and acknowledged events, for destroy calls; a leaf
- *   9  soft_cm.ack_mutex       acknowledged events of the connection manager; a leaf, so that
+ *   9  soft_cm.ack_mutex         acknowledged events of the connection manager; a leaf, so that
  *                                acknowledging never waits for the engine
  *
  * Using one lock for nearly everything is deliberate. A step is short (it copies at most about a
@@ -292,8 +292,8 @@ struct soft_channel {
 	bool deferred;
 	unsigned wanted; /* atomic: armed CQs, or CM ids that wait for the peer; set by the owner */
 	unsigned sleepers; /* atomic: threads in soft_channel_wait */
-	unsigned
-		descriptor_losses; /* soft_engine.descriptor_losses when the descriptors were created */
+	/* soft_engine.descriptor_losses when the descriptors were created */
+	unsigned descriptor_losses;
 	struct soft_node node; /* managed by the engine */
 };
 
@@ -426,8 +426,8 @@ void soft_busy_poll(int starts);
 void soft_announce_poll(int change);
 /* Returns whether output may be delayed until the next step or tick, which calls `send_delayed`.
  * Output may be delayed between two steps of an application thread that has announced its next poll
- * (soft_announce_poll), except in the first call after a step. `*last_step` records the step before the
- * latest call. */
+ * (soft_announce_poll), except in the first call after a step. `*last_step` records the step before
+ * the latest call. */
 bool soft_engine_may_delay_output(unsigned *last_step);
 void soft_wake_early(int fd);
 

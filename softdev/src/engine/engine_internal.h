@@ -31,11 +31,9 @@ struct soft_engine {
 	unsigned armed; /* atomic: CQs armed to signal a channel */
 	unsigned spinning; /* atomic: threads spinning before they sleep */
 	unsigned last_step; /* value of `unlocks` at the last step */
-	unsigned
-		announced_polls; /* threads that have announced their next poll (soft_announce_poll) */
+	unsigned announced_polls; /* threads that have called soft_announce_poll */
 	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_may_have_sleeper */
-	unsigned
-		fork_generation; /* incremented in the child of a fork and along with `descriptor_losses` */
+	unsigned fork_generation; /* incremented in a forked child and with `descriptor_losses` */
 	unsigned descriptor_losses; /* number of times the program has closed the descriptors */
 	bool descriptors_lost; /* set to avoid closing numbers that other files may have reused */
 	bool running;

@@ -44,8 +44,8 @@ struct soft_places {
 	 * Networks may share a bucket, but peers cannot cause this on purpose, because the seed of
 	 * the hash is random. */
 	uint16_t peer_counts[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
-	uint16_t parent_bucket[SOFT_PLACES_LEVELS]
-			      [SOFT_PLACES_BUCKETS]; /* bucket of the enclosing network */
+	/* Bucket of the enclosing network. */
+	uint16_t parent_bucket[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
 };
 
 struct soft_place {

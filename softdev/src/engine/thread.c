@@ -150,8 +150,8 @@ static bool tick(unsigned *seen, unsigned *ticks)
 struct tick_history {
 	unsigned seen; /* engine.served at the last check */
 	bool app_served; /* whether the application has served work since this thread last did */
-	unsigned
-		failures; /* consecutive runs of at most MAX_FAILED_TICKS ticks that left work unserved */
+	/* consecutive runs of at most MAX_FAILED_TICKS ticks that left work unserved */
+	unsigned failures;
 	uint64_t no_tick_until; /* time before which the thread does not tick */
 	uint64_t pause_ns; /* length of the pause that follows MAX_FAILURES failures */
 };
@@ -172,8 +172,8 @@ static bool must_serve(struct tick_history *tick_history)
 
 	/* An application may poll its memory for a peer's writes, and the CQ only for its own
 	 * requests. Such an application serves some work, but soon leaves unserved the work that it
-	 * waits for. Work left unserved after more than MAX_FAILED_TICKS ticks is not a failure, because the
-	 * application served a lot of work before and was probably just interrupted. */
+	 * waits for. Work left unserved after more than MAX_FAILED_TICKS ticks is not a failure,
+	 * because the application served a lot of work before and was probably just interrupted. */
 	if (!left_unserved || ticks > MAX_FAILED_TICKS) {
 		tick_history->failures = 0;
 		tick_history->pause_ns = NO_TICK_NS;

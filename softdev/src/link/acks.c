@@ -16,10 +16,9 @@
 #include "link_internal.h"
 
 enum {
-	MIN_REPLIES = 4,      /* responses seen before acknowledgements are delayed */
-	NO_REPLY_PENALTY =
-		-64, /* value of `replies` after an acknowledgement had to be sent alone */
-	MAX_UNACKNOWLEDGED = 8,       /* unacknowledged messages that force an acknowledgement */
+	MIN_REPLIES = 4, /* responses seen before acknowledgements are delayed */
+	NO_REPLY_PENALTY = -64, /* `replies` after an acknowledgement had to be sent alone */
+	MAX_UNACKNOWLEDGED = 8, /* unacknowledged messages that force an acknowledgement */
 };
 
 void soft_ack_delay(struct soft_qp_link *base)

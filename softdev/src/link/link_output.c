@@ -147,8 +147,8 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 }
 
 /* Add the next request or response, with any acknowledgement that is due. The frame describes its
- * payload if possible. Returns false with `*has_frame` cleared if there is no frame to send, or with
- * `*has_frame` set if the memory is not readable. */
+ * payload if possible. Returns false with `*has_frame` cleared if there is no frame to send, or
+ * with `*has_frame` set if the memory is not readable. */
 static bool add_next(struct batch *batch,
 		     bool (*next)(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				  struct soft_tx_packet *out),
