@@ -33,10 +33,10 @@ static void update_nesting(void)
 	int leaders = 0, nested = 0;
 
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
-		leaders += channel->early && channel->completions;
+		leaders += channel->accepts_early_wakeup && channel->completions;
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node) {
 		struct epoll_event event = {.events = EPOLLIN};
-		bool wanted = channel->early && (channel->completions || !leaders) &&
+		bool wanted = channel->accepts_early_wakeup && (channel->completions || !leaders) &&
 			      nested < NESTED_CHANNELS;
 
 		nested += wanted;
@@ -132,7 +132,8 @@ bool soft_channel_nonblocking(const struct soft_channel *channel)
 {
 	/* Early wake-ups imply non-blocking calls, because the fd may be readable without an
 	 * event. */
-	return soft_hint_get(&channel->early) || fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
+	return soft_hint_get(&channel->accepts_early_wakeup) ||
+	       fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
 }
 
 int soft_channel_wait(struct soft_channel *channel)
@@ -161,7 +162,8 @@ bool soft_channels_depend_on_engine(void)
 	 * channels with early wake-ups. */
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
-		    !soft_counter_get(&channel->sleepers) && !(led && channel->early))
+		    !soft_counter_get(&channel->sleepers) &&
+		    !(led && channel->accepts_early_wakeup))
 			return true;
 	return false;
 }
@@ -180,7 +182,7 @@ void soft_wake_early(int fd)
 	struct soft_channel *channel = channel_of(fd);
 
 	if (channel) {
-		soft_hint_set(&channel->early, true);
+		soft_hint_set(&channel->accepts_early_wakeup, true);
 		update_nesting();
 	}
 	soft_unlock();

@@ -286,7 +286,7 @@ struct soft_channel {
 	int fd; /* the application's epoll instance; its O_NONBLOCK flag is honoured */
 	int event_fd; /* eventfd registered in `fd` */
 	bool completions; /* completion channel, whose waiting threads do the device's work */
-	bool early; /* the application accepts wake-ups without an event */
+	bool accepts_early_wakeup; /* the application accepts wake-ups without an event */
 	bool nested; /* the engine's epoll instance is in `fd` and wakes sleeping threads */
 	bool signalled; /* `event_fd` has been written; protected by the lock of the queue */
 	bool deferred;
@@ -311,7 +311,8 @@ void soft_channel_signal(struct soft_channel *channel); /* queue non-empty; unde
  * the queue. */
 void soft_channel_consume(struct soft_channel *channel);
 
-bool soft_channel_nonblocking(const struct soft_channel *channel); /* O_NONBLOCK or `early` */
+/* Returns whether O_NONBLOCK or `accepts_early_wakeup` is set. */
+bool soft_channel_nonblocking(const struct soft_channel *channel);
 
 /* Sleep until the channel is signalled. On a completion channel, also wake up when the engine has
  * work. The caller must then call soft_progress and check the queue again. The caller must not hold

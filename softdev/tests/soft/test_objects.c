@@ -358,7 +358,8 @@ static void in_the_child_of_a_fork(void)
 		OPEN(&own);
 		close_side(&side); /* does not affect the child's own device */
 		verbs->device->wake_early(own.channel->fd);
-		CHECK(soft_container(own.channel, struct soft_comp_channel, ibv)->channel.early);
+		CHECK(soft_container(own.channel, struct soft_comp_channel, ibv)
+			      ->channel.accepts_early_wakeup);
 		close_side(&own);
 #endif
 		exit(0);
