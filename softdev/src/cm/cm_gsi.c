@@ -59,14 +59,14 @@ static void transmit(const struct soft_cm_mad *mad, const union ibv_gid *from,
  * undo both with release(). Returns NULL and sets `*error` on failure. */
 static void *hold(size_t size, int *error)
 {
-	void *made = NULL;
+	void *created = NULL;
 
 	*error = soft_device.cm->gsi.calls->hold();
-	if (!*error && !(made = calloc(1, size))) {
+	if (!*error && !(created = calloc(1, size))) {
 		*error = ENOMEM;
 		soft_device.cm->gsi.calls->release();
 	}
-	return made;
+	return created;
 }
 
 static void release(void *held)
@@ -78,12 +78,11 @@ static void release(void *held)
 /* Returns the bucket in `table` for an identifier that this peer has chosen. */
 static struct soft_node *bucket(struct soft_node *table, const union ibv_gid *peer, uint32_t number)
 {
-	uint8_t named[sizeof(*peer) + sizeof(number)];
+	uint8_t key[sizeof(*peer) + sizeof(number)];
 
-	memcpy(named, peer, sizeof(*peer));
-	memcpy(named + sizeof(*peer), &number, sizeof(number));
-	return &table[soft_hash(&soft_device.cm->gsi.seed, named, sizeof(named)) %
-		      SOFT_GSI_BUCKETS];
+	memcpy(key, peer, sizeof(*peer));
+	memcpy(key + sizeof(*peer), &number, sizeof(number));
+	return &table[soft_hash(&soft_device.cm->gsi.seed, key, sizeof(key)) % SOFT_GSI_BUCKETS];
 }
 
 /* Set the peer's queue pair number, and index the conversation by it. The number is 0 if it is not
@@ -99,26 +98,26 @@ static void set_peer_qpn(struct conversation *conversation, uint32_t qpn)
 
 static struct conversation *conversation_new(const struct conversation *like, int *error)
 {
-	struct conversation *made = hold(sizeof(*made), error);
+	struct conversation *created = hold(sizeof(*created), error);
 
-	if (!made)
+	if (!created)
 		return NULL;
-	*made = *like;
-	*error = soft_table_add(&soft_device.cm->gsi.ids, made, UINT32_MAX, &made->local_id);
+	*created = *like;
+	*error = soft_table_add(&soft_device.cm->gsi.ids, created, UINT32_MAX, &created->local_id);
 	if (*error) {
-		release(made);
+		release(created);
 		return NULL;
 	}
-	soft_cm_link_init(&made->link, &soft_cm_gsi);
-	soft_list_append(&soft_device.cm->gsi.conversations, &made->node);
-	soft_list_init(&made->by_remote_id);
-	soft_list_init(&made->by_peer_qpn);
-	if (made->passive)
-		soft_list_append(
-			bucket(soft_device.cm->gsi.by_remote_id, &made->peer, made->remote_id),
-			&made->by_remote_id);
-	set_peer_qpn(made, made->peer_qpn);
-	return made;
+	soft_cm_link_init(&created->link, &soft_cm_gsi);
+	soft_list_append(&soft_device.cm->gsi.conversations, &created->node);
+	soft_list_init(&created->by_remote_id);
+	soft_list_init(&created->by_peer_qpn);
+	if (created->passive)
+		soft_list_append(bucket(soft_device.cm->gsi.by_remote_id, &created->peer,
+					created->remote_id),
+				 &created->by_remote_id);
+	set_peer_qpn(created, created->peer_qpn);
+	return created;
 }
 
 static void end(struct soft_cm_link *link)
@@ -148,9 +147,10 @@ static bool is_sidr(const struct soft_cm_mad *mad)
 static struct conversation *find_by_remote_id(const union ibv_gid *peer,
 					      const struct soft_cm_mad *mad)
 {
-	struct soft_node *named = bucket(soft_device.cm->gsi.by_remote_id, peer, mad->local_id);
+	struct soft_node *candidates =
+		bucket(soft_device.cm->gsi.by_remote_id, peer, mad->local_id);
 
-	soft_list_each (struct conversation, it, named, by_remote_id)
+	soft_list_each (struct conversation, it, candidates, by_remote_id)
 		if (it->remote_id == mad->local_id && it->datagrams == is_sidr(mad) &&
 		    is_gid(it->peer.raw, peer))
 			return it;
@@ -161,9 +161,9 @@ static struct conversation *find_by_remote_id(const union ibv_gid *peer,
  * connection may not be established yet. */
 static struct conversation *find_by_peer_qpn(const union ibv_gid *peer, uint32_t qpn)
 {
-	struct soft_node *named = bucket(soft_device.cm->gsi.by_peer_qpn, peer, qpn);
+	struct soft_node *candidates = bucket(soft_device.cm->gsi.by_peer_qpn, peer, qpn);
 
-	soft_list_each (struct conversation, it, named, by_peer_qpn)
+	soft_list_each (struct conversation, it, candidates, by_peer_qpn)
 		if (it->peer_qpn == qpn && it->link.calls && is_gid(it->peer.raw, peer))
 			return it;
 	return NULL;
@@ -276,7 +276,7 @@ static void handle_request(const union ibv_gid *from, const union ibv_gid *to,
 	const struct soft_cm_message disconnect = {.type = SOFT_CM_DREQ};
 	const bool shared = soft_device.cm->gsi.calls->is_shared(to);
 	struct conversation *known = find_by_remote_id(from, mad),
-			    *old = find_by_peer_qpn(from, mad->message.qpn), *made;
+			    *old = find_by_peer_qpn(from, mad->message.qpn), *created;
 	struct listener *listener = listener_at(to, mad);
 	int error;
 
@@ -309,23 +309,23 @@ static void handle_request(const union ibv_gid *from, const union ibv_gid *to,
 		respond(from, to, mad, SOFT_CM_REASON_INVALID_MTU);
 		return;
 	}
-	made = conversation_new(&(struct conversation){.local = *to,
-						       .peer = *from,
-						       .local_port = mad->service_port,
-						       .peer_port = mad->source_port,
-						       .remote_id = mad->local_id,
-						       .transaction = mad->transaction,
-						       .peer_qpn = mad->message.qpn,
-						       .passive = true,
-						       .datagrams = is_sidr(mad)},
-				&error);
-	if (!made)
+	created = conversation_new(&(struct conversation){.local = *to,
+							  .peer = *from,
+							  .local_port = mad->service_port,
+							  .peer_port = mad->source_port,
+							  .remote_id = mad->local_id,
+							  .transaction = mad->transaction,
+							  .peer_qpn = mad->message.qpn,
+							  .passive = true,
+							  .datagrams = is_sidr(mad)},
+				   &error);
+	if (!created)
 		return; /* the peer will retransmit the request */
 	if (is_sidr(mad))
-		(void)soft_cm_sidr_request_received(&listener->listener, &made->link,
+		(void)soft_cm_sidr_request_received(&listener->listener, &created->link,
 						    &mad->message);
 	else
-		(void)soft_cm_request_received(&listener->listener, &made->link, &mad->message);
+		(void)soft_cm_request_received(&listener->listener, &created->link, &mad->message);
 }
 
 /* Returns the conversation that matches the sender, type and IDs of the message, or NULL. */
@@ -394,7 +394,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 {
 	const struct rdma_addr *addresses = &id->id.route.addr;
-	struct conversation *made = conversation_new(
+	struct conversation *created = conversation_new(
 		&(struct conversation){.local = addresses->addr.ibaddr.sgid,
 				       .peer = addresses->addr.ibaddr.dgid,
 				       .local_port = ntohs(soft_rdma_get_src_port(&id->id)),
@@ -402,22 +402,22 @@ static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 				       .datagrams = soft_cm_datagrams(id)},
 		error);
 
-	if (!made)
+	if (!created)
 		return NULL;
-	made->transaction = made->local_id;
-	made->path_mtu = id->path_mtu = mtu_of(&made->local);
-	return &made->link;
+	created->transaction = created->local_id;
+	created->path_mtu = id->path_mtu = mtu_of(&created->local);
+	return &created->link;
 }
 
 static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *error)
 {
-	struct listener *made = hold(sizeof(*made), error);
+	struct listener *created = hold(sizeof(*created), error);
 
 	(void)id;
-	if (!made)
+	if (!created)
 		return NULL;
-	soft_list_append(&soft_device.cm->gsi.listeners, &made->node);
-	return &made->listener;
+	soft_list_append(&soft_device.cm->gsi.listeners, &created->node);
+	return &created->listener;
 }
 
 static void stop_listening(struct soft_cm_listener *listener)
