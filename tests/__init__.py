@@ -1,1 +1,1 @@
-"""The tests; they mirror the package, room by room."""
+"""Tests of aiordma, in folders like those of the package."""

@@ -1,11 +1,11 @@
-"""The combination of event loop, connection method and polling in which a test runs.
+"""Choose the event loop, connection method and polling mode in which a test runs.
 
-A test runs in one combination, chosen so that a file uses all of them about equally often. With
-``--every-combination`` the tests that have several run in each; those with all three parameters in
-four of the eight, in which each two values meet. A coroutine has the parameter
-"loop", which pytest-asyncio sets; other parameters are those of the fixtures of
-tests/transport/conftest.py that the test uses.
-A test to which a parameter makes no difference says so by a marker.
+Each test runs in one combination, chosen so that the tests of a file use all of them about equally
+often. With ``--every-combination``, tests with several combinations run in each of them. Tests with
+all three parameters run in four of the eight combinations, which cover each pair of values. A
+coroutine has the parameter "loop", which pytest-asyncio sets. The other parameters are those of the
+fixtures of tests/transport/conftest.py that the test uses. A marker exempts tests to which a
+parameter makes no difference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every comparison of bench/, with the least work: `make comparisons`.
+"""Run every comparison of bench/ with as little work as possible: `make comparisons`.
 
-How long contenders that poll take depends on the other work of the machine, so these are no tests
-of `make test`.
+`make test` does not run these tests, because the times of contenders that poll depend on the
+machine's other work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.lanes import Options
 # The perftest comparison is tested in softdev/tests/programs.
 @pytest.mark.parametrize("name", [name for name in IN_ALL if name != "perftest"])
 def test_comparison_runs_and_judges_every_contender(name: str) -> None:
-    """One run with the least work: every contender runs and every requirement is judged."""
+    """Each contender runs once with as little work as possible."""
     comparison = COMPARISONS[name]
     data = comparison.measure(Options(turns=1, share=0.01, most=64 << 10))
     assert data

@@ -1,7 +1,7 @@
-"""Every decoder in Python of bytes or text that others have written, in one table.
+"""A table of all Python decoders of bytes or text from outside of the process.
 
-`tests/test_decoders.py` feeds each with arbitrary and with mutated input, and fails for a function
-of `aiordma._core` that takes such input and is in neither `DECODERS` nor `NO_DECODERS`.
+`tests/test_decoders.py` tests each decoder with arbitrary and with mutated input. It fails if a
+function of `aiordma._core` that takes such input is in neither `DECODERS` nor `NO_DECODERS`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""System calls that tests let the kernel deny, by a seccomp filter (seccomp(2))."""
+"""Seccomp filters by which tests make the kernel deny system calls (seccomp(2))."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A tensor of the tests' own: it hands out DLPack capsules of any kind, right and wrong.
+"""A tensor class that exports valid and invalid DLPack capsules of any kind.
 
-Source: the DLPack specification (dlpack.h), the Python C API on capsules.
+Sources: the DLPack specification (dlpack.h), and the Python C API on capsules.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What aiordma uses of torch: tensors that refer to storages, which have the memory.
+"""A substitute for the parts of torch that aiordma uses: tensors and their storages.
 
-`make test` does without torch, which takes hundreds of megabytes.
+`make test` does not need torch, which takes hundreds of megabytes.
 """
 
 from __future__ import annotations

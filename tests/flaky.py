@@ -1,11 +1,11 @@
-"""Repeats a command beside a load, and names every test that ever failed.
+"""Repeat a command under load, and name every test that ever failed.
 
     python -m tests.flaky 25 make test
 
-The load is a busy loop on every core, of which there are at least two, and a writer that waits for
-the disk. As root, the priorities of the command's threads change at random too: so one thread of a
-test waits while another one runs, which is rare on a machine that is merely busy. The output of
-each run is in build/logs/flaky. The exit status is 1 when a run failed.
+The load is a busy loop on every core (at least two), and a writer that waits for the disk. As root,
+it also changes the priorities of the command's threads at random, so that one thread of a test
+waits while another one runs. This is rare on a machine that is merely busy. The output of each run
+is in build/logs/flaky. The exit status is 1 if a run failed.
 """
 
 from __future__ import annotations

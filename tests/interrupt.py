@@ -1,4 +1,4 @@
-"""Ctrl-C for a process that runs an event loop."""
+"""Send Ctrl-C to a process that runs an event loop."""
 
 from __future__ import annotations
 

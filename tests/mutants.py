@@ -1,10 +1,10 @@
-"""Plants mistakes in the library, one after another, and records which test finds each.
+"""Plant mistakes in the library, one at a time, and record which test finds each.
 
     [SAMPLE=40] python -m tests.mutants [--list | --record] [PART OF A LINE OF THE LIST ...]
 
-Clones of HEAD in build/mutants, one for each worker, are changed, built and tested; the tree of the
-user is not. What was found is in build/mutants/*.jsonl, so that a run that was ended goes on. The
-list is always the same for the same ``aiordma``.
+Each worker changes, builds and tests its own clone of HEAD in build/mutants, and never the user's
+tree. The results are in build/mutants/*.jsonl, so that an interrupted run can continue. The list is
+always the same for the same ``aiordma``.
 """
 
 from __future__ import annotations

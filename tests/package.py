@@ -1,19 +1,20 @@
-"""Makes the sdist of this commit and wheels from it, into dist/, and tries them.
+"""Make the sdist of this commit and its wheels in dist/, and try them.
 
     python -m tests.package [PYTHON ...]              a wheel with this machine's compiler
     python -m tests.package --manylinux [PYTHON ...]  wheels for every distribution and machine
     python -m tests.package --try [PYTHON ...]        only tries the wheels in dist/
     python -m tests.package --twice [PYTHON ...]      makes all again in a clone: the same bytes
 
-A wheel is made for each interpreter, by default for that of .venv (``--manylinux``: for each one
-on the PATH that has C headers). Each is checked, and tried if it is for this machine: an
-environment without any compiler installs it and runs the echo and the README's first program.
-The packages of ``integrations`` have no compiled code, so there is one wheel of each; they are
-installed beside it and imported.
+A wheel is made for each interpreter, by default for that of .venv (``--manylinux``: for each one on
+the PATH that has C headers). Each wheel is checked. A wheel for this machine is also tried in an
+environment without a compiler, which installs it and runs the echo and the README's first program.
+The packages of ``integrations`` have no compiled code, so there is one wheel of each. They are
+installed beside aiordma and imported.
 
-``--manylinux`` compiles with zig, which has the C libraries of all distributions. For Python the
-build is a cross build, on either machine: its names and headers come from a description of Python
-that is made here. Headers of one machine serve the other, since both have the same sizes of types.
+``--manylinux`` compiles with zig, which has the C libraries of all distributions. For Python, this
+is a cross build on either machine: the names and headers come from a description of Python that
+this program makes. The headers of one machine also serve the other, because both have the same
+sizes of types.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs that tests run and wait for."""
+"""Run programs in tests and wait for them."""
 
 from __future__ import annotations
 

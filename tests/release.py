@@ -1,10 +1,10 @@
-"""Writes the address of the repository into what a release shows: its metadata and READMEs.
+"""Write the address of the repository into the metadata and READMEs of a release.
 
     python -m tests.release https://HOST/OWNER/NAME
 
-The release workflow runs it before it builds, with its own repository; the project names no
-address. The changes are committed, since the sdist has the files of a commit, with the time of the
-commit before, so that everyone who runs it gets the same bytes.
+The release workflow runs this before it builds, with its own repository, because the project names
+no address. The changes are committed, because the sdist has the files of a commit. The commit has
+the time of the previous one, so that everyone who runs this gets the same bytes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Counts what there is to read: tokens of code and words of pages, for each part of the repository.
+"""Count the tokens of code and the words of pages in each part of the repository.
 
     python -m tests.size [--record]
 
-Comments, docstrings, blanks and layout count nothing; a program in a string counts like code. The
-exit status is 1 where a part is larger than size.json says. ``--record`` writes what is there now:
-a commit that makes a figure larger says why.
+Comments, docstrings, blanks and layout do not count. A program in a string counts like code. The
+exit status is 1 if a part is larger than in size.json. ``--record`` writes the current figures
+there. A commit that increases a figure says why.
 """
 
 from __future__ import annotations

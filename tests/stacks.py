@@ -1,8 +1,9 @@
-"""The stacks of processes: what a test that takes too long is waiting for.
+"""Print the stacks of processes, to show what a test that takes too long is waiting for.
 
     tests/stacks.py COMMAND ...
 
-runs a command, and after LIMIT prints the stacks of it and of all that it has started, and ends it.
+This runs a command. After LIMIT, it prints the stacks of the command and of all processes that it
+has started, and ends them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Invalid arguments are refused in the first step of a call, before it waits for anything.
+"""Tests that invalid arguments are refused in a call's first step, before it waits.
 
-Each call gets one step on a running loop, so a call that would have to wait for its peer, for
-memory, for room in a queue or for the resolver fails the test instead of hanging.
+Each call gets one step on a running loop. A call that would have to wait for its peer, for memory,
+for room in a queue or for the resolver therefore fails the test instead of hanging.
 """
 
 from __future__ import annotations

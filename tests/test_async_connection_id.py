@@ -1,4 +1,4 @@
-"""The connection manager on the event loop: connecting, refusing, the end, cancellation."""
+"""Tests of the connection manager on the event loop, from connecting to cancellation."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_disconnect_ends_pending_calls_at_both_sides(
 
 
 async def test_request_wakes_the_task_in_get_request(device_name: str, host: str) -> None:
-    """Not one that waits for the listener's end."""
+    """A task that waits for the listener's end must not wake up instead."""
     async with listening(device_name, host) as (listener, address):
         ending = asyncio.create_task(listener.wait_disconnected())
         await asyncio.sleep(0)
@@ -257,7 +257,7 @@ async def test_requests_beyond_the_backlog_are_rejected(device_name: str, host: 
 async def test_request_of_a_gone_peer_frees_its_place_in_the_backlog(
     device_name: str, host: str
 ) -> None:
-    """In a full backlog, where the device tells: a card's driver does not before the accept."""
+    """The embedded device reports the withdrawal. A card's driver does not before the accept."""
     async with listening(device_name, host, backlog=1) as (listener, address):
         async with asking(device_name, address, b"first") as (_, connecting):
             await until(lambda: bool(listener._requests))
@@ -332,7 +332,7 @@ async def test_addresses_without_a_device_raise_errors(device_name: str, host: s
 
 
 async def test_failure_events_raise_the_matching_errors(device_name: str, host: str) -> None:
-    """Events that this machine does not bring about, as the channel would hand them out."""
+    """These events cannot be triggered on this machine, so the test delivers them itself."""
 
     async def after(
         kind: cm.EventType, step: Callable[[AsyncConnectionId], Awaitable[object]]
@@ -408,7 +408,6 @@ async def test_disconnect_in_another_thread_raises_wrong_loop_error(
 
 
 async def test_async_queue_pair_accepts_a_synchronous_id(device: verbs.Device, host: str) -> None:
-    """AsyncQueuePair takes an id of aiordma.cm, too."""
     with cm.EventChannel(device.library) as channel, channel.create_id() as id:
         id.bind_addr((host, 0))
         assert id.context is not None

@@ -1,4 +1,4 @@
-"""Verbs on the event loop: backpressure, batches, cancellation, failure, the end."""
+"""Tests of verbs on the event loop: backpressure, batches, cancellation and failures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def connected(
 
 
 async def test_every_operation_can_be_awaited_or_started(pd: verbs.ProtectionDomain) -> None:
-    """Each is that of a batch (tests/verbs/test_batch.py), awaited or as a future."""
+    """tests/verbs/test_batch.py tests the same operations in batches."""
     async with connected(pd) as (one, two):
         queue, piece, there = one.queue, one.piece(), (two.mr.addr, two.mr.rkey)
         received = [two.queue.recv_nowait([two.piece(64)]) for _ in range(2)]
@@ -149,7 +149,7 @@ async def test_waiter_that_needs_more_room_is_not_overtaken(pd: verbs.Protection
 
 
 async def test_fail_ends_pending_operations_with_its_cause(pd: verbs.ProtectionDomain) -> None:
-    """What has completed is delivered; everything else fails with that cause, later too."""
+    """Completed operations are still delivered. Later operations fail with the same cause."""
     async with connected(pd) as (one, two):
         arrived, waiting = two.queue.recv_nowait([two.piece()]), two.queue.recv_nowait()
         await one.queue.send([one.piece()])
@@ -166,7 +166,7 @@ async def test_fail_ends_pending_operations_with_its_cause(pd: verbs.ProtectionD
 
 
 async def test_receive_ring_posts_later_when_the_queue_is_full(pd: verbs.ProtectionDomain) -> None:
-    """A place of the ring for which there is no room is posted later, not lost."""
+    """A place of the ring that finds the queue full must not be lost."""
     async with connected(pd, rnr_retry=7, min_rnr_timer=0.4) as (one, two):
         ring = two.queue.receives(2, 8)
         for imm in (1, 2):
@@ -190,7 +190,7 @@ async def test_receive_ring_posts_later_when_the_queue_is_full(pd: verbs.Protect
 
 
 async def test_receive_ring_without_room_posts_nothing(pd: verbs.ProtectionDomain) -> None:
-    """Receives that stayed posted would take messages that are longer than they are."""
+    """Receives left behind would consume messages that may be too long for them."""
     async with connected(pd, QPCapabilities(max_recv_wr=8)) as (one, two):
         size = two.queue.qp.capabilities.max_recv_wr
         ring = two.queue.receives(4, 8)
@@ -212,7 +212,7 @@ async def test_receive_ring_without_room_posts_nothing(pd: verbs.ProtectionDomai
 async def test_receive_ring_delivers_arrived_messages_before_the_failure(
     pd: verbs.ProtectionDomain,
 ) -> None:
-    """What had arrived comes first, then the failure, each time; nothing after the close."""
+    """Every later call raises the failure again. After the close, the ring is closed."""
     async with connected(pd) as (one, two):
         rings = two.queue.receives(2, 8), two.queue.receives(1, 8)
         for imm in (1, 2, 3):
@@ -231,7 +231,7 @@ async def test_receive_ring_delivers_arrived_messages_before_the_failure(
 
 
 async def test_abandoned_futures_report_no_exception(pd: verbs.ProtectionDomain) -> None:
-    """A failure that is never retrieved is not reported to the loop, which would fail the test."""
+    """A report to the event loop would fail the test."""
     async with connected(pd) as (one, _):
         one.queue.recv_nowait()
         one.queue.recv_nowait().cancel()
@@ -272,7 +272,7 @@ async def test_submit_nowait_raises_queue_full_error(pd: verbs.ProtectionDomain)
 async def test_unsignaled_requests_never_block_the_send_queue(
     pd: verbs.ProtectionDomain, signal_all: bool
 ) -> None:
-    """Ten times what the queue holds, alone, and in lists of all that it holds."""
+    """Post ten times the queue's capacity, one request at a time and in batches that fill it."""
     async with connected(pd, QPCapabilities(max_send_wr=4), sq_sig_all=signal_all) as (one, two):
         queue, size = one.queue, one.queue.qp.capabilities.max_send_wr
         target = two.mr.addr, two.mr.rkey
@@ -315,7 +315,7 @@ async def test_unsignaled_future_ends_with_the_next_completion(pd: verbs.Protect
 async def test_request_cancelled_while_waiting_for_room_is_not_posted(
     pd: verbs.ProtectionDomain,
 ) -> None:
-    """Nothing is posted for it, and the next one gets its turn."""
+    """The next waiting request gets its turn."""
     async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
 
@@ -443,7 +443,7 @@ async def test_datagram_is_sent_and_received(pd: verbs.ProtectionDomain) -> None
 async def test_device_failure_ends_every_pending_operation(
     context: verbs.Context, pd: verbs.ProtectionDomain, kind: EventType
 ) -> None:
-    """Nothing may complete any more: every waiter is told, with the report as the cause."""
+    """Nothing may complete after this event. Each error has the device's report as its cause."""
     async with AsyncQueuePair(pd) as one, AsyncQueuePair(pd) as two:
         here, there = one.qp.endpoint(), two.qp.endpoint()
         one.qp.connect(here, there)

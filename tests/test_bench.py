@@ -1,4 +1,4 @@
-"""The comparisons of bench/, and the page of results."""
+"""Tests of the comparisons of bench/, and of the page of results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def until_all_are(expected: str, pids: list[str]) -> None:
 
 
 def test_polling_contender_is_stopped_between_its_turns(tmp_path: Path) -> None:
-    """And ends with what started it.  A Python by another name is that of another environment."""
+    """The contender's processes end with the process that started them.
+
+    A Python with another path counts as another environment.
+    """
     program = (
         "import os, sys; from bench.contender import InPython, two_cores;"
         "folder, name = os.path.split(sys.executable);"
@@ -71,7 +74,7 @@ def test_polling_contender_is_stopped_between_its_turns(tmp_path: Path) -> None:
 
 
 def test_processes_of_another_run_stop_the_measurement() -> None:
-    """It computes, and halves what is measured beside it."""
+    """A leftover process that computes would slow down the programs being measured."""
     left = [sys.executable, "-c", "while True: pass", "bench.worker"]
     with subprocess.Popen(left) as process:
         try:
@@ -87,7 +90,7 @@ def test_processes_of_another_run_stop_the_measurement() -> None:
 def test_failing_or_hanging_contender_is_named_and_ended(
     rest: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the others go on."""
+    """The other contenders continue."""
     monkeypatch.setattr(contender, "LIMIT", 0.5 if said == "hung" else 60.0)
 
     class Failing(contender.Contender):
@@ -108,7 +111,7 @@ COMMITTED = command.HERE / command.SAVED
 
 
 def test_committed_results_match_the_command() -> None:
-    """Generated pages are unedited; a row that misses its goal has a note, and no other one has."""
+    """The page is generated. Each missed goal has a note, and each note is about a requirement."""
     results = json.loads(COMMITTED.read_text())
     text = (command.HERE / "RESULTS.md").read_text()
     assert text == command.text(results)

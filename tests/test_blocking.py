@@ -1,4 +1,4 @@
-"""aiordma.blocking: calls from any thread, time limits, errors, the end of its thread, fork."""
+"""Tests of aiordma.blocking: threads, time limits, errors, exit and fork."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def until_it_receives(conn: blocking.Connection) -> None:
 
 
 def test_exception_in_with_is_named_to_the_peer(serve: blocking.Listener) -> None:
-    """The peer gets what was sent, and then an error with the type of the exception."""
+    """The peer gets the type of the exception, but not its text."""
     with connected(serve) as (client, server):
         with pytest.raises(ZeroDivisionError), client:
             raise ZeroDivisionError("secret")
@@ -106,8 +106,6 @@ def test_memory_operations_work_from_several_threads(serve: blocking.Listener) -
 
 
 def test_connections_of_several_threads_wait_concurrently(serve: blocking.Listener) -> None:
-    """Each thread has a connection of its own; they wait at the same time."""
-
     def echo(_: int) -> None:
         with serve.accept() as conn:
             for message in conn:
@@ -151,7 +149,7 @@ def test_second_thread_reading_a_stream_raises_busy_error(host: str, device_name
 
 @pytest.mark.skipif(not hasattr(asyncio.StreamWriter, "__del__"), reason="new in Python 3.11.5")
 def test_dropped_stream_warns_and_ends(host: str, device_name: str) -> None:
-    """It ends in the thread of its loop, which says so."""
+    """The stream ends in its loop's thread, which emits the warning."""
     ended = SimpleQueue[bytes]()
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,7 +175,7 @@ def test_dropped_stream_warns_and_ends(host: str, device_name: str) -> None:
 
 
 def test_timed_out_call_loses_no_message(serve: blocking.Listener) -> None:
-    """Its object goes on, and nothing is lost."""
+    """The connection stays usable after the timeout."""
     with connected(serve) as (client, server):
         with pytest.raises(TimeoutError, match=r"after 0\.01 seconds"):
             server.within(0.01).recv()
@@ -245,7 +243,7 @@ def test_interrupt_ends_the_call(serve: blocking.Listener) -> None:
 
 
 def test_interrupt_before_the_wait_ends_the_call(serve: blocking.Listener) -> None:
-    """It has been submitted, and its thread does not wait for it yet."""
+    """The call has been submitted, but its thread is not waiting for it yet."""
     with connected(serve) as (client, server):
         interrupt(server.recv, has_result=False)
         client.send(b"for the next call")
@@ -291,7 +289,7 @@ RECEIVERS = [by_recv, by_next, by_recv_into, by_recv_with]
 
 
 def test_interrupt_loses_no_message(serve: blocking.Listener) -> None:
-    """Whatever receives it next: it has its place, and its immediate data."""
+    """The next call may be of another kind. The message keeps its place and its immediate data."""
     with connected(serve) as (client, server):
         for lost, then in itertools.product(RECEIVERS, repeat=2):
             client.send(b"1st", imm=1)
@@ -314,7 +312,10 @@ def look_for_signals() -> None:
 def test_interrupt_after_the_result_loses_no_message(
     serve: blocking.Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing between the result and the program, a loop's condition for one, looks for signals."""
+    """No code between a result and its return to the program may check for signals.
+
+    A loop's condition, for example, would do so.
+    """
     call, calls = blocking._LoopThread.call, itertools.count(1)
 
     def interrupted(*arguments: Any) -> Any:
@@ -475,7 +476,7 @@ print("no deadlock")
 
 @pytest.mark.any_device
 def test_call_nested_at_any_step_does_not_deadlock() -> None:
-    """As of a signal handler, or of a destructor, which the collector runs at any time."""
+    """A signal handler, or a destructor run by the garbage collector, may call at any time."""
     done = run_python("-c", AT_ANY_STEP)
     assert (done.returncode, done.stdout, done.stderr) == (0, "no deadlock\n", "")
 
@@ -490,7 +491,7 @@ def test_signal_handler_can_call_during_a_call(serve: blocking.Listener) -> None
 
 @pytest.mark.parametrize("where", ["its own thread", "the thread of leases"])
 def test_destructor_in_a_thread_of_aiordma_can_close(serve: blocking.Listener, where: str) -> None:
-    """It only begins it: what it would wait for may wait for this thread."""
+    """It only starts the close. Waiting for it could block the thread that has to finish it."""
     refused: SimpleQueue[type[Exception]] = SimpleQueue()
 
     class Owner:
@@ -535,7 +536,10 @@ def test_failure_of_an_unawaited_close_is_logged(
 def test_connecting_to_a_server_of_the_own_loop_raises_wrong_loop_error(
     serve: blocking.Listener, host: str, device_name: str
 ) -> None:
-    """It could not answer: refused at once. What can work does, as in a notebook."""
+    """The server could not respond while the call blocks its loop.
+
+    Calls that can complete are allowed, as in a notebook.
+    """
 
     async def echo(conn: transport.Connection) -> None:
         async for message in conn:
@@ -613,7 +617,7 @@ def test_stop_ends_pending_calls_and_warns(serve: blocking.Listener) -> None:
 
 
 def test_cancellation_within_a_call_is_not_stop(serve: blocking.Listener) -> None:
-    """Neither of a call, nor of one with a time limit; its thread goes on."""
+    """The thread keeps working after a cancelled call, with or without a time limit."""
 
     async def cancel() -> None:
         waiting = asyncio.create_task(asyncio.Event().wait())
@@ -632,8 +636,6 @@ def test_cancellation_within_a_call_is_not_stop(serve: blocking.Listener) -> Non
 def test_failed_thread_start_is_raised_and_can_be_repeated(
     monkeypatch: pytest.MonkeyPatch, host: str, device_name: str
 ) -> None:
-    """The caller gets the error, and the next use works."""
-
     def fail() -> asyncio.AbstractEventLoop:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -646,7 +648,7 @@ def test_failed_thread_start_is_raised_and_can_be_repeated(
 
 
 def test_exit_in_a_call_is_raised_to_the_caller(serve: blocking.Listener) -> None:
-    """The caller exits; the thread and what is open go on."""
+    """The thread and its open connections keep working."""
     with connected(serve) as (client, server):
         for function in (sys.exit, exit_later):
             with pytest.raises(SystemExit) as raised:
@@ -664,7 +666,7 @@ async def exit_later(status: int) -> None:
 def test_exit_in_a_task_is_logged(
     serve: blocking.Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That is logged; the thread and what is open go on."""
+    """The thread and its open connections keep working."""
     tasks = []
 
     async def begin() -> None:
@@ -680,7 +682,7 @@ def test_exit_in_a_task_is_logged(
 
 
 def test_stopped_loop_is_replaced_by_the_next_call(caplog: pytest.LogCaptureFixture) -> None:
-    """The caller is told, and the next use has another thread."""
+    """The call that stopped the loop raises an error."""
 
     async def stop() -> None:
         asyncio.get_running_loop().stop()
@@ -694,7 +696,6 @@ def test_stopped_loop_is_replaced_by_the_next_call(caplog: pytest.LogCaptureFixt
 
 
 def test_concurrent_first_calls_share_one_thread() -> None:
-    """They share one thread."""
     barrier = threading.Barrier(8)
 
     def first() -> int:
@@ -724,7 +725,7 @@ def test_stop_from_its_own_thread_raises_wrong_loop_error() -> None:
 def test_program_end_matches_the_blocking_page(
     host: str, device_name: str, daemon: bool, last: str, printed: str
 ) -> None:
-    """As docs/blocking.md says of a thread that waits while the program ends."""
+    """docs/blocking.md describes how a thread that waits behaves when the program ends."""
     code = f"""
 import atexit, threading
 atexit.register(lambda: accepting.join())  # after what blocking registers

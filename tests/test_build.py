@@ -1,6 +1,6 @@
-"""The build: meson.build names every source, and a change compiles what depends on it.
+"""Tests of the build: its sources, its symbols, and what a change recompiles.
 
-A source that is left out would be neither compiled nor tested.
+A source that meson.build does not name would be neither compiled nor tested.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_extension_modules_export_only_their_init_function(module: ModuleType) -
     ],
 )
 def test_make_names_the_missing_package_first(target: str, package: str, tmp_path: Path) -> None:
-    """Not after a set-up of minutes."""
+    """Setting up the environment first would take minutes."""
     make, bash = shutil.which("make"), shutil.which("bash")
     assert make
     assert bash
@@ -71,7 +71,7 @@ def test_make_names_the_missing_package_first(target: str, package: str, tmp_pat
 
 
 def test_change_recompiles_only_dependent_modules(tmp_path: Path) -> None:
-    """Also where the PATH has no program `cython`: an import compiles, whatever started it."""
+    """An import compiles the modules, even if `cython` is not on the PATH."""
     source, folder = tmp_path / "source", tmp_path / "build"
     # Other processes replace .pyc files during the copy, but their folders persist.
     compiled = shutil.ignore_patterns("*.pyc*")

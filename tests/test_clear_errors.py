@@ -1,4 +1,4 @@
-"""Mistakes at the borders of the interface, each with the text that its user reads."""
+"""Tests of common mistakes in using the interface, each with the text that its user reads."""
 
 from __future__ import annotations
 

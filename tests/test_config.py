@@ -1,4 +1,4 @@
-"""`Config`: a setting of another type is refused by its name."""
+"""Tests of `Config`: conversions, and errors that name a setting of the wrong type."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUMBERS = [field for field in fields(Config) if str(field.type).startswith(("int
 
 @pytest.mark.parametrize("field", NUMBERS, ids=lambda field: field.name)
 def test_config_converts_numpy_numbers(field: Field[Any]) -> None:
-    """They become Python's own, so that nothing behind Config meets them."""
+    """They become Python's own types, so that later code never handles numpy's."""
     kind: Any
     kind, value = (np.int64, 9) if str(field.type).startswith("int") else (np.float32, 0.5)
     value = {"path_mtu": 1024, "max_eager_size": 2048, "eager_size": 2048, "pool_limit": 1 << 30,

@@ -89,7 +89,10 @@ def test_missing_device_fails_the_run(option: str) -> None:
 def test_conftest_fails_tests_with_leaks_and_reported_errors(
     tmp_path: Path, device_name: str
 ) -> None:
-    """Leaks, expectations, what reaches only the loop; what asks for no device is not repeated."""
+    """Errors that reach only the event loop count, too.
+
+    Tests that need no device are not repeated for another device.
+    """
     path = tmp_path / "test_broken.py"
     path.write_text(BROKEN)
     arguments = "-p", "conftest", "--device", device_name, "-rA", str(path)

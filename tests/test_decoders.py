@@ -1,4 +1,4 @@
-"""Any input of a decoder gives a result or a documented error, within bounds."""
+"""Tests that any input of a decoder gives a result or a documented error, within bounds."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_any_input_gives_a_result_or_a_documented_error(name: str, data: st.Data
 def test_valid_input_is_decoded_and_truncated_input_rejected(
     name: str, data: st.DataObject
 ) -> None:
-    """Else the test above would only see errors; what is cut off at any point is refused."""
+    """Without valid input, the test with any input might only see errors."""
     decoder = DECODERS[name]
     content = data.draw(decoder.valid)
     result = decoder.decode(content)

@@ -1,4 +1,4 @@
-"""The tree of exceptions: its shape, its texts, and that all of it copies and pickles."""
+"""Tests of the tree of exceptions: its shape and texts, and copying and pickling."""
 
 from __future__ import annotations
 

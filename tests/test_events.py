@@ -1,4 +1,4 @@
-"""`async for` over the events of a device: nothing is lost, every subscriber gets it."""
+"""Tests of `async for` over device events: every subscriber gets every event."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_every_subscriber_receives_the_event(
 
 
 async def test_event_names_its_object(device: verbs.Device) -> None:
-    """IBTA volume 1, clause 10.3.1.5: a send queue that has run dry, when asked to tell."""
+    """A drained send queue reports an event on request (IBTA volume 1, clause 10.3.1.5)."""
     with device.open() as context, context.alloc_pd() as pd, context.create_cq(64) as cq:
         async with aiordma.device_events(context) as events:
             qp = pd.create_qp(cq)
@@ -160,7 +160,6 @@ async def test_unknown_device_raises_device_not_found_error() -> None:
 async def test_loop_that_ended_without_closing_blocks_no_other(
     device: verbs.Device, host: str, addresses_change: Happen
 ) -> None:
-    """It went without closing."""
     channel = cm.EventChannel(device.library)
     id = channel.create_id()
     id.bind_addr((host, 0))
@@ -179,7 +178,7 @@ async def test_loop_that_ended_without_closing_blocks_no_other(
 
 
 async def test_event_after_unsubscribe_is_not_delivered(device: verbs.Device) -> None:
-    """An event on its way to a loop that has no subscriber any more."""
+    """The event is already on its way to the loop when the last subscriber leaves."""
     heard: list[AsyncEvent] = []
     with device.open() as context:
         here = ContextEvents.for_context(context)

@@ -1,4 +1,4 @@
-"""Finalizers while the interpreter shuts down, when the globals of modules are None."""
+"""Tests of finalizers during the interpreter's shutdown, when module globals are None."""
 
 from __future__ import annotations
 

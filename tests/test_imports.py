@@ -1,7 +1,8 @@
-"""Which module may import which, and what importing must not do.
+"""Tests of which module may import which, and of the effects of importing.
 
-Groups point one way, from the shells to the pure core; ``docs/design.md`` says what each is.
-A new module or package needs a row here before anything can be imported into it.
+Dependencies between groups point one way, from the outer layers to the pure core.
+``docs/design.md`` describes each group. A new module or package needs a row here before anything
+can be imported into it.
 """
 
 from __future__ import annotations
@@ -312,7 +313,10 @@ def test_groups_do_not_import_banned_modules() -> None:
 
 
 def test_groups_form_no_cycle() -> None:
-    """A row for a group stands for those of its modules, and a module's name for its group's."""
+    """A group includes its modules that have their own rows.
+
+    A module without a row stands for its group.
+    """
     graph = {
         group: {name if name in GROUPS else name.partition(".")[0] for name in below}
         | {row for row in GROUPS if group and row.startswith(f"{group}.")}
@@ -358,7 +362,7 @@ def test_registrations_are_made_in_one_place(names: set[str], where: str) -> Non
 
 
 def test_software_device_is_reached_by_its_table_of_calls() -> None:
-    """And beyond that by one module."""
+    """Only one module uses other symbols of the device."""
     beyond = re.compile(r"aiordma_(?:embedded|sim|trace)_|AIORDMA_SIM_")
     sources = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyx")]
     assert [it.name for it in sources if beyond.search(it.read_text())] == ["softdev.py"]
@@ -372,7 +376,7 @@ def run(code: str) -> str:
 
 
 def test_pure_groups_load_without_the_rest() -> None:
-    """In an interpreter where ``aiordma`` is an empty package, so that only they are loaded."""
+    """``aiordma`` is an empty package in this interpreter, so that nothing else is loaded."""
     names = [
         ".".join(("aiordma", *path.relative_to(PACKAGE).with_suffix("").parts))
         for path in modules()

@@ -1,11 +1,12 @@
-"""Which C file may include which: Python's import rules (test_imports.py), for C.
+"""Tests of which C file may include which, as test_imports.py does for Python.
 
-A folder of C includes its own headers and those of the folders in the table. The inner
-folders of the embedded device have ranks (``softdev/src/softdev.h``): a folder includes of a
-lower one its interface and nothing else, and its objects need no function or variable of a higher
-one, however that is declared. Calls through tables that a folder is given do not count.
+A C file may include the headers of its own folder and of the folders in the table. The inner
+folders of the embedded device have ranks (``softdev/src/softdev.h``). A folder includes only the
+interface of a lower one. Its objects use no function or variable of a higher one, however that is
+declared. Calls through tables that a folder is given do not count.
 
-The device's state is in ``soft_device``: its objects have no other variable, but for a list here.
+The device's state is in ``soft_device``. Its objects have no other variables, apart from a list in
+this file.
 """
 
 from __future__ import annotations

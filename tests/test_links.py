@@ -1,4 +1,4 @@
-"""The embedded device's two wires on one host: shared memory, and TCP where that is wanted."""
+"""Test the embedded device's two wires on one host: shared memory, and TCP on request."""
 
 from __future__ import annotations
 

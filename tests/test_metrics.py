@@ -1,4 +1,4 @@
-"""Metrics agree with `statistics()` after a known load, at the endpoint of each exporter."""
+"""Tests that metrics agree with `statistics()` after a known load, for each exporter."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ PAGE = (ROOT / "docs" / "monitoring.md").read_text()
 
 @pytest.mark.any_device
 async def test_dashboard_and_alerts_query_existing_series(device_name: str) -> None:
-    """They query the series that a scrape has, by labels of these; the dashboard has them all."""
+    """They use only labels that the series have. The dashboard shows every series."""
     registry = CollectorRegistry()
     registry.register(Collector())
     where: Any = {"device": device_name}

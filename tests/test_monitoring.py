@@ -1,4 +1,4 @@
-"""`snapshot` and the hooks of connections."""
+"""Tests of `snapshot` and of connection hooks."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_snapshot_describes_connections_and_listeners(device_name: str, ho
 @pytest.mark.any_device
 @pytest.mark.parametrize("what", ["credits", "send_queue", "memory"])
 async def test_snapshot_counts_waiting_operations(device_name: str, what: str) -> None:
-    """A peer that receives nothing gives no credits; more work than entries waits for them."""
+    """A peer that does not receive gives no credits, and a full send queue delays requests."""
 
     def waiting() -> int:
         taken = snapshot()
@@ -183,7 +183,7 @@ async def test_snapshot_counts_waiting_operations(device_name: str, what: str) -
 
 @pytest.mark.any_device
 async def test_snapshot_latencies_form_a_histogram(device_name: str) -> None:
-    """Every 17th request is measured; a histogram adds up."""
+    """Every 17th request is measured. The counts of the histogram are cumulative."""
     before = snapshot()["latencies"]
     async with testing.connected_pair(device=device_name) as (client, _):
         remote = await client.request_region(8)
@@ -216,7 +216,7 @@ async def test_snapshot_can_be_taken_in_another_thread(device_name: str) -> None
 
 @pytest.mark.any_device
 async def test_snapshot_works_while_connections_come_and_go(device_name: str) -> None:
-    """Each number is read while another thread changes it."""
+    """The numbers change while another thread reads them."""
     over = threading.Event()
     taken: list[int] = []
 
@@ -397,7 +397,7 @@ async def leave_open(device_name: str, host: str) -> list[object]:
 
 @pytest.mark.any_device
 def test_hooks_are_called_at_the_end_of_asyncio_run(device_name: str, host: str) -> None:
-    """They are called in the thread of the loop, which still runs."""
+    """The hooks run in the loop's thread while the loop still runs."""
     called: list[tuple[str, int, int]] = []
 
     def note(change: ConnectionChange) -> None:
@@ -426,7 +426,7 @@ def test_hooks_are_called_at_the_end_of_asyncio_run(device_name: str, host: str)
 def test_hooks_are_called_when_the_loop_is_closed_early(
     device_name: str, host: str, changes: list[ConnectionChange]
 ) -> None:
-    """They are called as the loop is closed, also without asyncio.run."""
+    """The program does not use `asyncio.run`."""
     loop = asyncio.new_event_loop()
     left = loop.run_until_complete(leave_open(device_name, host))
     assert sorted(kinds(changes)) == [("begin", False), ("begin", True)]
@@ -439,7 +439,7 @@ def test_hooks_are_called_when_the_loop_is_closed_early(
 
 
 def test_counting_does_not_wait_for_another_thread() -> None:
-    """Another thread that adds up may be below a destructor that waits for this one."""
+    """The thread that holds the lock may be running a destructor that waits for this thread."""
     before = observation.counts()
     statistics = Statistics(messages_sent=5)
     with observation._adding:
@@ -455,7 +455,7 @@ def test_counting_does_not_wait_for_another_thread() -> None:
 
 
 def test_events_are_added_up_without_new_connections() -> None:
-    """As those of a rail that breaks again and again."""
+    """For example, a rail may break again and again."""
     for _ in range(3 * observation.MOST_FINALIZED):
         observation.failed(None, OSError(), accepted=True)
         assert len(observation._counted) <= 2 * observation.MOST_FINALIZED

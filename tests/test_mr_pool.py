@@ -1,4 +1,4 @@
-"""The pool of registered memory: leases, views, pins, and when a block comes back."""
+"""Tests of the pool of registered memory: leases, views, pins and returned blocks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_alloc_returns_memory_of_the_requested_size(pool: MemoryPool, size: int)
 
 
 def test_released_block_cannot_be_exported_again(pool: MemoryPool) -> None:
-    """Its end would give the block back once more."""
+    """The end of a second export would return the block to the pool a second time."""
     buffer = pool.alloc(64)
     view = buffer.view
     block = view.obj
@@ -174,10 +174,7 @@ def test_derived_views_keep_the_block(pool: MemoryPool, derive: object) -> None:
 def test_block_returns_when_a_view_in_a_cycle_is_collected(
     pool: MemoryPool, block_is_older: bool, size: int
 ) -> None:
-    """It comes back when the garbage collector has found it, and does no harm before.
-
-    Which of the two the collector lets go of first follows from their age.
-    """
+    """The ages of the two objects determine which one the garbage collector releases first."""
     if block_is_older:
         pool.alloc(size).release()
         gc.collect()
@@ -199,7 +196,6 @@ def test_block_returns_when_a_view_in_a_cycle_is_collected(
 
 
 def test_pool_in_a_cycle_with_a_view_is_collected(pd: verbs.ProtectionDomain) -> None:
-    """All of it is garbage."""
     pool = MemoryPool(pd, limit=LIMIT)
     buffer = pool.alloc(300)
     cycle: list[object] = [pool, buffer.view]
@@ -275,7 +271,7 @@ def test_large_blocks_kept_ready_are_limited(make_pool: MakePool) -> None:
 
 
 def test_closed_pool_refuses_leases_and_keeps_views(context: verbs.Context) -> None:
-    """No more leases; what is still seen stays readable, what is still leased is released."""
+    """Buffers that are still leased can be released."""
     pd = context.alloc_pd()
     pool = MemoryPool(pd, limit=LIMIT)
     buffer, kept = pool.alloc(300), pool.alloc(300)
@@ -485,7 +481,7 @@ def test_pool_is_consistent_in_any_order_of_operations(pd: verbs.ProtectionDomai
 def test_pool_uses_huge_pages_when_configured(
     pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slabs and large blocks; tests/verbs/test_pages.py has what such memory is."""
+    """This includes slabs and large blocks. tests/verbs/test_pages.py tests the memory."""
     asked: list[bool] = []
 
     def allocate(length: int, huge_pages: bool) -> pages.Pages:
@@ -508,7 +504,7 @@ def test_pool_uses_huge_pages_when_configured(
 
 @pytest.mark.parametrize("size", [64, SLAB_SIZE, LARGE_READY_BYTES // 4])
 def test_released_buffers_keep_no_memory(make_pool: MakePool, size: int) -> None:
-    """When their pool has closed, with all that a user still refers to, and no collector."""
+    """The pool is closed, the buffers are still referenced, and garbage collection is off."""
     pool = make_pool(4 * LARGE_READY_BYTES)
     buffers = [pool.alloc(size) for _ in range(2)]
     memory = [weakref.ref(buffer._block.view.obj) for buffer in buffers]

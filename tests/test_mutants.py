@@ -1,4 +1,4 @@
-"""Each mistake by hand, which `tests.mutants` plants, still has its place."""
+"""Test that each hand-written mistake of `tests.mutants` still matches the source."""
 
 from __future__ import annotations
 

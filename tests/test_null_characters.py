@@ -1,4 +1,7 @@
-"""Text that C would cut at a null character, or that cannot be encoded, never gets to C."""
+"""Tests that text with a null character, or that cannot be encoded, never reaches C.
+
+C would cut the text at the null character.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of what connects and listens: shown one by one, and refused if there is none such."""
+"""Tests of connect and listen options: signatures show each one, unknown ones are refused."""
 
 from __future__ import annotations
 

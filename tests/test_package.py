@@ -1,4 +1,4 @@
-"""What `make package` makes: a release has every integration, of the same version."""
+"""Test that a release made by `make package` has every integration in the same version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.package import INTEGRATIONS, PYPROJECT, ROOT
 
 
 def test_every_integration_is_in_the_release() -> None:
-    """By the same build backend, in the version of aiordma."""
+    """All use the same build backend and have the version of aiordma."""
     folders = {it.name for it in (ROOT / "integrations").iterdir()}
     assert {folder for folder, _, _ in INTEGRATIONS.values()} == folders
     for package_name, (folder, _, _) in INTEGRATIONS.items():

@@ -1,4 +1,4 @@
-"""The plug-in for pytest, in a project of a user's."""
+"""Tests of the pytest plug-in in a user's project."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_plugin_gives_the_expected_results(report: subprocess.CompletedProcess[s
 def test_plugin_misuse_is_reported_in_one_line(
     report: subprocess.CompletedProcess[str], says: str
 ) -> None:
-    """In one line, without the code of the plug-in."""
+    """The report does not show the source code of the plug-in."""
     before = r"^_+ ERROR at setup of \S+ _+\n(?:\[gw.*\n)?"
     assert re.search(before + re.escape(says), report.stdout, re.MULTILINE), report.stdout
 
@@ -373,7 +373,7 @@ def test_simulation():
 def test_report_of_a_failed_test_shows_faults_and_trace(
     report: subprocess.CompletedProcess[str],
 ) -> None:
-    """The faults with the seed that repeats them; the trace, and what the program printed."""
+    """The report also has the seed that repeats the faults, and the program's output."""
     assert re.search(
         r"RDMA faults -+\nseed=7,register=@1; in this process: .*registrations=1", report.stdout
     )
@@ -382,7 +382,7 @@ def test_report_of_a_failed_test_shows_faults_and_trace(
 
 
 def test_plugin_loads_nothing_until_it_is_used() -> None:
-    """In each run of pytest where aiordma is installed."""
+    """pytest loads the plug-in in every run where aiordma is installed."""
     code = (
         "import sys, pytest; before = {*sys.modules}; import aiordma.pytest_plugin;"
         "print(*sorted(it for it in {*sys.modules} - before if 'editable' not in it))"

@@ -1,4 +1,4 @@
-"""README.md and CONTRIBUTING.md: programs run, and names exist."""
+"""Tests of README.md and CONTRIBUTING.md: programs run, and names exist."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_readme_programs_print_the_shown_output(program: str, output: str) -> No
 
 
 def test_readme_begins_with_installing_and_a_short_echo() -> None:
-    """Ten lines besides the import of asyncio; `make wheel` runs it from each wheel, too.
+    """The program has ten lines besides the import of asyncio.
 
-    The landing page of the site begins with the same.
+    The landing page of the site begins with it, and `make wheel` runs it from each wheel.
     """
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     (shell, first), program = blocks[:2]

@@ -1,7 +1,7 @@
-"""Several embedded devices in one process: AIORDMA_EMBEDDED_DEVICES.
+"""Tests of several embedded devices in one process: AIORDMA_EMBEDDED_DEVICES.
 
-Their number is the process's, so each test runs a program. What queue pairs of them do with
-each other: ``softdev/tests/soft/test_devices.c``.
+The number of devices is fixed for each process, so every test runs a program.
+``softdev/tests/soft/test_devices.c`` tests how their queue pairs work together.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_port_state_and_faults_belong_to_one_device() -> None:
 
 
 def test_memory_is_registered_with_the_other_device_on_demand() -> None:
-    """The lkey of another device's domain is refused; here without a key to all memory."""
+    """The lkey of another device's domain is refused. The key to all memory is disabled here."""
     assert printed("""
         from aiordma import MemoryPool, mr_pool
         from aiordma._datapath.keys import ReadKeys

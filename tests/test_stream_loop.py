@@ -1,4 +1,4 @@
-"""A loop whose connections use RDMA: which do, and which do not."""
+"""Tests of a loop whose connections use RDMA, and of which connections do not."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_tls_runs_over_rdma(kind: Any, device_name: str, host: str) -> None:
 def test_protocol_of_a_cancelled_task_still_receives_data(
     kind: Any, device_name: str, host: str, paused: bool
 ) -> None:
-    """With TCP, asyncio.run cancels the program's tasks and not its connections."""
+    """`asyncio.run` cancels the program's tasks, but its TCP connections stay open."""
     heard = bytearray()
     tasks = []
 
@@ -156,7 +156,7 @@ def test_protocol_of_a_cancelled_task_still_receives_data(
 def test_server_accepts_after_all_tasks_were_cancelled(
     kind: Any, device_name: str, host: str
 ) -> None:
-    """As `asyncio.run` cancels them at its end: what has connected by then is served."""
+    """`asyncio.run` cancels all tasks at its end. Earlier connections must still be served."""
 
     class Echo(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -180,7 +180,6 @@ def test_server_accepts_after_all_tasks_were_cancelled(
 def test_loop_sendfile_works_over_rdma_and_tcp(
     kind: Any, device_name: str, host: str, tmp_path: Path
 ) -> None:
-    """Over RDMA, and over TCP as the loop does without it."""
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
 
@@ -409,7 +408,7 @@ def test_server_on_rdma_and_tcp_hosts_is_rejected(device_name: str) -> None:
 def test_sock_connect_prepares_rdma_or_falls_back_to_tcp(
     kind: Any, device_name: str, host: str
 ) -> None:
-    """They are for `create_connection`, or TCP where nothing listens by RDMA."""
+    """`create_connection` uses the socket. TCP is used if there is no RDMA listener."""
 
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
@@ -447,7 +446,7 @@ def test_sock_connect_prepares_rdma_or_falls_back_to_tcp(
 def test_exit_in_a_callback_ends_the_program(
     kind: type[BaseException], device_name: str, host: str
 ) -> None:
-    """Also where the program waits for the end of its connections."""
+    """The program is waiting for its connection to end."""
 
     class Exiting(asyncio.Protocol):
         def data_received(self, data: bytes) -> None:
@@ -472,7 +471,7 @@ def test_exit_in_a_callback_ends_the_program(
 def test_data_written_before_the_end_of_the_program_arrives(
     run: Any, kind: Any, end: str, size: int, device_name: str, host: str
 ) -> None:
-    """It has written and drained, and waits for no end."""
+    """The program drains its writer, but does not wait for the connection to end."""
     port: Future[int] = Future()
     got: Future[bytes] = Future()
 

@@ -1,4 +1,4 @@
-"""aiordma.testing: each fault happens and is counted, the same seed repeats it, pairs, leaks."""
+"""Tests of aiordma.testing: faults, their counts and seeds, pairs, and leak checks."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_overrun_fault_reports_cq_err(
 def test_register_fault_fails_the_numbered_registration(
     pd: verbs.ProtectionDomain, device_name: str
 ) -> None:
-    """Counts begin and end with each plan."""
+    """Each plan starts counting registrations and faults from zero."""
     for _ in range(2):
         with testing.faults(register="@2", device=device_name) as faults:
             pd.reg_mr(64).close()
@@ -184,7 +184,7 @@ def test_faults_plan_contains_every_part(device_name: str, cq: verbs.CompletionQ
 
 @needs_faults
 def test_fault_that_never_happens_is_an_error(pd: verbs.ProtectionDomain, device_name: str) -> None:
-    """One with a probability, where there was nothing that it could strike."""
+    """A fault with a probability must have had an opportunity to happen."""
 
     def register(times: int, **given: Any) -> None:
         with testing.faults(seed=1, device=device_name, **given):
@@ -322,7 +322,6 @@ def test_fault_variable_injects_faults() -> None:
 
 
 async def test_connected_pair_uses_the_config_and_closes(device_name: str) -> None:
-    """Its first member has called; with the configuration given; closed at the end."""
     config = aiordma.Config(max_message=100_000)
     async with testing.connected_pair(device=device_name, config=config) as pair:
         assert [connection.max_message for connection in pair] == [100_000] * 2
@@ -347,14 +346,13 @@ def leak(match: str) -> Iterator[None]:
 def test_leak_check_does_not_wait_without_leaks(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without leaks the check does not wait."""
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it has waited"))
     with testing.check_leaks(), open(os.devnull), context.alloc_pd():
         pass
 
 
 def test_leaked_file_is_reported(left: list[object]) -> None:
-    """Also under the number of another one."""
+    """The file may have the number of another file that was closed."""
     with leak(r"file \d+: /dev/null"):
         left.append(open(os.devnull))  # noqa: SIM115
     reader, writer = os.pipe()
@@ -371,7 +369,7 @@ def test_renamed_open_file_is_not_a_leak(tmp_path: Path) -> None:
 
 
 def test_leaked_thread_is_reported() -> None:
-    """Even if another one has ended."""
+    """The number of threads does not change, because another one ends."""
     ends = {name: threading.Event() for name in ("first", "second")}
     first, second = (threading.Thread(target=end.wait, name=name) for name, end in ends.items())
     first.start()
@@ -386,7 +384,7 @@ def test_leaked_thread_is_reported() -> None:
 
 
 def test_io_uring_thread_is_not_a_leak() -> None:
-    """The kernel makes and ends it as it likes: uvloop's appeared in a test that made none."""
+    """The kernel creates and ends this thread. One of uvloop's appeared in an unrelated test."""
     libc, sqpoll = ctypes.CDLL(None, use_errno=True), 2
     parameters = (ctypes.c_uint32 * 30)(0, 0, sqpoll)
     before, threads = testing.Held.now(), {*os.listdir("/proc/self/task")}
@@ -448,7 +446,7 @@ def test_leak_check_waits_for_objects_that_end(
 
 @pytest.mark.any_device
 def test_joined_thread_is_not_a_leak(device: verbs.Device) -> None:
-    """The kernel lists a thread for some time after the join, such as the device's."""
+    """The kernel still lists a thread, such as the device's, for some time after the join."""
     for _ in range(200):
         with testing.check_leaks(timeout=60), device.open():
             pass

@@ -1,4 +1,4 @@
-"""Traces of the embedded device from Python, which other devices do not have."""
+"""Tests of traces of the embedded device from Python. Other devices have no traces."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_read_rejects_files_that_are_not_traces(tmp_path: Path) -> None:
 
 
 def test_trace_explains_why_memory_could_not_be_used(tmp_path: Path) -> None:
-    """A key that was never given out, one that has ended, and one of another domain."""
+    """One key never existed, one has ended, and one belongs to another domain."""
     with (
         trace.recording(tmp_path / "trace") as path,
         verbs.open_device("embedded0") as context,
@@ -270,7 +270,7 @@ def test_refused_calls_are_traced_with_their_reasons(tmp_path: Path) -> None:
 
 
 def test_each_reason_has_a_meaning() -> None:
-    """Of those that the device writes, and no others."""
+    """The table has exactly the reasons that the device's sources write."""
     device = Path(__file__).parents[1] / "softdev/src"
     names = [
         "objects/*.[ch]",

@@ -1,7 +1,7 @@
-"""Annotations of the public interface can be evaluated at run time, as frameworks do.
+"""Tests that annotations of the public interface can be evaluated at run time.
 
-A name that cannot be imported where it is annotated, because that module would be imported in a
-circle, is written as an attribute of its package, which loads it at its first use.
+Frameworks evaluate them. A name whose import would be circular is written as an attribute of its
+package, which loads it at its first use.
 """
 
 from __future__ import annotations

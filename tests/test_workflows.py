@@ -1,4 +1,7 @@
-"""The workflows of GitHub do what .ci/run and the Makefile do; only GitHub can run them."""
+"""Tests that the GitHub workflows agree with .ci/run and the Makefile.
+
+Only GitHub can run the workflows themselves.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def test_release_covers_every_python_version_and_integration() -> None:
 
 
 def test_release_names_the_repository_of_its_workflow(tmp_path: Path) -> None:
-    """In the metadata, as the job that publishes asks, and in the links of READMEs."""
+    """The job that publishes checks the metadata. The READMEs link to files of the release."""
     text, clone = WORKFLOWS["release.yml"], tmp_path / "clone"
     assert text.index("tests.release") < text.index("make wheel")
     run("git", "clone", "--quiet", ROOT, clone, check=True)
@@ -88,7 +91,7 @@ def test_release_rejects_invalid_addresses(address: str) -> None:
 
 
 def test_repeated_project_data_is_consistent() -> None:
-    """Version, licence, keywords, versions of Python and glibc, the commands of a release."""
+    """Several files repeat the version, the license, the keywords and the supported versions."""
     project, text = PYPROJECT["project"], WORKFLOWS["release.yml"]
     cited = (ROOT / "CITATION.cff").read_text()
     for line in (
@@ -117,7 +120,7 @@ def test_repeated_project_data_is_consistent() -> None:
 
 
 def test_ray_versions_are_consistent() -> None:
-    """In the package's requirement, in `make ray`, and in the errors of another one."""
+    """The package's requirement, `make ray` and an error message each name the version."""
     folder = ROOT / "integrations/ray"
     (asked,) = re.findall(r'"(ray>=.*?)"', (folder / "pyproject.toml").read_text())
     transport = (folder / "ray_aiordma/transport.py").read_text()

@@ -1,1 +1,1 @@
-"""The tests of the device."""
+"""Tests of the embedded device."""

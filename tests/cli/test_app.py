@@ -1,4 +1,4 @@
-"""The command line as a whole, and its error when its extra is not installed."""
+"""Tests of the command line as a whole, with and without its extra installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ runpy.run_module("aiordma", run_name="__main__")
 
 @pytest.mark.parametrize("module", ["click", "rich", "msgpack"])
 def test_command_line_names_the_missing_extra(module: str) -> None:
-    """Another missing module is not hidden."""
+    """The error of any other missing module is not hidden."""
     done = run_python("-c", WITHOUT.format(module=module))
     if module == "msgpack":
         assert (done.returncode, "ModuleNotFoundError" in done.stderr) == (1, True)
@@ -45,7 +45,7 @@ def test_command_line_names_the_missing_extra(module: str) -> None:
 def test_help_lists_every_command_with_its_first_sentence(
     group: list[str], names: list[str], width: int
 ) -> None:
-    """With the first sentence of each, whole."""
+    """The sentence is not truncated, however narrow the terminal is."""
 
     def help_of(*words: str) -> str:
         done = CliRunner().invoke(app, [*group, *words, "--help"], terminal_width=width)
@@ -60,7 +60,7 @@ def test_help_lists_every_command_with_its_first_sentence(
 
 
 def test_command_is_imported_without_the_others() -> None:
-    """A program under `aiordma run` starts without waiting for what `aiordma perf` needs."""
+    """A program under `aiordma run` must not wait for imports that only `aiordma perf` needs."""
     program = (
         "import sys; from aiordma.cli.app import app;"
         "app(['run', '--help'], standalone_mode=False);"

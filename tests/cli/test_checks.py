@@ -1,4 +1,4 @@
-"""The checks of `aiordma doctor`, each on the facts of fictitious machines."""
+"""Tests of the checks of `aiordma doctor`, with the facts of fictitious machines."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
 def test_findings_have_advice_exactly_when_not_ok(
     check: Check, facts: Facts, expected: list[tuple[Verdict, str, str]]
 ) -> None:
-    """What is not well has advice, what is well has none; each is one line."""
+    """The text and the advice of a finding have no line breaks."""
     for finding, (verdict, text, advice) in zip(check(facts), expected, strict=True):
         assert finding.verdict is verdict
         assert text in finding.text

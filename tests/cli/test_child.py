@@ -1,4 +1,4 @@
-"""Child processes: the errors about their end, and that every child is reaped."""
+"""Tests of child processes: errors about their end, and that every child is reaped."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_guard_returns_or_raises_the_outcome_of_the_work(
 
 @pytest.mark.parametrize("breaks", [False, True])
 async def test_guard_reports_the_death_of_the_child(breaks: bool) -> None:
-    """And of it rather than of the connection that it breaks."""
+    """The child's death is reported even if it also breaks the connection."""
 
     async def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""`aiordma devinfo` shows what aiordma.verbs reports, for either device."""
+"""Tests that `aiordma devinfo` shows what aiordma.verbs reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aiordma doctor` on this machine, and its facts on a fictitious one."""
+"""Tests of `aiordma doctor` on this machine, and of its facts on a fictitious one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from tests.processes import run_python
 
 
 def test_doctor_json_describes_this_machine(device: verbs.Device) -> None:
-    """Programs have a device here; asked for a card, only where one is under test."""
+    """Without a card, the command fails only if AIORDMA_DEVICE asks for one.
+
+    Otherwise programs can use the embedded device.
+    """
     system = [found for found in verbs.devices() if found.library.name == "system"]
     done = CliRunner().invoke(app, ["doctor", "--json"])
     told = json.loads(done.output)

@@ -1,7 +1,7 @@
-"""`aiordma echo`: two processes, on the device under test.
+"""Tests of `aiordma echo` with two processes on the device under test.
 
-Most tests run this side in the test's own process: an interpreter starts slowly in an emulated
-machine.
+Most tests run the client in the test's own process, because starting an interpreter is slow in an
+emulated machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How processes of one user can share memory here, determined by trying."""
+"""Tests of the facts about sharing memory between processes of one user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: sizes with units, event loops by name, the device's own address."""
+"""Tests of options: sizes with units, event loops by name, the device's own address."""
 
 from __future__ import annotations
 

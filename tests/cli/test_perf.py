@@ -1,4 +1,4 @@
-"""`aiordma perf`: two processes, on the device under test."""
+"""Tests of `aiordma perf` with two processes on the device under test."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_perf_rejects_contradictory_options(arguments: list[str], text: str) -> 
 
 
 def test_perf_server_serves_several_clients(device_name: str, host: str) -> None:
-    """`aiordma perf server` on a port that it picks."""
+    """`aiordma perf server` picks a free port and prints it."""
     words = ["aiordma", "perf", "server", "--port", "0", "--device", device_name, "--host", host]
     command = [sys.executable, "-W", "error", "-m", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -133,7 +133,7 @@ def test_perf_client_fails_without_a_server(device_name: str, host: str) -> None
 
 
 def test_ctrl_c_shows_what_was_measured(device_name: str) -> None:
-    """A separate process, which interrupts itself when its progress bar appears."""
+    """A separate process interrupts itself at the first progress report."""
     code = (
         "import os, signal, sys\n"
         "from aiordma.cli import main\n"

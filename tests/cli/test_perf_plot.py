@@ -1,4 +1,4 @@
-"""Pictures of runs: their contents, and errors without one."""
+"""Tests of plots of measurements: their contents, and errors for invalid files."""
 
 from __future__ import annotations
 
@@ -99,7 +99,6 @@ def texts(picture: Path) -> list[str]:
 def test_plot_contains_the_run_and_is_reproducible(
     tmp_path: Path, runs: list[dict[str, Any]], found: set[str], missing: set[str]
 ) -> None:
-    """The same runs give the same picture."""
     first, second = tmp_path / "1.svg", tmp_path / "2.svg"
     for target in (first, second):
         plot(runs, target)

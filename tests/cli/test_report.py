@@ -1,4 +1,4 @@
-"""The table and the JSON of `aiordma echo`."""
+"""Tests of the table and the JSON of `aiordma echo`."""
 
 from __future__ import annotations
 

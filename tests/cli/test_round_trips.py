@@ -1,4 +1,4 @@
-"""Sending, comparing and counting messages, on a fake connection."""
+"""Tests of sending, comparing and counting messages on a fake connection."""
 
 from __future__ import annotations
 

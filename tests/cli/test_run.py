@@ -1,4 +1,4 @@
-"""`aiordma run`: refused programs, started programs, and the preload library."""
+"""Tests of `aiordma run`: the programs that it starts or refuses, and the preload library."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ print(*(device.name for device in verbs.devices()), verbs.missing_library())
 
 
 def test_program_injects_and_counts_faults() -> None:
-    """Of events, the one with the number 0 (CQ_ERR) is not raised by request: EINVAL."""
+    """Event number 0 (CQ_ERR) cannot be raised on request. The call returns EINVAL."""
     done = aiordma_run(sys.executable, "-c", FAULTS, *FaultCounts._fields, "losses")
     zeros = " ".join("0" for _ in FaultCounts._fields)
     assert done.stdout == f"22 'losses=1':\n22 -1\n0\n0\n{zeros} -1\n22\n", done.stderr
@@ -122,7 +122,7 @@ def test_path_that_ld_preload_cannot_name_is_rejected(
 
 
 def test_ignored_signals_are_restored_for_the_program() -> None:
-    """A program in a pipe ends with SIGPIPE, as it does without `aiordma run`."""
+    """A program in a pipeline must end on SIGPIPE, as it does without `aiordma run`."""
     for options in ([], ["--must-use"]):
         done = aiordma_run(*options, "sh", "-c", "grep SigIgn /proc/self/status")
         ignored = int(done.stdout.split()[1], 16)
@@ -237,7 +237,7 @@ os.execv(sys.executable, [sys.executable, "-m", "aiordma", "run", *sys.argv[1:]]
 
 
 def test_status_is_returned_when_sigchld_is_ignored() -> None:
-    """Ignored, SIGCHLD is inherited, and the kernel keeps no status of a child that has ended."""
+    """Child processes inherit an ignored SIGCHLD, and then the kernel keeps no exit status."""
     program = [sys.executable, "-c", IGNORING_CHILDREN, "--must-use", "sh", "-c", "exit 7"]
     assert subprocess.run(program, timeout=100, check=False).returncode == 7
 
@@ -286,7 +286,7 @@ def test_rsockets_are_refused_with_one_line() -> None:
 
 @pytest.mark.parametrize("present", ["librspreload.so", "/lib/a.so:/lib/rsocket/librspreload.so.1"])
 def test_librspreload_is_refused(present: str) -> None:
-    """It would run the program on the kernel's TCP, and that would look like RDMA."""
+    """It would run the program on the kernel's TCP, although the user expects RDMA."""
     with pytest.raises(CannotRunError, match=r"back to kernel TCP.* remove \S+ from LD_PRELOAD"):
         command.preloaded(present)
 

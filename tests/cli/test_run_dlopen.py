@@ -1,4 +1,4 @@
-"""The library of `aiordma run`: what dlopen() finds, and calls that are missing."""
+"""Tests that dlopen() finds the library of `aiordma run`, and of calls that it lacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def result_of(program: str, **values: object) -> Any:
 
 
 def test_every_library_name_loads_the_preloaded_library() -> None:
-    """One object with one state, whichever way a program comes to it."""
+    """The library has state, so a program must not load a second copy by any name."""
     found = result_of("""
 import os
 addresses = {ctypes.cast(it.ibv_open_device, ctypes.c_void_p).value for it in libraries}
@@ -96,7 +96,7 @@ print(json.dumps([errno.errorcode[ctypes.get_errno()], errno.errorcode.get(resul
 
 
 def test_calls_of_rdma_core_64_work_or_fail_as_documented() -> None:
-    """Those that are cheap to do truly: a buffer of the device's, its region, the port's speed."""
+    """Allocating a buffer, registering it and querying the port speed are supported."""
     results = result_of("""
 from ctypes import *
 verbs = CDLL("libibverbs.so.1", use_errno=True)

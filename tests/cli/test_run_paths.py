@@ -1,4 +1,4 @@
-"""What programs under `aiordma run` see of the device in /sys and /dev."""
+"""Tests of the device's files in /sys and /dev that programs see under `aiordma run`."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ top, devices = os.open(one, os.O_RDONLY), os.open("/sys/class/infiniband", os.O_
 
 
 def test_ibv_read_sysfs_file_rejects_short_buffers() -> None:
-    """ibv_read_sysfs_file: the newline, which is not told, leaves room for the zero."""
+    """The buffer needs room for the newline, which a terminating zero then replaces."""
     setup = """
 import ctypes
 def text(size):
@@ -257,7 +257,7 @@ print(os.readlink("{CLASS}/device"))
 
 
 def test_other_paths_are_those_of_the_system() -> None:
-    """Also beside ours: another device, whether the machine has it or not."""
+    """This includes the paths of other devices, whether or not the machine has them."""
     others = (
         "/sys/class/infiniband/mlx5_0", "/sys/class/infiniband_mad", "/dev/infiniband/uverbs0",
         "/sys/class/infinibandx", "/sys/class/net", "/dev/null", f"{CLASS}/ports/2",
@@ -272,7 +272,7 @@ def test_other_paths_are_those_of_the_system() -> None:
 
 
 def test_shell_programs_see_the_device() -> None:
-    """And without it nothing is there, also after a process that saw it."""
+    """Without `aiordma run` the device is not there, even after other processes have seen it."""
     done = aiordma_run("ls", "-l", CLASS + "/")
     assert (done.returncode, done.stderr) == (0, "")
     assert "device -> ../../../embedded0" in done.stdout

@@ -1,4 +1,7 @@
-"""rdma(8) under `aiordma run`: the embedded device, and the real program for everything else."""
+"""Tests of rdma(8) under `aiordma run`.
+
+The embedded device is listed by aiordma. The real program runs for everything else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aiordma top` shows processes that let it, to their own user."""
+"""Tests of `aiordma top` and of the sockets by which it asks the processes of its user."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ HEADINGS = [
 async def test_top_hides_whole_columns_when_narrow(
     device_name: str, width: int, hidden: list[list[str]], updated: bool
 ) -> None:
-    """What has no room is left out whole, and named."""
+    """A note names the hidden columns."""
     async with testing.connected_pair(device=device_name):
         taken = snapshot()
     counts = taken["traffic"] | {"bytes_sent": 123 << 30, "bytes_received": 45 << 20}
@@ -188,7 +188,6 @@ async def test_top_hides_whole_columns_when_narrow(
 
 @pytest.mark.any_device
 def test_moved_returns_totals_and_rates() -> None:
-    """Totals, and what was added since the last update."""
     counts: Any = dict.fromkeys(snapshot()["traffic"], 0)
     counts |= {"bytes_sent": 4096, "bytes_received": 10, "messages_sent": 3}
     known: Any = counts | {"bytes_sent": 1024, "bytes_received": 0}
@@ -302,7 +301,7 @@ def test_top_removes_the_socket_of_a_killed_process(program: Process, sockets: P
 
 @pytest.mark.any_device
 def test_process_removes_sockets_of_killed_ones_with_its_pid(sockets: Path) -> None:
-    """Also without a client, so that killed processes leave no more than a socket for each PID."""
+    """Killed processes leave at most one socket per PID, even if `aiordma top` never runs."""
     sockets.mkdir(0o700)
     for name in ("7-00000002", "71-00000003"):
         with socket.socket(socket.AF_UNIX) as killed:
@@ -346,7 +345,10 @@ def telling(path: Path, value: object) -> AbstractContextManager[None]:
 
 @pytest.mark.any_device
 def test_top_distinguishes_containers_with_equal_pids(sockets: Path) -> None:
-    """They share the directory, not the PID namespace: both are shown, under the sockets' names."""
+    """The containers share the directory, but not the PID namespace.
+
+    Their rows have the names of the sockets.
+    """
     sockets.mkdir(0o700)
     one, other = (json.loads(json.dumps(snapshot() | {"pid": 1})) for _ in range(2))
     other["traffic"] = dict.fromkeys(other["traffic"], 0) | {"bytes_sent": 3 << 30}
@@ -376,7 +378,7 @@ NO_SNAPSHOTS: list[object] = [None, [], 3, "text", {}]
 def test_process_with_another_version_is_named(
     sockets: Path, program: Process, change: Any, named: str | None
 ) -> None:
-    """It is named in one line, and the other processes are shown."""
+    """It is named in one line, and the other processes are still shown."""
     is_changed = isinstance(change, dict) and change
     other = snapshot() | {"pid": 7, "new": 1} | change if is_changed else change
     with telling(sockets / "7-aaaaaaaa.sock", other):
@@ -397,7 +399,7 @@ def test_process_with_another_version_is_named(
 
 @pytest.mark.any_device
 def test_processes_are_asked_concurrently(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of them waits for the answer of another one; one answers with endless JSON."""
+    """One process sends JSON that is nested too deeply, and the others do not respond."""
     sockets.mkdir(0o700)
     for n in range(3):
         (sockets / f"{n}-aaaaaaaa.sock").touch()
@@ -458,7 +460,7 @@ def test_process_has_no_socket_without_the_variable(
 def test_other_user_gets_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also one that has reached the socket."""
+    """The request is refused even if another user's process can connect to the socket."""
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
@@ -481,7 +483,7 @@ def test_answer_to_a_peer_that_does_not_read_times_out(monkeypatch: pytest.Monke
 def test_ask_limits_size_and_time_of_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of too many bytes; or a little at a time: the limit is on the time of the whole answer."""
+    """The time limit is for the whole answer. Sending a little at a time does not extend it."""
     monkeypatch.setattr(monitoring_socket, "MOST_BYTES", 1 << 20)
     path = tmp_path / "1.sock"
     endless = answering(path, parts=repeat(bytes(1 << 16)))
@@ -525,7 +527,7 @@ def test_insecure_or_invalid_directories_are_rejected(
 def test_shared_directory_is_used_without_a_runtime_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a service: its socket is in a directory in /tmp, where `aiordma top` looks too."""
+    """A service has no runtime directory, so `aiordma top` also looks in /tmp."""
     assert Path("/tmp") == monitoring_socket.SHARED
     monkeypatch.setattr(monitoring_socket, "SHARED", tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)

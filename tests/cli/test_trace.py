@@ -1,4 +1,4 @@
-"""`aiordma trace`: traces as a listing and in the Chrome trace format."""
+"""Tests of `aiordma trace`: traces as a listing and in the Chrome trace format."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_retries_faults_and_refusals_are_shown(tmp_path: Path) -> None:
 
 
 def test_shared_receive_queue_has_its_own_thread(tmp_path: Path) -> None:
-    """Receives of a shared receive queue that no queue pair has taken."""
+    """The thread shows receives that no queue pair has taken from the shared receive queue."""
     writer = Writer()
     posts = [
         trace.PostedSharedReceive(
@@ -374,7 +374,7 @@ def test_shared_receive_queue_has_its_own_thread(tmp_path: Path) -> None:
 
 
 def test_process_and_thread_numbers_are_unique(tmp_path: Path) -> None:
-    """Queue pairs with equal numbers, and processes, on two machines."""
+    """Processes and queue pairs on two machines may have equal numbers."""
     parts = []
     for header in ({"pid": 7}, {"pid": 8}, {"pid": 7, "host": "there", "boot_id": "other"}):
         writer = Writer(8)

@@ -1,1 +1,1 @@
-"""Tests of the connection manager, on the device that ``--device`` names."""
+"""Tests of the connection manager on the device given by ``--device``."""

@@ -1,4 +1,4 @@
-"""Two ids on one channel of the device, and the events between them."""
+"""Fixtures with two ids on one event channel of the device, and helpers for their events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Socket addresses to C structures and back."""
+"""Tests of converting socket addresses to C structures and back."""
 
 from __future__ import annotations
 

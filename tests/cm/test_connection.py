@@ -1,4 +1,4 @@
-"""Connections: established, used, ended."""
+"""Tests of establishing, using and ending connections."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_connection_establishes_both_ids_with_private_data(
 def test_disconnect_delivers_disconnected_then_timewait_exit(
     events: cm.EventChannel, connected: Connected
 ) -> None:
-    """DISCONNECTED, then TIMEWAIT_EXIT: from then on the queue pair may be used again."""
+    """The queue pair may be reused after TIMEWAIT_EXIT."""
     connected.active.disconnect()
     seen: dict[ConnectionId, list[EventType]] = {connected.active: [], connected.passive: []}
     while not all(EventType.TIMEWAIT_EXIT in kinds for kinds in seen.values()):
@@ -239,7 +239,7 @@ def test_calls_out_of_order_name_the_rule(events: cm.EventChannel, host: str) ->
 def test_calls_out_of_order_on_a_bound_id_name_the_calls_so_far(
     events: cm.EventChannel, listener: ConnectionId, host: str
 ) -> None:
-    """The error has the rule, and what was done so far."""
+    """The error also states the rule that was violated."""
     with events.create_id() as id:
         with pytest.raises(
             RouteError,
@@ -339,7 +339,7 @@ def test_closed_id_and_channel_raise_buffer_state_error(
 
 
 def test_connect_to_a_plain_tcp_port_is_rejected(events: cm.EventChannel, host: str) -> None:
-    """A card has a port space of its own; the embedded device rejects a peer that is not one."""
+    """A card's ports are separate from TCP's. The embedded device rejects every other peer."""
     with (
         socket.create_server((host, 0)) as server,
         with_qp(events, (host, server.getsockname()[1])) as (id, _pd, _cq),

@@ -1,4 +1,7 @@
-"""Datagram services: a port names a queue pair to send to, without a connection."""
+"""Tests of datagram services.
+
+The port of a service identifies a queue pair to send to, without a connection.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def test_datagram_service_is_resolved_with_private_data(events: cm.EventChannel,
 
 
 def test_datagram_accept_can_name_another_queue_pair(events: cm.EventChannel, host: str) -> None:
-    """One queue pair may serve every request: rdma_accept(3), qp_num."""
+    """One queue pair may serve all requests: rdma_accept(3), qp_num."""
     with (
         listening(events, (host, 0)) as listener,
         with_qp(events, address_of(listener), PortSpace.UDP) as (id, _pd, _cq),
@@ -105,7 +108,7 @@ def test_datagram_connect_without_listener_is_unreachable(
 def test_port_spaces_do_not_collide(
     events: cm.EventChannel, listener: ConnectionId, host: str
 ) -> None:
-    """A datagram port and a connection port with one number are distinct, as in TCP and UDP."""
+    """A datagram port and a connection port may have the same number, as with UDP and TCP."""
     address = address_of(listener)
     with (
         listening(events, address) as here,
@@ -140,7 +143,6 @@ def test_disconnect_of_a_datagram_id_is_refused(events: cm.EventChannel, host: s
 
 
 def test_unsupported_port_space_is_named(events: cm.EventChannel) -> None:
-    """A port space exists, or the error says that it does not."""
     lacks = {PortSpace.IPOIB} if events.library.name == "embedded" else set()
     for space in PortSpace:
         if space in lacks:

@@ -1,4 +1,4 @@
-"""Events of the device, as ids receive them."""
+"""Tests of device events that ids receive."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def tell(place: tuple[str, str], what: str, timeout: float) -> list[str]:
 
 
 def test_device_removal_event_names_the_id_and_the_remedy(place: tuple[str, str]) -> None:
-    """The event names the id, and its error says what to do."""
     assert tell(place, "removal", 30) == [
         "DEVICE_REMOVAL of the listener",
         "the device is being removed; close all objects on it (RDMA_CM_EVENT_DEVICE_REMOVAL)",

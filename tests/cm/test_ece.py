@@ -1,4 +1,4 @@
-"""Enhanced connection establishment, for queue pairs that are not the id's own."""
+"""Tests of enhanced connection establishment for queue pairs that an id does not own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events and their exceptions."""
+"""Test the exceptions of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking up devices and names without an id."""
+"""Tests of looking up devices and names without an id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multicast groups: joining, leaving, and addresses that cannot be joined."""
+"""Tests of joining and leaving multicast groups, and of addresses that cannot be joined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connection parameters: copies, and the limits of private data."""
+"""Tests of connection parameters: copies, and the limits of private data."""
 
 from __future__ import annotations
 

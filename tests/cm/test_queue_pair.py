@@ -1,4 +1,4 @@
-"""The queue pair of an id: messages over connections, datagrams and multicast groups."""
+"""Tests of an id's queue pair: messages over connections, datagrams and multicast groups."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_id_queue_pair_gets_the_requested_capabilities(ready: Ready) -> None:
 def test_id_queue_pair_with_send_ops_transfers_a_message(
     events: cm.EventChannel, listener: ConnectionId
 ) -> None:
-    """rdma_create_qp_ex(3): posting by ibv_wr_post(3)."""
+    """rdma_create_qp_ex(3) creates the queue pair, and ibv_wr_post(3) posts its requests."""
     connected = Connected(events, address_of(listener), send_ops=SendOps.SEND)
     assert connected.active.qp is not None
     assert connected.passive.qp is not None
@@ -149,7 +149,6 @@ def test_id_queue_pair_with_send_ops_transfers_a_message(
 
 
 def test_id_create_qp_rejects_wrong_type_and_too_large_queues(ready: Ready) -> None:
-    """A type that the port space does not have; more than the device has."""
     id, pd, cq = ready
     with pytest.raises(VerbsError, match="UD queue pair"):
         id.create_qp(pd, cq, qp_type=QPType.UD)

@@ -1,4 +1,4 @@
-"""Connections that cannot be established, and the errors that say why."""
+"""Tests of connections that cannot be established, and of their errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def asking(events: cm.EventChannel, listener: ConnectionId) -> Iterator[Connecti
 def test_rejected_connect_returns_private_data_of_the_peer(
     events: cm.EventChannel, asking: ConnectionId
 ) -> None:
-    """All of the private data goes there and comes back."""
+    """The private data arrives complete in both directions."""
     question, answer = bytes(range(56)), bytes(range(100, 248))
     asking.connect(ConnectionParameters(question))
     request = expect(events, EventType.CONNECT_REQUEST)
@@ -71,7 +71,7 @@ def test_private_data_limits_apply_to_connect_accept_and_reject(
 
 
 def test_resolve_addr_rejects_a_foreign_source_address(events: cm.EventChannel, host: str) -> None:
-    """A source address that this host does not have (RFC 5737: documentation only) is refused."""
+    """The address is reserved for documentation (RFC 5737), so this host does not have it."""
     with events.create_id() as id:
         with pytest.raises(AddressError, match=re.escape(host_port((host, 7471)))) as caught:
             id.resolve_addr((host, 7471), ("198.51.100.7", 0), timeout=1)

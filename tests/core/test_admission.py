@@ -1,4 +1,4 @@
-"""Tickets: good once, for one challenge, one offer and one key."""
+"""Tests of tickets, each of which is valid once, for one challenge, offer and key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show(office: TicketOffice, challenge: Challenge | None = None) -> bool:
 
 
 def test_ticket_matches_an_independent_hmac() -> None:
-    """As the module says it, computed apart: both sides of every release must agree on it."""
+    """Client and server of any release must agree on the ticket that the module describes."""
     derived = HKDF(SHA256(), 32, b"aiordma pre-shared key 2", b"ticket").derive(KEY)
     challenge = Challenge(bytes(range(32)))
     mac = hmac.new(derived, challenge.nonce + b"salt" + OFFER, hashlib.sha256).digest()
@@ -41,7 +41,7 @@ def test_ticket_matches_an_independent_hmac() -> None:
 
 
 def test_ticket_and_challenge_fit_their_places() -> None:
-    """It fits behind a hello in a connection request, and a challenge where an endpoint stands."""
+    """A ticket follows the hello in a connection request. A challenge replaces an endpoint."""
     assert HELLO_SIZE + TICKET_SIZE == 56
     assert len(Challenge(bytes(32)).pack()) == CHALLENGE_SIZE == ENDPOINT_SIZE
 
@@ -65,7 +65,7 @@ def test_ticket_of_another_key_or_offer_raises_authentication_error(
 
 
 def test_ticket_for_another_challenge_is_not_admitted() -> None:
-    """Of the same key, such as one that was there before a restart: the client is asked again."""
+    """A client whose challenge is from before a restart is asked again."""
     office = TicketOffice(KEY, counted())
     assert not show(office, Challenge(b"\1" * 32))
     with pytest.raises(AuthenticationError):  # a ticket is valid for one listener only
@@ -73,7 +73,7 @@ def test_ticket_for_another_challenge_is_not_admitted() -> None:
 
 
 def test_challenge_is_valid_for_a_number_of_tickets() -> None:
-    """And the one before it for as long, so that a client that is slow is not asked again."""
+    """The previous challenge is valid for as many more, so that slow clients need not retry."""
     office = TicketOffice(KEY, counted())
     first = office.challenge
     early = ticket(KEY, first, OFFER, b"salt")
@@ -92,7 +92,7 @@ def test_challenge_is_valid_for_a_number_of_tickets() -> None:
 
 
 def test_ticket_office_remembers_a_bounded_number_of_tickets() -> None:
-    """Also where all of them are for the challenge before."""
+    """The bound also holds if all tickets are for the previous challenge."""
     office = TicketOffice(KEY, counted())
     for _ in range(TICKETS - 1):
         assert show(office)

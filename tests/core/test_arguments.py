@@ -1,4 +1,7 @@
-"""Numbers of any library become Python's own; everything else is refused with what is wanted."""
+"""Tests of argument conversion: numbers of any library become Python's own.
+
+Other values are refused with a message that states the expected type.
+"""
 
 from __future__ import annotations
 

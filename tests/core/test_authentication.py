@@ -1,4 +1,4 @@
-"""Proofs: right for one key, one role, one pair of nonces and one connection, and for no other."""
+"""Tests of proofs, which are valid only for one key, role, pair of nonces and connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
 
 
 def test_proof_matches_an_independent_hmac() -> None:
-    """As the module says it, computed apart: both sides of every release must agree on it."""
+    """Client and server of any release must agree on the proof that the module describes."""
     derived = hkdf(b"aiordma pre-shared key 2", KEY, b"proof")
     text = b"server" + NONCES[0] + NONCES[1] + CONNECTION
     expected = hmac.new(derived, text, hashlib.sha256).digest()
@@ -73,7 +73,7 @@ LONG = bytes(range(100))
     ids=["a zero", "zeros to a block", "its hash"],
 )
 def test_keys_equal_under_hmac_give_different_proofs(key: bytes, other: bytes) -> None:
-    """It fills short keys with zeros and hashes long ones (RFC 2104)."""
+    """HMAC pads short keys with zeros and hashes long ones (RFC 2104)."""
     assert hmac.digest(key, b"", "sha256") == hmac.digest(other, b"", "sha256")
     shown = [auth.proof(one, "client", *NONCES, CONNECTION) for one in (key, other)]
     assert not auth.proves(*shown)
@@ -86,7 +86,7 @@ def traffic(**changed: bytes) -> tuple[bytes, bytes]:
 
 
 def test_traffic_secrets_match_an_independent_derivation() -> None:
-    """As the module says it, computed apart; all that goes in matters; no two are the same."""
+    """The secrets are those that the module describes. They depend on every input."""
     secret = hmac.digest(hkdf(b"aiordma pre-shared key 2", KEY, b"encryption"), bytes(32), "sha256")
     said = b"".join(NONCES) + CONNECTION
     of = [HKDFExpand(SHA256(), 32, role + said).derive(secret) for role in (b"client", b"server")]

@@ -1,4 +1,4 @@
-"""The table of connection states: complete, with one end."""
+"""Tests that the table of connection states is complete and leads to one final state."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_only_limited_states_can_finish() -> None:
 
 
 def test_late_events_are_known_in_following_states() -> None:
-    """Behind another event: it is no bug then."""
+    """An event that arrives after another one has changed the state is not a bug."""
     known = TRANSITIONS.keys() | IGNORED
     for (before, first), row in TRANSITIONS.items():
         for late in {*LifecycleEvent} - OF_ONE_STATE - {first}:

@@ -1,4 +1,4 @@
-"""Environment variables that aiordma does not know."""
+"""Tests of reports about environment variables that aiordma does not know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hello and Endpoint: fixed layouts, strict reading."""
+"""Tests of Hello and Endpoint: their fixed layouts and their strict validation."""
 
 from __future__ import annotations
 

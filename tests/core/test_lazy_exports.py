@@ -1,4 +1,4 @@
-"""Public names are loaded when they are first used, and are what type checkers take them for."""
+"""Tests that public names are loaded at their first use, with the types that checkers see."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_modules_of_the_package_are_attributes() -> None:
 
 
 def test_every_module_can_be_imported_first(package: ModuleType) -> None:
-    """No module counts on another one having been loaded before it."""
+    """No module depends on another one having been loaded before it."""
     names = {module: name for name, module in exports(package).items()}
     code = f"""
 import os, sys, traceback

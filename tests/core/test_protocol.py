@@ -1,4 +1,7 @@
-"""Control messages: round trips, strictness, and that nothing but a ProtocolError comes out."""
+"""Tests of control messages: round trips and strict validation.
+
+Invalid input must raise only ProtocolError.
+"""
 
 from __future__ import annotations
 
@@ -117,13 +120,16 @@ def test_numbers_on_the_wire_are_stable() -> None:
 
 
 def test_rail_down_with_a_cause_has_the_layout_of_earlier_releases() -> None:
-    """Those read any request id there, and ignore it."""
+    """Earlier releases read a request id in the place of the cause, and ignore it."""
     assert encode(protocol.RailDown(protocol.RailCause.PORT, 2)) == pack([0xA17D, 1, 26, 4, [2]])
     assert set(protocol.RAIL_CAUSES) == set(protocol.RailCause) - {protocol.RailCause.UNKNOWN}
 
 
 def test_goodbyes_of_a_release_are_understood_by_earlier_ones() -> None:
-    """Those know the codes up to REJECTED, read no text of NORMAL, and take others as a break."""
+    """Earlier releases know the codes up to REJECTED, and take others for a broken connection.
+
+    They do not read the text of NORMAL.
+    """
     assert GOING_AWAY.code == GoodbyeCode.NORMAL
     assert CUT_OFF.code == GoodbyeCode.SHUTDOWN
     assert all(decode(encode(goodbye)) == goodbye for goodbye in (GOING_AWAY, CUT_OFF))

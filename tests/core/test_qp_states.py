@@ -1,4 +1,4 @@
-"""The table of queue-pair transitions: what the steps imply, the check, the outputs."""
+"""Tests of the table of queue-pair transitions, its checks and its generated output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RELIABLE = {QPType.RC, QPType.XRC_SEND, QPType.XRC_RECV}
 
 @pytest.mark.parametrize("qp_type", QPType)
 def test_every_state_can_reset_and_fail(qp_type: QPType) -> None:
-    """From every state of the type, with nothing else, but for RESET -> ERR."""
+    """These transitions need no other attributes. Only RESET to ERR is not allowed."""
     state = QPAttrMask.STATE
     for current in QPState:
         there = current is not QPState.SQE or qp_type not in RELIABLE
@@ -91,7 +91,7 @@ def test_unknown_bits_are_forbidden_and_named_in_hex() -> None:
 
 @pytest.mark.parametrize("qp_type", QPType)
 def test_diagram_draws_every_row(qp_type: QPType) -> None:
-    """And nothing else: an arrow from the box is one from each state inside."""
+    """There are no other arrows. An arrow from the box stands for one from each state in it."""
     text = mermaid(qp_type)
     box = re.search(r"^    state working \{\n(.*?)^    \}$", text, re.DOTALL | re.MULTILINE)
     assert box

@@ -1,4 +1,4 @@
-"""Refusals: a text that travels in a fixed number of bytes, and what may be printed of it."""
+"""Tests of refusals, which carry a printable text in a fixed number of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Region tokens and ranges: the layout, slices as Python has them, rights."""
+"""Tests of region tokens and ranges: the layout, slices as in Python, and rights."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_token_rejects_values_out_of_range(name: str, value: int) -> None:
 
 
 def test_granter_identifies_one_side_of_one_connection() -> None:
-    """Also where both queue pairs have the same number."""
+    """The two queue pairs may have the same number."""
     sides = itertools.product((17, 18), (17, 18), (False, True))
     assert len({granter(here, there, client=client) for here, there, client in sides}) == 8
 

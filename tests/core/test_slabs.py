@@ -1,4 +1,4 @@
-"""Slab arithmetic: blocks never overlap, all space is found again."""
+"""Tests of slab arithmetic: blocks never overlap, and all free space is reused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_join_is_not_repeated_without_success(joins: list[SlabAllocator]) -> Non
 
 
 def test_free_rejects_unallocated_blocks() -> None:
-    """No offset reaches into the next slab."""
+    """This includes offsets that reach into a neighbouring slab."""
     allocator = SlabAllocator(4096, 64)
     allocator.add_slab()
     block = allocated(allocator, 128)

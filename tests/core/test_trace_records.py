@@ -1,4 +1,7 @@
-"""Lines of a trace as records: whatever a writer writes is read as that, and nothing else is."""
+"""Tests of reading the lines of a trace as records.
+
+Every record that a writer writes is read back unchanged, and nothing else is accepted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of each request: posts and completions put together."""
+"""Tests of matching the posts of a trace with their completions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def found_in(writer: Writer) -> list[Request]:
 
 
 def test_shared_receives_complete_in_any_order() -> None:
-    """Of a shared queue they do: each queue pair completes its own."""
+    """Each queue pair completes the receives that it has taken from the shared queue."""
     writer = Writer()
     posts = [
         PostedSharedReceive(

@@ -1,4 +1,4 @@
-"""Files of traces: the runs in them, and what the end of one may look like."""
+"""Tests of trace files: the runs in them, and how a run may end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_trace_format_error_names_the_line(content: bytes, number: int, why: str
 
 
 def test_offsets_put_runs_on_one_time_axis() -> None:
-    """In one boot the monotonic clock is common, whatever the wall clock was set to."""
+    """Runs of the same boot share a monotonic clock, whatever the wall clock was set to."""
     runs = [
         Run(header(t=1000, realtime_ns=50_000)),
         Run(header(t=3000, realtime_ns=1)),

@@ -1,4 +1,4 @@
-"""A writer of traces, as the device is one: records as lines, and a queue pair that makes them."""
+"""A writer of traces that writes the same lines as the device, and models a queue pair."""
 
 from __future__ import annotations
 

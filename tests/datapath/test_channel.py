@@ -1,4 +1,4 @@
-"""The channel takes a peer's frames as the model does, and sends messages of every size."""
+"""Test that the channel handles a peer's frames as the model does."""
 
 from __future__ import annotations
 

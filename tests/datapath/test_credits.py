@@ -1,4 +1,4 @@
-"""Flow control: the rules one by one, every reachable state of small sizes, and random runs."""
+"""Tests of flow control: each rule, every reachable state of small sizes, and random runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_last_control_credit_is_reserved_for_returning_credits() -> None:
 
 @pytest.mark.parametrize("kind", FrameKind)
 def test_header_holds_the_largest_credit_counts(kind: FrameKind) -> None:
-    """All that may be owed goes into one header."""
+    """One header can return all credits that may be owed."""
     account = Credits(65535, 255, 65535, 255)
     for _ in range(65535):
         account.received(DATA, 0, 0)

@@ -1,4 +1,4 @@
-"""Bundles of the compiled path, side by side with their model."""
+"""Tests of the compiled checks of bundles, compared with their model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpFuture: a future for asyncio, completed and called back by a drain."""
+"""Tests of OpFuture, an asyncio future that is completed by polling for completions."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Spins:
 
 
 async def test_unsuccessful_spins_become_short() -> None:
-    """Between long ones are spins of no length, which find what has completed already."""
+    """Long spins become rare. A short spin only finds results that are already there."""
     spins = Spins()
     for _ in range(16):
         await spins.wait(here=False)

@@ -1,4 +1,4 @@
-"""What the peer says of the frames that have arrived, where that cannot be."""
+"""Tests of the journal with impossible reports from the peer about the frames received."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_journal_rejects_impossible_frame_numbers() -> None:
 
 
 def test_credit_for_a_missing_frame_raises_protocol_error() -> None:
-    """Its block is still to be sent from, so it is not given back."""
+    """The missing frame's block is kept, because the frame must be sent from it again."""
     journal, frames = sent(3)
     assert journal.after(2) == frames[2:]
     with pytest.raises(ProtocolError, match="a credit for a frame that it reports"):

@@ -1,4 +1,4 @@
-"""What holds a message back that could be sent, and what lets it go on."""
+"""Tests of the reasons for which a message waits in the outbox, and of its release."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def waiting(bare: BareChannel) -> tuple[int, int]:
 
 
 def test_messages_waiting_for_a_bundle_leave_in_the_next_iteration(wire: Wire) -> None:
-    """Every time, whether or not something has completed."""
+    """They leave even if no request has completed since."""
     bare = BareChannel(wire)
     bare.send(b"at once")
     for round in range(1, 4):
@@ -53,7 +53,6 @@ def test_outbox_sends_nothing_after_the_end(wire: Wire) -> None:
 def test_closing_refuses_new_messages_and_sends_waiting_ones(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that wait go on."""
     bare = BareChannel(wire)
 
     def check() -> None:
@@ -76,7 +75,7 @@ def test_closing_refuses_new_messages_and_sends_waiting_ones(
 def test_message_sent_within_a_send_waits_for_its_credit(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a finalizer can that runs where a block is made."""
+    """A finalizer that runs during the allocation of a block may send a message."""
     bare = BareChannel(wire, peer=Room(data_receives=1))
     make = wire.pool._block_if_first
     blocks: list[Any] = [*iter(partial(wire.pool.take, 1), None)]
@@ -117,7 +116,7 @@ def test_channel_is_drained_when_no_message_is_pending(wire: Wire) -> None:
 def test_returned_memory_goes_to_the_longest_waiter(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where something else has the messages looked at before that gets it."""
+    """A received frame makes the channel retry its messages before the waiter has its block."""
     bare = BareChannel(wire)
     ping = frame(FrameKind.CONTROL, protocol.encode(protocol.Ping(1)))
     held = list[Block]()

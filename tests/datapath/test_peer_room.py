@@ -1,4 +1,4 @@
-"""The size of the peer's receives, against a list of what the peer has said."""
+"""Tests of tracking the size of the peer's receives, compared with a list of its messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ LARGEST, TAG = 4096, 16
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(64, 2 * LARGEST)), max_size=30))
 def test_peer_room_follows_announced_sizes(said: list[tuple[int, int]]) -> None:
-    """Each from its receive on, but never more than this side uses; a tag takes its part of it."""
+    """An announced size applies from the given receive on, up to this side's maximum.
+
+    The tag takes up part of each receive.
+    """
     room, sizes = PeerRoom(256, LARGEST, TAG, 0), [(0, 256)]
     for sent, (ahead, size) in enumerate(said):
         first = max(sent, sizes[-1][0]) + ahead

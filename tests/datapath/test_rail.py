@@ -1,4 +1,4 @@
-"""Which failure breaks one rail, and which the connection."""
+"""Tests of which failures break one rail, and which break the connection."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ ROWS: dict[str, tuple[Callable[[Wire], None], str]] = {
 
 @pytest.mark.parametrize("row", ROWS)
 def test_failure_breaks_the_rail_or_the_connection(wire: Wire, row: str) -> None:
-    """The owner is told once; what fails afterwards is no news."""
+    """The owner is notified once. Later failures are ignored."""
     fail, what = ROWS[row]
     fail(wire)
     assert isinstance(wire.queue, Told)

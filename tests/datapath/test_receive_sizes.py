@@ -1,4 +1,4 @@
-"""The size of receives, against the lengths of the frames since it changed."""
+"""Tests of the size of receives, which follows the lengths of recent frames."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GROWN = (LARGEST, GROW_AFTER, "told")
 @example([GROWN, (SMALL, SHRINK_AFTER, "told"), GROWN, (LARGEST, COUNT, "told")])
 @given(st.lists(st.tuples(lengths, counts, answers), max_size=8))
 def test_receive_sizes_fit_recent_frames(runs: list[tuple[int, int, str]]) -> None:
-    """Blocks are kept for the receives that were posted before they grew."""
+    """`smaller` counts the receives that were posted before the size grew."""
     sizes, size, before = ReceiveSizes(SMALL, LARGEST), SMALL, 0
     frames = list[int]()
     for length, times, answer in runs:
@@ -65,7 +65,7 @@ def test_receive_sizes_fit_recent_frames(runs: list[tuple[int, int, str]]) -> No
 def test_receive_size_changes_when_the_peer_can_be_told(
     wire: Wire, credits: int, size: int
 ) -> None:
-    """And the blocks that are kept for it go with the connection, as the wire's end looks."""
+    """The larger blocks are released with the connection, which closing the wire checks."""
     room = Room(6, eager_size=SMALL, max_eager_size=LARGEST)  # reposted one by one
     bare = BareChannel(wire, room, Room(control_receives=credits))
     wire.peer_sends(frame(FrameKind.DATA))
@@ -113,7 +113,7 @@ def receives() -> int:
 def test_refused_growth_is_retried_after_more_frames(
     wire: Wire, growing: BareChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The blocks that there were go back to the pool."""
+    """Blocks allocated before the failure return to the pool, which closing the wire checks."""
     make, asked = wire.pool._block, list[int]()
 
     def block(size: int) -> Any:
@@ -130,7 +130,7 @@ def test_refused_growth_is_retried_after_more_frames(
 
 
 def test_unneeded_blocks_are_released(wire: Wire, growing: BareChannel) -> None:
-    """Receives grow while large ones are posted from the time before they shrank."""
+    """The second growth begins while large receives from before the shrinking are posted."""
     figures = growing.channel.figures
     peer_sends_large(wire, growing)
     peer_sends_small(wire, growing, SHRINK_AFTER + GROW_AFTER)
@@ -144,7 +144,7 @@ def test_unneeded_blocks_are_released(wire: Wire, growing: BareChannel) -> None:
 
 @pytest.mark.parametrize("receives", [24])  # reposted in groups of six
 def test_block_is_kept_for_each_small_receive(wire: Wire, growing: BareChannel) -> None:
-    """One that a control frame has used is posted again at once, whatever the pool has."""
+    """A receive used by a control frame must be reposted at once, even without free memory."""
     peer_sends_large(wire, growing, 6)
     assert growing.channel.figures()["larger_blocks"] > 0
     for _ in range(growing.channel.figures()["receives"]):
@@ -154,7 +154,7 @@ def test_block_is_kept_for_each_small_receive(wire: Wire, growing: BareChannel) 
 def test_receive_without_memory_is_posted_later(
     wire: Wire, growing: BareChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several are with the first of them; and none is after the end."""
+    """A single timer retries all missing receives. Nothing is posted after the end."""
     figures, later = growing.channel.figures, list[Callable[[], None]]()
     monkeypatch.setattr(wire.loop, "call_later", lambda _, callback: later.append(callback))
     held: list[Any] = [*iter(partial(wire.pool.take, SMALL), None)]

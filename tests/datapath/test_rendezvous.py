@@ -1,4 +1,7 @@
-"""Messages too long for a frame: the peer reads them from where they lie until it acknowledges."""
+"""Tests of messages that are too long for a frame.
+
+The peer reads such a message from the sender's memory, and then acknowledges it.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,7 @@ MEMORY: dict[str, Callable[[bytes], Any]] = {
 def test_pieces_are_joined_when_the_request_has_no_room(
     wire: Wire, bare: BareChannel, pieces: int, offered: int
 ) -> None:
-    """It has 16 bytes and 24 for each piece, in a receive of 100."""
+    """A request needs 16 bytes and 24 for each piece. The receive has 100 bytes."""
     bare.send([pattern()] * pieces)
     ((_, _, found),) = requests(wire, 1)
     assert len(found) == offered
@@ -220,7 +223,7 @@ def test_negative_acknowledgement_fails_the_message(
 def test_failed_deregistration_is_reported_and_message_succeeds(
     wire: Wire, bare: BareChannel, library: Library, number: int, negative: bool
 ) -> None:
-    """The message has been delivered all the same.  EIO: its device has gone, and it as well."""
+    """The message has been delivered. EIO is not reported, because the device is gone."""
     data = bytearray(SIZE)
     future = bare.send(data)
     library.code, library.errno = -1 if negative else number, number

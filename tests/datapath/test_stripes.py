@@ -1,4 +1,4 @@
-"""Long operations over several rails: each byte once, and by the rails as quick as they are."""
+"""Tests of long operations over several rails, in proportion to the speed of each."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ def test_short_operations_use_the_lead(size: int, count: int) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [MB, 16 * MB, 64 * MB, 1000 * MB + 1])
 def test_equal_rails_get_equal_parts(count: int, size: int) -> None:
-    """But for the last chunk, and what the first ones, of different lengths, make of the shares."""
+    """The tolerance is for the last chunk and for the first ones, whose lengths differ."""
     net = Net(*[MB] * count)
     assert net.takes(size) <= (1.04 * size / count + 256 * KB) / MB
 
 
 @pytest.mark.parametrize("rates", [(1, 3), (3, 1), (4, 2, 1), (10, 1)])
 def test_parts_follow_the_rates_of_rails(rates: tuple[int, ...]) -> None:
-    """After some operations all rails end together, and shares are measured, not given."""
+    """Rates are not given but measured. After some operations, all rails finish together."""
     net = Net(*[rate * MB for rate in rates])
     for _ in range(20):
         net.takes(64 * MB)
@@ -220,7 +220,7 @@ def test_dropped_operation_gets_no_more_chunks() -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_each_byte_is_moved_once(seed: int) -> None:
-    """Rails come, stop and break, all but the last; operations are of any size."""
+    """Rails are added, stall and break, but at least one always remains."""
     chance = random.Random(seed)
     net = Net(*[chance.uniform(0.1, 10) * MB for _ in range(chance.randint(1, 4))])
     operations = []

@@ -1,6 +1,6 @@
-"""Long messages over two rails: the keys that a sender opens, the READs of a receiver.
+"""Tests of long messages over two rails: a sender's keys, and a receiver's READs.
 
-The test is the peer. Each rail has a protection domain of its own.
+The test acts as the peer. Each rail has its own protection domain.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def test_both_rails_can_read_until_the_acknowledgement(rails: Rails) -> None:
 
 
 def test_windows_are_reused(rails: Rails) -> None:
-    """A window's key has the same upper bits."""
+    """Binding a window again changes only the lowest 8 bits of its key."""
     found = []
     for _ in range(3):
         future = rails.bare.send(pattern(LONG))
@@ -147,7 +147,7 @@ def test_message_that_is_not_striped_has_one_key(rails: Rails) -> None:
 
 
 def test_keys_are_split_to_fit_receives_of_the_peer(rails: Rails) -> None:
-    """Its receives have become shorter since the request, and it has given no credits."""
+    """After the request, the peer's receives become shorter, and its credits arrive late."""
     many = [pattern(1 << 15)] * MOST
     for _ in range(PEER.control_receives - 2):
         rails.channel.controls.send(protocol.Ping(1))
@@ -174,7 +174,7 @@ def test_keys_are_split_to_fit_receives_of_the_peer(rails: Rails) -> None:
 
 
 def test_keys_do_not_overtake_control_messages(rails: Rails) -> None:
-    """Which may say that the rail is ready: before that the peer does not know it."""
+    """The control message may announce the rail, which the peer does not know before."""
 
     def fill(count: int) -> None:
         for _ in range(count):
@@ -295,7 +295,7 @@ def gets(rails: Rails, task: asyncio.Task[Any], data: bytes) -> None:
 def test_rail_reads_parts_whose_keys_have_arrived(
     rails: Rails, offer: Callable[..., Offer]
 ) -> None:
-    """What has no key yet is for the lead."""
+    """The lead reads the parts without a key."""
     it = offer(4 * LONG, 8)
     it.send()
     it.tell(0, 1)
@@ -360,7 +360,7 @@ def test_keys_of_a_removed_rail_are_dropped(rails: Rails, offer: Callable[..., O
 
 
 def test_unneeded_keys_are_ignored(rails: Rails, offer: Callable[..., Offer]) -> None:
-    """Of a message that has been read, or a rail that is gone, they may be on their way."""
+    """Keys may arrive after their message has been read, or after their rail has broken."""
     it = offer(LONG)
     it.send()
     it.tell(rail=OTHER - 1)

@@ -1,4 +1,4 @@
-"""Write the generated parts of pages in docs/: make docs."""
+"""Write the generated parts of the pages in docs/: `make docs`."""
 
 from __future__ import annotations
 

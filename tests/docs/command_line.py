@@ -1,4 +1,4 @@
-"""Runs the commands of docs/command-line.md with the `aiordma` under test."""
+"""Run the commands of docs/command-line.md with the `aiordma` under test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Compiled classes as Python's: functions and properties with the types of the stub.
+"""Replacements for members of compiled classes, with the types from the stubs.
 
-What Cython makes has a docstring, and no types; its `.pyi` has the types.
+Cython keeps docstrings but not types, which are in the `.pyi` file.
 """
 
 from __future__ import annotations

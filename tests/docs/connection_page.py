@@ -1,4 +1,4 @@
-"""The generated parts of docs/design.md, from the tables of a connection and of its failover."""
+"""Generate parts of docs/design.md from the tables of connection and failover states."""
 
 from __future__ import annotations
 

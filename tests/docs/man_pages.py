@@ -1,4 +1,4 @@
-"""docs/man: a manual page for `aiordma` and each of its commands, from what `--help` says."""
+"""Generate the manual pages of `aiordma` and its commands in docs/man from `--help`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Every public name, found by rule: the names that the reference describes and that are checked.
+"""Find every public name, for the reference and for the checks of its documentation.
 
 The names of a public module are its ``__all__``, or else its definitions without a leading
 underscore. The members of a class are its attributes without a leading underscore, including those
-inherited from classes of aiordma that are not public themselves, and its special methods with a
-docstring. A docstring can reserve a name for the package.
+inherited from private classes of aiordma, and its special methods with a docstring. A docstring can
+reserve a name for the package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands of a page: its files, its shell commands by section, and what they shall print."""
+"""Extract the files, shell commands and expected output from the sections of a page."""
 
 from __future__ import annotations
 

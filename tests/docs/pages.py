@@ -1,4 +1,4 @@
-"""The pages with generated parts, as they should be."""
+"""The expected contents of the pages with generated parts."""
 
 from __future__ import annotations
 

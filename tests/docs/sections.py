@@ -1,4 +1,4 @@
-"""Generated parts of a page, between marks; the rest is written by hand."""
+"""Replace the generated parts of a page, which are between marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated parts of docs/queue-pair-states.md: diagram and tables from the one table."""
+"""Generate the diagram and tables of docs/queue-pair-states.md from the transition table."""
 
 from __future__ import annotations
 

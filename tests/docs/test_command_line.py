@@ -1,4 +1,7 @@
-"""The commands of docs/command-line.md, apart from those of `run`: see softdev/tests/programs."""
+"""Tests of the commands of docs/command-line.md.
+
+softdev/tests/programs tests those for `aiordma run`.
+"""
 
 from __future__ import annotations
 

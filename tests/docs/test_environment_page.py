@@ -1,4 +1,4 @@
-"""The variables that the code reads are those of docs/environment-variables.md and of one list."""
+"""Test that docs/environment-variables.md has exactly the variables that the code reads."""
 
 from __future__ import annotations
 

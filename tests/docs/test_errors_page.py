@@ -1,4 +1,4 @@
-"""docs/errors.md: each text is one that the source has, and each class exists."""
+"""Tests that each text and class in docs/errors.md exists in the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/from-c.md: every call of the C libraries is there, and every name that it gives exists."""
+"""Tests that docs/from-c.md has every call of the C libraries, and only existing names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_c_call_is_listed_once(library: str) -> None:
 
 
 def test_listed_structures_and_constants_exist() -> None:
-    """The C names exist; a constant has the value of the name in the same place on the right."""
+    """Each constant has the value of the Python name in the same position."""
     both = [
         (re.findall(r"`(\w+)`", c), re.findall(r"`([\w.]+)`", names))
         for c, names in rows("## Structures and constants")

@@ -1,4 +1,4 @@
-"""docs/monitoring.md names every logger of the package, with every level that it uses."""
+"""Test that docs/monitoring.md lists every logger of the package with its levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages in docs/: programs run, names exist, generated parts are current."""
+"""Tests of the pages in docs/: programs run, names exist, generated parts are current."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TESTS = re.compile(
 
 @pytest.mark.parametrize(("program", "output"), PROGRAMS)
 def test_programs_print_the_shown_output(program: str, output: str) -> None:
-    """On the embedded device, with warnings as errors."""
+    """The programs run on the embedded device, with warnings as errors."""
     done = run_python("-W", "error", "-c", program, AIORDMA_DEVICE="embedded0")
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
 
@@ -88,7 +88,7 @@ def anchors(text: str) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_exist(page: Path) -> None:
-    """From the root; in the pages for contributors also from one of the source folders."""
+    """Paths start at the root. Pages for contributors also use paths from a source folder."""
     whole = r"`((?:aiordma|native|softdev|tests|docs|examples|bench|integrations)/[\w./]+)`"
     for name in re.findall(whole, page.read_text()):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
@@ -103,7 +103,7 @@ def test_named_files_exist(page: Path) -> None:
 
 
 def test_messages_page_names_existing_methods() -> None:
-    """The methods that a message passes through."""
+    """The page's table lists the methods that a message passes through."""
     page = (DOCS / "messages.md").read_text()
     files = [*(PACKAGE / "_datapath").glob("*.pyx"), *(PACKAGE / "_transport").glob("*.py")]
     source = "\n".join(path.read_text() for path in files)
@@ -131,7 +131,7 @@ def test_generated_parts_are_up_to_date() -> None:
 
 
 def test_roce_matrix_has_the_current_rows() -> None:
-    """Its verdicts are from a virtual machine."""
+    """The verdicts come from a virtual machine, so this test compares only the rows."""
     across = ROOT / "softdev" / "tests" / "softroce" / "across"
     listed = run(str(across), "--rows", check=True).stdout
     _, rows = across.with_suffix(".txt").read_text().split("\n\n")

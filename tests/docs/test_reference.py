@@ -1,4 +1,4 @@
-"""Every public name is documented."""
+"""Tests that every public name is documented."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ def test_every_public_name_has_a_docstring() -> None:
 
 @pytest.mark.parametrize("cls", [RemoteRegion, RemoteSlice])
 def test_remote_memory_classes_have_only_documented_names(cls: type) -> None:
-    """No name without an underscore is the library's own: users see it, in a debugger, too."""
+    """Users see these names, for example in a debugger.
+
+    Internal names must begin with an underscore.
+    """
     described = {member.name for member in members(cls, OFFERED) if member_doc(member)}
     described |= {each for each in dir(cls) if f"`{each}`" in (cls.__doc__ or "")}
     assert {each for each in dir(cls) if not each.startswith("_")} <= described
 
 
 def test_every_name_is_on_one_page() -> None:
-    """docs/reference has pages by subject, which the site fills (docs/_extensions)."""
+    """docs/reference has a page for each subject, which docs/_extensions fills for the site."""
     modules, names = on_pages()
     assert sorted(names) == sorted(f"{name.module}.{name.name}" for name in NAMES)
     assert sorted(module for module, _ in modules) == sorted({name.module for name in NAMES})

@@ -1,4 +1,4 @@
-"""docs/security.md: every claim has tests, and these tests exist."""
+"""Tests that every claim of docs/security.md names tests, and that these exist."""
 
 from __future__ import annotations
 

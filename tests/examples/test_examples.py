@@ -1,4 +1,4 @@
-"""Every example does what its docstring says, in separate processes."""
+"""Tests that every example does what its docstring says, in separate processes."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
 
 
 def test_cache_entry_is_rejected_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part of it is that of another entry: the checksum tells."""
+    """A reader may see parts of the old and of the new entry. The checksum detects this."""
     cache = loaded(monkeypatch, "cache")
     before, after = cache.pack(b"key", b"one value"), cache.pack(b"key", b"another value")
     assert cache.unpack(after) == (b"key", b"another value")
@@ -214,7 +214,6 @@ def test_parameter_server_example_converges(environment: dict[str, str], host: s
 def test_examples_report_errors_without_a_traceback(
     environment: dict[str, str], host: str, said: str, lines: list[str]
 ) -> None:
-    """No traceback."""
     for line in lines:
         name, *arguments = line.replace("HOST", host).split()
         error = failed(environment, name, *arguments)

@@ -1,4 +1,4 @@
-"""examples/service.py: what systemd is told, what probes are answered, how requests end."""
+"""Test examples/service.py: its messages to systemd, its probes, and its shutdown."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ async def probe(address: tuple[str, int], path: str) -> str:
 async def test_service_example_notifies_systemd_and_answers_probes(
     tmp_path: Path, device_name: str, host: str, is_abstract: bool, watchdog: str
 ) -> None:
-    """READY once it serves, WATCHDOG until its end, STOPPING when it was told to stop.
+    """The service sends READY, WATCHDOG until it ends, and STOPPING after SIGTERM.
 
-    Then it is not ready any more, and the request under way is answered.
+    After SIGTERM it is no longer ready, but still answers the request in progress.
     """
     name = f"@aiordma-test-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
     environment = {

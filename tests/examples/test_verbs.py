@@ -1,4 +1,4 @@
-"""examples/verbs: each program prints what its page says; on any device."""
+"""Tests that each program of examples/verbs prints what its page shows, on any device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a loop polls before it sleeps."""
+"""Tests of when a loop polls before it sleeps."""
 
 from __future__ import annotations
 

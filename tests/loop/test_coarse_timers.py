@@ -1,4 +1,7 @@
-"""Coarse timers: each comes once, in time, in its order; the loop itself has no timer for them."""
+"""Tests of coarse timers: each fires once, in order and in time.
+
+The event loop has no timers of its own for them.
+"""
 
 from __future__ import annotations
 

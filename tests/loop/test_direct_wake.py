@@ -1,4 +1,4 @@
-"""The direct wake-up of tasks (docs/completion.md), with it and without."""
+"""Test switching off the direct wake-up of tasks (docs/completion.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event-loop glue: every completion reaches its sink, whatever happens around it."""
+"""Tests of the event-loop driver: every completion reaches its sink in all circumstances."""
 
 from __future__ import annotations
 
@@ -151,7 +151,10 @@ both_ways = pytest.mark.parametrize("polling", [driver.POLLING, 0], ids=["pollin
 async def test_completion_after_the_last_poll_is_not_lost(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    """It comes after the last poll, before the loop waits again; nothing else happens after it."""
+    """Each completion arrives between the last poll and the loop's wait.
+
+    No other event wakes the loop afterwards.
+    """
     async with the_driver(device) as driver, two_ends(driver) as (first, _):
         reader, poller = driver._reader, driver._reader._poller
         drain, spin = reader._drain, poller.spin
@@ -189,7 +192,7 @@ async def test_completion_after_the_last_poll_is_not_lost(
 
 
 async def test_done_callbacks_get_the_finished_future(device_name: str, host: str) -> None:
-    """Whatever it is: a task's own way to go on, or something else that is built in."""
+    """A callback may be a task's wake-up, or any other callable, including a built-in one."""
     async with (
         await listen(host, device=device_name) as listener,
         await connect(host, listener.port, device=device_name) as there,
@@ -209,7 +212,6 @@ async def test_done_callbacks_get_the_finished_future(device_name: str, host: st
 async def test_many_completions_leave_other_tasks_their_turn(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, batch: int, rounds: int, polling: float
 ) -> None:
-    """All of them are seen, and others have their turn in between."""
     monkeypatch.setattr("aiordma._loop.completion_reader.COMPLETIONS_PER_CALL", batch)
     monkeypatch.setattr("aiordma._loop.completion_reader.ROUNDS", rounds)
 
@@ -239,7 +241,7 @@ async def test_many_completions_leave_other_tasks_their_turn(
 async def test_failing_sink_is_reported_and_others_continue(
     device: verbs.Device, reported: list[dict[str, Any]]
 ) -> None:
-    """It is reported and failed; completions of the others, of the same batch too, go on."""
+    """Only the failing sink is failed, even if one batch has completions for several sinks."""
     async with (
         the_driver(device) as driver,
         two_ends(driver) as (bad, its_peer),
@@ -265,7 +267,7 @@ async def test_failing_sink_is_reported_and_others_continue(
 async def test_completions_of_a_closed_queue_pair_are_counted_as_stray(
     device: verbs.Device,
 ) -> None:
-    """Their slots are in use again, or free: they complete nothing, and are counted."""
+    """Their slots are free or reused, so these completions must not complete anything."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send()
         await first.sink.wait(1)
@@ -302,7 +304,7 @@ async def test_channel_failure_reaches_every_sink(
 async def test_channel_failure_during_a_spin_reaches_every_sink(
     device: verbs.Device, polling: float
 ) -> None:
-    """Or a task that polls before it waits."""
+    """With polling, a task that polls before it waits notices the failure."""
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
         spin = driver.table.wakeups.brief_spin
         assert isinstance(spin, partial) == bool(polling)
@@ -331,7 +333,6 @@ async def test_reserved_entries_are_free_when_the_queue_was_empty(
 async def test_reader_spins_before_sleeping_as_configured(
     device_name: str, host: str, polling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For as long as the configuration says, or not at all."""
     looks = []
     look_soon = CompletionReader._spin_soon
 
@@ -363,7 +364,10 @@ async def test_reader_spins_before_sleeping_as_configured(
 async def test_reader_spins_after_writing_to_polling_peers(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, awake: int, woken: int, looks: bool
 ) -> None:
-    """However long ago a look found something; a peer that was asleep needs longer than a look."""
+    """A polling peer responds soon, so even a reader whose spins failed for long spins again.
+
+    Waking a sleeping peer takes longer than a spin.
+    """
     async with the_driver(device) as driver:
         wakeups = 5 << 32 | 7
         looked: list[bool] = []
@@ -412,7 +416,7 @@ async def test_reserve_cq_adds_queues_and_closes_unused_ones(device: verbs.Devic
 
 
 async def test_device_events_reach_the_sinks_concerned(device: verbs.Device) -> None:
-    """After a fatal one of the device, later connections get it opened anew."""
+    """After a fatal device event, later connections open the device again."""
     kinds = verbs.EventType
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         with driver.context.create_cq(16) as other:
@@ -437,7 +441,6 @@ async def test_device_events_reach_the_sinks_concerned(device: verbs.Device) -> 
 async def test_port_event_reaches_every_sink_when_the_query_fails(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reaches all."""
     async with the_driver(device) as driver, two_ends(driver) as ends:
         event = verbs.AsyncEvent(verbs.EventType.PORT_ERR, None, 1)
         refuse = mock.Mock(side_effect=VerbsError(errno.EIO, "ibv_query_qp"))
@@ -449,7 +452,7 @@ async def test_port_event_reaches_every_sink_when_the_query_fails(
 async def test_event_taken_by_another_loop_reaches_its_sink(
     device: verbs.Device, host: str
 ) -> None:
-    """A context that two loops share tells only one of them; the right one hears of it."""
+    """If two loops share a context, only one of them receives an event and must forward it."""
     events = cm.EventChannel(device.library)
     id = events.create_id()
     id.bind_addr((host, 0))
@@ -561,7 +564,7 @@ os._exit(len(closed))
 
 
 def test_forked_child_leaves_the_unused_driver_alone(device: verbs.Device) -> None:
-    """It is the parent's: the child, whose loop has its timer, leaves it alone."""
+    """The driver belongs to the parent, but the child's loop has inherited its timer."""
     done = run_python("-c", FORKED, device.name)
     assert (done.returncode, done.stdout) == (1, "0\n"), done.stderr
 
@@ -569,7 +572,7 @@ def test_forked_child_leaves_the_unused_driver_alone(device: verbs.Device) -> No
 async def test_driver_without_memory_leaves_nothing_open(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The context is that of the connection manager, and stays open."""
+    """The context belongs to the connection manager and stays open."""
     refuse = mock.Mock(side_effect=VerbsError(errno.ENOMEM, "ibv_reg_mr"))
     with device.open() as context:
         before = verbs.live()
@@ -580,7 +583,7 @@ async def test_driver_without_memory_leaves_nothing_open(
 
 
 async def test_unused_driver_is_replaced_after_a_device_failure(device: verbs.Device) -> None:
-    """It hears of what happens there, or the loop would be called for it again and again."""
+    """An unused driver must handle events, or they would wake the loop again and again."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send()
         second.send()
@@ -632,7 +635,7 @@ print(len(os.listdir("/proc/self/task")), verbs.live())
 def test_program_ends_silently_after_its_last_connection(
     device: verbs.Device, host: str, via: str
 ) -> None:
-    """The embedded device's thread is gone, and the interpreter ends without a word."""
+    """The embedded device's thread has ended, and the interpreter prints no warnings."""
     done = run_python("-X", "dev", "-W", "error", "-c", ONCE, device.name, via, host)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 {}\n", "")
 
@@ -641,7 +644,7 @@ def test_program_ends_silently_after_its_last_connection(
 async def test_cm_events_per_iteration_are_limited(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More events of the connection manager than an iteration of the loop takes."""
+    """There are more events than one iteration of the loop may process."""
     events = EventDriver.for_library(device.library)
     taken = 0
 
@@ -661,7 +664,7 @@ async def test_cm_events_per_iteration_are_limited(
 async def test_requests_pause_when_their_time_is_used_up(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One for each iteration of the loop; none, nor an iteration, before they have earned more."""
+    """Each iteration takes one request. During the pause, the loop does not watch the channel."""
     now = 1000.0
     clock = Clock(lambda: now)
     monkeypatch.setattr("aiordma._loop.driver.clock_of", lambda _: clock)
@@ -706,7 +709,7 @@ async def test_requests_pause_when_their_time_is_used_up(
 def test_loop_closed_during_the_pause_closes_the_channel(
     device: verbs.Device, make: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    """Its channel is closed with it, as one that is being watched is."""
+    """During the pause, the loop does not watch the channel that it must close."""
 
     async def pause() -> RequestDriver:
         events = RequestDriver.for_library(device.library)

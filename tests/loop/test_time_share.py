@@ -1,4 +1,7 @@
-"""The part of a loop's time that strangers' work may use, by a clock that stands still else."""
+"""Tests of the share of a loop's time for work on behalf of strangers.
+
+The clock of the tests only advances when a test advances it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def test_wait_is_bounded(share: TimeShare) -> None:
 
 
 async def test_time_between_steps_is_not_charged(share: TimeShare) -> None:
-    """What passes between them is others'."""
+    """The time between two steps belongs to other tasks."""
 
     async def work() -> bool:
         passes(BURST)
@@ -66,7 +69,7 @@ async def test_time_between_steps_is_not_charged(share: TimeShare) -> None:
 
 @pytest.mark.parametrize("delivers", [True, False])
 async def test_delivered_work_is_refunded(share: TimeShare, delivers: bool) -> None:
-    """No matter how much of it there is.  So does the time that it used before it began."""
+    """The refund covers any amount of work, and the time used before the work began."""
 
     async def handshake() -> bool:
         for _ in range(2):
@@ -81,7 +84,7 @@ async def test_delivered_work_is_refunded(share: TimeShare, delivers: bool) -> N
 
 
 async def test_task_cancelled_before_it_begins_does_not_run(share: TimeShare) -> None:
-    """The task closes the work, which would warn if it was never awaited."""
+    """The task closes the coroutine, which would otherwise warn that it was never awaited."""
 
     async def work() -> bool:
         pytest.fail("it has begun")

@@ -1,4 +1,4 @@
-"""A queue of waiting tasks: order, wake-ups passed on, none forgotten."""
+"""Tests of a queue of waiting tasks: their order, and that no wake-up is lost."""
 
 from __future__ import annotations
 

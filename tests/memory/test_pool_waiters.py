@@ -1,4 +1,4 @@
-"""Tasks that wait for memory of a pool: their order, and what becomes of it."""
+"""Tests of tasks that wait for memory of a pool: their order, and failures."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def internal_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int
 
 
 async def test_lease_gets_its_turn_among_internal_needs(pool: MemoryPool) -> None:
-    """And these go on meanwhile, all of them."""
+    """The internal requests are still served while the lease waits."""
     async with internal_needs(pool, LIMIT // BRIEF * 3 // 4) as served:
         await yield_loop()
         assert min(served)
@@ -110,9 +110,9 @@ async def test_lease_gets_its_turn_among_internal_needs(pool: MemoryPool) -> Non
 
 
 async def test_unused_slabs_make_room_for_waiting_tasks(pool: MemoryPool) -> None:
-    """Kept for the next small need, they must not keep a large one waiting for ever.
+    """Slabs kept for the next small request must not block a large one forever.
 
-    Nor does a buffer that was released, once its last view has gone.
+    The same is true of a released buffer after its last view is gone.
     """
     small = [pool.alloc(SLAB_SIZE // 2) for _ in range(4)]
     view = small[0].view
@@ -143,7 +143,7 @@ async def test_closing_the_pool_ends_waiting_tasks(context: verbs.Context) -> No
 async def test_registration_failure_is_raised_to_the_waiter_it_served(
     pool: MemoryPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told to the one whose turn it is; the next has its own try."""
+    """The next waiter gets its own attempt."""
     held = pool.alloc(LIMIT)
     waiting = Waiting(pool)
     await waiting.start(1, 300)
@@ -164,7 +164,7 @@ async def test_registration_failure_is_raised_to_the_waiter_it_served(
 
 
 async def test_block_source_hands_out_one_block_at_a_time(pool: MemoryPool) -> None:
-    """One block at a time; a block that is too small by now, or not needed, goes back."""
+    """A block that has become too small, or is no longer needed, goes back to the pool."""
     held = pool.alloc(LIMIT)
     wanted = [300, 5000]
     taken: list[Block] = []
@@ -219,7 +219,6 @@ async def test_block_source_hands_out_one_block_at_a_time(pool: MemoryPool) -> N
 
 
 async def test_block_source_waits_anew_in_another_pool(pool: MemoryPool) -> None:
-    """A wait begins anew, and ends with memory of the other pool."""
     other = MemoryPool(pool.pd, limit=LIMIT)
     taken: list[Block | None] = []
     source = OrderedBlockSource(pool, lambda: taken.append(source.block(300)), internal=True)
@@ -253,7 +252,7 @@ STEP = st.one_of(
 async def test_waiters_keep_their_order_and_lose_no_memory(
     context: verbs.Context, steps: list[tuple[str, int]]
 ) -> None:
-    """Whatever happens in whatever order: no memory is lost, no waiter forgotten or overtaken."""
+    """Run random sequences of requests, cancellations and releases."""
     pd = context.alloc_pd()
     pool = MemoryPool(pd, limit=LIMIT)
     waiting: list[asyncio.Task[Block]] = []

@@ -1,4 +1,7 @@
-"""Which registrations of the user's memory are kept, and that none outlives what it was made of."""
+"""Tests of the cache of registrations of the user's memory.
+
+A registration must not outlive the memory that it was made for.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +143,7 @@ async def test_cache_lets_users_release_and_resize_their_memory(pd: verbs.Protec
 async def test_new_view_at_the_same_address_gets_a_new_registration(
     pd: verbs.ProtectionDomain,
 ) -> None:
-    """The same address, and by chance the same object: never the same registration."""
+    """The new view may even have the id of the old one."""
     cache, count = small(pd), 0
     numbers: set[int] = set()
     places: set[tuple[int, int]] = set()

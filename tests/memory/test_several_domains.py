@@ -1,4 +1,7 @@
-"""Memory in a second protection domain: registered when first needed, as long as it lasts."""
+"""Tests of memory in a second protection domain.
+
+It is registered there when first needed, and for as long as it exists.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ def test_second_registration_ends_with_the_first_domain(
 async def test_second_registration_has_the_same_rights_and_pins(
     pools: tuple[MemoryPool, MemoryPool],
 ) -> None:
-    """Registered by itself, or kept: the rights are the same, and it is pinned as before."""
+    """This is true of a region of its own as well as of a cached registration."""
     home, other = pools
     data, view = bytearray(SIZE), np.zeros(SIZE, np.uint8).data
     with Region(home.pd.reg_mr(data)) as region, Region(home.pd.reg_mr(bytes(data))) as readonly:

@@ -1,4 +1,4 @@
-"""Frames as Python packs and unpacks them; aiordma/_core/frames.py has the layouts."""
+"""Pack and unpack frames in Python, as laid out in aiordma/_core/frames.py."""
 
 from __future__ import annotations
 

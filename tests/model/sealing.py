@@ -1,6 +1,6 @@
-"""Sealing in Python, with other functions of the package than the library uses.
+"""Seal frames in Python, with other functions of the package than the library uses.
 
-aiordma/_core/frames.py has the layout, aiordma/_core/authentication.py the keys.
+aiordma/_core/frames.py defines the layout, and aiordma/_core/authentication.py the keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The header of frames, and bundles."""
+"""Tests of the model's frame headers and bundles."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tests of the boundary to C."""
+"""Tests of the interface to C."""

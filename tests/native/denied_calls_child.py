@@ -1,10 +1,10 @@
-"""Sends messages in processes to which the kernel denies a system call.
+"""Send messages in processes to which the kernel denies a system call.
 
-Prints the outcomes as JSON.
+The program prints the outcomes as JSON.
 
 usage: python -m tests.native.denied_calls_child LINKS
 
-Each process is a fork that denies itself a call before it starts the device.
+Each process is a fork that denies itself one call before it starts the device.
 """
 
 from __future__ import annotations

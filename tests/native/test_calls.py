@@ -1,4 +1,4 @@
-"""The checked calls: conventions, exceptions, and agreement with the C table."""
+"""Tests of the checked calls: conventions, exceptions, and agreement with the C table."""
 
 from __future__ import annotations
 

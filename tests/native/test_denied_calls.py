@@ -1,4 +1,4 @@
-"""System calls that the kernel denies, as the seccomp filters of containers and services do."""
+"""Test system calls that the kernel denies, as seccomp filters of containers do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one fork hook: what modules have registered runs in the child, whatever fails there."""
+"""Tests of the single fork hook, which runs every registered function in the child."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_fork_reset_runs_in_order() -> None:
 
 
 def test_registered_socket_is_replaced_in_the_child() -> None:
-    """And not a file that has got its number since."""
+    """Another file that has since received the number of a closed socket is not replaced."""
     here, there = socket.socketpair()
     closed, other = socket.socketpair()
     kept = fork.add_socket(here.fileno())

@@ -1,4 +1,4 @@
-"""The two libraries, and what importing does not do."""
+"""Tests of the two libraries, and that importing the package has no effects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_missing_calls_of_an_older_library_are_named() -> None:
 def test_event_channel_is_refused_in_a_child_that_inherits_the_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Refused where the library goes on with what its parent had opened, and was used there."""
+    """It is refused only if the library keeps the parent's state and the parent has used it."""
     table = embedded().table
     inherits, unused, own = (
         Library("old", table, inherited=True),
@@ -127,7 +127,7 @@ for what in device.open, lambda: cm.EventChannel(device.library):
 def test_invalid_variable_is_named_in_the_error(
     variable: str, value: str, cause: str, remedy: str
 ) -> None:
-    """In the error, and for a program in C on standard error."""
+    """Programs in C get the message on standard error."""
     done = run_python("-c", OPENS, **{f"AIORDMA_{variable}": value})
     wrong = f"AIORDMA_{variable} is '{value[:700]}': "
     opened, channel = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The packed layouts against the compiler's."""
+"""Tests that the packed layouts match the compiler's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def places(name: str) -> list[tuple[str, Any]]:
 
 
 def test_work_request_fields_share_the_expected_places() -> None:
-    """As _shared_places in work_request.py gives them, whatever they mean."""
+    """`_shared_places` in work_request.py depends on this layout."""
     by_offset: dict[int, list[str]] = {}
     for field, info in ffi.typeof("struct aiordma_send").fields:
         by_offset.setdefault(cast(Any, info).offset, []).append(field)
@@ -94,7 +94,7 @@ class Port(NamedTuple):
 
 
 def test_copy_of_converts_fields_by_name_and_type() -> None:
-    """By the names and types of the fields, in any order, but for what is given."""
+    """The order of fields may differ. Fields given as arguments are not copied."""
     attr = ffi.new("struct ibv_port_attr *", {"flags": 7, "state": 4, "lid": 9})
     copy = copy_of(attr, Port, number=1)
     assert copy == Port(1, PortState.ACTIVE, 9, 7)

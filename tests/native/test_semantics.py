@@ -1,5 +1,8 @@
-"""The page semantics.md against the embedded device: files, clauses and tests that it names are
-there, and it has every clause that the device's comments cite."""
+"""Tests of the page semantics.md against the embedded device.
+
+The files, clauses and tests that the page names must exist. It must have every clause that the
+device's comments cite.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One machine's part in a test: runs in a network namespace and does what it is told.
+"""One machine of a test: runs in a network namespace and executes commands.
 
-Run as `python -m tests.network.agent`.  Each line of its input is a JSON object with a number, the
-name of a method of `Agent` and its arguments; each line of its output has the number and the result
-or the error.  Several may be under way at a time.
+Run it as `python -m tests.network.agent`. Each input line is a JSON object with a number, the name
+of a method of `Agent` and its arguments. Each output line has the number and the result or error.
+Several commands may run at the same time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Two machines, as far as the device can tell: two network namespaces, and an agent in each.
+"""Fixtures that simulate two machines by network namespaces, with an agent in each.
 
-Of the embedded device alone: SoftRoCE's network is the kernel's business.
+They only serve the embedded device, because the kernel handles SoftRoCE's network.
 """
 
 from __future__ import annotations

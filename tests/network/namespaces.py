@@ -1,7 +1,7 @@
-"""Two network namespaces with cables between them: made by a test, removed whatever happens.
+"""Create two network namespaces connected by cables, and always remove them.
 
-With Debian's iproute2 (ip-netns(8), veth(4)), as root.  The names say which process
-made them; what a killed one has left is removed by the next.
+This needs Debian's iproute2 (ip-netns(8), veth(4)) and root. The names contain the id of the
+process that created them. The next process removes what a killed one has left behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands of the page ci-without-hardware.md for two hosts."""
+"""Test the commands for two hosts in ci-without-hardware.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "softdev/docs" / "ci-without-hardware.md"
 
 
 def test_two_hosts_commands_work_as_shown(tmp_path: Path) -> None:
-    """In namespaces with names of this process."""
+    """The test renames the namespaces, so that parallel runs do not collide."""
     installed("rping")
     _, block = blocks(PAGE, "Several processes, two hosts")
     own = f"{PREFIX}-{os.getpid()}-host-"

@@ -1,4 +1,4 @@
-"""Every kind of traffic between two machines, over IPv4 and IPv6, whatever the path's MTU."""
+"""Tests of every kind of traffic between two machines, over IPv4 and IPv6, for each MTU."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_connections_transfer_every_size(
 def test_queue_pairs_transfer_every_size(
     agents: Agents, mtus: tuple[int, int], family: str
 ) -> None:
-    """Reliable and unreliable connections, and datagrams.
+    """Test reliable and unreliable connections, and datagrams.
 
-    A datagram that is longer than a packet arrives in pieces, which the kernel puts together; a
-    packet that is longer than the other end takes is lost, and so is its datagram.
+    The kernel reassembles a datagram from its fragments. A fragment that is longer than the
+    receiver's MTU is lost, and the whole datagram with it.
     """
     there = pair(agents, "RC", family)
     for size in (1, 1200, 4096, 65_537):
@@ -55,7 +55,7 @@ def test_queue_pairs_transfer_every_size(
 def test_connection_survives_a_smaller_mtu(
     agents: Agents, wire: Network, family: str, via: str
 ) -> None:
-    """The MTU changes during a connection: frames in flight are segmented again."""
+    """Frames in flight are segmented again when the MTU shrinks."""
     for end in wire.ends:
         end.link("mtu", "9000")
     connect(agents, address_of(wire.right, family), via)
@@ -69,7 +69,7 @@ def test_connection_survives_a_smaller_mtu(
 def test_connections_share_networks_and_addresses(
     agents: Agents, wire: Network, start: Start, via: str
 ) -> None:
-    """Connections over IPv4 and IPv6, and over several addresses of one interface."""
+    """Connections use IPv4, IPv6 and several addresses of one interface at the same time."""
     more = [("10.78.0", 24), ("fd78:", 64), ("10.79.0", 24)]
     for number, end in enumerate(wire.ends, 1):
         for prefix, length in more:
@@ -87,7 +87,7 @@ def test_connections_share_networks_and_addresses(
 def test_connection_uses_the_requested_source_address(
     agents: Agents, wire: Network, via: str
 ) -> None:
-    """The peer sees the requested source address, not the kernel's choice."""
+    """Both ends report the requested address, although the kernel would choose another one."""
     wire.left.add("10.77.0.11/24")
     left, right = agents
     port = right.call("listen", host=wire.right.ipv4, via=via)
@@ -98,7 +98,7 @@ def test_connection_uses_the_requested_source_address(
 
 
 def test_link_local_addresses_carry_connections(agents: Agents, wire: Network, via: str) -> None:
-    """Link-local addresses need the name of the interface, and carry every kind of traffic."""
+    """Link-local addresses need the name of the interface."""
     left, right = agents
     host = f"{wire.right.link_local}%{CABLE}"
     port = right.call("listen", host=host, via=via)
@@ -110,7 +110,7 @@ def test_link_local_addresses_carry_connections(agents: Agents, wire: Network, v
 
 
 def test_link_local_addresses_carry_queue_pairs(agents: Agents) -> None:
-    """A GID has no interface: that of the own GID entry is used."""
+    """A GID has no interface, so the interface of the local GID entry is used."""
     for kind in ("RC", "UC", "UD"):
         pair(agents, kind, "link-local")
         exchange(agents, 20, 3000)

@@ -1,4 +1,7 @@
-"""Two cables, and at both ends a device for each: AIORDMA_EMBEDDED_DEVICES=cable,cable1."""
+"""Tests of two cables with a device for each at both ends.
+
+The devices are set by AIORDMA_EMBEDDED_DEVICES=cable,cable1.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,11 @@ def rails(
 
 
 def test_device_has_only_the_addresses_of_its_cable(wire: Network, start: Start) -> None:
-    """Those with a label too.  An address that both have is the first one's, and so are those of
-    the loopback.  Without the interface there is no port."""
+    """The addresses of a cable include those with a label.
+
+    An address that both cables have belongs to the first device. Without its interface, a device
+    keeps its loopback addresses, but its port is down.
+    """
     agent = start(wire.left)
     for number, (end, others) in enumerate(
         zip(
@@ -64,7 +70,7 @@ def test_device_has_only_the_addresses_of_its_cable(wire: Network, start: Start)
 def test_processes_of_one_host_use_the_configured_link(
     monkeypatch: pytest.MonkeyPatch, wire: Network, start: Start, links: str
 ) -> None:
-    """One of them with a device for all addresses."""
+    """One of the processes has a single device for all addresses."""
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", links)
     end = wire.cables[1][0]
     several = start(end).of("embedded1", end)
@@ -132,7 +138,7 @@ def port_becomes(agent: AgentProcess, event: str, state: str) -> None:
 
 
 def test_cut_affects_one_device_only(rails: list[Agents], wire: Network, family: str) -> None:
-    """Its port is down, and what is under way there waits; the other one's goes on."""
+    """Requests of the cut device wait until its port is up again."""
     for agents in rails:
         pair(agents, "RC", family)
         exchange(agents, 1, 1)  # the queue pairs must meet before the cut

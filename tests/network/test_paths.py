@@ -1,4 +1,4 @@
-"""Paths that fail temporarily or for good, and addresses that are removed."""
+"""Tests of paths that fail temporarily or for good, and of addresses that are removed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stays_open(order: Order, seconds: float) -> None:
 def test_connection_survives_link_down_and_up(
     agents: Agents, cut: Namespace, way: tuple[str, str]
 ) -> None:
-    """Nothing is lost and nothing fails: idle, between messages, during large ones."""
+    """The link goes down while the connection is idle. Later messages wait until it is up."""
     left, right = agents
     connect(agents, address_of(right.namespace, way[0]), way[1])
     left.call("echo", count=10, size=1000)
@@ -61,7 +61,7 @@ def test_connection_survives_link_down_and_up(
 def test_frames_in_flight_survive_link_down_and_up(
     agents: Agents, cut: Namespace, family: str
 ) -> None:
-    """With frames in flight in both directions, of reliable and unreliable queue pairs."""
+    """Frames of RC and UC queue pairs are in flight in both directions."""
     left, right = agents
     for kind in ("RC", "UC"):
         there = pair(agents, kind, family)
@@ -83,7 +83,7 @@ def test_frames_in_flight_survive_link_down_and_up(
 def test_connection_survives_temporary_loss_of_its_address(
     agents: Agents, cut: Namespace, way: tuple[str, str]
 ) -> None:
-    """The device reports it; its connections wait, those of another address are not affected."""
+    """The device reports the change, and the connection waits for the address."""
     left, right = agents
     family, via = way
     address = f"{address_of(cut, family)}/{24 if family == 'IPv4' else 64}"
@@ -103,7 +103,7 @@ def test_connection_survives_temporary_loss_of_its_address(
 
 
 def test_stopped_process_is_not_a_lost_path(impatient: Agents, wire: Network, via: str) -> None:
-    """The peer's kernel answers probes: outstanding operations wait beyond the path timeout."""
+    """The peer's kernel still answers probes, so operations wait beyond the path timeout."""
     left, right = impatient
     connect(impatient, wire.right.ipv4, via)
     left.call("echo", count=1, size=1)  # the queue pairs must meet before the stop
@@ -134,7 +134,7 @@ def lost(order: Order, since: float) -> list[str]:
 def test_lost_path_is_noticed_on_both_sides(
     impatient: Agents, cut: Namespace, way: tuple[str, str], busy: bool
 ) -> None:
-    """Both ends notice independently: the requester and the responder."""
+    """The requester and the responder detect the loss independently."""
     left, right = impatient
     connect(impatient, address_of(right.namespace, way[0]), way[1])
     left.call("echo", count=1, size=1)
@@ -151,10 +151,9 @@ def test_lost_path_is_noticed_on_both_sides(
 def test_request_on_a_lost_path_fails_with_retry_exceeded(
     impatient: Agents, cut: Namespace, family: str
 ) -> None:
-    """A request without an answer fails with RETRY_EXC_ERR.
+    """A request is pending when the link is cut, however slow the machine is.
 
-    It is posted before the cut, and the responder is stopped until then, so that it does not
-    answer before: however slow the machine is, the path is not lost before there is a request.
+    The responder is stopped until the cut, so that it cannot respond earlier.
     """
     left, right = impatient
     pair(impatient, "RC", family)
@@ -172,7 +171,7 @@ def test_request_on_a_lost_path_fails_with_retry_exceeded(
 
 
 def test_longer_ack_timeout_outlasts_the_path_timeout(impatient: Agents, wire: Network) -> None:
-    """A queue pair gets the time of its timeout and retry count (IBTA 9.7.6.1.3)."""
+    """A queue pair's timeout and retry count can extend the path timeout (IBTA 9.7.6.1.3)."""
     left, right = impatient
     pair(impatient, "RC", "IPv4", ack_timeout=8.0)  # eight attempts of 2^21 * 4.096 us
     exchange(impatient, 1, 100)
@@ -188,7 +187,7 @@ def test_longer_ack_timeout_outlasts_the_path_timeout(impatient: Agents, wire: N
 def test_removed_address_breaks_only_its_connections(
     impatient: Agents, wire: Network, via: str
 ) -> None:
-    """An address removed for good: only its connections are lost, and it cannot be used again."""
+    """The address cannot be used for new connections."""
     left, right = impatient
     wire.left.add("10.77.0.11/24")
     port = right.call("listen", host=wire.right.ipv4, via=via)
@@ -219,7 +218,7 @@ def test_removed_address_breaks_only_its_connections(
 
 
 def test_missing_route_fails_the_transition_to_rtr(agents: Agents, family: str) -> None:
-    """RTR asks the routing table, from the queue pair's own address, and fails with the reason."""
+    """The transition looks up a route from the queue pair's own address."""
     left, right = agents
     version, there = {"IPv4": ("-4", "192.0.2.1"), "IPv6": ("-6", "2001:db8::1")}[family]
     own, gateway = (address_of(agent.namespace, family) for agent in agents)
@@ -269,10 +268,9 @@ def test_loopback_gid_is_refused_as_the_source_to_another_host(
 def test_connecting_over_a_cut_link_names_the_host(
     agents: Agents, cut: Namespace, way: tuple[str, str]
 ) -> None:
-    """The error comes within the time of the call, and names the host that it could not reach.
+    """The error arrives within the time limit of the call.
 
-    With its own link down, the connection manager knows at once that there is no way, so that it
-    needs no limit.
+    If the local link is down, the connection manager fails immediately and needs no limit.
     """
     left, right = agents
     family, via = way

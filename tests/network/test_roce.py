@@ -1,4 +1,4 @@
-"""RoCE v2 between two machines: each packet for itself, through a network that promises nothing."""
+"""Tests of RoCE v2 between two machines, in separate packets over an unreliable network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def roce(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_roce_queue_pairs_fit_packets_to_the_cable(
     agents: Agents, wire: Network, cable: int
 ) -> None:
-    """The device gives an MTU whose packets the cable carries: longer ones would be lost."""
+    """The device reports an MTU whose packets fit the cable, because longer ones would be lost."""
     for end in wire.ends:
         end.link("mtu", str(cable))
     there = pair(agents, "RC", "IPv4")
@@ -54,7 +54,7 @@ def test_roce_works_over_ipv6_and_link_local_addresses(agents: Agents, kind: str
 
 @pytest.mark.parametrize("kind", ["IPv4", "IPv6"])
 def test_roce_ignores_the_path_mtu_of_routes(agents: Agents, wire: Network, kind: str) -> None:
-    """A path MTU, which ICMP can forge, holds no packet back: packets fit the interface."""
+    """ICMP can forge a path MTU, so only the interface's MTU counts."""
     for end, peer in (wire.ends, wire.ends[::-1]):
         end.ip("route", "add", address_of(peer, kind), "dev", CABLE, "mtu", "1280")
     for end in wire.ends:
@@ -64,7 +64,7 @@ def test_roce_ignores_the_path_mtu_of_routes(agents: Agents, wire: Network, kind
 
 
 def test_connections_work_over_roce(agents: Agents, wire: Network, family: str, via: str) -> None:
-    """aiordma's connections; the connection manager's packets are those of RoCE."""
+    """The connection manager's packets are RoCE packets, too."""
     connect(agents, address_of(wire.right, family), via)
     left, _ = agents
     for size in (0, 1000, 4 << 20):
@@ -73,7 +73,7 @@ def test_connections_work_over_roce(agents: Agents, wire: Network, family: str, 
 
 
 def test_datagrams_reach_a_new_address_with_a_new_mtu(agents: Agents, wire: Network) -> None:
-    """A UD queue pair is reached at an address that its host gets later, too, with a new MTU."""
+    """A host may add an address and change its MTU while the device is open."""
     wire.left.link("mtu", "4500")
     pair(agents, "UD", "IPv4")
     left, right = agents
@@ -104,7 +104,7 @@ def test_datagrams_reach_a_new_address_with_a_new_mtu(agents: Agents, wire: Netw
     ],
 )
 def test_programs_work_over_roce(wire: Network, server: str, client: str, port: int) -> None:
-    """Programs with datagrams, and such as connect through librdmacm."""
+    """These programs send datagrams or connect through librdmacm."""
     waits, asks = (f"{server} {last}".format(host=wire.right.ipv4) for last in ("", client))
     waits += " -s" * waits.startswith("rping")
     installed(waits.split(maxsplit=1)[0])
@@ -120,7 +120,7 @@ def test_programs_work_over_roce(wire: Network, server: str, client: str, port: 
 
 
 def test_request_to_a_gone_peer_fails_with_retry_exceeded(impatient: Agents) -> None:
-    """Nothing tells that a peer has gone: a request fails when its time is over, as with a card."""
+    """The end of a peer is not announced, so the request fails after its retries as on a card."""
     left, right = impatient
     pair(impatient, "RC", "IPv4", ack_timeout=0.02)
     right.end()
@@ -128,7 +128,7 @@ def test_request_to_a_gone_peer_fails_with_retry_exceeded(impatient: Agents) -> 
 
 
 def test_processes_share_a_roce_address(wire: Network, start: Start, family: str) -> None:
-    """One receives for the others, until it ends; then another one does."""
+    """One process receives for the others. When it ends, another one takes over."""
     couples = [(start(wire.left), start(wire.right)) for _ in range(3)]
     for agents in couples:
         pair(agents, "RC", family)
@@ -140,7 +140,7 @@ def test_processes_share_a_roce_address(wire: Network, start: Start, family: str
 
 
 def test_roce_port_in_use_is_reported(agents: Agents, wire: Network) -> None:
-    """By rdma_rxe of the kernel, for example, or by another process."""
+    """The kernel's rdma_rxe, for example, or another process may hold the port."""
     script = (
         "import socket, sys; taken = socket.socket(type=socket.SOCK_DGRAM);"
         "taken.bind(('', 4791)); print(flush=True); sys.stdin.read()"

@@ -1,4 +1,4 @@
-"""The payload of measurements, and its comparison."""
+"""Tests of the payload of measurements, and of its comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of a GPU, with a fake of NVIDIA's driver whose GPU memory is memfds."""
+"""Tests of GPU memory, with a fake of NVIDIA's driver whose GPU memory is memfds."""
 
 from __future__ import annotations
 

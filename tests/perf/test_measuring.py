@@ -1,4 +1,4 @@
-"""Client and server of measurements, both in this process, on the device under test."""
+"""Tests of measurements, with client and server in this process on the device under test."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def test_datagram_of_several_packets_raises_limit_error(device_name: str, 
 async def test_lost_datagrams_are_counted_by_the_server(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server counts them, and the client's figures are what it has sent."""
+    """The client's own figures count the datagrams that it has sent."""
     original = QueuePair.post
 
     def every_other(self: QueuePair, numbers: range) -> object:
@@ -261,7 +261,7 @@ async def test_stopping_keeps_what_was_measured(device_name: str, host: str) -> 
 async def test_ended_connection_raises_one_error(
     device_name: str, host: str, operation: str, batch: int
 ) -> None:
-    """And not one of each operation under way."""
+    """The pending operations do not raise an error each."""
     asked = replace(settings(operation, "bw"), batch=batch, iterations=MOST_ITERATIONS)
     async with await PerfServer.start(host, 0, device=device_name) as server:
         connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)

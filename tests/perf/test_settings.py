@@ -1,4 +1,4 @@
-"""Valid and contradictory settings."""
+"""Tests of valid and contradictory settings."""
 
 from __future__ import annotations
 

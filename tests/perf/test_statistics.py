@@ -1,4 +1,4 @@
-"""Statistics of samples, compared with numpy."""
+"""Tests of the statistics of samples, compared with numpy."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_tail_goes_from_all_samples_to_one(samples: list[float]) -> None:
 @example([(4, 10), (1, 0), (4, 30)], 3)  # a sample that is too near
 @example([(2, 10)], 1)  # the end is far behind the last sample
 def test_slices_add_up_to_the_whole(steps: list[tuple[int, int]], rest: int) -> None:
-    """So the throughput of the whole is between the least and the peak."""
+    """The throughput of the whole is therefore between the minimum and the peak."""
     marks, second, done = [], 0, 0
     for seconds, operations in steps:
         second, done = second + seconds, done + operations

@@ -1,4 +1,4 @@
-"""Differences are reported: one side uses other bytes than it announces."""
+"""Tests that wrong data is reported, when one side uses other bytes than it announces."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What client and server say to each other, and what they do not take for it.
+"""Tests of the messages between client and server, and of the rejection of invalid ones.
 
-Arbitrary and mutated bytes: tests/test_decoders.py.
+tests/test_decoders.py tests arbitrary and mutated bytes.
 """
 
 from __future__ import annotations

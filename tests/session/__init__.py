@@ -1,1 +1,1 @@
-"""Tests of the transport without a device: on a `Pair`, in virtual time."""
+"""Tests of the transport without a device, on a `Pair` in virtual time."""

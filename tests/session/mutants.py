@@ -1,4 +1,4 @@
-"""Mistakes in the data path that no operator makes: `tests.mutants` plants them as well."""
+"""Hand-written mistakes in the data path, which `tests.mutants` plants besides its own."""
 
 from __future__ import annotations
 

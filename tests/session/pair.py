@@ -1,8 +1,8 @@
-"""Two connections of this process, joined by a `Provider`, on a loop in virtual time.
+"""Two connections in this process, joined by a `Provider`, on a loop in virtual time.
 
-`World.step` is the next thing that happens outside of the loop: work of the device, which takes a
-microsecond or so, or else the next timer.  While callbacks are ready, chance decides how much of it
-goes before them.
+`World.step` performs the next event outside of the loop: either work of the device, which takes
+about a microsecond, or the next timer. While callbacks are ready, chance decides how much work of
+the device goes first.
 """
 
 from __future__ import annotations

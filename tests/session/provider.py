@@ -1,9 +1,9 @@
-"""Devices without threads, under the verbs: random numbers decide when which work is done.
+"""Devices without threads behind the verbs: random numbers order their work.
 
-They take the place of the embedded device in a table of calls, with its limits and addresses.
-Work waits where it was posted until `step` does the next of it: carries out the first work of a
-queue pair at its peer, or acknowledges it.  Of the specification they keep what the transport
-relies on: order, keys with their domains and ranges, one receive for each send, flushes.
+A provider takes the place of the embedded device in a table of calls, with its limits and
+addresses. Work waits where it was posted until `step` does the next piece: it carries out the first
+request of a queue pair at its peer, or acknowledges it. The provider implements what the transport
+relies on: order, keys with their domains and ranges, one receive for each send, and flushes.
 
 A `Break` ends a rail, which is all queue pairs of one device of a side and its partner.
 """

@@ -1,6 +1,7 @@
-"""Random programs over seeds, in virtual time: credits, bundles, rendezvous, cancellation, the end.
+"""Tests of random programs in virtual time, each determined by a seed.
 
-`SESSION_SEEDS=17:18` runs seed 17 alone, again exactly as it was.
+The programs use credits, bundles, rendezvous and cancellation, and end in many ways.
+`SESSION_SEEDS=17:18` repeats the run of seed 17 alone.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def test_random_programs_survive_a_further_rail_that_breaks(block: int) -> None:
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_random_programs_survive_a_lead_that_breaks(block: int) -> None:
-    """The first one breaks; of three also the second, which may be the lead by then."""
+    """The first rail breaks. Of three rails, the second one breaks too, possibly as the lead."""
     two = PairFactory("", "", "tcp", 1.0, rails=2, breaking=(0,))
     three = replace(two, rails=3, breaking=(0, 1))
     run_block([two, three, two, two], block, 200, *STRIPED)

@@ -1,7 +1,7 @@
-"""Writes to overlapping bytes, by rails of which any may break; messages and reads between them.
+"""Tests of striped writes to overlapping bytes, while any of the rails may break.
 
-Each writes its own number, so no byte may be less than what the last write before a message has put
-there.  What is read never changes.
+Messages and reads go between the writes. Each write writes its own number, so no byte may be less
+than the last write before a message has left it. Memory that is only read never changes.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_striped_writes_keep_their_order(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(*LEAD_SEEDS))
 def test_striped_writes_keep_their_order_across_failover(seed: int) -> None:
-    """All are done, whatever the old lead had of them; of three rails two break."""
+    """Every write completes, however much of it the old lead has done. Two of three rails break."""
 
     async def run() -> None:
         rails = 3 if seed % 3 == 2 else 2
@@ -117,7 +117,10 @@ def test_striped_writes_keep_their_order_across_failover(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_acknowledged_write_of_a_batch_is_not_repeated(seed: int) -> None:
-    """The peer gets the message behind the batch as the lead breaks, without acknowledgements."""
+    """The lead breaks without acknowledging the batch, but the next message reaches the peer.
+
+    The peer then changes the bytes, which a repeated write would overwrite.
+    """
 
     async def run() -> None:
         async with PairFactory("", "", "tcp", 1.0, rails=2).pair(SMALL) as (client, server):
@@ -149,7 +152,7 @@ def test_acknowledged_write_of_a_batch_is_not_repeated(seed: int) -> None:
 
 
 def test_message_of_an_unexecuted_write_is_not_delivered() -> None:
-    """The next lead has no key for the memory, so that the connection ends."""
+    """The next lead has no key for the memory and cannot write, so the connection ends."""
 
     async def run() -> None:
         factory = PairFactory("", "", "tcp", 1.0, rails=2)
@@ -175,7 +178,7 @@ def test_message_of_an_unexecuted_write_is_not_delivered() -> None:
 
 
 def test_write_with_immediate_fails_when_its_message_is_lost() -> None:
-    """All rails break behind the bytes, which were acknowledged, and before the immediate data."""
+    """All rails break after the bytes were acknowledged, but before the immediate data arrives."""
 
     async def run() -> None:
         factory = PairFactory("", "", "tcp", 1.0, rails=2)

@@ -1,1 +1,1 @@
-"""Whole programs on simulated hosts; `make simulate` runs them with many seeds."""
+"""Tests of whole programs on simulated hosts. `make simulate` runs them with many seeds."""

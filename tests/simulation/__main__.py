@@ -1,4 +1,4 @@
-"""Runs scenarios with many seeds: python -m tests.simulation COUNT [FIRST]."""
+"""Run scenarios with many seeds: python -m tests.simulation COUNT [FIRST]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on simulated hosts, and must be true in the end, whatever the seed does."""
+"""Programs for simulated hosts, with conditions that must hold at the end for every seed."""
 
 from __future__ import annotations
 

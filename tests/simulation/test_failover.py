@@ -1,4 +1,7 @@
-"""How long it takes to go on without a cable, a peer or a listener, in virtual time."""
+"""Tests of how long it takes to continue without a cable, a peer or a listener.
+
+The times are virtual.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def seconds_for_two(via: str, devices: int, cut: int | None = None, after: float
 
 @pytest.mark.parametrize("cut", [0, 1])
 def test_failover_delays_a_message_by_the_retries_at_most(via: str, cut: int) -> None:
-    """Wherever in a long message a cable is cut: than with the other cable alone all the time."""
+    """The comparison is with one cable alone, wherever in the message the other cable is cut."""
     alone, both = seconds_for_two(via, 1), seconds_for_two(via, 2)
     late = [seconds_for_two(via, 2, cut, part * both) for part in (0.1, 0.9)]
     assert both < min(late)
@@ -76,7 +79,7 @@ def test_failover_delays_a_message_by_the_retries_at_most(via: str, cut: int) ->
 
 
 def test_gone_peer_is_found_on_all_rails_concurrently(via: str) -> None:
-    """The lead breaks after the retries, and the others, which are asked then, after as many."""
+    """The lead breaks after its retries. The other rails are then probed at the same time."""
 
     async def main(world: testing.World) -> None:
         async with await aiordma.connect("server", PORT, **options(via)) as conn:
@@ -93,7 +96,7 @@ def test_gone_peer_is_found_on_all_rails_concurrently(via: str) -> None:
 
 
 def test_keep_alive_replaces_a_silent_lead(via: str) -> None:
-    """Its retries go on, and the keep-alive does not wait for them."""
+    """The keep-alive does not wait for the lead's retries, which take much longer."""
     often, timeout = 2.0, 1.0
     limits = replace(ANY_ADDRESS, ack_timeout=100, keep_alive=often, keep_alive_timeout=timeout)
 

@@ -1,4 +1,4 @@
-"""Which histories can be, and what is said of those that cannot."""
+"""Tests of which histories are possible, and of the reports about impossible ones."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_check_finds_an_order_exactly_where_one_exists(
 
 
 async def test_operation_without_an_end_may_or_may_not_have_happened() -> None:
-    """By an exception, or because it never ends."""
+    """An operation has no end if it raises an exception or never returns."""
     history = testing.History()
     for number in 1, 2:
         with suppress(OSError), history.write("x", number):

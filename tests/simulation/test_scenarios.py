@@ -1,4 +1,4 @@
-"""Each scenario with some seeds, one of them twice: `make simulate` runs more."""
+"""Test each scenario with some seeds, one of them twice. `make simulate` runs more."""
 
 from __future__ import annotations
 

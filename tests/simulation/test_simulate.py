@@ -1,4 +1,4 @@
-"""aiordma.testing.simulate: whole programs in virtual time, the same for the same seed."""
+"""Tests of aiordma.testing.simulate, which repeats a program's run for the same seed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run(
 
 
 def test_seed_repeats_its_run() -> None:
-    """And another one another run, although the network does the same each time."""
+    """Another seed gives another run, even if the network behaves the same."""
     even = testing.FaultPlan(testing.Link(jitter=0))
     first, again, other = (run(ask, 64, 1 << 20, seed=seed, faults=even) for seed in (1, 1, 2))
     assert first == again
@@ -179,7 +179,7 @@ def test_error_of_a_service_ends_the_simulation() -> None:
 
 
 def test_exception_of_an_executor_function_ends_the_simulation() -> None:
-    """Also with what is no Exception, as `pytest.fail` raises."""
+    """The exception of `pytest.fail` is not a subclass of Exception."""
 
     async def main(_: testing.World) -> None:
         await asyncio.to_thread(pytest.fail, "meant")
@@ -489,7 +489,7 @@ def test_localhost_is_the_host_itself() -> None:
 
 
 def test_stream_data_arrives_complete_and_in_time() -> None:
-    """Also what its reader is too slow for."""
+    """This includes data that arrives faster than the reader consumes it."""
     data, second = random.Random(1).randbytes(4 << 20), 0.5
     got: list[tuple[bytes, float]] = []
 
@@ -604,7 +604,7 @@ def test_each_device_of_a_host_has_its_own_network() -> None:
 
 
 def test_simulation_has_its_own_devices() -> None:
-    """However many this process, or the simulation before it, has."""
+    """Their number does not depend on this process or on an earlier simulation."""
 
     def names() -> list[str]:
         return [it.name for it in aiordma.verbs.devices() if it.name.startswith("embedded")]
@@ -742,7 +742,7 @@ def test_plan_breaks_hosts_until_its_end() -> None:
 
 
 def test_plan_limited_to_hosts_cuts_their_cables_only() -> None:
-    """None of the client's kills it; each of the server's leaves one of the rails."""
+    """The connection survives, because each cut of the server's cables leaves one of the rails."""
     plan = testing.FaultPlan(cables=0.5, duration=1, until=20, hosts=["server"])
     cuts: list[str] = []
 
@@ -858,7 +858,7 @@ def test_note_of_a_failure_omits_idle_servers(
 
 
 def test_program_of_a_test_that_accepts_in_vain_is_shown() -> None:
-    """Only services are idle without a client."""
+    """Only services may wait for a client indefinitely."""
     for main, name in (
         (lambda _: accepts(), "main: <lambda>"),
         (lambda world: world.host("client").run(accepts_several), "client: accepts_several"),
@@ -904,7 +904,7 @@ def test_recorded_faults_repeat_the_run() -> None:
 def test_first_failing_seed_is_reduced_and_explained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the faults that are enough for it."""
+    """The report names a fault that suffices to make the seed fail."""
     run = partial(testing.simulate, counts_twice, faults=CUTS, seeds=range(40))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     seeds = run(stop=False)
@@ -933,7 +933,7 @@ def test_invalid_seeds_variable_is_rejected(text: str, monkeypatch: pytest.Monke
 
 
 def test_failure_that_does_not_repeat_raises_runtime_error() -> None:
-    """The programs have asked for something of the machine."""
+    """The program depends on its process id, which is not simulated."""
     here = os.getpid()
 
     async def main(_: testing.World) -> None:
@@ -944,7 +944,7 @@ def test_failure_that_does_not_repeat_raises_runtime_error() -> None:
 
 
 def test_pytest_failure_is_attributed_to_its_seed() -> None:
-    """It is no Exception, as CancelledError."""
+    """Like CancelledError, the exception of `pytest.fail` is not a subclass of Exception."""
 
     async def main(_: testing.World) -> None:
         pytest.fail("as pytest.raises does")
@@ -967,7 +967,7 @@ def test_seed_that_ends_its_process_is_named() -> None:
 
 
 def test_faults_begin_at_times_between_nanoseconds() -> None:
-    """Of which a time of 53 bits, as nanoseconds and back, is less than it was."""
+    """Rounding this time up to nanoseconds and converting it back gives an earlier time."""
     begin = 464.90332275000003
     assert math.ceil(begin * 1e9) / 1e9 < begin
     faults = [testing.Fault("pause", "server", at, math.inf) for at in (begin, math.inf)]
@@ -999,7 +999,7 @@ def test_unwritable_log_leaves_nothing_behind(
 
 
 def test_starting_simulation_counts_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For other threads, before it has hosts."""
+    """Other threads are refused even before the simulation has hosts."""
 
     def file_handler(*_: object) -> logging.Handler:
         monkeypatch.delenv("AIORDMA_SIMULATION_LOG")
@@ -1144,7 +1144,7 @@ def test_plan_does_not_boot_hosts_of_the_program() -> None:
 
 
 def test_killed_hosts_leave_no_garbage() -> None:
-    """Nor in the collector's oldest generation, which is seldom searched."""
+    """Garbage in the collector's oldest generation would stay for a long time."""
 
     async def main(world: testing.World) -> None:
         conn = await aiordma.connect("server", PORT)
@@ -1164,7 +1164,7 @@ def test_killed_hosts_leave_no_garbage() -> None:
 
 
 def test_killed_program_has_ended_after_the_simulation() -> None:
-    """Also if an exception that left it holds the program's task."""
+    """The exception that the test keeps refers to the program's task."""
     ended: list[str] = []
 
     async def program() -> None:
@@ -1199,7 +1199,7 @@ def objects_of_aiordma() -> Counter[type]:
 
 
 def test_simulation_leaves_no_objects_and_files() -> None:
-    """Also of hosts that were killed in the middle of something."""
+    """This includes hosts that were killed in the middle of an operation."""
 
     async def main(world: testing.World) -> None:
         conn = await aiordma.connect("server", PORT)
@@ -1314,7 +1314,10 @@ def test_replaced_functions_are_restored() -> None:
 
 
 def test_functions_taken_in_a_simulation_are_real_afterwards() -> None:
-    """As by a module that is first imported there; and virtual again in the next one."""
+    """A module first imported in a simulation keeps the functions that it finds there.
+
+    They are virtual again in the next simulation.
+    """
 
     async def main(_: testing.World) -> Callable[[], float]:
         return time.monotonic

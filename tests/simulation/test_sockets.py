@@ -1,4 +1,7 @@
-"""TCP of simulated hosts has the outcomes of the kernel's; what would leave them is refused."""
+"""Tests that the simulated TCP behaves like the kernel's.
+
+Calls that would leave the simulation are refused.
+"""
 
 from __future__ import annotations
 
@@ -289,7 +292,7 @@ def test_host_accepts_only_its_own_addresses() -> None:
 
 
 def test_listener_accepts_at_most_its_backlog() -> None:
-    """The connections beyond it are made when there is room: TCP asks again."""
+    """TCP retries, so the other connections are established when there is room."""
 
     async def serve() -> list[float]:
         loop, taken = asyncio.get_running_loop(), []
@@ -356,7 +359,7 @@ def test_calls_leaving_the_simulation_are_refused() -> None:
 
 
 def test_existing_blocking_thread_is_refused() -> None:
-    """It would use the device of the host whose turn it is."""
+    """The thread would use the device of whichever host is running."""
     blocking.call(int)
     try:
         check([(lambda: blocking.listen("127.0.0.1"), "threads (aiordma.blocking)")])

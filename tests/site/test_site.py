@@ -1,4 +1,4 @@
-"""The site that `make site` has built: what is documented, and that its links lead somewhere."""
+"""Tests of the site that `make site` has built: its contents and its links."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_page_is_on_the_site() -> None:
 
 
 def test_every_public_name_is_in_the_inventory() -> None:
-    """objects.inv: what other sites can link to."""
+    """Other sites can link to the names in objects.inv."""
     with (built() / "objects.inv").open("rb") as file:
         inventory = InventoryFile.load(file, "", lambda base, path: path)
     there = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
@@ -164,7 +164,7 @@ def test_code_is_not_rendered_as_a_quotation() -> None:
 
 
 def test_kubernetes_files_match_the_service_example() -> None:
-    """They were not run on a cluster: they are what a parser takes, with what the page explains."""
+    """The files have not been run on a cluster, so the test parses and compares them."""
     text = (DOCS / "deployment.md").read_text()
     (config,) = re.findall(r"^```json\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (pod,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

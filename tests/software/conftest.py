@@ -1,4 +1,4 @@
-"""Third-party software, unchanged, with its connections over RDMA."""
+"""Fixtures that run unchanged third-party software with its connections over RDMA."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An HTTP server and client (aiohttp).
+"""Test an HTTP server and client (aiohttp).
 
-Its client connects sockets of its own by `loop.sock_connect`, for which the loop makes streams.
+The client connects its own sockets by `loop.sock_connect`, for which the loop makes streams.
 """
 
 from __future__ import annotations

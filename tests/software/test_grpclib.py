@@ -1,4 +1,4 @@
-"""A gRPC service (grpclib), unchanged, on a loop with RDMA."""
+"""Test an unchanged gRPC service (grpclib) on a loop with RDMA."""
 
 from __future__ import annotations
 

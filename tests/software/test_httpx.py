@@ -1,4 +1,4 @@
-"""An HTTP server (uvicorn) and client (httpx, on anyio)."""
+"""Tests of an HTTP server (uvicorn) and client (httpx, on anyio)."""
 
 from __future__ import annotations
 

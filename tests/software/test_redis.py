@@ -1,6 +1,8 @@
-"""A Redis client against a Redis server, which knows nothing of RDMA: a relay stands before it.
+"""Test a Redis client with a Redis server behind an RDMA relay.
 
-client -- RDMA --> relay -- Unix socket --> redis-server
+The server does not use RDMA:
+
+    client -- RDMA --> relay -- Unix socket --> redis-server
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A WebSocket server and client (websockets), unchanged, on a loop with RDMA."""
+"""Test an unchanged WebSocket server and client (websockets) on a loop with RDMA."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Other processes, to be busy, to be stopped and to be killed.
+"""Programs for peers in child processes, which tests keep busy, stop or kill.
 
-Run as `python -m tests.transport.child ROLE DEVICE VIA HOST`.  It prints the port it listens on,
-then one line per thing that has happened; see `Child` for the other side.
+Run as `python -m tests.transport.child ROLE DEVICE VIA HOST`. It prints the port it listens on,
+then one line for each event; `Child` is the parent's side.
 
-Role `dial` connects instead, to the port that is its last argument, and stays.
+The role `dial` instead connects to the port given as the last argument, and stays connected.
 """
 
 from __future__ import annotations

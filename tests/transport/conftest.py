@@ -1,7 +1,8 @@
-"""Tests of the transport are coroutines; `factory` makes their connections.
+"""Fixtures of the transport tests.
 
-Such a test has an event loop, a connection method, "cm" or "tcp", and polls or not: in which
-combination, tests/combinations.py says.
+The tests are coroutines. Each runs with an event loop, a connection method ("cm" or "tcp"), and
+with or without polling; tests/combinations.py chooses the combinations. The fixture `factory` makes
+the connections.
 """
 
 from __future__ import annotations

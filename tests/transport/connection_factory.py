@@ -1,7 +1,7 @@
-"""Makes the tests' connections, on one device and address and with one connection method.
+"""Create the tests' connections, on one device and address and with one connection method.
 
-`ConnectionFactory.pair` is two connections of this process with each other; `witness` such a pair
-that is expected to go on undisturbed while something bad happens beside it.
+`ConnectionFactory.pair` yields two connections of this process that are connected to each other.
+`witness` yields another pair, and checks that the failures in a test do not affect it.
 """
 
 from __future__ import annotations

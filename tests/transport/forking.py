@@ -1,7 +1,7 @@
-"""A process with open connections, and its children by fork and by multiprocessing.
+"""A process with open connections, and its children created by fork and by multiprocessing.
 
-Run as `python -m tests.transport.forking ROLE LOOP DEVICE VIA HOST`. It prints one line per thing
-that has gone well; what has not is an exception, and with it the exit status.
+Run as `python -m tests.transport.forking ROLE LOOP DEVICE VIA HOST`. It prints one line for each
+check that passed. A failed check raises an exception, which sets the exit status.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests do inside of a connection, where no program can look."""
+"""Helpers that use internals of a connection which programs cannot access."""
 
 from __future__ import annotations
 

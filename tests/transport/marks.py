@@ -1,4 +1,4 @@
-"""Marks of tests that need not run in every combination; see tests/combinations.py."""
+"""Marks for tests that need not run in every combination; see tests/combinations.py."""
 
 from __future__ import annotations
 

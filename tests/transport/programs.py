@@ -1,9 +1,9 @@
-"""Random programs for both ends of a connection, and a plain model of what must come of them.
+"""Random programs for both ends of a connection, and a simple model of their expected results.
 
-A program is a list of steps, each of them for one of the two sides; `play` starts them in order,
-each as a task of its own, and the model writes down what was asked for and what came of it.
-`End.check` then compares: order, bytes, and that nothing is lost or doubled unless it was
-cancelled.  When a message is received, what was written before it has to be there.
+A program is a list of steps, each for one of the two sides. `play` starts them in order, each as
+its own task, and the model records each operation and its result. `End.check` then compares order
+and bytes, and checks that nothing is lost or duplicated unless it was cancelled. When a message is
+received, all data written before it must have arrived.
 """
 
 from __future__ import annotations

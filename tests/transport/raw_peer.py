@@ -1,6 +1,7 @@
-"""Peers made by hand from `aiordma.verbs` and `aiordma.cm`: they speak verbs well, and then lie.
+"""Hand-made peers built on `aiordma.verbs` and `aiordma.cm`: they use verbs correctly, and then
+lie.
 
-`RawPeer` is at the other end of a connection and sends whatever it is told to; `raw_request` and
+`RawPeer` is one end of a connection and sends whatever it is told to. `raw_request` and
 `RawListener` are the two sides of the connection manager without a transport behind them.
 """
 
@@ -40,7 +41,7 @@ SIGNALED = int(verbs.SendFlags.SIGNALED)
 
 
 def frame(kind: int, content: bytes = b"", *, control: int = 0, data: int = 0) -> bytes:
-    """A frame as the transport would make it; for an unknown kind, as it never would."""
+    """Return a frame as the transport encodes it. `kind` may be invalid."""
     header = bytearray(HEADER_SIZE)
     pack_header(header, 0, FrameKind.CREDIT, control, data)
     header[0] = kind
@@ -52,13 +53,13 @@ def control(message: protocol.Message) -> bytes:
 
 
 def packed_control(message: protocol.Message) -> bytes:
-    """A control message as it travels on the socket of the TCP bootstrap."""
+    """Return a control message as encoded on the TCP bootstrap socket."""
     data = protocol.encode(message)
     return struct.pack("<4sI", CONTROL, len(data)) + data
 
 
 class Piece(NamedTuple):
-    """A part of a message that waits to be read."""
+    """A range of remote memory that holds part of an offered message."""
 
     address: int
     length: int
@@ -71,7 +72,7 @@ PIECE = struct.Struct("<QQII")
 
 
 def rendezvous_request(request_id: int, *pieces: Piece, count: int | None = None) -> bytes:
-    """What is in an RNDV_RTS frame; `count` is a lie about the number of pieces."""
+    """Return the content of an RNDV_RTS frame. `count` overrides the number of pieces."""
     head = PAIR.pack(request_id, len(pieces) if count is None else count)
     return head + b"".join(PIECE.pack(*piece) for piece in pieces)
 
@@ -81,7 +82,7 @@ def rendezvous(request_id: int, *pieces: Piece, count: int | None = None) -> byt
 
 
 def read_request(content: bytes) -> tuple[int, list[Piece]]:
-    """The request id and the pieces of an RNDV_RTS frame."""
+    """Return the request id and the pieces from the content of an RNDV_RTS frame."""
     request_id, count = PAIR.unpack_from(content)
     pieces = [Piece(*fields) for fields in PIECE.iter_unpack(content[PAIR.size :])]
     assert len(pieces) == count
@@ -89,12 +90,12 @@ def read_request(content: bytes) -> tuple[int, list[Piece]]:
 
 
 def acknowledgement(request_id: int, status: int = 0) -> bytes:
-    """The message has been read, or will not be."""
+    """Return an RNDV_ACK frame. A nonzero `status` means that the message will not be read."""
     return frame(FrameKind.RNDV_ACK, PAIR.pack(request_id, status))
 
 
 class Memory:
-    """A queue pair with room to send from and to receive into."""
+    """The registered send and receive buffers of a queue pair."""
 
     def __init__(self, pd: verbs.ProtectionDomain) -> None:
         self.sends = pd.reg_mr(DEPTH * SLOT)
@@ -122,9 +123,9 @@ class Memory:
 
 
 class RawPeer:
-    """The other end of a transport's connection.  Made by `RawPeer.connect`.
+    """A raw peer of a transport connection, created by `RawPeer.connect`.
 
-    `frames` are those that arrived, each as (kind, content); `failures` the failed completions.
+    `frames` holds the frames received as (kind, content), and `failures` the failed completions.
     """
 
     def __init__(self, made: RawQueuePair, theirs: Hello) -> None:
@@ -133,14 +134,14 @@ class RawPeer:
         self.frames: asyncio.Queue[tuple[FrameKind, bytes]] = asyncio.Queue()
         self.failures: list[verbs.WCStatus] = []
         self.socket: asyncio.StreamWriter | None = None
-        """That of the exchange over TCP."""
+        """The socket of the TCP bootstrap."""
         self.connect_unproved: Callable[[], None] | None = None
-        """Connects the queue pair while the key is still to be proved on the socket."""
+        """Connects the queue pair before the key is proved on the socket."""
         self.credits = theirs.data_receives
         self.owed = 0  # control credits
         self._more_credits = asyncio.Event()
         self.opened: Callable[[bytes], bytes] = bytes
-        """What a frame is before it was sealed; `received` are the frames as they have arrived."""
+        """Opens a sealed frame. `received` holds the frames as they arrived."""
         self.received: list[bytes] = []
         self._reads: list[asyncio.Future[None]] = []
         self._memory = made.memory
@@ -153,12 +154,12 @@ class RawPeer:
         self._loop.remove_reader(self._channel.fd)
 
     def send(self, *frames: bytes) -> None:
-        """Posts them, in order, whatever the other side is ready for."""
+        """Post the frames in order, with or without credits."""
         for data in frames:
             self._memory.post(self.qp, data)
 
     async def read(self, piece: Piece) -> bytes:
-        """The memory that the other side offers, read by RDMA."""
+        """Read memory offered by the other side with RDMA READ."""
         with self.qp.pd.reg_mr(piece.length) as memory:
             done: asyncio.Future[None] = self._loop.create_future()
             self._reads.append(done)
@@ -169,7 +170,7 @@ class RawPeer:
             return bytes(memory.buf)
 
     def send_invalidating(self, data: bytes, rkey: int) -> None:
-        """Posts a frame whose arrival invalidates a memory window of the other side."""
+        """Post a frame that invalidates a memory window of the other side when it arrives."""
         self._memory.post(self.qp, data, rkey)
 
     def _take(self) -> None:
@@ -194,7 +195,7 @@ class RawPeer:
                     self.frames.put_nowait((kind, data[HEADER_SIZE:]))
 
     async def send_data(self, content: bytes) -> None:
-        """One message, as an honest peer would send it: with a credit, and giving back others."""
+        """Send one message like an honest peer: wait for a credit and return the credits owed."""
         while not self.credits:
             self._more_credits.clear()
             await self._more_credits.wait()
@@ -203,21 +204,21 @@ class RawPeer:
         self.send(frame(FrameKind.DATA, content, control=back))
 
     def send_control(self, message: protocol.Message) -> None:
-        """A control message that gives back what is owed."""
+        """Send a control message that also returns the credits owed."""
         back, self.owed = self.owed, 0
         self.send(frame(FrameKind.CONTROL, protocol.encode(message), control=back))
 
     async def control(self) -> protocol.Message:
-        """The next control message of the other side; frames before it are passed over."""
+        """Return the next control message from the other side, skipping other frames."""
         while True:
             kind, content = await self.frames.get()
             if kind is FrameKind.CONTROL:
                 return protocol.decode(content)
-            if self.owed >= 2:  # the other side may have none left for what is awaited here
+            if self.owed >= 2:  # the other side may lack a credit for the awaited message
                 self.give_back()
 
     def give_back(self) -> None:
-        """The control credits that are owed, if any, in a frame of their own."""
+        """Send any control credits owed in a separate frame."""
         back, self.owed = self.owed, 0
         if back:
             self.send(frame(FrameKind.CREDIT, control=back))
@@ -231,9 +232,9 @@ class RawPeer:
         hello_data: bytes | None = None,
         key: bytes | None = None,
     ) -> AsyncIterator[RawPeer]:
-        """Connects to a listener of the transport, by the method of `factory`.
+        """Connect to a listener by the method of `factory`, and yield the raw peer.
 
-        With a `key` it has an honest ticket; what it says after that is the test's.
+        With `key`, the peer sends a valid ticket. The test has to send all further messages.
         """
         data = hello().pack() if hello_data is None else hello_data
         made = connect_by_cm if factory.via == "cm" else connect_by_tcp
@@ -248,7 +249,7 @@ class RawPeer:
 async def raw_pair(
     factory: ConnectionFactory, config: Config = SMALL
 ) -> AsyncIterator[tuple[Connection, RawPeer]]:
-    """A connection of the transport, and the bare peer that is at the other end of it."""
+    """Yield a connection of the transport and the raw peer at its other end."""
     if isinstance(factory, PairFactory):
         async with raw_half(factory, config) as ends:
             yield ends
@@ -263,7 +264,7 @@ async def raw_pair(
 async def raw_half(
     factory: PairFactory, config: Config
 ) -> AsyncIterator[tuple[Connection, RawPeer]]:
-    """Those of a `Pair`, of which this is the other half."""
+    """Implement `raw_pair` for a `PairFactory`."""
     pending = factory.half(config)
     with provider().device.open() as context:
         made = RawQueuePair(context, lambda pd, cq: pd.create_qp(cq, cq, CAPABILITIES))
@@ -282,7 +283,7 @@ async def raw_half(
 
 
 class RawQueuePair:
-    """A queue pair with everything that it needs; receives are posted once it is in INIT."""
+    """A queue pair with all resources it needs. The creator posts the receives in INIT."""
 
     def __init__(
         self,
@@ -334,7 +335,10 @@ async def connect_by_tcp(
 async def offer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes, key: bytes | None
 ) -> bytes:
-    """What the server answers to an offer: with its challenge; with a `key`, to the ticket."""
+    """Send an offer and return the server's response.
+
+    With `key`, also send a ticket for the challenge, and return the response to the ticket.
+    """
     writer.write(MAGIC + data)
     answer = await reader.readexactly(MESSAGE_SIZE)
     if key is not None:
@@ -345,11 +349,11 @@ async def offer(
 
 
 FIRST_PORT = 14792
-"""Of those that the upper 10 bits of a queue pair number choose; no device takes the last 24."""
+"""The first port selected by the upper 10 bits of a QP number. No device uses the last 24."""
 
 
 def server_for_queue_pairs(host: str) -> socket.socket:
-    """A socket where the device connects that knows the endpoint of a number there."""
+    """Listen on a port to which the device connects for a queue pair that does not exist."""
     for port in range(FIRST_PORT + 1023, FIRST_PORT + 999, -1):
         try:
             return socket.create_server((host, port))
@@ -360,7 +364,7 @@ def server_for_queue_pairs(host: str) -> socket.socket:
 
 
 def endpoint_at(address: str, port: int = FIRST_PORT + 1023) -> bytes:
-    """Of a queue pair that the other side connects to, since its own number is smaller."""
+    """Return an endpoint whose high queue pair number makes the other side connect to it."""
     return Endpoint(
         gid=verbs.GID.from_ip(address).raw,
         qp_num=(port - FIRST_PORT) << 14 | 0x3FFE,
@@ -371,7 +375,7 @@ def endpoint_at(address: str, port: int = FIRST_PORT + 1023) -> bytes:
 
 
 class Stranger:
-    """A client of the TCP bootstrap that has no queue pair.  Made by `Stranger.connect`."""
+    """A TCP bootstrap client without a queue pair, created by `Stranger.connect`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -389,9 +393,9 @@ class Stranger:
         data_port: int = FIRST_PORT + 1023,
         address: str | None = None,
     ) -> AsyncIterator[Stranger]:
-        """Has sent its offer and got the answer; a data link to it is for the server to make.
+        """Yield a client that has sent its offer and received the response.
 
-        With a `key` it has shown an honest ticket as well.
+        The server has to open the data link. With `key`, the client has also sent a valid ticket.
         """
         reader, writer = await asyncio.open_connection(factory.host, port)
         try:
@@ -403,7 +407,7 @@ class Stranger:
             writer.close()
 
     async def rest(self) -> list[protocol.Message]:
-        """The control messages until the server hangs up."""
+        """Return all control messages received until the server closes the connection."""
         data = b""
         try:
             while more := await self.reader.read(4096):
@@ -420,7 +424,7 @@ class Stranger:
 
 
 class Events:
-    """Events of a connection-manager channel, one `await` each."""
+    """A connection-manager channel whose events can be awaited."""
 
     def __init__(self, library: verbs.Library) -> None:
         self.channel = cm.EventChannel(library)
@@ -442,7 +446,7 @@ class Events:
 
 
 class RawId:
-    """A connection id with a queue pair of its own, ready to connect or to accept."""
+    """A connection id with its queue pair, ready to connect or accept."""
 
     def __init__(self, id: cm.ConnectionId) -> None:
         context = id.context
@@ -457,7 +461,7 @@ class RawId:
 
 
 def parameters(data: bytes) -> cm.ConnectionParameters:
-    # The retries of both sides are what the asking side says; 7 are endless on rdma_rxe.
+    # The requester sets the retry count of both sides. On rdma_rxe, 7 retries indefinitely.
     return cm.ConnectionParameters(
         data, responder_resources=4, initiator_depth=4, retry_count=DEFAULT.retry_count
     )
@@ -467,7 +471,7 @@ def parameters(data: bytes) -> cm.ConnectionParameters:
 async def raw_request(
     factory: ConnectionFactory, port: int, data: bytes
 ) -> AsyncIterator[tuple[RawId, cm.ConnectionEvent]]:
-    """Asks a listener for a connection; what comes of it: ESTABLISHED or REJECTED."""
+    """Request a connection from a listener and yield the ESTABLISHED or REJECTED event."""
     events = Events(verbs.find_device(factory.device).library)
     try:
         id = events.channel.create_id()
@@ -499,7 +503,7 @@ async def connect_by_cm(
 
 
 class RawListener:
-    """Listens with the connection manager alone."""
+    """A listener that uses the connection manager directly."""
 
     def __init__(self, factory: ConnectionFactory) -> None:
         self.events = Events(verbs.find_device(factory.device).library)

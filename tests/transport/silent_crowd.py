@@ -1,8 +1,9 @@
-"""Strangers that connect, send some bytes or none, and then stay silent until they are told to go.
+"""Strangers that connect, send some bytes or none, and stay silent until they are told to leave.
 
-Run as `python -m tests.transport.silent_crowd HOST PORT ONE MANY BYTES`: ONE of them from HOST, and
-MANY from an address each (of 127.0.0.0/8), which all send BYTES (hexadecimal).  It prints "ready"
-when they are there, and closes them at the end of its input.
+Run as `python -m tests.transport.silent_crowd HOST PORT ONE MANY BYTES`. ONE strangers connect from
+HOST, and MANY strangers each from a different address in 127.0.0.0/8. All of them send BYTES
+(hexadecimal). The program prints "ready" when all are connected, and closes them at the end of its
+input.
 """
 
 from __future__ import annotations

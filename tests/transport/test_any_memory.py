@@ -1,4 +1,4 @@
-"""Every call that takes memory takes it of every kind: buffers, tensors, other devices'."""
+"""Test that every call that takes memory accepts buffers, tensors, and memory of other devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.dlpack import BFLOAT, CUDA, OwnTensor
 from .connection_factory import ConnectionFactory, ends, exchange, give, pattern, shared, yield_loop
 from .marks import one_loop
 
-LONG = 1 << 17  # neither staged nor eager
+LONG = 1 << 17  # too long for staging or eager sends
 SIZES = (64, LONG)
 
 MAKE: dict[str, Callable[[int], Any]] = {
@@ -81,7 +81,7 @@ async def test_tensor_is_held_until_it_has_been_sent(factory: ConnectionFactory)
         sending.cancel()
         await asyncio.wait([sending])
         gc.collect()
-        assert tensor.out == 1  # it was offered, and the peer may read it
+        assert tensor.out == 1  # offered, and readable by the peer
         with await server.recv() as message:
             assert message == pattern(LONG)
         await exchange(server, client, b"and has said so")
@@ -91,7 +91,7 @@ async def test_tensor_is_held_until_it_has_been_sent(factory: ConnectionFactory)
 async def test_array_cannot_be_resized_during_send_and_recv_into(
     factory: ConnectionFactory,
 ) -> None:
-    """Although numpy is told not to look for references."""
+    """The exported buffer must prevent this even when numpy is told not to check references."""
 
     def stays(array: np.ndarray[Any, Any]) -> None:
         with pytest.raises(ValueError, match="resize"):
@@ -129,14 +129,13 @@ async def test_tensor_is_held_while_it_is_read_into(factory: ConnectionFactory) 
             await asyncio.wait([reading])
             if not reading.cancelled():
                 assert bytes_of(tensor) == pattern(LONG)
-            await client.read(remote[:8], bytearray(8))  # what was posted before is done
+            await client.read(remote[:8], bytearray(8))  # earlier requests have completed
             del reading
             assert tensor.out == 0
 
 
 @one_loop
 async def test_unusable_memory_is_rejected_without_side_effects(factory: ConnectionFactory) -> None:
-    """It is told before anything happens, and changes nothing."""
     async with factory.sharing(64, config=Config()) as (client, server, _, remote):
         objects: Any = np.zeros(8, object)
         wrong: list[tuple[Any, type[Exception], str]] = [
@@ -175,7 +174,7 @@ async def test_unusable_memory_is_rejected_without_side_effects(factory: Connect
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    """A memfd for the dma-buf that a machine without another device does not have."""
+    """Provide a memfd in place of a dma-buf, which only another device can export."""
     fd = os.memfd_create("aiordma-test")
     os.truncate(fd, 4 * LONG)
     yield fd
@@ -203,7 +202,7 @@ async def test_dmabuf_regions_are_read_written_and_shared(
             assert os.pread(file, 8, 3 * LONG - 8) == data[100:108]
             await client.fetch_and_add(remote[:8], 1)
             share.revoke()
-        assert os.pread(file, LONG, 3 * LONG) == bytes(LONG)  # not shared, and not touched
+        assert os.pread(file, LONG, 3 * LONG) == bytes(LONG)  # not shared, so unchanged
 
 
 @one_loop
@@ -212,7 +211,10 @@ async def test_dmabuf_regions_are_read_written_and_shared(
 async def test_truncated_dmabuf_file_fails_the_operation_only(
     factory: ConnectionFactory, file: int, end: str
 ) -> None:
-    """A file that is registered itself: an error on both sides, and no process dies."""
+    """The file itself is registered, so its pages vanish when it is truncated.
+
+    The connection ends with an error on both sides, but the process survives.
+    """
     async with factory.pair(Config()) as (client, server):
         with server.register_dmabuf(file, LONG) as region, client.alloc(LONG) as buffer:
             if end == "the owner's":

@@ -1,4 +1,7 @@
-"""`aiordma.arrays`: numpy is the referee of parts, the safetensors library of the layout."""
+"""Test `aiordma.arrays`.
+
+numpy is the reference for indexing, and the safetensors library for the layout.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ async def test_arrays_round_trip_in_a_message(factory: ConnectionFactory) -> Non
 
 
 async def test_arrays_are_compatible_with_safetensors_files(factory: ConnectionFactory) -> None:
-    """The contents of a file are a message, and a message is one of a file."""
+    """The contents of a file are a valid message, and a message is a valid file."""
     contents = safetensors.numpy.save({n: a.copy(order="C") for n, a in SAMPLES.items()})
     check(safetensors.numpy.load(b"".join(arrays.pack(SAMPLES, {"a": "b"}))), SAMPLES)
     async with factory.pair() as (client, server):
@@ -83,7 +86,7 @@ async def test_arrays_are_compatible_with_safetensors_files(factory: ConnectionF
 
 
 def test_pack_names_arrays_of_unsupported_types() -> None:
-    """The error names the array, and what it advises works."""
+    """The remedy that the error suggests must work."""
     array: Any
     for array, why in (
         (np.array([object()]), "Python objects .*send other values as metadata"),
@@ -198,7 +201,7 @@ async def test_unpack_rejects_invalid_safetensors_data(
 
 
 def some_key(chance: random.Random, shape: tuple[int, ...]) -> Any:
-    """An index of numpy's for such an array."""
+    """Return a random numpy index for an array of this shape."""
     keys: list[Any] = []
     for count in shape[: chance.randrange(len(shape) + 1)]:
         if chance.random() < 0.4 and count:
@@ -212,7 +215,6 @@ def some_key(chance: random.Random, shape: tuple[int, ...]) -> Any:
 
 
 async def test_remote_array_parts_match_numpy(factory: ConnectionFactory) -> None:
-    """Reading and writing any part does what numpy does, also of an array with strides."""
     chance = random.Random(5)
     rights = Rights.READ | Rights.WRITE
     whole = np.arange(8 * 9 * 700).reshape(8, 9, 700)
@@ -249,7 +251,10 @@ async def test_remote_array_parts_match_numpy(factory: ConnectionFactory) -> Non
 async def test_remote_array_moves_many_pieces_with_bounded_memory(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are moved some at a time, with memory for no more; those of no bytes are not moved."""
+    """The pieces are moved in groups, with one buffer of limited size per group.
+
+    Empty arrays move nothing, however large their other dimensions are.
+    """
     monkeypatch.setattr(arrays, "_MOST_RUNS", 16)
     monkeypatch.setattr(arrays, "_MOST_WITH_GAPS", 1000)
     monkeypatch.setattr(arrays, "_GAP", 60)
@@ -284,7 +289,7 @@ def add_in_place(remote: Any) -> None:
     remote[0] += 1
 
 
-# What would need the elements without an `await`.
+# Operations that would have to fetch elements without an `await`.
 TAKES_ELEMENTS: list[Callable[[Any], object]] = [
     *(iter, reversed, bytes, bool, round, np.asarray, lambda it: int(it[0, 0]), lambda it: 1 in it),
     *(lambda it: it @ it, lambda it: divmod(1, it), lambda it: it != 1, lambda it: it > 1),
@@ -339,7 +344,7 @@ async def test_remote_array_rejects_invalid_keys_and_buffers(factory: Connection
 async def test_share_accepts_arrays_of_any_order_without_overlap(
     factory: ConnectionFactory,
 ) -> None:
-    """Memory of its own, of any order, and no element twice; it is registered as long as that."""
+    """An array stays registered as long as it is shared, so its owner cannot be resized."""
     async with factory.pair() as (client, server):
         refused: list[tuple[Any, type[Exception]]] = [
             ([1, 2], TypeError),
@@ -390,7 +395,7 @@ async def test_share_accepts_arrays_of_any_order_without_overlap(
 async def test_open_array_rejects_malformed_tokens(
     factory: ConnectionFactory, description: bytes
 ) -> None:
-    """A peer's description reaches no byte outside of what it shares."""
+    """The peer's description of an array must not reach any byte outside the memory it shares."""
     async with factory.pair() as (client, server):
         with arrays.share(server, np.zeros(3, np.float32)) as shared:
             with pytest.raises(ValueError, match="invalid array token"):
@@ -401,7 +406,7 @@ async def test_open_array_rejects_malformed_tokens(
 
 
 async def test_torch_tensors_are_sent_and_shared(factory: ConnectionFactory) -> None:
-    """Runs where torch is installed, as in `make ray`."""
+    """This test runs only where torch is installed, as in `make ray`."""
     torch: Any = pytest.importorskip("torch")
     whole = torch.arange(12.0).reshape(3, 4)
     names = {name for _, name in arrays._TYPES.values()} - {"bool", "float8_e8m0fnu"}

@@ -1,4 +1,4 @@
-"""`async for` on a connection: its steps, and that none of them loses a message."""
+"""Test `async for` on a connection, one step at a time, and that no step loses a message."""
 
 from __future__ import annotations
 

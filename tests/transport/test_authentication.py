@@ -1,4 +1,4 @@
-"""Keys that both sides must have, TLS on the exchange, and peers without either."""
+"""Test keys that both sides must have, TLS for the bootstrap, and peers that have neither."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_connect_requires_the_same_key(
     async with await listening(factory, theirs) as listener:
         error = await ends(dial(factory, listener.port, ours), AuthenticationError)
         assert isinstance(error, ConnectionRefusedError)
-        # It was not delivered, and the listener goes on.
+        # The listener did not deliver the connection, and it still works.
         await replace(factory, auth=theirs).works(listener)
 
 
@@ -112,14 +112,14 @@ AUTHENTICATES = replace(hello(SMALL), authenticates=True).pack()
 def admitted(
     factory: ConnectionFactory, listener: Listener
 ) -> AbstractAsyncContextManager[RawPeer]:
-    """A peer that has a ticket, and is to prove the key."""
+    """Connect a peer that has a valid ticket but has not proved the key."""
     return RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY)
 
 
 def stranger(
     factory: ConnectionFactory, listener: Listener
 ) -> AbstractAsyncContextManager[Stranger]:
-    """The same without a queue pair."""
+    """Connect a peer that has a valid ticket but no queue pair."""
     return Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY)
 
 
@@ -150,7 +150,7 @@ LIES = {
 async def test_peer_without_the_key_is_never_accepted(
     factory: ConnectionFactory, lie: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not even with a ticket."""
+    """A ticket lets the peer start a handshake, but does not replace the key."""
     caplog.set_level(logging.INFO)
     async with factory.witness(), await listening(factory, KEY) as listener:
         async with admitted(factory, listener) as peer:
@@ -172,7 +172,7 @@ async def test_peer_without_the_key_is_never_accepted(
 async def test_auth_answer_is_valid_for_its_own_connection_only(
     factory: ConnectionFactory, via: Via, said: str
 ) -> None:
-    """What a client has said to one connection proves nothing on another."""
+    """The messages that authenticated a client on one connection prove nothing on another."""
     factory = replace(factory, via=via)
     async with await listening(factory, KEY) as listener:
         client, server = await replace(factory, auth=KEY).both(listener)
@@ -205,7 +205,7 @@ async def test_auth_answer_is_valid_for_its_own_connection_only(
 @one_loop
 @by_cm
 async def test_data_sent_directly_after_the_proof_is_received(factory: ConnectionFactory) -> None:
-    """What comes with the proof finds the door open, however quick the peer is."""
+    """A fast peer may send data before the listener has processed its proof."""
     nonce = bytes(32)
     async with await listening(factory, KEY) as listener, admitted(factory, listener) as peer:
         peer.send(control(protocol.AuthHello(0, nonce)))
@@ -222,7 +222,6 @@ async def test_data_sent_directly_after_the_proof_is_received(factory: Connectio
 
 @one_loop
 async def test_silent_handshake_times_out_and_blocks_no_other(factory: ConnectionFactory) -> None:
-    """It keeps no other peer out, and nothing when its time is over."""
     ask = RawPeer.connect if factory.via == "cm" else Stranger.connect
     async with (
         await replace(factory, auth=KEY).listen() as listener,
@@ -240,14 +239,14 @@ async def test_silent_handshake_times_out_and_blocks_no_other(factory: Connectio
 
 @contextmanager
 def nothing_is_made(listener: Listener) -> Iterator[None]:
-    """Neither queue pair nor memory: they come after `Acceptor.take_place`."""
+    """Check that no queue pair or memory is created, as `Acceptor.take_place` would precede it."""
     with mock.patch.object(listener._acceptor, "take_place") as take_place:
         yield
     take_place.assert_not_called()
 
 
 async def asks(factory: ConnectionFactory, listener: Listener, ticket: bytes) -> bytes:
-    """What a client is told that shows this ticket for AUTHENTICATES; b"": it is hung up on."""
+    """Return the refusal of a client with this ticket, or nothing if the listener hangs up."""
     if factory.via == "cm":
         async with raw_request(factory, listener.port, AUTHENTICATES + ticket) as (_, event):
             assert event.type is cm.EventType.REJECTED
@@ -319,7 +318,9 @@ async def test_client_requests_a_new_ticket_when_its_own_is_late(
 @one_loop
 @by_cm
 async def test_client_rejects_listener_that_lies_about_its_key(factory: ConnectionFactory) -> None:
-    """A challenge of one that says that it has none, and an answer of one that asks for none."""
+    """The challenge may contradict whether the client has a key, or be missing although the client
+    has one.
+    """
     plain = hello(SMALL).pack()
     with closing(RawListener(factory)) as raw:
         for key, answer in ((KEY, plain), (None, AUTHENTICATES)):
@@ -410,7 +411,10 @@ async def test_first_frame_is_sealed_when_the_proof_used_the_socket(
 async def test_listener_dials_no_endpoint_before_the_proof(
     factory: ConnectionFactory, key: bytes | None
 ) -> None:
-    """The device connects to the address of an endpoint when its queue pair is connected."""
+    """The device connects to the address in the endpoint when its queue pair is connected.
+
+    A stranger must not be able to choose that address.
+    """
     with server_for_queue_pairs(factory.host) as target:
         target.setblocking(False)
         async with (
@@ -503,7 +507,7 @@ async def test_listener_without_ssl_names_it_to_both_sides_when_the_peer_uses_tl
 async def test_client_without_ssl_names_it_when_another_tls_server_answers(
     factory: ConnectionFactory,
 ) -> None:
-    """Another server does not know the bootstrap, and answers with an alert."""
+    """A TLS server of another kind does not know the bootstrap, and answers with an alert."""
 
     async def alert(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(bytes.fromhex("15 03 01 00 02 02 46 00"))

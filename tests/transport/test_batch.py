@@ -1,4 +1,4 @@
-"""Operations in batches, writes that tell the peer, and the progress of long transfers."""
+"""Test batches of operations, writes that notify the peer, and the progress of long transfers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ async def test_batch_completes_at_the_end_of_its_scope(factory: ConnectionFactor
 @one_loop
 @by_cm
 async def test_batch_uses_one_doorbell_and_one_completion(factory: ConnectionFactory) -> None:
-    """It is one chain of requests in the send queue, with one completion."""
     async with factory.sharing(64) as (client, server, _, remote):
         queue = client._queue
 
@@ -97,7 +96,7 @@ async def test_rejected_batch_read_leaves_its_target_unchanged(factory: Connecti
 @one_loop
 @by_cm
 async def test_batch_holds_its_buffers_until_the_end_of_scope(factory: ConnectionFactory) -> None:
-    """By name and by place, registered and not: held until the end of the scope, and no longer."""
+    """Buffers are held whether they are passed by name or by position, registered or not."""
     async with factory.sharing(64) as (client, _, there, remote):
         with client.alloc(8) as pooled:
             pooled.view[:] = b"12345678"
@@ -135,7 +134,7 @@ async def test_batch_fails_when_its_region_is_given_up_inside(
 
 @one_loop
 async def test_queued_write_fails_when_its_region_is_released(factory: ConnectionFactory) -> None:
-    """The write waits for the peer's room, for which the news of the end does not wait."""
+    """The write waits for a receive of the peer. The message that ends the region does not."""
     async with factory.pair() as (client, server):
         lent = await client.request_region(8)
         sending = [
@@ -186,7 +185,7 @@ async def test_batch_call_raises_for_disallowed_operations(factory: ConnectionFa
 
 @one_loop
 async def test_batch_posts_nothing_after_its_lease_ended(factory: ConnectionFactory) -> None:
-    """Nothing is posted, which the peer's device would refuse."""
+    """The peer's device would refuse such an operation, which would break the connection."""
     async with factory.pair() as (client, server):
         region = await client.request_region(64, access=ALL)
         await ends(write_as_it_ends(client, region, b"late"), LeaseEndedError)
@@ -224,7 +223,7 @@ async def test_batch_raises_connection_closed_error(factory: ConnectionFactory) 
 async def test_batch_executes_operations_before_the_failing_one_only(
     factory: ConnectionFactory,
 ) -> None:
-    """The device tells of it by a request that is not signaled; what was before is done."""
+    """The device reports the failure for a request that was not signaled."""
     async with factory.pair() as (client, server):
         with server.alloc(64) as buffer, server.alloc(8) as other, client.alloc(8) as source:
             source.view[:] = bytes([1]) * 8
@@ -260,7 +259,7 @@ async def test_batch_executes_operations_before_the_failing_one_only(
 @one_loop
 @by_tcp
 async def test_long_transfers_report_progress(factory: ConnectionFactory) -> None:
-    """For a write with immediate data see test_order.py."""
+    """test_order.py tests the progress of a write with immediate data."""
     size = 2 * TRANSFER_SIZE + 5
     async with factory.sharing(size, config=Config()) as (client, _, there, remote):
         heard: list[int] = []

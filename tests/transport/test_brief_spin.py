@@ -1,4 +1,4 @@
-"""A task that is about to wait polls once, and then need not wait for an iteration of the loop."""
+"""Test that a task polls once before it waits, which can save an iteration of the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = sets_polling
 
 
 class Turns:
-    """Counts those of the loop, from now on."""
+    """Counts event loop iterations from its creation on."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,12 +37,12 @@ class Turns:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that takes as long as any may: a millisecond."""
+    """Let brief spins last for the maximum of one millisecond."""
     monkeypatch.setattr(completion_reader, "BRIEF_SPIN_US", 1_000_000)
 
 
 def look_until_it_completes(conn: Connection) -> None:
-    """As on a machine that is quick enough: no look ends before its task may go on."""
+    """Make brief spins last until a completion arrives, as they do on a fast machine."""
     wakeups = conn._endpoint.driver.table.wakeups
     look = wakeups.brief_spin
     assert look
@@ -69,7 +69,7 @@ async def test_most_awaited_writes_complete_without_a_loop_iteration(
                 await client.write(buffer[start : start + 64], remote[start : start + 64])
                 went_round += turns.count > before
             turns.stop()
-            assert 0 < went_round < 8  # some do, so that others have their turn
+            assert 0 < went_round < 8  # some writes must let other tasks run
         assert there.view == pattern(4096)
 
 
@@ -105,9 +105,9 @@ async def test_writes_wait_for_the_loop_when_polling_is_off(factory: ConnectionF
 async def test_messages_found_by_polling_of_another_task_keep_order(
     factory: ConnectionFactory,
 ) -> None:
-    """The look of a task that a drain has just called back finds what others wait for.
+    """A task that was just resumed polls, and finds messages that other tasks wait for.
 
-    They go on each with its own message, and in the order of these.
+    Each of these tasks must receive its own message, in the order of the messages.
     """
     async with factory.pair(Config(polling=1.0)) as (client, server):
 
@@ -130,7 +130,7 @@ async def test_messages_found_by_polling_of_another_task_keep_order(
 @one_loop
 @pytest.mark.usefixtures("patient")
 async def test_waiters_do_not_poll_outside_their_loop(factory: ConnectionFactory) -> None:
-    """Where no loop runs, or another one does, a step of what waits polls no device."""
+    """The waiter is stepped in a thread without a running loop, and then in another loop."""
     async with factory.pair(Config(polling=1.0)) as (client, server):
         sending = client.send_nowait(b"x")
 
@@ -144,7 +144,7 @@ async def test_waiters_do_not_poll_outside_their_loop(factory: ConnectionFactory
         thread = threading.Thread(target=outside)
         before = client._queue.completions
         thread.start()
-        thread.join()  # meanwhile this loop does not run
+        thread.join()  # blocks this loop in the meantime
         assert client._queue.completions == before
         assert not sending.done()
         await asyncio.wait([sending])

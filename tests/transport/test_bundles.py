@@ -1,4 +1,4 @@
-"""Small messages that share a frame: when they do, and that users cannot tell."""
+"""Test when small messages share a frame, and that users cannot tell the difference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def frames(peer: RawPeer, count: int) -> list[tuple[FrameKind, bytes]]:
 
 
 async def test_messages_sent_in_one_iteration_share_a_frame(factory: ConnectionFactory) -> None:
-    """But for the first, which has no other to wait for."""
+    """The first message is sent alone, because there is no other message yet to wait for."""
     async with victim(factory) as (conn, peer):
         contents = [pattern(n, n) for n in range(0, 50, 7)]
         sends = [conn.send_nowait(data, imm=7 if data else None) for data in contents]
@@ -44,7 +44,7 @@ async def test_messages_awaited_one_by_one_have_their_own_frames(
 
 
 async def test_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -> None:
-    """And what does not fit beside others goes alone, or is offered, in its turn."""
+    """Messages that do not fit into a bundle are sent alone, and all messages stay in order."""
     async with victim(factory) as (conn, peer):
         sizes = [0, ALONE, ALONE, 40, SMALL.eager_size - HEADER_SIZE]
         sends = [conn.send_nowait(pattern(size)) for size in sizes]
@@ -72,7 +72,7 @@ async def taken(conn: Connection, count: int) -> None:
 async def test_receive_of_a_bundle_is_freed_with_its_last_message(
     factory: ConnectionFactory,
 ) -> None:
-    """A peer cannot use up more memory than its credits are for by sending many in a frame."""
+    """A peer must not exceed the memory of its credits by sending many messages in one frame."""
     async with victim(factory) as (conn, peer):
         full = SMALL.data_receives
         bundle = frame(FrameKind.BUNDLE, packed_bundle((b"a", None), (b"b", None), (b"c", None)))
@@ -88,6 +88,6 @@ async def test_receive_of_a_bundle_is_freed_with_its_last_message(
 
 
 async def barrier_of(peer: RawPeer) -> None:
-    """Whatever was sent before has been dealt with."""
+    """Wait until the other side has processed everything sent so far."""
     peer.send_control(protocol.Ping(1))
     assert isinstance(await peer.control(), protocol.Pong)

@@ -1,6 +1,7 @@
-"""Cancelled awaits: nothing is sent twice, no memory stays behind.
+"""Test that cancelled awaits send nothing twice and leave no memory behind.
 
-Random programs (programs.py) cancel what sends, receives, writes, reads and borrows, at any time.
+Random programs (programs.py) cancel sends, receives, writes, reads and requests for regions at any
+time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ pytestmark = on_pair
 async def test_connect_cancelled_at_any_time_leaves_the_listener_working(
     factory: ConnectionFactory,
 ) -> None:
-    """The listener goes on, also when the other side of the cancelled connection was made."""
+    """The listener may already have made its side of the cancelled connection."""
     async with await factory.listen() as listener:
         made: list[Connection] = []
         first: asyncio.Queue[bytes] = asyncio.Queue()
@@ -103,7 +104,7 @@ async def test_close_cancelled_at_any_time_ends_the_connection(factory: Connecti
 
 
 async def test_dropped_operation_behaves_as_if_cancelled(factory: ConnectionFactory) -> None:
-    """Dropped with its last reference, as a coroutine that a program drives itself."""
+    """A program that drives a coroutine by hand may drop its last reference before the end."""
     async with factory.pair() as (client, server):
         for told in (False, True):
             left = [server.recv(), server.recv_into(bytearray(10)), anext(aiter(server))]
@@ -130,7 +131,7 @@ async def test_dropped_operation_behaves_as_if_cancelled(factory: ConnectionFact
 async def test_operation_can_be_awaited_once_and_is_named_in_repr(
     factory: ConnectionFactory,
 ) -> None:
-    """And shows what it is where asyncio shows a task."""
+    """asyncio shows the operation in the repr of the task that awaits it."""
     async with factory.sharing(1) as (client, server, _, remote):
         with client.alloc(1) as here:
             sending, receiving = client.send(b"x"), server.recv()

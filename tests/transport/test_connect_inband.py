@@ -1,4 +1,4 @@
-"""Connections that are opened in-band, and what may happen meanwhile to the one they use."""
+"""Test connections opened in-band, and failures of the connection that carries the request."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def until(there: Callable[[], bool]) -> None:
 async def first(
     factory: ConnectionFactory, config: Config = SMALL
 ) -> AsyncIterator[tuple[Listener, Connection, Connection]]:
-    """A listener, and a connection with it."""
+    """Yield a listener and a connection to it."""
     async with await factory.listen(config) as listener:
         client, server = await factory.both(listener, config)
         async with client, server:
@@ -75,7 +75,7 @@ async def first(
 
 
 async def next_of(factory: ConnectionFactory, listener: Listener) -> tuple[Connection, Connection]:
-    """A further connection, soon; those that others have left behind are closed."""
+    """Open another connection and close those that earlier clients have abandoned."""
     client = await factory.connect(listener.port, replace(SMALL, connect_timeout=1000))
     while True:
         server = await listener.accept()
@@ -103,7 +103,10 @@ async def test_inband_connection_has_its_own_limits(factory: ConnectionFactory) 
 async def test_closing_one_inband_connection_keeps_the_others(
     factory: ConnectionFactory, side: int
 ) -> None:
-    """In order and without a word, and the other side hears of each; the next one is asked for."""
+    """The connections end in order or without notice, and the other side learns of each end.
+
+    The next connection is opened in-band again.
+    """
     async with await factory.listen() as listener:
         pairs = [await factory.both(listener) for _ in range(4)]
         assert share_a_group(*(pair[0] for pair in pairs))
@@ -122,7 +125,6 @@ async def test_closing_one_inband_connection_keeps_the_others(
 
 @one_loop
 async def test_shared_socket_closes_with_its_last_connection(factory: ConnectionFactory) -> None:
-    """None is left to share the socket, so it is closed on both sides."""
     async with await factory.listen() as listener:
         pairs = [await factory.both(listener) for _ in range(3)]
         known = [group(conn) for conn in pairs[0]]
@@ -145,7 +147,6 @@ async def test_shared_socket_closes_with_its_last_connection(factory: Connection
 async def test_inband_connects_fall_back_to_sockets_without_credit(
     factory: ConnectionFactory,
 ) -> None:
-    """Requests for which there is no credit use a socket of their own."""
     async with first(factory) as (listener, client, server):
         clients = await asyncio.gather(*(factory.connect(listener.port) for _ in range(20)))
         servers = [await listener.accept() for _ in clients]
@@ -181,7 +182,7 @@ async def test_inband_request_waits_for_the_key_proof(factory: ConnectionFactory
 
 @one_loop
 async def test_inband_can_be_turned_off_by_either_side(factory: ConnectionFactory) -> None:
-    """On either side, and from another address."""
+    """Connecting from a different source address does not use in-band either."""
     alone = replace(SMALL, in_band=False)
     async with first(factory) as (listener, client, _):
         other, its_server = await factory.both(listener, alone)
@@ -202,7 +203,7 @@ async def test_inband_can_be_turned_off_by_either_side(factory: ConnectionFactor
 
 @one_loop
 async def test_inband_connection_proves_the_key_itself(factory: ConnectionFactory) -> None:
-    """Each proves it anew, and another key is refused also over a connection with the right one."""
+    """A connection with the right key must not let in a request with another key."""
 
     factory = replace(factory, auth=KEY)
     async with await factory.listen() as listener:
@@ -221,7 +222,7 @@ async def test_inband_connection_proves_the_key_itself(factory: ConnectionFactor
 async def test_inband_connect_is_rejected_after_the_listener_closed(
     factory: ConnectionFactory,
 ) -> None:
-    """As without a connection to it; and the next listener there is found."""
+    """The open connection must not hide the next listener on the same port."""
     async with first(factory) as (listener, client, server):
         port = listener.port
         await listener.close()
@@ -240,7 +241,7 @@ async def test_inband_connect_is_rejected_after_the_listener_closed(
 
 
 async def never_arrives(channel: ControlChannel, member: GroupMember) -> None:
-    """Instead of waiting for the first arrival."""
+    """Wait forever, in place of waiting for the first arrival."""
     await asyncio.Event().wait()
 
 
@@ -248,8 +249,9 @@ async def never_arrives(channel: ControlChannel, member: GroupMember) -> None:
 async def test_inband_connect_falls_back_when_handshakes_are_exhausted(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is not ready counts for as long as on a socket, and keeps no peer out that comes on
-    one."""
+    """An in-band handshake is limited in time like one on a socket, and does not keep out peers
+    that connect by a socket.
+    """
     async with first(factory, replace(SMALL, max_handshakes=1)) as (listener, client, server):
         with monkeypatch.context() as patched:
             patched.setattr(connect_inband, "first_arrival", never_arrives)
@@ -271,7 +273,11 @@ async def test_inband_connect_falls_back_when_handshakes_are_exhausted(
 async def test_inband_connect_falls_back_when_the_listener_is_silent(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of the time is left for a socket, and is not lost twice; a late answer is heard."""
+    """Part of the time limit is left for the socket.
+
+    The client does not wait for a silent listener twice, and a late answer makes in-band
+    connections possible again.
+    """
     asked: list[tuple[connect_inband.Responder, protocol.ConnectRequest]] = []
     answer = connect_inband.Responder._requested
     monkeypatch.setattr(connect_inband, "REPLY_SHARE", 0.1 / NEVER)
@@ -317,7 +323,7 @@ ENDS: dict[str, Callable[[Connection, Connection], Coroutine[Any, Any, None] | N
 async def test_inband_connect_succeeds_when_the_carrying_connection_ends(
     factory: ConnectionFactory, how: str
 ) -> None:
-    """At whatever step: the client gets a connection all the same."""
+    """The carrying connection may end at any step of the handshake."""
     async with await factory.listen() as listener:
         for count in factory.cancel_points:
             client, server = await factory.both(listener)
@@ -334,7 +340,7 @@ async def test_inband_connect_succeeds_when_the_carrying_connection_ends(
 
 
 async def test_cancelled_inband_connect_leaves_nothing_behind(factory: ConnectionFactory) -> None:
-    """At whatever step: nothing is left of it on either side, and the others go on."""
+    """This holds on both sides and at every step of the handshake."""
     async with first(factory) as (listener, client, server):
         accepting = asyncio.create_task(abandon(listener))
         for count in factory.cancel_points:
@@ -358,7 +364,7 @@ async def abandon(listener: Listener) -> None:
 
 @one_loop
 async def test_inband_connect_ends_when_the_listener_is_closed(factory: ConnectionFactory) -> None:
-    """At whatever step: the client is told at once."""
+    """The client is told immediately, at whatever step the listener is closed."""
     patient = replace(SMALL, connect_timeout=1000)
     for count in factory.cancel_points:
         async with await factory.listen() as listener:
@@ -377,7 +383,9 @@ async def test_inband_connect_ends_when_the_listener_is_closed(factory: Connecti
 async def test_peer_death_is_noticed_after_the_socket_opener_closed(
     factory: ConnectionFactory,
 ) -> None:
-    """At once, by those that share a socket that they have not opened."""
+    """The connections that still share the socket notice immediately, although none of them opened
+    it.
+    """
     async with Child.connected(factory, "stay") as child:
         assert child.conn.peer_address is not None
         others = [await factory.connect(child.conn.peer_address[1]) for _ in range(3)]
@@ -388,7 +396,7 @@ async def test_peer_death_is_noticed_after_the_socket_opener_closed(
         child.signal(signal.SIGKILL)
         for other in others:
             error = await ends(other.recv(), ConnectionBrokenError)
-            # The socket's end or the device's event, whichever is noticed first.
+            # Either the socket or the device can report the process's death first.
             assert ": its process" in str(error)
 
 
@@ -444,7 +452,7 @@ async def test_inband_lie_to_the_client_ends_its_connection(
 async def test_inband_requests_beyond_max_handshakes_are_refused(
     factory: ConnectionFactory,
 ) -> None:
-    """By the same number as handshakes on sockets, and each is answered."""
+    """In-band requests have the same limit as handshakes on sockets, and each is answered."""
     async with await factory.listen(replace(SMALL, max_handshakes=3)) as listener:
         async with RawPeer.connect(factory, listener.port) as peer, await listener.accept():
             answers = []
@@ -471,8 +479,6 @@ ANSWERS: dict[str, Callable[[protocol.ConnectRequest], protocol.Message]] = {
 async def test_invalid_inband_answer_ends_one_connection(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
-    """Costs the connection that it was for, and no other."""
-
     def say(self: connect_inband.Responder, ask: protocol.ConnectRequest) -> None:
         self.channel.send(ANSWERS[answer](ask))
 
@@ -500,7 +506,7 @@ async def test_inband_refusal_text_is_escaped(
 async def test_connection_breaks_when_peer_does_not_read_its_socket(
     factory: ConnectionFactory,
 ) -> None:
-    """Numbers of connections that have ended do not pile up for a peer that does not read."""
+    """The numbers of ended connections would otherwise pile up for this peer."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
         async with server:
@@ -519,7 +525,6 @@ async def test_connection_breaks_when_peer_does_not_read_its_socket(
 async def test_ended_message_affects_only_connections_of_its_socket(
     factory: ConnectionFactory,
 ) -> None:
-    """What a peer says on its socket is about those that share it."""
     async with first(factory) as (listener, client, server):
         pairs = [await factory.both(listener, replace(SMALL, in_band=False)) for _ in range(2)]
         other, its_server = await factory.both(listener)
@@ -533,5 +538,5 @@ async def test_ended_message_affects_only_connections_of_its_socket(
         for pair in ((client, server), *pairs):
             await check_alive(*pair)
             await pair[0].close()
-        other.abort()  # it has said itself that this is over
+        other.abort()  # the connection has announced its end
         await other.wait_closed()

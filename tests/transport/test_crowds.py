@@ -1,4 +1,4 @@
-"""Crowds of peers that prove nothing: they keep no honest peer out, whatever they have sent."""
+"""Test that crowds of peers that prove nothing keep no honest peer out, whatever they have sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .marks import by_cm, one_loop
 pytestmark = pytest.mark.any_device
 
 
-# Silent ones from one address, and as many from an address each.
+# The number of silent peers on one address, and of peers with separate addresses.
 CROWD = 1000
 
 
@@ -36,7 +36,7 @@ CROWD = 1000
 async def crowd(
     factory: ConnectionFactory, port: int, data: bytes, one: int = CROWD, many: int = CROWD
 ) -> AsyncIterator[None]:
-    """Until the end of the block, they are there, and silent after `data`."""
+    """Keep a crowd of peers connected that send `data` and then remain silent."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "error", "-m", "tests.transport.silent_crowd",
         factory.host, str(port), str(one), str(many), data.hex(),
@@ -53,7 +53,7 @@ async def crowd(
 
 
 def offer(*, with_key: bool) -> bytes:
-    """All of a client's first message of the TCP bootstrap."""
+    """Return the complete first message of a TCP bootstrap client."""
     endpoint = verbs.Endpoint(
         gid=verbs.GID.from_ip("127.0.0.1").raw, qp_num=77, psn=1, lid=1, mtu=3
     )
@@ -61,7 +61,7 @@ def offer(*, with_key: bool) -> bytes:
 
 
 def request(*, with_key: bool) -> bytes:
-    """REQ of the embedded device's connection manager (softdev/src/cm/cm_mad.c)."""
+    """Return a REQ for the embedded device's connection manager (softdev/src/cm/cm_mad.c)."""
     mad = bytearray(256)
     fields = {0: b"\1\7\2\3", 17: b"\x10", 36: b"\1\6", 43: b"\6", 58: b"\x4d", 59: b"\1"}
     fields |= {63: b"\1", 70: b"\1", 71: b"\6", 74: b"\7", 165: b"\x60"}
@@ -94,10 +94,10 @@ async def dial(
 async def test_honest_client_connects_beside_thousands_of_strangers(
     factory: ConnectionFactory, kind: str, key: bytes | None
 ) -> None:
-    """Handshakes have no time limit here: nothing but the rule makes room.
+    """Handshakes have no time limit here, so only the admission rule makes room.
 
-    What strangers send whole without a key costs the time of a handshake: those of a crowded
-    network wait for it, and it has a network of its own.
+    Without a key, a complete first message of a stranger costs the time of a handshake. Peers on
+    the strangers' network then wait for that time, so the client connects from another network.
     """
     whole = first_bytes(factory, with_key=key is not None)
     data = {"nothing": b"", "a part": whole[:6]}.get(kind, whole)
@@ -120,9 +120,12 @@ async def test_honest_client_connects_beside_thousands_of_strangers(
 async def test_handshakes_leave_open_connections_their_time(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Each that delivers none takes half of the time that may be used at once: others wait until
-    the share has earned more, however often an open connection has its turn.  So does an offer that
-    is refused before its handshake, as a malformed one is, or answered with a challenge."""
+    """Each fruitless handshake takes half of the time that may be used at once.
+
+    Later ones wait until the share has earned more time, however often an open connection is
+    served. The same holds for requests that are refused before a handshake or answered with a
+    challenge.
+    """
     now = 1000.0
     clock = Clock(lambda: now)
     begun = asyncio.Queue[None]()
@@ -179,8 +182,10 @@ async def test_handshakes_leave_open_connections_their_time(
 
 @one_loop
 async def test_strangers_take_no_place_of_a_connection(factory: ConnectionFactory) -> None:
-    """Those without the key do not count as connections, so that none of them, nor an honest one
-    among them, goes for the next.  They do not even come to a handshake."""
+    """Peers without the key do not count as connections and do not even reach a handshake.
+
+    No peer, honest or not, is turned away to make room for them.
+    """
     config = replace(SMALL, max_connections=2, max_connections_per_host=2)
     async with (
         await listening(factory, KEY, config) as listener,
@@ -203,7 +208,10 @@ ELSEWHERE = "127.0.0.9"
 async def test_failed_handshakes_are_limited_per_host(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a word of other hosts, and until time has passed, which it does not here."""
+    """Other hosts stay unaffected.
+
+    The rate is so low that the host's limit does not recover during the test.
+    """
     monkeypatch.setattr(admission_control, "HOST_BURST", 3)
     monkeypatch.setattr(admission_control, "HOST_RATE", 1e-6)
     async with await listening(factory, KEY) as listener:
@@ -220,7 +228,7 @@ async def test_failed_handshakes_are_limited_per_host(
 
 
 async def fails(factory: ConnectionFactory, listener: Listener, source: str | None = None) -> None:
-    """With another key, until the listener has noticed too."""
+    """Fail to connect with a wrong key, and wait until the listener has noticed."""
     await ends(dial(factory, listener.port, WRONG, source), AuthenticationError)
     while listener._acceptor._handshakes:
         await yield_loop(1)
@@ -236,7 +244,7 @@ async def elsewhere_is_let_in(factory: ConnectionFactory, listener: Listener) ->
 async def test_successful_proof_resets_the_failures_of_its_host(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host of many programs is not shut out by one of them that has the wrong key."""
+    """One program with a wrong key must not shut out the other programs on its host."""
     monkeypatch.setattr(admission_control, "HOST_BURST", 3)
     monkeypatch.setattr(admission_control, "HOST_RATE", 1e-6)
     async with await listening(factory, KEY) as listener:
@@ -256,9 +264,9 @@ async def test_silent_peers_do_not_count_as_failures(
     monkeypatch.setattr(admission_control, "HOST_BURST", 1)
     monkeypatch.setattr(admission_control, "HOST_RATE", 1e-6)
     caplog.set_level("INFO", "aiordma.acceptor")
-    late = 5 if factory.via == "tcp" else 0  # the connection manager has no use for a part
+    late = 5 if factory.via == "tcp" else 0  # the connection manager ignores partial requests
     async with await listening(factory, KEY) as listener:
-        listener._acceptor.config = replace(SMALL, handshake_timeout=0.1)  # of handshakes alone
+        listener._acceptor.config = replace(SMALL, handshake_timeout=0.1)  # for handshakes only
         async with (
             crowd(factory, listener.port, first_bytes(factory, with_key=True), 5, 0),
             crowd(factory, listener.port, first_bytes(factory, with_key=True)[:20], 5, 0),
@@ -266,7 +274,7 @@ async def test_silent_peers_do_not_count_as_failures(
             text = "failed: TimeoutError('the handshake took longer than Config.handshake_timeout,"
             while sum(text in message for message in caplog.messages) < late:
                 await yield_loop(1)
-        listener._acceptor.config = SMALL  # no hurry for the honest
+        listener._acceptor.config = SMALL  # honest peers get the normal timeout
         client = await dial(factory, listener.port, KEY)
         async with client, await listener.accept() as server:
             await check_alive(client, server)

@@ -1,4 +1,4 @@
-"""The device reports a failure: every await ends at once, and the report is the root cause."""
+"""Test that every await ends when the device reports a failure, with that as its root cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .marks import by_cm, by_tcp, one_loop
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """An exception with all that led to it, the root last."""
+    """Return the exception and its chain of causes, ending with the root cause."""
     found = [error]
     while (cause := found[-1].__cause__) is not None:
         found.append(cause)
@@ -49,7 +49,7 @@ async def broken(waiting: Awaitable[object]) -> list[BaseException]:
 
 
 def waits(conn: Connection) -> list[asyncio.Task[object]]:
-    """One of each kind of wait, under way."""
+    """Start tasks that wait for messages and for a region."""
 
     async def of_recv() -> object:
         return await conn.recv()
@@ -88,9 +88,12 @@ async def test_every_wait_ends_with_the_device_event(
 @one_loop
 @by_tcp
 async def test_device_fatal_event_is_the_cause_of_every_failure(factory: ConnectionFactory) -> None:
-    """The embedded device can be made to. What it flushes comes with the reason, not before it."""
+    """Only the embedded device can be made to fail.
+
+    Its flushed work completes with the failure as the reason, not before the failure is known.
+    """
     if factory.device != "embedded0":
-        assert lib.aiordma_embedded_raise(EventType.QP_FATAL) == errno.EINVAL  # not to be made
+        assert lib.aiordma_embedded_raise(EventType.QP_FATAL) == errno.EINVAL  # not supported
         return
     async with factory.pair() as (client, server):
         waiting = [*waits(client), *waits(server)]
@@ -101,7 +104,7 @@ async def test_device_fatal_event_is_the_cause_of_every_failure(factory: Connect
             assert isinstance(root, DeviceEventError), root
             assert root.event == "DEVICE_FATAL"
             assert "close all objects that use the device, then open it again" in str(root)
-    async with factory.pair() as (client, server):  # on the device opened anew
+    async with factory.pair() as (client, server):  # on the reopened device
         await check_alive(client, server)
 
 
@@ -113,7 +116,7 @@ FAILURE = ConnectionBrokenError("the first failure")
 async def test_failure_during_a_post_ends_the_connection_afterwards(
     factory: ConnectionFactory,
 ) -> None:
-    """In the loop's next iteration; its user sees it closed at once."""
+    """The connection ends in the loop's next iteration, but appears closed immediately."""
     async with factory.pair() as (client, _):
         waiting = waits(client)
         await yield_loop(1)
@@ -142,7 +145,7 @@ EVENTS: dict[str, Callable[[Connection], object]] = {
 @one_loop
 async def test_first_failure_stays_the_cause(factory: ConnectionFactory, event: str) -> None:
     async with factory.pair() as (client, _):
-        if event == "close":  # which begins in the next iteration, before the end comes
+        if event == "close":  # the close starts in the next iteration, before the failure
             EVENTS[event](client)
         client._queue.rail_broke(FAILURE)
         if event != "close":
@@ -156,7 +159,6 @@ async def test_first_failure_stays_the_cause(factory: ConnectionFactory, event: 
 async def test_failure_during_the_handshake_is_raised_by_connect(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """The caller of `connect` hears of it, in place of a connection."""
     start, send_proof = ConnectionLifecycle._start, ConnectionLifecycle._send_proof
 
     async def fail_and_start(conn: Connection, *arguments: Any, client: bool) -> None:
@@ -178,7 +180,7 @@ async def test_failure_during_the_handshake_is_raised_by_connect(
 
 @pytest.mark.any_device
 def test_failure_after_the_loop_closed_calls_nothing() -> None:
-    """It calls nothing there: the end of a loop gives everything back."""
+    """The end of a loop has already released everything."""
     loop = asyncio.new_event_loop()
     loop.close()
     connection = mock.Mock(_loop=loop)
@@ -191,10 +193,10 @@ def test_failure_after_the_loop_closed_calls_nothing() -> None:
 
 @pytest.fixture
 def fails(device_name: str) -> bool:
-    """Whether the device can be made to fail, which the embedded one can."""
+    """Return whether a test can make the device fail. Only the embedded device allows it."""
     if device_name == "embedded0":
         return True
-    assert lib.aiordma_embedded_raise(EventType.QP_FATAL) == errno.EINVAL  # not to be made
+    assert lib.aiordma_embedded_raise(EventType.QP_FATAL) == errno.EINVAL  # not supported
     return False
 
 
@@ -215,7 +217,10 @@ async def test_listener_ends_with_its_device(
     fails: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It says so, and does not keep the device from being opened anew, before it is closed."""
+    """The listener reports the failure.
+
+    It must not keep the device from being reopened before the listener is closed.
+    """
     if not fails:
         return
     listener = await factory.listen(host="" if anywhere else None)
@@ -234,7 +239,7 @@ async def test_listener_ends_with_its_device(
     await ends(listener.accept(), DeviceEventError)
     await client.close()
     await server.close()
-    async with factory.pair() as (client, server):  # on the device opened anew
+    async with factory.pair() as (client, server):  # on the reopened device
         await check_alive(client, server)
     await listener.close()
 
@@ -242,7 +247,7 @@ async def test_listener_ends_with_its_device(
 async def test_server_can_be_restarted_after_its_device_failed(
     factory: ConnectionFactory, fails: bool
 ) -> None:
-    """The loop of docs/connecting.md serves again."""
+    """This is the loop shown in docs/connecting.md."""
     if not fails:
         return
     up: asyncio.Queue[int] = asyncio.Queue()
@@ -292,7 +297,7 @@ async def test_stream_server_ends_with_its_device(factory: ConnectionFactory, fa
 async def test_listener_ends_when_its_device_cannot_be_opened(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that was removed while nothing was connected: the next peer finds out."""
+    """The device was removed while nothing was connected, so the next peer finds out."""
     gone = dataclasses.replace(find_device(factory.device), name="gone0")
     with monkeypatch.context() as patch:
         patch.setattr(transport, "choose_devices", lambda _: ((gone,), (gone.name,)))
@@ -308,7 +313,7 @@ async def test_listener_ends_when_its_device_cannot_be_opened(
 @by_tcp
 @one_loop
 async def test_connections_avoid_an_overrun_completion_queue(factory: ConnectionFactory) -> None:
-    """The listener keeps the driver, and with it that queue."""
+    """The listener keeps the driver and its overrun completion queue alive."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
         with testing.faults(overrun="@1"):

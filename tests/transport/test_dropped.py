@@ -1,4 +1,6 @@
-"""What is dropped without being closed goes, and says so; what was closed is freed at once."""
+"""Test that objects dropped without being closed are closed with a warning, and that closed objects
+are freed immediately.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,13 @@ from .marks import one_loop
 
 @pytest.fixture(autouse=True)
 def nothing_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that nothing is left open for the next connection."""
+    """Release idle per-loop resources immediately, so that no later connection reuses them."""
     monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 0)
 
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """So that only reference counts free anything."""
+    """Disable the cycle collector, so that only reference counts free objects."""
     gc.collect()
     gc.disable()
     try:
@@ -46,13 +48,12 @@ def without_collector() -> Iterator[None]:
 
 
 def drop(kept: list[Any]) -> None:
-    """The last references, also those of cycles."""
+    """Drop the last references and collect any cycles."""
     kept.clear()
     gc.collect()
 
 
 async def test_dropped_connection_warns_and_is_closed(factory: ConnectionFactory) -> None:
-    """It goes with its last reference; the peer sees the end; nothing stays registered."""
     before = live()
     async with await factory.listen() as listener:
         with without_collector():
@@ -74,7 +75,9 @@ async def test_dropped_connection_warns_and_is_closed(factory: ConnectionFactory
 
 @one_loop
 async def test_connection_dropped_with_work_in_flight_is_freed(factory: ConnectionFactory) -> None:
-    """With work under way in both directions, shares, a batch, and memory that is still held."""
+    """A message to the connection is in flight, it has shared and borrowed memory, and a buffer is
+    still held.
+    """
     before = live()
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
@@ -99,7 +102,7 @@ async def test_connection_dropped_with_work_in_flight_is_freed(factory: Connecti
 async def test_connection_dropped_in_another_thread_ends_in_its_loop(
     factory: ConnectionFactory,
 ) -> None:
-    """As when the collector runs there: it ends in its own loop all the same."""
+    """The garbage collector may run in any thread."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
         kept = [client]
@@ -113,7 +116,6 @@ async def test_connection_dropped_in_another_thread_ends_in_its_loop(
 async def test_dropped_listener_frees_its_port_and_ends_pending_peers(
     factory: ConnectionFactory,
 ) -> None:
-    """Its port is free, and peers that waited to be accepted are told."""
     before = live()
     listener = await factory.listen()
     port = listener.port
@@ -152,7 +154,7 @@ async def test_dropped_verbs_object_warns_and_is_freed(
 
 @one_loop
 async def test_dropped_id_lives_as_long_as_its_queue_pair(factory: ConnectionFactory) -> None:
-    """The connection goes on, until that is dropped as well."""
+    """The connection stays up until its queue pair is dropped as well."""
     async with AsyncConnectionId(factory.device) as listener:
         listener.id.bind_addr((factory.host, 0))
         listener.listen()
@@ -176,7 +178,7 @@ async def test_dropped_id_lives_as_long_as_its_queue_pair(factory: ConnectionFac
 
 @one_loop
 async def test_server_without_reference_keeps_serving(factory: ConnectionFactory) -> None:
-    """As asyncio's: until its loop ends. `test_loops.py` looks at that."""
+    """Like a server of asyncio, it serves until its loop ends. `test_loops.py` tests the end."""
 
     server = await start_server(echo, factory.host, **factory.where)
     port, gone = server.port, weakref.ref(server)

@@ -1,6 +1,6 @@
-"""Encrypted connections: what is on the wire, and what a change of it leads to.
+"""Test encrypted connections: the bytes on the wire, and the effects of tampering with them.
 
-The peer of most tests is made by hand, and seals with tests/model/sealing.py.  It connects by the
+Most tests use a hand-made peer that seals with tests/model/sealing.py. It connects by the
 connection manager, where the key is proved in frames.
 """
 
@@ -68,8 +68,8 @@ pytestmark = pytest.mark.any_device
 
 REMOTE_READ = verbs.AccessFlags.REMOTE_READ
 LETTER = b"the quick brown fox jumps over the lazy dog"
-LONG = LETTER * 100  # offered: it does not fit a receive
-SEAL = 48  # the key and the tag behind a request
+LONG = LETTER * 100  # offered, because it does not fit a receive
+SEAL = 48  # key and tag after a request
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def factory(factory: ConnectionFactory) -> ConnectionFactory:
 
 
 class SealedPeer:
-    """The connecting side, by hand: it has the key, and seals what it sends."""
+    """A hand-written client that has the key and seals the frames it sends."""
 
     def __init__(self, raw: RawPeer, sending: SealedDirection, receiving: SealedDirection) -> None:
         self.raw = raw
@@ -89,7 +89,7 @@ class SealedPeer:
         self.raw.send(*map(self.sending.seal, frames))
 
     async def next(self, *kinds: FrameKind) -> tuple[FrameKind, bytes]:
-        """The next frame of these kinds; those before it are passed over."""
+        """Return the next frame of one of these kinds, skipping earlier frames."""
         while True:
             kind, content = await self.raw.frames.get()
             if kind in kinds:
@@ -97,7 +97,7 @@ class SealedPeer:
 
 
 async def prove(raw: RawPeer, said: bytes) -> SealedPeer | None:
-    """The connecting side's part of the key proof; None if it said that it does not encrypt."""
+    """Perform the client's part of the key proof. Return None if `said` disables encryption."""
     ours, hello = ModelExchange(), Hello.unpack(said)
     raw.send(control(protocol.AuthHello(0, ours.public)))
     answer = await raw.control()
@@ -117,7 +117,7 @@ async def prove(raw: RawPeer, said: bytes) -> SealedPeer | None:
 
 @asynccontextmanager
 async def victim(factory: ConnectionFactory) -> AsyncIterator[tuple[Connection, SealedPeer]]:
-    """A connection whose peer is made by hand."""
+    """Yield an encrypted connection and its hand-written peer."""
     said = replace(hello(SMALL), authenticates=True, encrypts=True).pack()
     async with (
         await factory.listen() as listener,
@@ -128,7 +128,7 @@ async def victim(factory: ConnectionFactory) -> AsyncIterator[tuple[Connection, 
         conn = await listener.accept()
         try:
             yield conn, peer
-        finally:  # the peer gives no credits for a goodbye
+        finally:  # the peer returns no credits for a goodbye
             conn.abort()
             await conn.wait_closed()
 
@@ -138,12 +138,15 @@ async def victim(factory: ConnectionFactory) -> AsyncIterator[tuple[Connection, 
 
 @by_cm
 async def test_only_the_first_frame_is_in_clear(factory: ConnectionFactory) -> None:
-    """A peer by the book: messages alone and in a bundle, a long one, control messages."""
+    """The peer is honest.
+
+    It exchanges single and bundled messages, a long message, and control messages.
+    """
     async with victim(factory) as (conn, peer):
         peer.send(frame(FrameKind.DATA, LETTER))
         with await conn.recv() as message:
             assert message == LETTER
-        sends = [conn.send_nowait(LETTER) for _ in range(3)]  # the first alone
+        sends = [conn.send_nowait(LETTER) for _ in range(3)]  # the first one is sent alone
         kinds, contents = set(), b""
         while contents.count(LETTER) < 3:
             kind, content = await peer.next(FrameKind.DATA, FrameKind.BUNDLE)
@@ -194,7 +197,7 @@ async def test_encrypted_message_offered_by_a_peer_is_decrypted(factory: Connect
 
 
 async def broken(conn: Connection, peer: SealedPeer) -> str:
-    """The text of the one error that the connection has ended with, here and at the peer."""
+    """Return the text of the IntegrityError that ended the connection on both sides."""
     error = await ends(conn.recv(), IntegrityError)
     for again in (conn.recv(), conn.send(b"x"), conn.recv_into(bytearray(4))):
         assert str(await ends(again, IntegrityError)) == str(error)
@@ -208,7 +211,7 @@ async def broken(conn: Connection, peer: SealedPeer) -> str:
 
 
 def test_change_of_any_bit_raises_integrity_error() -> None:
-    """Of a frame with a header, a text and a tag: no change of one bit goes unnoticed."""
+    """The frame has a header, a text and a tag, and each of their bits is flipped in turn."""
     plain = frame(FrameKind.DATA, LETTER)
 
     def opened(at: int | None) -> bytes:
@@ -249,7 +252,7 @@ async def test_forged_frame_ends_the_encrypted_connection(
     async with factory.witness(), victim(factory) as (conn, peer):
         peer.raw.send(*LIES[lie](peer))
         if lie == "replayed":
-            with await conn.recv() as message:  # the first of the two
+            with await conn.recv() as message:  # the first of the two copies
                 assert message == LETTER
         await broken(conn, peer)
 
@@ -298,7 +301,7 @@ def rekey_after(conn: Connection, *, sent: int, received: int, by_bytes: bool) -
 async def test_traffic_keys_are_renewed_by_frames_and_bytes(
     factory: ConnectionFactory, by_bytes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each side takes the next key of each direction at the same frame."""
+    """Both sides must switch to the next key of a direction at the same frame."""
     async with factory.pair() as (client, server):
         rekey_after(client, sent=5, received=3, by_bytes=by_bytes)
         rekey_after(server, sent=3, received=5, by_bytes=by_bytes)
@@ -336,7 +339,7 @@ async def test_model_peer_renews_keys_in_step(factory: ConnectionFactory) -> Non
 @one_loop
 @by_tcp
 async def test_each_connection_has_its_own_keys(factory: ConnectionFactory) -> None:
-    """Also one that is opened over another."""
+    """This includes connections opened in-band over another one."""
     async with await factory.listen() as listener:
         pairs = [await factory.both(listener) for _ in range(3)]
         assert share_a_group(*(client for client, _ in pairs))
@@ -352,7 +355,7 @@ async def test_each_connection_has_its_own_keys(factory: ConnectionFactory) -> N
 
 
 def halves(heard: Callable[[protocol.Message], protocol.Message]) -> tuple[KeyProof, KeyProof]:
-    """Both sides of a key proof; what travels between them is what `heard` makes of it."""
+    """Return both sides of a key proof. `heard` can change the messages between them."""
     sides: list[KeyProof] = []
 
     def to(index: int) -> Callable[[protocol.Message], None]:
@@ -370,7 +373,10 @@ def halves(heard: Callable[[protocol.Message], protocol.Message]) -> tuple[KeyPr
 
 @one_loop
 async def test_replaced_public_key_fails_authentication() -> None:
-    """By one in the middle that would have a secret with each side: the proofs vouch for them."""
+    """A man in the middle would share a secret with each side.
+
+    The proofs authenticate the public keys.
+    """
     client, server = halves(lambda message: message)
     client.begin()
     assert client.done.done()
@@ -489,7 +495,7 @@ async def test_encrypt_requires_an_auth_key(factory: ConnectionFactory) -> None:
 async def test_encrypt_advises_the_extra_when_cryptography_is_missing(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is looked for when it is needed, and not before."""
+    """The package is imported only when it is needed."""
     for name in ("aiordma._transport.encryption", "cryptography", "cryptography.exceptions"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr("aiordma._transport.encryption")
@@ -553,7 +559,9 @@ async def test_streams_servers_and_reconnect_are_encrypted(factory: ConnectionFa
 async def test_sealed_messages_larger_than_the_pool_do_not_deadlock(
     factory: ConnectionFactory,
 ) -> None:
-    """A sealed copy is made elsewhere: two sides cannot keep each other waiting for memory."""
+    """Sealed copies are made outside the pool, so the two sides cannot wait for each other's
+    memory.
+    """
     config = replace(SMALL, pool_limit=8 << 20)
     async with factory.pair(config) as (client, server):
         data = pattern(6 << 20)

@@ -1,8 +1,9 @@
-"""The frames of an error hold none of the memory that the failed call was given.
+"""Test that the traceback frames of an error hold none of the memory that the failed call was
+given.
 
-A program may keep an error, and its memory must not be pinned by that.  A buffer of cffi must not
-be there at all: before Python 3.12.7 the garbage collector crashes when it finds one together with
-the memoryview that it is of.
+A program may keep an error, and that must not pin its memory. A cffi buffer must not be in a frame
+at all: before Python 3.12.7 the garbage collector crashes when it finds one together with the
+memoryview of it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from aiordma.verbs import AccessFlags
 from .connection_factory import ConnectionFactory, give
 from .marks import one_loop
 
-LONG = 1 << 17  # neither staged nor eager
+LONG = 1 << 17  # too long for staging or eager sends
 
 
 class Given(NamedTuple):
@@ -42,7 +43,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def buffers_of_cffi(error: BaseException) -> list[str]:
-    """In the locals of the frames, also in tuples (arguments); released, for the collector."""
+    """Release all cffi buffers in the locals of the error's frames, and return their names."""
     found: list[str] = []
     for one in chain(error):
         for frame, _ in traceback.walk_tb(one.__traceback__):
@@ -67,7 +68,7 @@ async def pinned_by_errors(
     kinds: tuple[type[Exception], ...],
     access: int = mmap.ACCESS_WRITE,
 ) -> list[str]:
-    """What the errors of a call keep: of a map, which cannot be closed then; of a view of one."""
+    """Return what the errors of a call keep alive, for an mmap and for a view of one."""
     errors: list[str] = []
     for view_of in (lambda memory: memory, memoryview):
         memory = mmap.mmap(-1, size, access=access)
@@ -89,7 +90,7 @@ async def in_a_batch(given: Given, add: Callable[[Any], None]) -> None:
         add(batch)
 
 
-# Where no memory can be registered.
+# Calls that fail where no memory can be registered.
 UNREGISTERED: dict[str, Callable[[Given, Any], Any]] = {
     "send": lambda given, memory: given.client.send(memory),
     "send several": lambda given, memory: given.client.send([b"header", memory]),
@@ -106,7 +107,7 @@ UNREGISTERED: dict[str, Callable[[Given, Any], Any]] = {
     "iova": lambda given, memory: given.pd.reg_mr(memory, iova=0),
 }
 
-# What is refused before anything happens.
+# Calls that are rejected before they have any effect.
 REFUSED: dict[str, tuple[int, Callable[[Given, Any], Any]]] = {
     "too short": (100, UNREGISTERED["write"]),
     "too short, long": (LONG, lambda given, memory: given.client.write(memory, given.remote[:9])),

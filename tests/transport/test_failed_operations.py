@@ -1,4 +1,6 @@
-"""A failed operation names itself, its peer, its region or queue pair, and the first failure."""
+"""Test that a failed operation names itself, its peer, its region or queue pair, and the first
+failure.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ ADVICE = (
 
 
 async def withdrawn(owner: Connection, user: Connection, memory: Buffer) -> RemoteRegion:
-    """A region whose key is void, which its user does not hear of."""
+    """Return a region whose key was revoked without telling its user."""
     share, region = await give(owner, user, memory)
     del user._sharing.regions.used[region.token.region_id]
     share.revoke()

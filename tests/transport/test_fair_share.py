@@ -1,4 +1,4 @@
-"""Which peer goes for a new one, and which hosts are turned away: rules without any peer."""
+"""Test which peer is evicted for a new one, and which hosts are turned away, without real peers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from aiordma._transport import admission_control
 from aiordma._transport.admission_control import FailureLimit, FairShare, NoRoomError, networks_of
 
-LIMIT = 16  # of which two are a network's share
+LIMIT = 16  # each network's share is two
 
 
 def first(_: int) -> int:
-    """Draws the oldest."""
+    """Draw the oldest peer."""
     return 0
 
 
@@ -30,14 +30,14 @@ def filled(*hosts: str, proved: bool = False, draw: Callable[[int], int] = first
 
 
 def comes(share: FairShare[int], host: str, number: int = 100) -> int | None:
-    """The one that goes for it."""
+    """Add a peer and return the one evicted to make room, if any."""
     goes = share.make_room(networks_of(host))
     share.add(number, networks_of(host))
     return goes
 
 
 def apart(count: int) -> list[str]:
-    """Hosts that have no network in common."""
+    """Return hosts that have no network in common."""
     return [f"10.{n}.0.1" for n in range(count)]
 
 
@@ -70,7 +70,7 @@ def test_host_over_its_share_evicts_its_own_peers() -> None:
 
 def test_host_within_its_share_evicts_any_peer() -> None:
     assert comes(filled(*MANY[:14], FLOOD, FLOOD), "10.99.0.1") == 0
-    assert comes(filled(*MANY[:14], FLOOD, FLOOD), FLOOD) == 14  # it would be its third
+    assert comes(filled(*MANY[:14], FLOOD, FLOOD), FLOOD) == 14  # the new peer would be its third
 
 
 FLOODS = {
@@ -83,7 +83,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("network", FLOODS)
 def test_network_of_many_hosts_has_one_share(network: str) -> None:
-    """Else an attacker would have as many as there are addresses that it can choose from."""
+    """Otherwise an attacker would have as many shares as addresses to choose from."""
     share = filled("10.1.0.1", "2001:db8:2::1", *FLOODS[network])
     for number in range(100, 200):
         assert comes(share, FLOODS[network][number % 14], number) not in (0, 1)
@@ -92,7 +92,7 @@ def test_network_of_many_hosts_has_one_share(network: str) -> None:
 
 
 def test_full_host_of_a_full_network_is_evicted_first() -> None:
-    """An honest host beside it in the network keeps its own."""
+    """An honest host in the same network keeps its place."""
     share = filled("192.0.2.9", *["192.0.2.1"] * 8, *MANY[:7])
     for number in range(100, 120):
         assert comes(share, "192.0.2.1", number) != 0
@@ -157,7 +157,7 @@ def test_failure_limit_forgets_failures_over_time() -> None:
 
 
 def test_failures_in_flight_count_up_to_another_burst() -> None:
-    """Many at a time are not more tries than one after the other, but for another burst."""
+    """Parallel attempts must allow at most one burst more than sequential ones."""
     limit = FailureLimit(0.0)
     for _ in range(1000):
         limit.failed("a", 0.0)
@@ -165,7 +165,10 @@ def test_failures_in_flight_count_up_to_another_burst() -> None:
 
 
 def test_failures_are_limited_in_total() -> None:
-    """Then one of a host is enough, but none is needed of a host that has not failed."""
+    """Once the total limit is reached, a single failure makes a host wait.
+
+    A host without failures need not wait.
+    """
     limit = FailureLimit(0.0)
     for number in range(admission_control.TOTAL_BURST):
         assert limit.wait("a", 0.0) == 0

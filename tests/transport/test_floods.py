@@ -1,7 +1,7 @@
-"""Peers that ask for more than they let this side answer, or answer more than they were asked.
+"""Test peers that ask for more than this side can answer, or answer more than they were asked.
 
-Each question alone is good; it is their number, or what is kept back meanwhile, that would cost
-memory without end.
+Each single request is valid. Their number, or the credits that are withheld, would otherwise use
+memory without limit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ QUESTIONS: dict[str, Callable[[int], protocol.Message]] = {
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits are soon reached: each connection takes them from here."""
+    """Lower the limit on unanswered messages, which every connection reads when it starts."""
     monkeypatch.setattr(protocol, "MAX_UNANSWERED", FEW)
 
 
@@ -45,7 +45,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_peer_that_returns_no_credits_for_answers_is_ended(
     factory: ConnectionFactory, question: str
 ) -> None:
-    """The peer gives back just the credits that bring it new ones, and none for the answers."""
+    """The peer returns just the credits that bring it new ones, and none for the answers."""
     async with victim(factory) as (conn, peer):
         ask = QUESTIONS[question]
         ended = asyncio.create_task(conn.wait_closed())
@@ -54,7 +54,7 @@ async def test_peer_that_returns_no_credits_for_answers_is_ended(
             for back in (int(round > 1), 0):
                 number += 1
                 peer.send(frame(FrameKind.CONTROL, protocol.encode(ask(number)), control=back))
-            # New ones come with every frame, and soon that is never one with an answer.
+            # Each frame brings the peer new credits. Soon no such frame is a response.
             await frame_or_end(peer, ended)
             most = max(most, figures(conn)["controls_waiting"])
             if conn.closed:
@@ -64,7 +64,7 @@ async def test_peer_that_returns_no_credits_for_answers_is_ended(
 
 
 async def frame_or_end(peer: RawPeer, ended: asyncio.Task[None]) -> FrameKind | None:
-    """What the other side sends next; None if the connection is over instead."""
+    """Return the kind of the next frame, or None if the connection ends first."""
     frame = asyncio.create_task(peer.frames.get())
     await asyncio.wait([frame, ended], return_when=asyncio.FIRST_COMPLETED)
     if frame.done():
@@ -76,7 +76,7 @@ async def frame_or_end(peer: RawPeer, ended: asyncio.Task[None]) -> FrameKind | 
 async def test_peer_that_returns_no_credits_for_acknowledgements_is_ended(
     factory: ConnectionFactory,
 ) -> None:
-    """The same with offers, which the user takes as they come."""
+    """The peer sends offers, which the user receives as they arrive."""
     async with victim(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(4096, REMOTE_READ)
         taking = asyncio.create_task(drain(conn))
@@ -96,7 +96,7 @@ async def test_peer_that_returns_no_credits_for_acknowledgements_is_ended(
 
 
 async def test_honest_side_stays_below_the_flood_limits(factory: ConnectionFactory) -> None:
-    """Many requests and large messages at once: they wait for their turn here."""
+    """Many concurrent requests and large messages must wait for their turn on the sending side."""
     many = 6 * FEW
     config = replace(SMALL, max_regions=2 * many, data_receives=2 * many)
     async with factory.pair(config) as (client, server):
@@ -125,7 +125,7 @@ async def test_honest_side_stays_below_the_flood_limits(factory: ConnectionFacto
 async def test_half_closed_bootstrap_socket_breaks_the_connection(
     factory: ConnectionFactory,
 ) -> None:
-    """It is the peer's end: its socket says so, whatever its queue pair could still do."""
+    """The peer's socket announces its end, even if its queue pair still works."""
     async with victim(factory) as (conn, peer):
         assert peer.socket is not None
         peer.socket.write_eof()
@@ -135,7 +135,9 @@ async def test_half_closed_bootstrap_socket_breaks_the_connection(
 async def test_recv_fails_after_an_unfetched_offer_when_the_connection_ends(
     factory: ConnectionFactory,
 ) -> None:
-    """What stands behind one that was never fetched cannot be had, and no task waits for it."""
+    """Messages behind one that was never fetched can no longer be received, and no task may wait
+    for them.
+    """
     config = replace(SMALL, fetch_ahead=0)
     async with victim(factory, config) as (conn, peer):
         peer.send(

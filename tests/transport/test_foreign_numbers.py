@@ -1,4 +1,6 @@
-"""Numbers that a program has computed: those of numpy do, what is no number is refused by name."""
+"""Test that computed numbers, such as those of numpy, are accepted, and that an error names an
+argument that is not a number.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that fork while they have connections: see `forking.py`, which is run as a program."""
+"""Test processes that fork while they have connections. They run `forking.py` as a program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROCESSES = [f"Process by {method}" for method in ("fork", "spawn", "forkserver"
 
 @pytest.fixture(params=["shared", "tcp"])
 def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the embedded device's links between processes of this host are."""
+    """Select how embedded devices of different processes on this host are linked."""
     wire: str = request.param
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", wire)
     return wire
@@ -34,7 +34,7 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 def command(factory: ConnectionFactory, role: str, loop: str) -> list[str]:
     return [
-        # Python 3.12 warns of every fork of a process with threads.
+        # Python 3.12 warns whenever a process with threads forks.
         sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-m",
         "tests.transport.forking", role, loop, factory.device, factory.via, factory.host,
         str(factory.slow),
@@ -52,7 +52,7 @@ def start(factory: ConnectionFactory, role: str) -> subprocess.Popen[str]:
 
 
 def report(factory: ConnectionFactory, role: str, loop: str) -> list[str]:
-    """What the program has printed; a failure unless it ended well, and by itself."""
+    """Run the program and return the lines printed. Fail unless it exits with status 0."""
     done = run(*command(factory, role, loop), timeout=100 * factory.slow, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
@@ -63,13 +63,18 @@ FORK = ["uses_what_it_inherited", "has_its_own"]
 
 @by_tcp
 def test_forked_child_is_refused_and_opens_its_own(factory: ConnectionFactory) -> None:
-    """The parent's connections go on, the child's use of them is refused, it has its own."""
+    """The parent's connections continue, while the child may use only connections it has opened
+    itself.
+    """
     assert report(factory, "fork", "asyncio") == FORK
 
 
 @by_cm
 def test_forked_child_is_refused_after_librdmacm_was_used(factory: ConnectionFactory) -> None:
-    """The child of a process that has used librdmacm is told that it cannot, and what it can do."""
+    """The child of a process that has used librdmacm cannot open connections.
+
+    It is told so, and what to do instead.
+    """
     if factory.device == EMBEDDED:
         assert report(factory, "fork", "asyncio") == FORK
     else:
@@ -77,7 +82,7 @@ def test_forked_child_is_refused_after_librdmacm_was_used(factory: ConnectionFac
         assert report(factory, "fork_with_librdmacm", "asyncio") == refused
 
 
-# What follows is about the embedded device: librdmacm is not made for the child of a fork.
+# The remaining tests use the embedded device: librdmacm does not support forked children.
 
 
 @pytest.fixture
@@ -91,9 +96,9 @@ def test_fork_works_by_every_bootstrap_and_loop(
     assert report(here, "fork", loop_name) == FORK
 
 
-# With libuv's threads in the parent, libuv itself crashes at the child's exit.
+# uvloop is not tested, because libuv crashes when a child exits whose parent has libuv threads.
 def test_child_exit_does_not_disturb_the_parent(here: ConnectionFactory) -> None:
-    """What runs at the end of an interpreter neither hangs nor disturbs the parent."""
+    """The cleanup at interpreter exit must not hang in the child."""
     assert report(here, "exits", "asyncio") == ["exits"]
 
 
@@ -103,7 +108,7 @@ def test_grandchildren_open_their_own_connections(here: ConnectionFactory, wire:
 
 
 async def port_is_free(here: ConnectionFactory, port: int) -> None:
-    """The kernel is not always done with a process's sockets when the process is gone."""
+    """Wait until the port is free. The kernel may close a dead process's sockets late."""
     while True:
         try:
             listener = await listen(here.host, port, device=here.device, via=here.via)
@@ -116,7 +121,9 @@ async def port_is_free(here: ConnectionFactory, port: int) -> None:
 
 @one_loop
 async def test_peers_notice_when_a_child_outlives_its_parent(here: ConnectionFactory) -> None:
-    """The parent's peers notice the parent's death, and its port is free."""
+    """The child inherits the parent's sockets, but must not keep its connections open or its port
+    in use.
+    """
     process = start(here, "outlived")
     assert process.stdin is not None
     assert process.stdout is not None
@@ -130,7 +137,7 @@ async def test_peers_notice_when_a_child_outlives_its_parent(here: ConnectionFac
                 process.kill()
                 await ends(conn.recv(), ConnectionBrokenError)
             await asyncio.to_thread(process.wait)
-            os.kill(child, 0)  # it lives
+            os.kill(child, 0)  # the child is still alive
             await port_is_free(here, port)
             os.kill(child, 0)
         finally:

@@ -1,6 +1,6 @@
-"""Peers that speak verbs well and the protocol badly.
+"""Test peers that use verbs correctly but violate the protocol.
 
-Each lie ends the connection that it was told on with a named exception, soon, and nothing else.
+Each violation soon ends its own connection with a specific exception, and affects nothing else.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ REMOTE_READ = verbs.AccessFlags.REMOTE_READ
 async def victim(
     factory: ConnectionFactory, config: Config = SMALL
 ) -> AsyncIterator[tuple[Connection, RawPeer]]:
-    """A connection of the transport with a peer that lies, beside one that must not notice.
+    """Yield a connection and its lying peer, beside a connection that must not be affected.
 
-    However it ends, the memory that it had goes back to the pool.
+    However the connection ends, its memory must return to the pool.
     """
     async with factory.witness() as witness:
         before = pool_statistics(witness.client).leases
@@ -81,8 +81,8 @@ async def victim(
             yield conn, peer
         with suppress(ConnectionBrokenError, ConnectionClosedError, ProtocolError):
             await drain(conn)
-        if factory.via == "cm":  # "tcp" opens the device for itself, and so has a pool of its own
-            # Fewer where a frame of the witness was still under way.
+        if factory.via == "cm":  # "tcp" opens the device again and has a separate pool
+            # The count is lower if a witness frame was in flight when `before` was read.
             assert pool_statistics(witness.client).leases <= before
         async with factory.pair() as (client, server):
             await check_alive(client, server)
@@ -94,7 +94,7 @@ async def drain(conn: Connection) -> None:
 
 
 async def ends_with(conn: Connection, kind: type[Exception], match: str = "") -> BaseException:
-    """Every waiter gets it, and the connection is over, within a second."""
+    """Check that the connection ends with this error for every call, and return the error."""
     await conn.wait_closed()
     error = await ends(drain(conn), kind)
     assert match in str(error)
@@ -119,7 +119,7 @@ UNREAD = SMALL.fetch_ahead + 1  # bytes of a message that waits for its receiver
 PIECE = Piece(0x1000, NORMAL_LENGTH, 1)
 GOODBYE = protocol.encode(protocol.Goodbye(0, 0, ""))
 
-# Control messages that cannot be decoded, and hellos, are in tests/core.
+# Undecodable control messages and hellos are tested in tests/core.
 LIES: dict[str, Callable[[], list[bytes]]] = {
     "empty frame": lambda: [b""],
     "part of a header": lambda: [frame(DATA)[:7]],
@@ -152,7 +152,7 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
     "request of more pieces than it has": lambda: [rendezvous(1, PIECE, count=2)],
     "request of more pieces than there can be": lambda: [rendezvous(1, PIECE, count=0xFFFFFFFF)],
     "request whose pieces overflow its size": lambda: [
-        # 24 bytes each: so many of them have 24 bytes modulo 2^32.
+        # At 24 bytes each, the size of these pieces wraps around to 24 modulo 2^32.
         rendezvous(1, PIECE, count=(1 << 29) + 1)
     ],
     "request cut short": lambda: [offered(NORMAL_LENGTH)[:-1]],
@@ -184,7 +184,7 @@ async def test_lie_ends_the_connection(factory: ConnectionFactory, lie: str) -> 
         await ends_with(conn, ProtocolError)
 
 
-@on_device  # which sends what was posted before its end
+@on_device  # this device sends frames posted before the queue pair's end
 async def test_lying_peer_gets_a_goodbye(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(frame(0x55))
@@ -219,7 +219,6 @@ async def test_regions_beyond_max_regions_end_the_connection(factory: Connection
 async def test_random_frames_are_received_or_end_the_connection(
     factory: ConnectionFactory, seed: int
 ) -> None:
-    """Whatever it is, it is received, or the connection ends by ProtocolError or brokenness."""
     generator = random.Random(seed)
     async with victim(factory) as (conn, peer):
         for _ in range(generator.randrange(1, 5)):
@@ -233,7 +232,7 @@ async def test_random_frames_are_received_or_end_the_connection(
                 content = bytes(valid)
             peer.send(frame(kind, content))
         peer.send(frame(0x55))
-        # Closed is what a goodbye does, which it may be by chance.
+        # A random frame can be a valid goodbye, which raises ConnectionClosedError.
         await ends(drain(conn), ProtocolError, ConnectionBrokenError, ConnectionClosedError)
         await conn.wait_closed()
 
@@ -287,7 +286,7 @@ async def test_offer_with_invalid_keys_fails_with_remote_access_error(
 async def test_repeated_offers_are_read_and_acknowledged_once_each(
     factory: ConnectionFactory,
 ) -> None:
-    """The pieces need not differ, nor the numbers: each message is read and acknowledged once."""
+    """An offer may repeat pieces of the same message and the number of another message."""
     async with victim(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(bytearray(pattern(4096)), REMOTE_READ)
         first, second = Piece(memory.addr, 3000, memory.rkey), Piece(memory.addr, 1, memory.rkey)
@@ -332,7 +331,7 @@ WRONG_ANSWERS: dict[str, tuple[bool, Callable[[int], protocol.Message]]] = {
 async def test_wrong_answer_to_a_region_request_ends_the_connection(
     factory: ConnectionFactory, renews: bool, answer: Callable[[int], protocol.Message]
 ) -> None:
-    """Or to one that a region may be used for longer."""
+    """With `renews`, it is the answer to a request to renew the region's lease."""
     async with victim(factory) as (conn, peer):
         asking: asyncio.Task[object] = asyncio.create_task(
             conn.request_region(100, access=Rights.READ)
@@ -372,7 +371,7 @@ async def test_requests_beyond_the_quota_are_refused(factory: ConnectionFactory)
 
 
 async def test_return_of_unknown_regions_is_ignored(factory: ConnectionFactory) -> None:
-    """Given back although it was never given: it may have been taken back in the meantime."""
+    """The region may have been revoked while the peer's message was in flight."""
     async with victim(factory, SLOW_PEER) as (conn, peer):
         with conn.alloc(8) as buffer:
             share = await conn.send_region(buffer)
@@ -381,7 +380,7 @@ async def test_return_of_unknown_regions_is_ignored(factory: ConnectionFactory) 
             peer.send(
                 control(protocol.RegionReturn(0, 12345)),
                 control(protocol.RegionRelease(0, 12345)),
-                control(protocol.RegionReturn(0, share.region_id)),  # not a loan
+                control(protocol.RegionReturn(0, share.region_id)),  # not a borrowed region
                 frame(DATA, b"still here"),
             )
             assert bytes(await conn.recv()) == b"still here"
@@ -392,7 +391,7 @@ async def test_return_of_unknown_regions_is_ignored(factory: ConnectionFactory) 
 
 
 async def test_send_and_close_end_when_the_peer_never_reads(factory: ConnectionFactory) -> None:
-    """`send` waits for the caller's timeout, `close` for its own."""
+    """`send` waits until the caller's timeout, and `close` until its own."""
     async with victim(factory, SLOW_PEER) as (conn, _):
         data = pattern(ALONE)
         sends = [asyncio.create_task(conn.send(data)) for _ in range(SMALL.data_receives + 1)]
@@ -492,11 +491,11 @@ async def test_silent_listener_raises_unreachable_error(factory: ConnectionFacto
 
 
 async def test_message_beyond_fetch_ahead_costs_no_search(factory: ConnectionFactory) -> None:
-    """A message that waits behind thousands of others is not looked for with each of them."""
+    """Receiving a message must not search the thousands behind it for one to fetch."""
     config = replace(SMALL, data_receives=32, eager_size=2048, max_eager_size=2048)
 
     async def cost(*behind: bytes) -> float:
-        """CPU time of receiving all that stands before it."""
+        """Return the CPU time of receiving all messages ahead of `behind`."""
         async with victim(factory, config) as (conn, peer):
             peer.send(*[frame(BUNDLE, bytes(8 * 128))] * 31, *behind)
             while figures(conn)["arrived"] < 31 * 128 + len(behind):

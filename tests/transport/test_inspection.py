@@ -1,4 +1,4 @@
-"""A listener's application sees each request, with the data of the peer, and may refuse it."""
+"""Test that a listener's application sees each request with the peer's data, and may refuse it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def connecting(
 
 
 class Guard:
-    """Refuses requests with data that begins with "no"."""
+    """Callbacks that refuse requests whose data begins with "no"."""
 
     def __init__(self) -> None:
         self.seen: list[ConnectionRequest] = []
@@ -107,7 +107,6 @@ async def test_on_request_receives_the_request_data(
 async def test_on_request_refusal_is_read_by_the_peer_and_frees_its_place(
     factory: ConnectionFactory, auth: bytes | None
 ) -> None:
-    """The peer reads the reason; its place is free again, and nothing is accepted."""
     guard = Guard()
     config = replace(SMALL, max_connections=2)
     async with await listening(factory, guard.decide, auth, config) as listener:
@@ -173,7 +172,7 @@ def returns_something(request: ConnectionRequest) -> Any:
 async def test_failing_on_request_refuses_and_is_reported(
     factory: ConnectionFactory, on_request: OnRequest, reported: list[dict[str, Any]]
 ) -> None:
-    """It refuses, is reported here, and the peer learns nothing of it."""
+    """The error is reported on the listener's side, and the peer learns no details of it."""
     async with await listening(factory, on_request) as listener:
         error = await ends(connecting(factory, listener), RejectedError)
         refused(error, "on_request function of the listener failed")
@@ -192,10 +191,10 @@ async def never(request: ConnectionRequest) -> str | None:
 async def test_on_request_beyond_the_deadline_refuses(
     factory: ConnectionFactory, ignores: bool
 ) -> None:
-    """The handshake's deadline holds for it too, and the peer is told."""
+    """The deadline of the handshake also limits `on_request`, and the peer is told the reason."""
 
     async def wait(request: ConnectionRequest) -> str | None:
-        limits_pass()  # those of SMALL, which the client has not
+        limits_pass()  # the limits of SMALL, which the client does not use
         with suppress(asyncio.CancelledError) if ignores else nullcontext():
             await never(request)
         return None
@@ -246,7 +245,6 @@ async def test_frames_before_the_decision_end_the_connection(
 async def test_request_ends_when_the_peer_or_the_listener_leaves(
     factory: ConnectionFactory,
 ) -> None:
-    """Cancelled, or the listener is closed: nothing is delivered, nothing stays."""
     asked: asyncio.Queue[ConnectionRequest] = asyncio.Queue()
 
     async def ask(request: ConnectionRequest) -> str | None:
@@ -271,8 +269,6 @@ async def test_request_ends_when_the_peer_or_the_listener_leaves(
 async def test_misplaced_request_message_ends_one_connection(
     factory: ConnectionFactory, wrong: protocol.Message, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They end that connection alone."""
-
     async def introduce(connection: Connection, data: bytes) -> Connection:
         if isinstance(wrong, protocol.ConnectData):
             connection._messages.controls.send(protocol.ConnectData(0, data))

@@ -1,4 +1,4 @@
-"""Everything at once, in any order, on both ends, against a model (`programs.py`)."""
+"""Test concurrent operations in random order on both ends, against a model (`programs.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that fall silent, and connecting again."""
+"""Test that silent peers are found, and that a program can connect again."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .test_other_processes import Child
 
 @one_loop
 async def test_keep_alive_finds_a_stopped_process(factory: ConnectionFactory) -> None:
-    """Nothing is sent and nothing breaks: only asking tells.
+    """Nothing is sent and nothing breaks, so only a probe can find the stopped peer.
 
-    The embedded device stops with its process.  One that is not a part of it goes on answering,
-    and so the peer is there, and goes on with its work one day.
+    The embedded device stops with its process. A device outside the process keeps responding, so
+    the connection stays up until the process continues.
     """
     often = 0.05 * factory.slow
     async with Child.connected(factory, "echo", keep_alive=often, keep_alive_timeout=1000) as child:
@@ -42,7 +42,7 @@ async def test_keep_alive_finds_a_stopped_process(factory: ConnectionFactory) ->
         if factory.device == EMBEDDED:
             asked = conn._keep_alive
             assert asked
-            asked._timeout = 0.5  # before it was stopped it may have been slow
+            asked._timeout = 0.5  # responses may have been slow before the stop
             asked._timer.cancel()
             asked._look()
             error = await ends(receiving, ConnectionBrokenError)
@@ -56,7 +56,7 @@ async def test_keep_alive_finds_a_stopped_process(factory: ConnectionFactory) ->
 
 @one_loop
 async def test_keep_alive_finds_a_stopped_process_during_a_send(factory: ConnectionFactory) -> None:
-    """Its machine acknowledges what it is sent, so it is again the question that tells."""
+    """The peer's machine acknowledges the data, so only the probe finds the stopped process."""
     async with Child.connected(factory, "echo", keep_alive=1000, keep_alive_timeout=1000) as child:
         conn = child.conn
         await conn.send(b"x")
@@ -69,7 +69,7 @@ async def test_keep_alive_finds_a_stopped_process_during_a_send(factory: Connect
         if factory.device == EMBEDDED:
             asked = conn._keep_alive
             assert asked
-            asked._interval = asked._timeout = 0.5  # again, if an answer came late
+            asked._interval = asked._timeout = 0.5  # probe again soon if a response was late
             asked._timer.cancel()
             asked._heard = conn._queue.completions
             asked._look()
@@ -83,7 +83,7 @@ async def test_keep_alive_finds_a_stopped_process_during_a_send(factory: Connect
 
 
 async def answers(conn: Connection, count: int) -> None:
-    """Until the peer's device has been asked so often, and has answered."""
+    """Wait until the peer's device has answered this many probes."""
     queue = conn._queue
     before = queue.completions
     while queue.completions < before + count:  # noqa: ASYNC110 - that time passes is tested
@@ -92,7 +92,6 @@ async def answers(conn: Connection, count: int) -> None:
 
 @one_loop
 async def test_keep_alive_accepts_an_idle_peer(factory: ConnectionFactory) -> None:
-    """It is asked time and again, its program does nothing, and all is well."""
     config = replace(SMALL, keep_alive=0.01, keep_alive_timeout=1000)
     async with factory.pair(config, server=SMALL) as (client, server):
         await answers(client, 5)
@@ -102,14 +101,14 @@ async def test_keep_alive_accepts_an_idle_peer(factory: ConnectionFactory) -> No
 @one_loop
 @by_tcp
 async def test_keep_alive_sends_no_probe_during_traffic(factory: ConnectionFactory) -> None:
-    """How long either takes does not matter: here the test says when it is time to ask."""
+    """The test itself triggers the keep-alive checks, so it does not depend on timing."""
     config = replace(SMALL, keep_alive=1000)
     async with factory.pair(config, server=SMALL) as (client, server):
         keep_alive = client._keep_alive
         assert keep_alive
 
         def it_is_time() -> bool:
-            """Whether it asks then."""
+            """Return whether a keep-alive check sends a probe now."""
             keep_alive._timer.cancel()
             keep_alive._look()
             return any(isinstance(work, Probe) for work in client._queue.under_way())
@@ -118,7 +117,7 @@ async def test_keep_alive_sends_no_probe_during_traffic(factory: ConnectionFacto
             await check_alive(client, server)
             assert not it_is_time()
         await at_rest(client, server)
-        it_is_time()  # it may still have heard what came after the last time
+        it_is_time()  # completions since the last check may count once more
         assert it_is_time()
 
 

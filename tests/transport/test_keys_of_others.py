@@ -1,7 +1,7 @@
-"""Keys of memory in the hands of a peer that they were not given to.
+"""Test that memory keys are useless to peers that they were not given to.
 
-A key is good for the queue pair of one connection, and no peer reaches memory before it has proved
-the key that `auth` asks for.
+A key is valid for the queue pair of one connection, and no peer can access memory before it has
+proved the key that `auth` requires.
 """
 
 from __future__ import annotations
@@ -78,10 +78,11 @@ OPCODES = [
     WROpcode.ATOMIC_FETCH_AND_ADD,
 ]
 
-# A queue pair without the right takes it for an invalid request (IBTA volume 1, clause 9.7.4.1.4).
+# A queue pair without the access right may report an invalid request instead (IBTA volume 1,
+# clause 9.7.4.1.4).
 REFUSED = {verbs.WCStatus.REM_ACCESS_ERR, verbs.WCStatus.REM_INV_REQ_ERR}
 
-# By TCP the queue pair is not even connected.
+# With `via="tcp"` the queue pair is not even connected, so retries run out.
 NOT_PROVED = {"cm": REFUSED, "tcp": {verbs.WCStatus.RETRY_EXC_ERR}}
 
 vias = pytest.mark.parametrize("via", ["cm", "tcp"])
@@ -92,7 +93,7 @@ PATIENT = replace(SMALL, handshake_timeout=NEVER)
 
 
 async def refused(attack: Awaitable[object]) -> None:
-    """The device of the memory's owner refuses it, and that ends the attacker's connection."""
+    """Check that the owner's device refuses `attack`, which ends the attacker's connection."""
     with pytest.raises((WorkCompletionError, ConnectionBrokenError)) as caught:
         await attack
     error = caught.value
@@ -102,7 +103,7 @@ async def refused(attack: Awaitable[object]) -> None:
 
 
 def post(peer: RawPeer, opcode: WROpcode, token: RegionToken) -> None:
-    """An operation of 8 bytes by bare verbs."""
+    """Post an 8-byte operation with plain verbs."""
     memory = peer._memory.sends
     local = verbs.ScatterGatherElement(memory.addr, 8, memory.lkey)
     peer.qp.post_send([
@@ -126,7 +127,9 @@ async def failure(peer: RawPeer) -> verbs.WCStatus:
 async def test_key_of_another_connection_is_refused(
     factory: ConnectionFactory, via: Via, auth: bytes | None, attack: str
 ) -> None:
-    """Another client of the same listener, honest until now, learns the token."""
+    """The thief is another client of the same listener that has behaved well and has learned the
+    token.
+    """
     factory = replace(factory, via=via, auth=auth)
     async with await factory.listen(PATIENT) as listener:
         client, server = await factory.both(listener)
@@ -152,9 +155,10 @@ async def test_key_of_another_connection_is_refused(
 async def test_unauthenticated_peer_cannot_use_a_token(
     factory: ConnectionFactory, via: Via, opcode: WROpcode, scope: str
 ) -> None:
-    """A peer with a ticket proves nothing more, and posts with a token that it has learnt.
+    """A peer with a ticket posts with a token that it has learned, without proving the key.
 
-    Also where that is the key of a region, which every queue pair of the domain would take.
+    This must also fail if the token has the key of a region, which every queue pair of the domain
+    would accept.
     """
     factory = replace(factory, via=via, auth=KEY)
     async with await factory.listen(PATIENT) as listener:
@@ -189,7 +193,9 @@ async def test_unauthenticated_peer_cannot_use_a_token(
 async def test_unauthenticated_prepared_peer_cannot_use_a_key(
     factory: ConnectionFactory, opcode: WROpcode
 ) -> None:
-    """With `prepare_connection` the queue pairs are connected first, without rights."""
+    """With `prepare_connection` the queue pairs are connected before the proof, but without access
+    rights.
+    """
     pending = await prepare_connection(
         device=factory.device, address=factory.host, config=SMALL, auth=KEY
     )
@@ -218,7 +224,7 @@ async def test_unauthenticated_prepared_peer_cannot_use_a_key(
 
 @one_loop
 async def test_read_only_memory_can_be_shared_for_reading(factory: ConnectionFactory) -> None:
-    """bytes, and a mapping missing the right to write: they can be shared for reading."""
+    """Examples are `bytes`, and a mapping without write permission."""
     with tempfile.TemporaryFile() as file:
         file.write(pattern(4096))
         file.flush()
@@ -239,10 +245,12 @@ async def test_read_only_memory_can_be_shared_for_reading(factory: ConnectionFac
 async def test_device_without_windows_shares_with_one_warning(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Shares work, their keys are the domain's, and the log says so once."""
+    """Shares work, but their keys are valid in the whole protection domain, so other connections
+    can use them. The log warns of that once.
+    """
     monkeypatch.setattr(mr_pool, "offers_windows", lambda *_: False)
     endpoint.tell_of_windows.cache_clear()
-    config = replace(SMALL, pool_limit=SMALL.pool_limit + 1)  # a driver of its own
+    config = replace(SMALL, pool_limit=SMALL.pool_limit + 1)  # forces a separate driver
     factory = replace(factory, auth=KEY)
     async with await factory.listen(config) as listener:
         client, server = await factory.both(listener, config)
@@ -271,7 +279,7 @@ IS_WINDOW = 1
 async def offer(
     conn: Connection, peer: RawPeer, data: object
 ) -> tuple[asyncio.Task[None], int, list[Piece]]:
-    """A message that waits to be read: its `send`, its number and where it lies."""
+    """Offer a message. Return the task of its `send`, the request id and the pieces."""
     sending = asyncio.create_task(sent(conn, data))
     kind, content = await peer.frames.get()
     while kind is not FrameKind.RNDV_RTS:
@@ -292,7 +300,7 @@ def token_of(piece: Piece) -> RegionToken:
 async def test_message_key_is_refused_on_another_connection(
     factory: ConnectionFactory, via: Via
 ) -> None:
-    """Where the message lies is told to a second client, which reads it: refused."""
+    """A second client learns the address and key of a message that was offered to the first one."""
     factory = replace(factory, via=via)
     async with raw_pair(factory) as (conn, peer):
         data = pattern(LONG)
@@ -306,12 +314,12 @@ async def test_message_key_is_refused_on_another_connection(
 
 
 def acknowledge(peer: RawPeer, request_id: int, key: int) -> None:
-    """The acknowledgement, which ends the window of that key."""
+    """Send the acknowledgement, which invalidates the window with this key."""
     peer.send_invalidating(acknowledgement(request_id), key)
 
 
 def end_before(peer: RawPeer, request_id: int, pieces: list[Piece]) -> None:
-    """Another frame ends the window."""
+    """Invalidate the window with another frame before sending the acknowledgement."""
     peer.send_invalidating(frame(FrameKind.DATA, b"x"), pieces[0].rkey)
     peer.send(acknowledgement(request_id))
 
@@ -330,7 +338,7 @@ ENDS: dict[str, Callable[[RawPeer, int, list[Piece]], None]] = {
 async def test_message_key_is_invalid_after_the_message(
     factory: ConnectionFactory, end: str, pieces: int
 ) -> None:
-    """However its reader says that it is done, its keys work no more; no window piles up."""
+    """The keys must end however the reader reports that it is done. Windows must not pile up."""
     async with raw_pair(factory) as (conn, peer):
         parts = [pattern(LONG, seed) for seed in range(pieces)]
         before = verbs.live().get("MemoryWindow", 0)
@@ -348,8 +356,10 @@ async def test_message_key_is_invalid_after_the_message(
 async def test_region_offered_as_a_window_ends_the_connection_after_the_message(
     factory: ConnectionFactory,
 ) -> None:
-    """The message arrives; its acknowledgement cannot end the key, which costs the liar's own
-    connection and nothing else."""
+    """The message arrives, but its acknowledgement cannot invalidate the key.
+
+    That breaks only the liar's own connection.
+    """
     async with factory.witness(), raw_pair(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(bytearray(pattern(LONG)), verbs.AccessFlags.REMOTE_READ)
         peer.send(rendezvous(1, Piece(memory.addr, LONG, memory.rkey, IS_WINDOW)))
@@ -363,12 +373,11 @@ async def test_region_offered_as_a_window_ends_the_connection_after_the_message(
 async def test_windows_are_reused_and_closed_with_the_connection(
     factory: ConnectionFactory,
 ) -> None:
-    """Between two honest ends one window serves message after message; the end of the connection
-    leaves none."""
+    """Between two honest ends, one window serves one message after another."""
     async with factory.witness():
         before = verbs.live().get("MemoryWindow", 0)
         async with factory.pair() as (client, server):
-            for n in range(300):  # the low bits of a key come round
+            for n in range(300):  # the low bits of a key wrap around
                 await exchange(client, server, pattern(LONG, n))
             assert verbs.live()["MemoryWindow"] == before + 1
         assert verbs.live().get("MemoryWindow", 0) == before

@@ -1,4 +1,4 @@
-"""The thread that ends leases."""
+"""Test the thread that ends leases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ now = MACHINE.now
 
 
 def thread_ends() -> None:
-    """There is none while nothing has an end."""
+    """Wait until the lease thread has ended, as it does without pending deadlines."""
     limit = time.monotonic() + 10 * BUSY
     while (thread := lease_thread._thread) is not None and thread.is_alive():
         assert time.monotonic() < limit
@@ -39,7 +39,7 @@ def thread_ends() -> None:
 
 
 def test_deadlines_run_in_order_and_not_early() -> None:
-    """Nothing is due before all are there: the thread is kept in an action."""
+    """The first action blocks the thread until all deadlines have been added."""
     came: list[tuple[int, bool]] = []
     go, done = threading.Event(), threading.Event()
     lease_thread.at(MACHINE, now(), go.wait)
@@ -60,9 +60,9 @@ def test_lease_thread_ends_with_the_last_deadline() -> None:
     assert thread is not None
     for deadline in many[:-1]:
         deadline.cancel()
-        deadline.cancel()  # again: nothing
+        deadline.cancel()  # a second cancel does nothing
     limit = now() + 10 * BUSY
-    while len(thread._heap) > 10:  # it drops them
+    while len(thread._heap) > 10:  # until the thread drops them
         assert now() < limit
         time.sleep(0.001)
     assert many[-1].pending
@@ -75,7 +75,6 @@ def test_lease_thread_ends_with_the_last_deadline() -> None:
 
 
 def test_cancel_waits_for_a_running_action() -> None:
-    """It waits for an action that is under way."""
     begun, go, done = threading.Event(), threading.Event(), threading.Event()
 
     def act() -> None:
@@ -92,7 +91,7 @@ def test_cancel_waits_for_a_running_action() -> None:
 
 
 def test_action_can_cancel_its_own_deadline() -> None:
-    """It does not wait for itself."""
+    """Cancelling must not deadlock by waiting for the action that cancels."""
     go, done = threading.Event(), threading.Event()
     deadlines: list[Deadline] = []
 
@@ -109,7 +108,7 @@ def test_action_can_cancel_its_own_deadline() -> None:
 
 
 def test_threads_that_start_the_lease_thread_together_meet_all_deadlines() -> None:
-    """Each of their deadlines is met, while others are cancelled."""
+    """Other deadlines are cancelled at the same time."""
     barrier = threading.Barrier(8)
     met: SimpleQueue[int] = SimpleQueue()
 
@@ -127,7 +126,10 @@ def test_threads_that_start_the_lease_thread_together_meet_all_deadlines() -> No
 
 
 def test_deadline_cancelled_before_the_thread_saw_it_is_dropped() -> None:
-    """It is counted, the count begins anew with a search for others, and it keeps no thread."""
+    """A search for cancelled deadlines may reset their count before the thread has taken this one.
+
+    It must not enter the heap afterwards.
+    """
     thread = lease_thread._LeaseThread()
     deadline = lease_thread.Deadline(now() + LONG, pytest.fail)
     thread.add(deadline)
@@ -138,8 +140,10 @@ def test_deadline_cancelled_before_the_thread_saw_it_is_dropped() -> None:
 
 
 def test_wait_ends_when_its_time_passed_before_it_began() -> None:
-    """It does not wait for ever, also when the system stops it between the two: here a program that
-    computes has the same processor."""
+    """The system may preempt the thread between computing the timeout and waiting.
+
+    A busy process on the same processor provokes that.
+    """
     waits = lease_thread._LeaseThread()
     waits._heap.append((LONG, 0, Deadline(LONG, pytest.fail)))
     processor = {min(os.sched_getaffinity(0))}
@@ -149,7 +153,7 @@ def test_wait_ends_when_its_time_passed_before_it_began() -> None:
         end = now() + 3
         while now() < end:
             waits._wake()
-            waits._wait(now() + LONG)  # woken: there is no time to wait for
+            waits._wait(now() + LONG)  # a pending wake-up ends this wait immediately
             waits._wait(now() + 2e-6)
 
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
@@ -168,7 +172,6 @@ def test_wait_ends_when_its_time_passed_before_it_began() -> None:
 def test_failing_action_is_logged_and_the_thread_continues(
     caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
-    """The thread says so, and goes on."""
     done = threading.Event()
 
     def fail() -> None:

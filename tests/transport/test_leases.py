@@ -1,4 +1,6 @@
-"""Leases that both sides know: their end on time, what the user of a region learns, renewals."""
+"""Test leases on both sides: that they end on time, what the user of a region is told, and
+renewals.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ LONG = 3600.0
 
 
 def computes_until_revoked(share: Share) -> None:
-    """As a program that does not let its event loop run."""
+    """Block the event loop until the share is revoked, like a program that computes."""
     limit = time.monotonic() + 10 * BUSY
     while not share.revoked:
         assert time.monotonic() < limit
@@ -56,7 +58,7 @@ async def receive_all(conn: Connection) -> None:
 
 
 async def refused(conn: Connection, remote: RemoteRegion) -> None:
-    """No operation is posted, and the connection goes on."""
+    """Check that operations on the region fail without being posted."""
     region_id = remote.token.region_id
     posted = conn._queue.completions
     part = remote[:8]
@@ -81,7 +83,7 @@ async def refused(conn: Connection, remote: RemoteRegion) -> None:
     assert conn._queue.completions == posted
     assert remote.ended
     assert remote.lease_left == 0
-    await remote.release()  # nothing
+    await remote.release()  # does nothing
 
 
 @on_device
@@ -89,9 +91,9 @@ async def test_lease_ends_while_the_owner_computes(factory: ConnectionFactory) -
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             share, remote = await give(server, client, buffer, lease=LONG)
-            share._lease_from_now(0.05)  # from here to its end the loop does not run
+            share._lease_from_now(0.05)  # the loop does not run until the lease ends
             computes_until_revoked(share)
-            assert server._sharing.shared == 1  # this is the loop's to do
+            assert server._sharing.shared == 1  # only the loop updates the count
             await remote.wait_ended()
             await refused(client, remote)
             await barrier(client)
@@ -118,7 +120,7 @@ async def test_end_of_a_share_reaches_its_user(factory: ConnectionFactory, end: 
                 assert not remote.ended
                 share.revoke()
             await waiting
-            await remote.wait_ended()  # again: at once
+            await remote.wait_ended()  # returns immediately
             await refused(client, remote)
             share.revoke()
         await check_alive(client, server)
@@ -134,7 +136,7 @@ async def test_regions_end_with_the_connection(factory: ConnectionFactory) -> No
             await waiting
             assert remote.ended
             async with remote:
-                pass  # its end has nothing to release
+                pass  # the end of the block has nothing to release
 
 
 async def test_renewed_lease_of_the_user_ends_no_later_than_the_owners(
@@ -149,7 +151,7 @@ async def test_renewed_lease_of_the_user_ends_no_later_than_the_owners(
         await remote.renew(2 * LONG)
         assert share._deadline is not None
         assert before + 2 * LONG <= remote._deadline <= share._deadline.when
-        await remote.renew(LONG)  # shorter: the owner does not take it back before
+        await remote.renew(LONG)  # the owner keeps its later deadline
         assert remote._deadline <= remote._clock.now() + LONG < share._deadline.when
         await remote.renew(None)
         assert remote.lease_left is None
@@ -172,7 +174,7 @@ async def test_owner_can_renew_a_share_until_it_ends(factory: ConnectionFactory)
             assert remote.lease_left is None
             waiting = asyncio.create_task(remote.wait_ended())
             await yield_loop(2)
-            await share.renew(0.01)  # to end it with notice
+            await share.renew(0.01)  # end the lease soon and notify the user
             await waiting
             await lease_over(share)
             with pytest.raises(BufferStateError, match="has ended"):
@@ -186,14 +188,17 @@ async def test_owner_can_renew_a_share_until_it_ends(factory: ConnectionFactory)
 async def test_leases_are_refused_when_no_thread_can_start(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither at first, nor when it had no end before; both sides are told."""
+    """This applies to new leases, and to renewing a share that had no lease before.
+
+    Both sides are told.
+    """
     why = "cannot share the memory: .*can't start new thread"
     async with factory.pair() as (client, server):
         before = await leases(client, server)
         with server.alloc(8) as buffer:
             share, remote = await give(server, client, buffer)
             lent = await client.request_region(8)
-            thread_ends()  # that of another test
+            thread_ends()  # the thread of an earlier test
             with monkeypatch.context() as patch:
                 patch.setattr(threading.Thread, "start", no_more_threads)
                 with pytest.raises(RDMAError, match=why):
@@ -240,7 +245,7 @@ async def test_failed_renewal_ends_the_loan(
 
 
 async def test_default_lease_is_that_of_the_owner_or_borrower(factory: ConnectionFactory) -> None:
-    """Each side's own setting; None in a call is without an end."""
+    """`lease=None` in a call means that the lease never ends."""
     assert DEFAULT.lease == 60
     ours, theirs = replace(SMALL, lease=LONG), replace(SMALL, lease=2 * LONG)
     async with factory.pair(ours, server=theirs) as (client, server):
@@ -273,7 +278,9 @@ async def test_only_the_borrower_can_renew_remotely(factory: ConnectionFactory) 
 async def test_lease_of_a_loan_begins_when_the_key_works(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long its owner is busy before: a refusal would be the machine's fault."""
+    """The owner may be busy for longer than the lease before that, and the request must not fail
+    because of it.
+    """
     on_ready = Share._on_ready
     short = 1e-3
 
@@ -298,7 +305,7 @@ async def test_max_lease_limits_requested_leases(factory: ConnectionFactory) -> 
                 await remote.renew(asked)
                 assert remote.lease_left is not None
                 assert remote.lease_left <= granted
-        with server.alloc(8) as buffer:  # what the owner does unasked has no limit
+        with server.alloc(8) as buffer:  # unrequested shares of the owner have no limit
             share, shown = await give(server, client, buffer, lease=2 * LONG)
             assert shown.token.lease_ms == 2000 * LONG
             share.revoke()
@@ -338,7 +345,7 @@ async def test_dropped_loan_returns(factory: ConnectionFactory) -> None:
 async def test_loan_dropped_during_a_cancelled_write_outlives_the_write(
     factory: ConnectionFactory,
 ) -> None:
-    """A cancelled write is under way: the memory is its until it is done."""
+    """The device still uses the memory of a cancelled write until the write is done."""
     async with factory.witness(), factory.pair() as (client, _):
         remote = await client.request_region(SMALL.lend_quota)
         with client.alloc(SMALL.lend_quota) as source:
@@ -359,7 +366,7 @@ async def test_loan_dropped_during_a_cancelled_write_outlives_the_write(
 async def test_writes_queued_when_the_lease_ends_are_not_posted(
     factory: ConnectionFactory, imm: int | None
 ) -> None:
-    """It is not posted afterwards; what was posted before is done."""
+    """Writes that were posted before the end complete."""
     count = 3 * SMALL.send_queue
     async with factory.sharing(8) as (client, server, _, remote):
         with client.register(bytearray(8)) as source:
@@ -385,9 +392,10 @@ async def test_writes_queued_when_the_lease_ends_are_not_posted(
 async def test_message_behind_a_refused_write_is_sent(
     factory: ConnectionFactory, before: int
 ) -> None:
-    """The write that it waits for has no completion: the message is sent all the same.
+    """The message waits for a write that never completes, because it is refused before it is
+    posted.
 
-    Room goes in turns to messages and to operations first, and has gone so for `before` writes.
+    Messages and operations take turns for free entries, and `before` varies whose turn it is.
     """
     async with (
         factory.pair(replace(SMALL, send_queue=8, keep_alive=None)) as (client, server),
@@ -409,7 +417,7 @@ async def test_message_behind_a_refused_write_is_sent(
             sending = asyncio.create_task(client.send(b"behind"))
 
             async def end() -> None:
-                ended._deadline = ended._clock.now()  # nothing tells of it
+                ended._deadline = ended._clock.now()  # without any notification
 
             await asyncio.create_task(end())
             await filling
@@ -420,7 +428,6 @@ async def test_message_behind_a_refused_write_is_sent(
 
 
 async def test_opening_a_token_twice_returns_the_same_region(factory: ConnectionFactory) -> None:
-    """It is one region: its end is that of both."""
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer, server.share(buffer) as share:
             first = client.open_region(share.token)
@@ -435,7 +442,7 @@ async def test_opening_a_token_twice_returns_the_same_region(factory: Connection
 async def test_revoke_concurrent_with_the_lease_end_returns_all_memory(
     factory: ConnectionFactory,
 ) -> None:
-    """The thread of leases and the loop at the same time: every key ends, all memory returns."""
+    """The lease thread may end the share while the loop revokes it."""
     chance = random.Random(18)
     async with factory.pair() as (client, server):
         before = await leases(client, server)
@@ -460,7 +467,9 @@ async def test_revoke_concurrent_with_the_lease_end_returns_all_memory(
 async def test_shared_memory_is_not_reused_before_the_loop_saw_the_end(
     factory: ConnectionFactory,
 ) -> None:
-    """The thread ends the key; the memory is not handed out before the loop has seen that."""
+    """The lease thread ends the key, but the pool must not hand out the memory before the loop has
+    processed that.
+    """
     async with factory.pair() as (_, server):
         buffer = server.alloc(1000)
         buffer.view[:] = pattern(1000)
@@ -469,7 +478,7 @@ async def test_shared_memory_is_not_reused_before_the_loop_saw_the_end(
         await share.ready()
         buffer.release()
         view.release()
-        share._lease_from_now(0.05)  # from here to the end the loop does not run
+        share._lease_from_now(0.05)  # the loop does not run until the lease ends
         computes_until_revoked(share)
         others = [server.alloc(1000) for _ in range(20)]
         assert all(other.address != share.token.address for other in others)

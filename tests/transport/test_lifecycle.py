@@ -1,4 +1,4 @@
-"""From connecting to the end, in order and out of order."""
+"""Test connections from connecting to their end, whether orderly or not."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ from .raw_peer import raw_pair
 async def test_messages_of_a_client_that_closed_before_accept_are_received(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, in_band: bool
 ) -> None:
-    """As with a kernel's sockets, nothing of that is lost."""
+    """Sockets of the kernel do not lose this data either."""
     closed = asyncio.Event()
     clients = set()
     expect, read = CMLink.expect, TCPLink.read
@@ -82,7 +82,7 @@ async def test_messages_of_a_client_that_closed_before_accept_are_received(
             clients.add(link)
         elif wanted is EventType.ESTABLISHED and link not in clients:
             await closed.wait()
-            while link._seen:  # until the disconnect is here
+            while link._seen:  # until the disconnect arrives
                 await yield_loop(1)
         return event
 
@@ -118,7 +118,7 @@ async def test_listener_on_every_address_accepts_connections(
 
 @one_loop
 async def test_host_names_are_resolved(factory: ConnectionFactory) -> None:
-    """The loopback interface is reached by the embedded device; a card has no way there."""
+    """The embedded device can reach the loopback interface. A card has no route to it."""
     by_name = replace(factory, host="localhost")
     if factory.device != "embedded0":
         async with await factory.listen() as listener:
@@ -164,9 +164,9 @@ async def test_listen_uses_aiordma_device(
 async def test_pool_too_small_for_a_connection_raises_quota_error(
     factory: ConnectionFactory,
 ) -> None:
-    """A named error on the connecting side; nothing stays behind (the fixture looks)."""
+    """The fixtures check that nothing stays behind."""
     async with await factory.listen() as listener:
-        # The pool is that of the loop: by "tcp" it is the listener's side that fails first.
+        # Both ends share the loop's pool. With "tcp", the listener's end runs out of memory first.
         kind = QuotaError if factory.via == "cm" else ProtocolError
         with pytest.raises(
             kind, match="pool_limit" if kind is QuotaError else "closed the bootstrap"
@@ -197,7 +197,6 @@ CALLS: dict[str, Callable[[Connection, RemoteRegion], Coroutine[Any, Any, object
 async def test_calls_after_the_end_raise_the_same_error(
     factory: ConnectionFactory, end: str
 ) -> None:
-    """The same answer however often and to whatever call."""
     async with factory.witness(), factory.pair() as (client, server):
         remote = await client.request_region(8)
         kind = ConnectionBrokenError if end == "peer aborts" else ConnectionClosedError
@@ -218,8 +217,8 @@ async def test_calls_after_the_end_raise_the_same_error(
             for synchronous in (lambda: client.alloc(8), lambda: client.register(bytearray(8))):
                 with pytest.raises(kind):
                     synchronous()
-        client.abort()  # nothing
-        await client.close()  # nothing
+        client.abort()  # does nothing
+        await client.close()  # does nothing
         await client.wait_closed()
 
 
@@ -227,7 +226,7 @@ async def test_calls_after_the_end_raise_the_same_error(
 async def test_calls_after_the_last_connection_closed_raise_connection_closed_error(
     factory: ConnectionFactory,
 ) -> None:
-    """With the last connection its loop's memory pool has gone as well, which is not the reason."""
+    """The loop's memory pool is gone by then as well, but must not be reported as the reason."""
     async with factory.pair() as (client, server):
         remote = await client.request_region(8)
         await client.close()
@@ -257,7 +256,7 @@ async def test_send_during_close_raises_connection_closed_error(factory: Connect
 async def test_peer_disconnecting_before_the_goodbye_is_acknowledged_is_in_order(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers the goodbye so quickly that it looks like a break: it was closed in order."""
+    """A peer that reacts quickly to the goodbye looks as if it had broken the connection."""
     async with factory.pair() as (client, server):
         tell = client._sharing.tell
 
@@ -280,7 +279,7 @@ async def test_peer_disconnecting_before_the_goodbye_is_acknowledged_is_in_order
 async def test_disconnect_that_overtakes_the_goodbye_is_in_order(
     factory: ConnectionFactory,
 ) -> None:
-    """The goodbye lies in the completion queue when the link tells of its end."""
+    """The goodbye is still in the completion queue when the link reports its end."""
     async with raw_pair(factory) as (conn, peer):
         peer.send_control(GOODBYE)
         channel = conn._endpoint.driver.channel
@@ -295,7 +294,9 @@ async def test_disconnect_that_overtakes_the_goodbye_is_in_order(
 async def test_messages_behind_an_unread_long_message_are_lost_at_close(
     factory: ConnectionFactory,
 ) -> None:
-    """Messages are received in order, so what is behind it is lost with it."""
+    """Messages are received in order, so those behind a message that can no longer be read are lost
+    with it.
+    """
     config = replace(SMALL, fetch_ahead=0)
     async with factory.pair(SMALL, server=config) as (client, server):
         await client.send(b"before")
@@ -331,7 +332,7 @@ async def test_unreceived_messages_return_their_memory(factory: ConnectionFactor
 
 @pytest.mark.any_device
 def test_invalid_lifecycle_event_raises_internal_error() -> None:
-    """It is a bug, and said to be one."""
+    """Such an event is a bug of aiordma, and the error says so."""
     with pytest.raises(InternalError, match="invalid event DRAINED in connection state CONNECTING"):
         transition(ConnectionState.CONNECTING, LifecycleEvent.DRAINED)
 
@@ -379,7 +380,7 @@ async def test_async_for_raises_when_the_connection_breaks(factory: ConnectionFa
 async def test_closed_listener_refuses_and_keeps_its_connections(
     factory: ConnectionFactory,
 ) -> None:
-    """It refuses, its waiters end, and what it had accepted goes on."""
+    """Tasks that wait for a connection end as well."""
     listener = await factory.listen()
     client, server = await factory.both(listener)
     waiting = asyncio.create_task(listener.accept())
@@ -405,7 +406,7 @@ async def test_closed_listener_refuses_and_keeps_its_connections(
 @one_loop
 @by_tcp
 async def test_data_after_the_bootstrap_breaks_the_connection(factory: ConnectionFactory) -> None:
-    """After the bootstrap the socket is for its end alone."""
+    """After the bootstrap, the socket serves only to detect the end of the connection."""
     async with factory.witness(), factory.pair() as (client, server):
         client._link.group._link._transport.write(b"hello?")  # type: ignore[union-attr]
         error = await ends(server.recv(), ConnectionBrokenError)
@@ -413,7 +414,7 @@ async def test_data_after_the_bootstrap_breaks_the_connection(factory: Connectio
 
 
 def wake_ups() -> int:
-    """How often a thread of this process has waited for something."""
+    """Return how often the threads of this process have blocked."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has ended
@@ -424,9 +425,9 @@ def wake_ups() -> int:
 
 @one_loop
 async def test_idle_connection_causes_no_wake_ups(factory: ConnectionFactory) -> None:
-    """No timer, no polling: a process that waits for a message does not wake up.
+    """A process that waits for a message must neither use a timer nor poll.
 
-    What a burst of work leaves behind settles at some time; what looks again and again never does.
+    Wake-ups caused by earlier work stop after some time, while periodic checks never do.
     """
     async with factory.pair() as (client, server):
         await check_alive(client, server)
@@ -436,7 +437,7 @@ async def test_idle_connection_causes_no_wake_ups(factory: ConnectionFactory) ->
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5):
                     await asyncio.shield(waiting)
-            if wake_ups() - before <= 3:  # one is that of this timeout
+            if wake_ups() - before <= 3:  # this timeout causes one
                 break
         await client.send(b"x")
         assert bytes(await waiting) == b"x"
@@ -447,7 +448,7 @@ GOODBYE = protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")
 
 @on_pair
 async def test_goodbye_of_a_stopped_peer_ends_pending_calls(factory: ConnectionFactory) -> None:
-    """It says goodbye and stays: what is under way is lost when a close would have its end."""
+    """The peer says goodbye but does not disconnect, so pending calls end after `close_timeout`."""
     config = replace(SMALL, close_timeout=0.1)
     async with factory.pair(config) as (client, server):
         stop(server)
@@ -463,7 +464,7 @@ async def test_goodbye_of_a_stopped_peer_ends_pending_calls(factory: ConnectionF
 async def test_goodbye_ends_the_connection_after_the_last_request(
     factory: ConnectionFactory,
 ) -> None:
-    """After the peer's goodbye, and not only after `close_timeout`."""
+    """The connection must not wait for `close_timeout`."""
     async with factory.pair(replace(SMALL, close_timeout=1000)) as (client, _):
         client._queue.post(Probe(lambda: None))
         client._take_control(GOODBYE)
@@ -473,7 +474,7 @@ async def test_goodbye_ends_the_connection_after_the_last_request(
 
 @on_pair
 async def test_both_sides_can_close_at_the_same_time(factory: ConnectionFactory) -> None:
-    """A `close` that waits for a message to be read ends with the peer's goodbye."""
+    """A `close` that waits for the peer to read a message ends with the peer's goodbye."""
     async with factory.pair(replace(SMALL, fetch_ahead=0, close_timeout=1000)) as (client, server):
         client.send_nowait(bytes(100_000)).add_done_callback(lambda done: done.exception())
         closing = asyncio.create_task(client.close())
@@ -484,7 +485,7 @@ async def test_both_sides_can_close_at_the_same_time(factory: ConnectionFactory)
 
 
 async def live_and_die(factory: ConnectionFactory, number: int) -> Node[Any] | None:
-    """A connection, at whose end the device refuses to destroy one object."""
+    """Close a connection while the device refuses to destroy one object. Return this object."""
     kept: dict[Node[Any], None] = {}
     refused: Node[Any] | None = None
     left, close = itertools.count(number, -1), Node.close
@@ -506,7 +507,7 @@ async def live_and_die(factory: ConnectionFactory, number: int) -> Node[Any] | N
         kept.pop(node, None)
 
     async with factory.pair() as (client, server):
-        sending = client.send_nowait(bytes(100_000))  # which leaves a window
+        sending = client.send_nowait(bytes(100_000))  # leaves a memory window behind
         (await server.recv()).release()
         await sending
         with server.alloc(8) as memory:
@@ -516,7 +517,7 @@ async def live_and_die(factory: ConnectionFactory, number: int) -> Node[Any] | N
                 conn.abort()
                 await conn.close()
     assert len(client._queue.table) == 0 or (refused and refused.kind == "QueuePair")
-    # With what it lies in, and the memory of a window.
+    # The refused object keeps its parents open, and a bound window keeps its region open.
     assert {child for node in kept for child in node.children} <= set(kept)
     for node in kept:
         node.close()
@@ -529,10 +530,13 @@ async def live_and_die(factory: ConnectionFactory, number: int) -> Node[Any] | N
 async def test_close_completes_when_the_device_refuses_to_destroy_objects(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, via: Any
 ) -> None:
-    """Each object in turn: `close` ends all the same, the error is told, the rest is given back."""
+    """In each round the device refuses to destroy a different object.
+
+    The error is reported, and everything else is released.
+    """
     monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 0)
     factory = replace(factory, via=via)
-    await live_and_die(factory, -1)  # what a first one makes stays
+    await live_and_die(factory, -1)  # the first run creates objects that stay
     kinds = set()
     for number in itertools.count():
         with check_leaks():

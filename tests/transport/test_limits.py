@@ -1,4 +1,4 @@
-"""Listeners that take a limited number of connections, and peers that are turned away."""
+"""Test listeners that accept a limited number of connections, and the peers they turn away."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ TWO = replace(SMALL, max_connections=2)
 
 
 async def turned_away(factory: ConnectionFactory, port: int) -> str:
-    """The reason that a peer is given."""
+    """Connect and return the reason for the rejection."""
     error = await ends(factory.connect(port), RejectedError)
     return str(error)
 
 
 async def test_connections_beyond_max_connections_are_refused(factory: ConnectionFactory) -> None:
-    """The reason is told, other connections go on, and one that has ended counts no more."""
+    """The refusal states the reason, and a connection that has ended no longer counts."""
     async with await factory.listen(TWO) as listener:
         first, second = await factory.both(listener), await factory.both(listener)
         for _ in range(3):
@@ -61,7 +61,7 @@ async def test_connections_beyond_max_connections_are_refused(factory: Connectio
 async def test_connection_is_refused_when_its_place_is_taken_during_the_proof(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a key, a place is taken after the proof: a peer that is too late is told so."""
+    """With a key, a connection takes its place only after the proof."""
     factory = replace(factory, auth=bytes(range(16)))
     async with await factory.listen(replace(SMALL, max_connections=1)) as listener:
         client = await factory.connect(listener.port)
@@ -83,7 +83,7 @@ async def test_connection_is_refused_when_its_place_is_taken_during_the_proof(
 
 
 class Asks:
-    """A peer that stays in its handshake."""
+    """A peer that never finishes its handshake."""
 
     via: Way = "tcp"
 
@@ -104,7 +104,7 @@ class Asks:
 
 
 async def turned_away_of(config: Config, *hosts: str) -> list[BaseException | None]:
-    """Why each of these peers is, if it is."""
+    """Return the error with which each peer was turned away, or None."""
     acceptor = Acceptor(config, NO_SECURITY, (), lambda _: None)
     peers = [Asks(host) for host in hosts]
     for peer in peers:
@@ -117,7 +117,7 @@ async def turned_away_of(config: Config, *hosts: str) -> list[BaseException | No
 
 @one_loop
 async def test_ipv6_network_counts_as_one_host() -> None:
-    """Else a host has as many connections as addresses of its network."""
+    """Otherwise a host could have as many connections as its network has addresses."""
     config = Config(max_connections_per_host=1)
     first, second, other = await turned_away_of(
         config, "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"
@@ -127,7 +127,7 @@ async def test_ipv6_network_counts_as_one_host() -> None:
 
 
 async def shows(client: Connection, server: Connection, count: int) -> None:
-    """Regions that the other side does not take: that breaks the connection there."""
+    """Share regions that the peer does not accept. Raise the error that ends its connection."""
     with client.alloc(8) as buffer:
         for _ in range(count):
             await client.send_region(buffer)
@@ -154,7 +154,7 @@ BEYOND: dict[str, Callable[[Connection, Connection, int], Awaitable[object]]] = 
 @one_loop
 @pytest.mark.parametrize("limit", BEYOND)
 async def test_refusal_names_its_setting_and_value(factory: ConnectionFactory, limit: str) -> None:
-    """And the value, so that a user knows what to change, and on which side."""
+    """The user needs both to know what to change, and on which side."""
     setting = limit.strip()
     config = replace(SMALL, max_message=1 << 16, pool_limit=16 << 20)
     value = getattr(config, setting)
@@ -215,7 +215,7 @@ async def test_refused_peer_reads_the_setting(setting: str) -> None:
     assert isinstance(error, BusyError | ConnectionLimitError)
     assert f"Config.{setting}" in str(error)
     assert "1" in str(error)
-    assert len(str(error)) <= 144  # what a rejection has room for
+    assert len(str(error)) <= 144  # the maximum length in a rejection
 
 
 @one_loop
@@ -228,7 +228,7 @@ async def test_handshakes_leave_most_file_descriptors(monkeypatch: pytest.Monkey
 
 @one_loop
 async def test_unaccepted_connections_count_towards_the_limit(factory: ConnectionFactory) -> None:
-    """A connection that waits for `accept` costs as much as another."""
+    """A connection that waits for `accept` costs as much as any other."""
     async with await factory.listen(TWO) as listener:
         clients = [await factory.connect(listener.port) for _ in range(2)]
         await turned_away(factory, listener.port)
@@ -238,7 +238,10 @@ async def test_unaccepted_connections_count_towards_the_limit(factory: Connectio
 
 @one_loop
 async def test_ended_unaccepted_connections_are_dropped(factory: ConnectionFactory) -> None:
-    """A slow listener does not keep all of them; those still open are accepted in order."""
+    """A slow listener must not accumulate them.
+
+    Connections that are still open are accepted in order.
+    """
     async with await listen(factory.host, 0, backlog=4, config=SMALL, **factory.where) as listener:
         first = await factory.connect(listener.port)
         for _ in range(20):
@@ -266,7 +269,7 @@ async def test_failed_handshake_frees_its_place(factory: ConnectionFactory) -> N
     )
 
     async def with_key(auth: bytes) -> Connection:
-        """It counts until the listener has noticed its end, a moment later."""
+        """Connect, retrying while the listener has not noticed that the last connection ended."""
         while True:
             with suppress(RejectedError):
                 return await replace(factory, auth=auth).connect(server.port)

@@ -1,4 +1,4 @@
-"""A listener on a name: every address of it, one port number."""
+"""Test that a listener on a host name listens on every address of it, with one port number."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ HERE = ("127.0.0.1", "127.0.0.2", "::1")
 
 @pytest.fixture
 def hosts(device_name: str, host: str) -> tuple[str, ...]:
-    """Addresses of this machine that the device has."""
+    """Provide this machine's addresses on the device."""
     return (*HERE, host) if device_name == "embedded0" else (host,)
 
 
 @pytest.fixture
 def name(hosts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> str:
-    """A name that resolves to all of them, one twice, and to an address of another machine."""
+    """Provide a name that resolves to all `hosts`, one of them twice, and to a remote address."""
 
     async def resolve(host: str, port: int, **hints: Any) -> list[Address]:
         if host == "several.example":
@@ -58,18 +58,21 @@ async def check(factory: ConnectionFactory, listener: Listener, hosts: tuple[str
 async def test_listener_on_a_name_listens_on_every_local_address(
     factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
 ) -> None:
-    """Those of other machines are left out."""
+    """Addresses of other machines are left out."""
     async with await factory.listen(host=name) as listener:
         await check(factory, listener, hosts)
         assert all(f":{listener.port}" in repr(listener) for _ in hosts)
         port = listener.port
     async with await listen(name, port, config=SMALL, **factory.where) as listener:
-        assert listener.port == port  # free again at each of them
+        assert listener.port == port  # the port is free again at each address
         await check(factory, listener, hosts)
 
 
 async def test_stop_frees_the_port_immediately(factory: ConnectionFactory) -> None:
-    """Before the loop runs again.  What was accepted goes on; `close` does the rest."""
+    """The port is free before the loop runs again.
+
+    Accepted connections continue, and `close` may follow.
+    """
     listener = await factory.listen()
     where = listener.address
     client = await factory.connect(listener.port)
@@ -112,7 +115,7 @@ async def test_servers_on_a_name_listen_on_every_local_address(
 async def test_listen_on_a_name_fails_when_one_port_is_in_use(
     factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
 ) -> None:
-    """None listens when one cannot; the other addresses are free at once."""
+    """The other addresses of the name must be free again immediately."""
     async with await factory.listen(host=hosts[-1]) as other:
         for _ in range(2):
             error = await ends(listen(name, other.port, **factory.where), AddressError)
@@ -143,7 +146,7 @@ def test_open_ports_retries_with_another_number_when_one_is_in_use(
     number = 1001 + in_use
     assert [port.address for port in ports] == [("first", number), ("second", number)]
     tries.clear()
-    with pytest.raises(AddressError):  # that number was asked for
+    with pytest.raises(AddressError):  # this port number was requested
         listening.open_ports(Port, [("first", 7), ("second", 7)])
     monkeypatch.setattr(listening, "TRIES", in_use)
     with pytest.raises(AddressError):
@@ -154,7 +157,7 @@ def test_open_ports_retries_with_another_number_when_one_is_in_use(
 async def test_listener_is_known_to_its_loop_when_the_last_object_closes_meanwhile(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is known to its loop all the same, which closes it at its end."""
+    """The loop must know the listener to close it when the loop ends."""
     other = await factory.listen()
 
     async def resolve(host: str, port: int, **hints: Any) -> list[Address]:
@@ -169,7 +172,9 @@ async def test_listener_is_known_to_its_loop_when_the_last_object_closes_meanwhi
 
 @one_loop
 async def test_handshakes_do_not_use_the_task_factory(factory: ConnectionFactory) -> None:
-    """An eager one (Python 3.12) would run them before the listener knows them."""
+    """An eager task factory (Python 3.12) would run the handshake before the listener knows about
+    it.
+    """
 
     def no_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         assert getattr(work, "__name__", "") != "_serve"
@@ -182,7 +187,7 @@ async def test_handshakes_do_not_use_the_task_factory(factory: ConnectionFactory
 
 
 async def test_handshake_continues_when_all_tasks_are_cancelled(factory: ConnectionFactory) -> None:
-    """As `asyncio.run` cancels them at its end: the client may have its connection by then."""
+    """`asyncio.run` cancels all tasks at its end. The client may already have its connection."""
     async with await factory.listen() as listener:
         connecting = asyncio.create_task(factory.connect(listener.port))
         while not listener._acceptor.handshakes:

@@ -1,4 +1,4 @@
-"""Several event loops: in several threads at once, one after the other, and the wrong one."""
+"""Test several event loops: in concurrent threads, one after another, and use in the wrong loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIMIT = 300.0
 
 
 class LoopThread:
-    """An event loop of its own in a thread of its own."""
+    """A thread that runs a separate event loop."""
 
     def __init__(self, kind: str) -> None:
         self.loop = LOOPS[kind]()
@@ -81,7 +81,7 @@ async def talk(factory: ConnectionFactory, port: int, seed: int) -> None:
 
 
 def test_servers_and_clients_work_in_many_threads(factory: ConnectionFactory) -> None:
-    """One device, four loops of two kinds; each has a server and talks with all the servers."""
+    """Four loops of two kinds share one device. Each has a server and talks to all servers."""
     kinds = ["asyncio", "uvloop", "asyncio", "uvloop"]
 
     async def serve() -> Any:
@@ -96,7 +96,7 @@ def test_servers_and_clients_work_in_many_threads(factory: ConnectionFactory) ->
         visits = [thread.start(visit(ports, number)) for number, thread in enumerate(loops)]
         for each in visits:
             each.result(LIMIT)
-        # One loop ends, the others go on.
+        # The other loops continue after one has ended.
         loops[0].run(servers[0].close())
         for thread in loops[1:]:
             thread.run(visit(ports[1:], 9))
@@ -131,7 +131,7 @@ USES: dict[str, Use] = {
 async def test_use_in_another_loop_raises_wrong_loop_error(
     factory: ConnectionFactory, other: str
 ) -> None:
-    """Each use is refused, and the connection has not noticed."""
+    """The connection must work as before afterwards."""
 
     async def use_all(conn: Connection) -> None:
         for name, use in USES.items():
@@ -198,7 +198,7 @@ async def test_listeners_and_servers_raise_wrong_loop_error(factory: ConnectionF
 @by_cm
 @one_loop
 async def test_stream_used_in_another_thread_is_unchanged(factory: ConnectionFactory) -> None:
-    """What was refused has not become a part of the stream."""
+    """Data of a refused call must not become part of the stream."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read())
@@ -226,7 +226,7 @@ async def test_stream_used_in_another_thread_is_unchanged(factory: ConnectionFac
 
 
 def test_connection_can_be_used_between_two_runs_of_its_loop(factory: ConnectionFactory) -> None:
-    """Its own thread may use it while the loop does not run."""
+    """The loop's own thread may use the connection while the loop does not run."""
     loop = asyncio.new_event_loop()
     try:
 
@@ -251,7 +251,7 @@ def test_connection_can_be_used_between_two_runs_of_its_loop(factory: Connection
 def test_asyncio_run_closes_and_warns_of_open_objects(
     factory: ConnectionFactory, loop_name: str
 ) -> None:
-    """`asyncio.run` several times: each warns of what was left open, and leaves nothing behind."""
+    """Each of several runs in one process must leave nothing behind."""
     where: dict[str, Any] = {**factory.where, "config": SMALL}
     left: list[Any] = []
 
@@ -307,7 +307,7 @@ def waiting(
     config: Config = SMALL,
     iterations: int = 5,
 ) -> Left:
-    """Everything is open, and a task waits for what does not come in so many iterations."""
+    """Return a function that leaves everything open, with a task that is still waiting."""
 
     async def leave(factory: ConnectionFactory) -> Any:
         things = await connected(factory, config)
@@ -320,7 +320,7 @@ def waiting(
 
 
 async def read_on(listener: Listener, client: Connection, server: Connection) -> None:
-    """A one-sided operation that is under way in pieces as its loop ends."""
+    """Keep an operation of several work requests in flight until the loop ends."""
     target = await client.request_region(1 << 20)
     memory = bytes(1 << 20)
     while True:
@@ -351,7 +351,7 @@ async def not_accepted(factory: ConnectionFactory) -> Any:
 async def in_the_handshake(factory: ConnectionFactory) -> Any:
     listener = await factory.listen()
     connecting = [asyncio.ensure_future(factory.connect(listener.port)) for _ in range(3)]
-    await yield_loop(6)  # a listener takes one request in an iteration
+    await yield_loop(6)  # a listener takes one request per iteration
     return listener, connecting
 
 
@@ -389,7 +389,7 @@ LEFT: dict[str, Left] = {
 }
 
 
-# uvloop itself runs tasks as it is closed, and reports of those that wait.
+# A closing uvloop runs tasks and reports those that wait, so it gets only these cases.
 WITHOUT_TASKS = ("everything", "aborted", "not accepted", "many", "servers")
 
 
@@ -402,7 +402,9 @@ WITHOUT_TASKS = ("everything", "aborted", "not accepted", "many", "servers")
 def test_closed_loop_releases_everything(
     factory: ConnectionFactory, kind: str, name: str, keep: bool
 ) -> None:
-    """What it had is given back as it is closed, and the next loop does not notice."""
+    """This must hold whether or not the program keeps the objects, and must not affect the next
+    loop.
+    """
     before = live()
     kept: list[Any] = []
 
@@ -418,7 +420,7 @@ def test_closed_loop_releases_everything(
             await check_alive(*ends)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of asyncio's sockets, too
+        warnings.simplefilter("ignore", ResourceWarning)  # covers asyncio's sockets too
         loop = LOOPS[kind]()
         loop.run_until_complete(leave())
         loop.close()
@@ -431,7 +433,7 @@ def test_closed_loop_releases_everything(
 
 @one_loop
 def test_peers_of_a_closed_loop_get_connection_broken_error(factory: ConnectionFactory) -> None:
-    """A program that has a loop for each call, and drops its connections with them."""
+    """The program uses a new loop for each call, and drops its connections with the loop."""
 
     async def serve(calls: int) -> None:
         async with await factory.listen() as listener:
@@ -460,7 +462,7 @@ def test_peers_of_a_closed_loop_get_connection_broken_error(factory: ConnectionF
 
 @by_cm
 def test_dropped_listener_kept_by_its_warning_is_closed_once(factory: ConnectionFactory) -> None:
-    """What records warnings keeps the listener until its loop has ended: it is closed once."""
+    """A recorded warning keeps the listener alive until its loop has ended."""
     before = live()
 
     async def main() -> None:

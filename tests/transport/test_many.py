@@ -1,4 +1,4 @@
-"""Many connections, one after another and at once: everything is back where it was."""
+"""Test that many connections, in sequence and concurrently, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from aiordma.testing import Held
 from .connection_factory import SMALL, ConnectionFactory, echo, pattern, pool_statistics, yield_loop
 from .marks import one_loop
 
-# The virtual machine sets up some ten connections a second, and its device has room for few.
+# The virtual machine opens about ten connections per second, and its device supports few.
 IN_A_ROW = {"embedded0": 1000}
 FEWER_IN_A_ROW = 60
-# Bytes by which this process may grow: what a heap's fragments come to, far below what as many
-# leaked connections would. The address sanitizer keeps freed memory and traces for a while.
+# How many bytes this process may grow. Heap fragmentation stays below this limit, and leaking as
+# many connections would exceed it by far. The address sanitizer keeps freed memory and traces for
+# a while.
 GROWTH = (32 if "ASAN_OPTIONS" in os.environ else 4) << 20
 
 
@@ -31,13 +32,13 @@ async def talk(client: Connection, seed: int) -> None:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the size of this process in memory in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 async def others_end(server: Server, first: asyncio.Task[None]) -> None:
-    """Until the handlers have seen that all clients but the first are gone."""
+    """Wait until the handlers of all clients but the first have ended."""
     await asyncio.gather(*(task for task in server._tasks if task is not first))
 
 
@@ -46,7 +47,7 @@ async def check_growth(
 ) -> None:
     gc.collect()
     try:
-        async with factory.within(2):  # a peer's descriptors go when its end has been noticed
+        async with factory.within(2):  # a peer's descriptors close once its end is noticed
             while before.growth(Held.now()):
                 await yield_loop(1)
     except TimeoutError:
@@ -67,7 +68,7 @@ async def test_many_connections_in_a_row_leak_nothing(factory: ConnectionFactory
         async with await factory.connect(server.port) as anchor:
             await talk(anchor, 0)
             (first,) = server._tasks
-            for seed in range(count // 10):  # until caches are filled
+            for seed in range(count // 10):  # fill the caches first
                 await once(seed)
             await yield_loop(1)
             gc.collect()

@@ -1,4 +1,4 @@
-"""What `recv` returns: a view of leased memory, inert after its release."""
+"""Test the result of `recv`, a view of leased memory that cannot be used after its release."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_message_behaves_like_a_view_of_bytes(factory: ConnectionFactory, 
 
 
 async def test_message_errors_advise_bytes(factory: ConnectionFactory) -> None:
-    """For bytes by new users: the error says what to write.  Its class is Message all the same."""
+    """New users may take a message for bytes, so the error says what to write."""
     async with factory.pair() as (client, server):
         message = await transfer(client, server, b"[1]")
         with pytest.raises(TypeError, match=r"not Message; write bytes\(message\)$"):

@@ -1,4 +1,4 @@
-"""Messages, in order, within what both sides have room for."""
+"""Test that messages arrive in order, within the memory limits of both sides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_messages_of_every_size_arrive(factory: ConnectionFactory, sizes: 
 async def test_message_is_sent_without_copy_unless_it_would_be_pinned(
     factory: ConnectionFactory,
 ) -> None:
-    """Unless the device would have to pin it first: then it is copied, as short ones are."""
+    """A message that the device would have to pin first is copied, like short messages."""
     async with factory.pair(Config()) as (client, server):
         copies = not client._endpoint.driver.pool.local_dma_lkey
         for size, pinned in ((1000, False), (EAGER, not copies)):
@@ -87,7 +87,9 @@ async def test_send_raises_message_too_long_beyond_max_message(factory: Connecti
 async def test_later_receiver_does_not_overtake_a_notified_one(
     factory: ConnectionFactory, count: int
 ) -> None:
-    """In the moment between a message's arrival and the turn of the task that waits for it."""
+    """The later receiver starts after a message has arrived, but before the task that waits for it
+    runs.
+    """
     async with factory.pair() as (client, server):
         late: list[Begun[Message]] = []
 
@@ -114,7 +116,9 @@ async def recv(conn: Connection) -> bytes:
 async def test_receivers_keep_their_order_when_the_connection_ends(
     factory: ConnectionFactory,
 ) -> None:
-    """Messages that are here go to the waiters in their order; the others get the error."""
+    """Messages that have arrived go to the receivers in order, and the remaining receivers get the
+    error.
+    """
     async with factory.pair() as (client, server):
         waiting = [asyncio.create_task(recv(server)) for _ in range(2)]
         await yield_loop(2)
@@ -143,7 +147,7 @@ async def test_receivers_keep_their_order_when_the_connection_ends(
 async def test_messages_within_fetch_ahead_are_read_before_recv(
     factory: ConnectionFactory, config: Config, sizes: list[int], ahead: int
 ) -> None:
-    """Before a task receives it, and no more than that; of what was read nothing is counted on."""
+    """Only the first `ahead` messages are read before a task receives them."""
     messages = [pattern(size, seed) for seed, size in enumerate(sizes)]
     async with factory.pair(config) as (client, server):
         for _ in range(2):
@@ -162,7 +166,9 @@ async def test_messages_within_fetch_ahead_are_read_before_recv(
 
 
 async def test_fetch_ahead_keeps_the_order_of_messages(factory: ConnectionFactory) -> None:
-    """Nor one that is short enough to be read ahead: else the long one might wait for ever."""
+    """A message that is short enough must not be read before a longer one, which might then wait
+    forever.
+    """
     sizes = [2 << 20, 2 << 20, 1 << 20]
     async with factory.pair(Config(fetch_ahead=3 << 20)) as (client, server):
         await exchange(client, server, pattern(1 << 20))  # now the pool has a block for it

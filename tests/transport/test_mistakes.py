@@ -1,4 +1,4 @@
-"""Common mistakes, each with the error that its user reads."""
+"""Test common mistakes and the errors that users get for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PATIENT = Config(connect_timeout=BUSY, handshake_timeout=BUSY)
 
 
 class Scene(NamedTuple):
-    """A pair of connections, with memory of this side and of the peer."""
+    """A connection, memory of both sides, and the ports that accept connections."""
 
     factory: ConnectionFactory
     conn: Connection
@@ -51,12 +51,12 @@ class Scene(NamedTuple):
     ports: dict[str, int]
 
     def at(self, call: Callable[..., Awaitable[object]], *more: Any, **options: Any) -> Any:
-        """What connects to a port, or listens, at the address of this scene."""
+        """Call a function that connects or listens, with the scene's address."""
         where: dict[str, Any] = {"device": self.factory.device, "config": PATIENT}
         return call(self.factory.host, *more, **(where | options))
 
     def serve(self, call: Callable[..., Awaitable[object]], what: Any, **options: Any) -> Any:
-        """What hands its connections to `what`."""
+        """Start a server that passes its connections to `what`."""
         return call(what, self.factory.host, device=self.factory.device, **options)
 
     def attach(self, factory: Any) -> Any:
@@ -78,7 +78,7 @@ class Scene(NamedTuple):
 
 
 class Series:
-    """A column of pandas or polars, as far as `send` looks at it."""
+    """The part of a pandas or polars column that `send` inspects."""
 
     def to_numpy(self) -> None:
         """Never called."""
@@ -116,7 +116,7 @@ def connects(port: Any, *kinds: str, **options: Any) -> Use:
     return lambda s: s.at(call, s.ports.get(port, port), **options)
 
 
-# What is done, the error, and its text, in which `…` stands for anything.
+# Each entry has the mistake, its exception types and its message. `…` matches any text.
 MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     # ---- memory of the wrong side ----
     "write to local": (lambda s: s.conn.write(b"x" * 64, s.local), TypeError, NOT_REMOTE),
@@ -249,7 +249,7 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
         (ProtocolError, RejectedError),
         OTHER_TCP,
     ),
-    # Also RejectedError: whether the listener answers or hangs up.
+    # ConnectionManagerError covers RejectedError too, because the listener may respond or hang up.
     "cm at a listener of tcp": (connects("tcp"), ConnectionManagerError, OTHER_CM),
     "web server, tcp": (
         connects("web", via="tcp"),
@@ -276,7 +276,7 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
 
 
 async def answer_alone(conn: Connection) -> None:
-    """A handler of messages."""
+    """Do nothing, with the signature of a message handler."""
 
 
 async def answer_in_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -309,7 +309,7 @@ async def scene(factory: ConnectionFactory) -> AsyncIterator[Scene]:
 
 
 def noop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A handler that does nothing."""
+    """Do nothing."""
 
 
 def matches(expected: str, text: str) -> bool:
@@ -327,7 +327,7 @@ async def test_mistake_error_says_what_to_do(factory: ConnectionFactory, mistake
         expected = expected.format(**here._asdict(), host=host)
         assert matches(expected, text), text
         assert text.count("[Errno") <= 1
-        await here.conn.send(b"")  # none of them costs the connection
+        await here.conn.send(b"")  # no mistake breaks the connection
 
 
 NO_HOSTS = [
@@ -338,7 +338,7 @@ NO_HOSTS = [
 
 @pytest.mark.parametrize("host", NO_HOSTS, ids=ascii)
 async def test_invalid_host_raises_address_error(factory: ConnectionFactory, host: str) -> None:
-    """One kind of error, however the name is used."""
+    """Every function that takes a host raises the same kind of error."""
     where: Any = {"device": factory.device, "config": PATIENT}
     handler: Any = noop
     for use in (
@@ -381,7 +381,7 @@ def no_memory(*_: object, **__: object) -> Any:
 async def test_receiver_out_of_memory_keeps_message_and_connection(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The receiver is told; message and connection stay."""
+    """The receiver gets the error and may try again."""
     data = pattern(3 << 20)
     async with factory.pair(PATIENT) as (client, server):
         with client.register(data) as region:
@@ -401,7 +401,7 @@ async def test_receiver_out_of_memory_keeps_message_and_connection(
 async def test_listener_out_of_memory_is_named_to_the_client(
     factory: ConnectionFactory, via: Via, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client reads what has happened there, and not that the protocol was violated."""
+    """The client must not be told that the protocol was violated."""
     host, device = factory.host, factory.device
     async with await aiordma.listen(host, device=device, via=via) as listener:
         monkeypatch.setattr(Acceptor, "take_place", no_memory)
@@ -429,7 +429,7 @@ async def test_connect_names_the_open_files_limit(
 async def test_connect_timeout_names_exhausted_file_descriptors(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever failed because of that, in the device or the kernel: the timeout alone is seen."""
+    """Only the timeout is visible here, whether the device or the kernel needed the descriptor."""
     silent = socket.create_server((factory.host, 0))
     brief = Config(connect_timeout=0.01)
     port = silent.getsockname()[1]

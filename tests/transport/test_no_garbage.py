@@ -1,7 +1,8 @@
-"""What fails, or has ended, is freed by its last reference: it waits for no cycle collector.
+"""Test that failed calls and ended objects are freed with their last reference, not by the
+collector.
 
-A program that retries would grow by each failure, and large memory would stay for as long as the
-collector does not come.  `test_dropped.py` has the parts of a connection.
+Otherwise a program that retries would grow with each failure, and large memory would stay until the
+cycle collector runs. `test_dropped.py` tests the parts of a connection.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ Call = Callable[[ConnectionFactory], Coroutine[Any, Any, object]]
 
 
 async def fails(awaitable: Awaitable[object]) -> None:
-    """Drops the error, as a program does that tries again."""
+    """Drop the error, like a program that retries."""
     try:
         await awaitable
     except (Exception, asyncio.CancelledError):
         return
     finally:
-        del awaitable  # a task has its error, whose frames have this one
+        del awaitable  # a task refers to its error, whose frames include this one
     raise AssertionError("it has not failed")
 
 
@@ -129,7 +130,7 @@ async def close(*ends: Connection) -> None:
 
 
 async def lost(factory: ConnectionFactory) -> None:
-    """The peer is gone in the middle of everything."""
+    """Lose the peer while calls of every kind are pending."""
     client, server = await pair(factory)
     lent = await client.request_region(1 << 16, access=ALL)
     calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
@@ -172,7 +173,7 @@ async def batch(conn: Connection, source: RemoteRegion, target: bytearray) -> No
 
 
 async def key_gone(factory: ConnectionFactory) -> None:
-    """The operation itself fails, and its caller has the connection in its frame."""
+    """Fail operations while the frame of their caller refers to the connection."""
     for call in (read, write, add, batch):
         for size in (64, 1 << 17):
             client, server = await pair(factory)
@@ -185,7 +186,7 @@ async def key_gone(factory: ConnectionFactory) -> None:
 
 
 async def progress_fails(factory: ConnectionFactory) -> None:
-    """While the last part of the write waits for a credit."""
+    """Raise in `progress` while the last part of the write waits for a credit."""
 
     def progress(_: int) -> None:
         raise ValueError("meant")
@@ -241,7 +242,7 @@ async def of_a_queue_pair(factory: ConnectionFactory) -> None:
             queue.qp.connect(here, there)
             peer.qp.connect(there, here)
             ring = queue.receives(2, 64)
-            sends = [queue.send([memory.sge()]) for _ in range(2)]  # one waits for room
+            sends = [queue.send([memory.sge()]) for _ in range(2)]  # one waits for queue space
             calls = [*sends, queue.recv([memory.sge()]), ring.get()]
             tasks = [asyncio.create_task(call) for call in calls]
             await yield_loop(2)
@@ -259,7 +260,7 @@ async def of_an_id(factory: ConnectionFactory) -> None:
 
 
 async def borrowed(factory: ConnectionFactory) -> None:
-    """Both ends of memory that was lent, and not given back."""
+    """Close both ends while memory is still borrowed."""
     client, server = await pair(factory)
     region = await client.request_region(1 << 20)
     await client.write(b"x", region[:1])
@@ -297,8 +298,8 @@ OURS = "aiordma"
 async def test_calls_leave_no_garbage_to_the_collector(
     factory: ConnectionFactory, call: Call
 ) -> None:
-    """Neither an error, nor an object of the library, nor a frame of its."""
-    await call(factory)  # what is made once
+    """Neither errors nor objects or frames of the library may be left."""
+    await call(factory)  # create objects that are made only once
     await yield_loop(10)
     gc.collect()
     gc.disable()
@@ -317,7 +318,7 @@ async def test_calls_leave_no_garbage_to_the_collector(
 
 
 def describe(thing: object) -> str:
-    """Empty for what is asyncio's or a program's own."""
+    """Describe an exception or one of our objects. Return an empty string for anything else."""
     if isinstance(thing, BaseException) or type(thing).__module__.startswith(OURS):
         return f"{type(thing).__qualname__}: {thing!s:.80}"
     return ""

@@ -1,4 +1,4 @@
-"""Reads, writes and atomics on the peer's memory."""
+"""Test reads, writes and atomics on the peer's memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ TRANSFER_SIZE = 8 << 20  # the longest single work request
 
 @one_loop
 async def test_operations_of_zero_bytes_succeed(factory: ConnectionFactory) -> None:
-    """Zero bytes are a request like any other, done at once."""
     async with factory.sharing(8) as (client, _, _, remote):
         await client.write(b"", remote[3:3])
         await client.read(remote[8:], bytearray())
@@ -45,7 +44,7 @@ async def test_operations_of_zero_bytes_succeed(factory: ConnectionFactory) -> N
 @one_loop
 @by_cm
 async def test_full_send_queue_keeps_entries_for_credits(factory: ConnectionFactory) -> None:
-    """What the peer waits for is not kept back by what this side has to do."""
+    """This side's operations must not hold back the credits that the peer waits for."""
     async with factory.sharing(100 * 64) as (client, _, there, remote):
         there.view[:] = pattern(len(there))
         parts = [remote[start : start + 64] for start in range(0, len(there), 64)]

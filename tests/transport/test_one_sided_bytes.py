@@ -1,4 +1,4 @@
-"""The bytes of one-sided operations in the statistics of both sides."""
+"""Test that the statistics of both sides count the bytes of one-sided operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def one_sided(counts: Statistics) -> tuple[int, int]:
 
 
 def from_the_peer(connection: Connection) -> tuple[int, int]:
-    """What the peer has read and written here; a device that does not count it says 0 and None."""
+    """Return the bytes the peer read and wrote here, or zeros if the device does not count them."""
     counts = connection.statistics()
     total = counts.peer_bytes_read, counts.peer_bytes_written
     (rail,) = connection.rails
@@ -93,7 +93,7 @@ async def test_both_sides_count_one_sided_bytes(
         assert from_the_peer(server) == ((read, written) if counted else (0, 0))
         assert from_the_peer(client) == (0, 0)
         assert client.statistics().bytes_sent == server.statistics().bytes_received == 0
-    # They stay when the queue pairs are gone.
+    # The counts remain after the queue pairs are closed.
     assert one_sided(client.statistics()) == (read, written)
     assert from_the_peer(server) == ((read, written) if counted else (0, 0))
 
@@ -103,7 +103,9 @@ async def test_both_sides_count_one_sided_bytes(
 async def test_long_messages_are_not_counted_as_one_sided_bytes(
     factory: ConnectionFactory, make: Callable[[int], bytes | bytearray]
 ) -> None:
-    """Their reads count as bytes of messages alone, so that no byte is counted twice."""
+    """The READs of a long message count as bytes of messages only, so that no byte is counted
+    twice.
+    """
     async with factory.pair() as (client, server):
         for _ in range(3):
             sending = client.send_nowait(make(SIZE))
@@ -113,7 +115,7 @@ async def test_long_messages_are_not_counted_as_one_sided_bytes(
             assert one_sided(conn.statistics()) == (0, 0)
             assert from_the_peer(conn) == (0, 0)
         assert client.statistics().bytes_sent == server.statistics().bytes_received == 3 * SIZE
-        async with shared(server, client, 500) as (_, remote):  # by the same queue pair
+        async with shared(server, client, 500) as (_, remote):  # uses the same queue pair
             await client.read(remote, bytearray(500))
         assert one_sided(client.statistics()) == (500, 0)
 
@@ -125,7 +127,7 @@ async def test_cancelled_read_is_counted_when_the_device_completes_it(
     async with factory.sharing(50_000) as (client, _, _, remote):
         with client.alloc(50_000) as target:
             reading = asyncio.create_task(client.read(remote, target))
-            await yield_loop(1)  # it is posted
+            await yield_loop(1)  # let it be posted
             cancelled = reading.cancel()  # unless a polling loop has completed it
             await asyncio.wait([reading])
         await barrier(client)
@@ -143,7 +145,7 @@ async def test_failed_read_is_not_counted(factory: ConnectionFactory) -> None:
             remote = await client.recv_region()
             share.revoke()
             await barrier(client)
-            remote._root._usable, remote._root._deadline = True, math.inf  # as a forger says
+            remote._root._usable, remote._root._deadline = True, math.inf  # forge a valid lease
             await ends(client.read(remote, bytearray(1000)), ConnectionBrokenError, RDMAError)
             for conn in (client, server):
                 assert one_sided(conn.statistics()) == from_the_peer(conn) == (0, 0)

@@ -1,6 +1,7 @@
-"""Operations that wait for room in the send queue, and what is cancelled of them.
+"""Test operations that wait for room in the send queue, and their cancellation.
 
-Random programs (programs.py) look whether what was written before a message is there.
+Random programs (programs.py) check that data written before a message has arrived when the message
+does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .marks import on_pair
 
 pytestmark = on_pair
 
-# The shortest send queue that there can be, and more room at the peer than that.
+# The shortest possible send queue, with more receives than that at the peer.
 SHORT = replace(SMALL, send_queue=8, data_receives=64)
 
 CELL = 256
@@ -24,7 +25,9 @@ FILLED = b"x" * CELL
 
 
 async def test_hand_over_follows_earlier_writes(factory: ConnectionFactory) -> None:
-    """Its key would work no more for what comes later, which would cost the connection."""
+    """A write after the hand-over would use a key that no longer works, which would break the
+    connection.
+    """
     async with factory.pair(SHORT) as (client, server):
         remote = await client.request_region(CELL * 30)
         writes = [
@@ -42,7 +45,7 @@ async def test_hand_over_follows_earlier_writes(factory: ConnectionFactory) -> N
 
 
 async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFactory) -> None:
-    """It is several work requests, and the message after it comes after the last of them."""
+    """The write takes several work requests, and the message must follow the last of them."""
     size = (8 << 20) + 1
     done: list[int] = []
     async with factory.sharing(size) as (client, server, there, remote):
@@ -61,7 +64,7 @@ async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFacto
 async def test_operation_cancelled_before_it_was_posted_is_not_executed(
     factory: ConnectionFactory, operation: str
 ) -> None:
-    """Nor does it keep the memory, or anything of the pool, or those behind it."""
+    """It must also release its memory, and must not hold up the operations behind it."""
     async with factory.sharing(512, config=SHORT) as (client, server, there, there_):
         before = await leases(client, server)
         memory = bytearray(b"y" * 8)
@@ -108,7 +111,7 @@ async def test_operation_cancelled_before_it_was_posted_is_not_executed(
 async def test_region_whose_sharing_was_cancelled_is_not_received(
     factory: ConnectionFactory,
 ) -> None:
-    """Its key works no more, so the peer must not come by it."""
+    """The key of the region no longer works."""
     async with factory.sharing(256, config=SHORT) as (client, server, _, remote):
         with client.alloc(8) as first, client.alloc(16) as second:
             ahead = [asyncio.create_task(client.read(remote, bytearray(256))) for _ in range(20)]

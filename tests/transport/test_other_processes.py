@@ -1,4 +1,4 @@
-"""Peers in processes of their own: busy ones, stopped ones, killed ones."""
+"""Test peers in other processes that are busy, stopped or killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Child:
-    """A child process in one of the roles of `tests.transport.child`, and a connection to it."""
+    """A child process that runs a role of `tests.transport.child`, and a connection to it."""
 
     def __init__(self, factory: ConnectionFactory, role: str, *arguments: str) -> None:
         self._factory = factory
@@ -55,7 +55,7 @@ class Child:
         self.conn: Connection
 
     async def line(self) -> str:
-        """The next line that it prints, or nothing when it is gone."""
+        """Return the next line printed, or an empty string if the child has ended."""
         assert self._process.stdout is not None
         return (await asyncio.to_thread(self._process.stdout.readline)).strip()
 
@@ -74,7 +74,7 @@ class Child:
     async def connected(
         cls, factory: ConnectionFactory, role: str, **other: float
     ) -> AsyncIterator[Child]:
-        """`other` are values of its configuration."""
+        """Start a child and connect to it. `other` overrides fields of the Config."""
         child = cls(factory, role)
         config = replace(SMALL, **other)  # type: ignore[arg-type]
         try:
@@ -94,7 +94,7 @@ async def region(child: Child) -> RemoteRegion:
 async def test_operations_complete_while_the_peer_is_busy_in_python(
     factory: ConnectionFactory,
 ) -> None:
-    """Its memory is served by its device: it computes until that has seen to all of this."""
+    """The peer's device serves the operations. The peer computes until it sees the last write."""
     async with Child.connected(factory, "busy") as child:
         conn = child.conn
         remote = await region(child)
@@ -121,11 +121,11 @@ async def test_operations_complete_while_the_peer_is_busy_in_python(
 async def broken_soon(
     factory: ConnectionFactory, conn: Connection, *work: asyncio.Task[Any]
 ) -> None:
-    """Everything that waits ends with a named exception, within a second."""
+    """Check that the connection breaks, and that every error names the likely cause."""
     results = await asyncio.gather(*work, return_exceptions=True)
     await conn.wait_closed()
-    # A kernel that clears up after the peer may take its memory away before its queue pair: then
-    # the operation under way is refused, and that is what ends the connection.
+    # While cleaning up after the peer, the kernel may release its memory before its queue pair. The
+    # operation in flight is then refused, which ends the connection.
     refused = [result for result in results if isinstance(result, WorkCompletionError)]
     assert len(refused) <= (factory.device != EMBEDDED), refused
     others = [result for result in results if result not in refused]
@@ -141,7 +141,7 @@ async def broken_soon(
 
 
 def check_diagnosis(factory: ConnectionFactory, error: BaseException) -> None:
-    """Its text has the likely cause."""
+    """Check that the error names the likely cause."""
     if factory.device == EMBEDDED:
         assert "broke: the peer " in str(error)
         assert ": its process" in str(error)
@@ -155,7 +155,7 @@ async def wait(conn: Connection) -> list[asyncio.Task[Any]]:
 
 
 async def send(conn: Connection) -> list[asyncio.Task[Any]]:
-    """The peer takes nothing: what had credits is there, the rest waits."""
+    """Start sends to a peer that receives nothing. Only those with credits complete."""
     sizes = (10, 10, 10, 10, 10, 500_000, 500_000)
     sends = [asyncio.create_task(conn.send(pattern(size))) for size in sizes]
     await asyncio.gather(*sends[: SMALL.data_receives])
@@ -209,7 +209,6 @@ async def test_killed_peer_breaks_the_connection_and_frees_memory(
     role: str,
     begin: Callable[[Connection], Awaitable[list[asyncio.Task[Any]]]],
 ) -> None:
-    """What it had of ours is ours again, and nothing of it is left."""
     async with factory.witness() as witness:
         await at_rest(witness.client, witness.server)
         before = pool_statistics(witness.client)
@@ -230,7 +229,7 @@ async def test_killed_peer_breaks_the_connection_and_frees_memory(
 async def test_connect_fails_cleanly_when_the_listener_is_killed(
     factory: ConnectionFactory,
 ) -> None:
-    """The listener's process is gone between connecting and the answer, at any moment."""
+    """The listener may be killed at any moment before it has answered."""
     async with factory.witness():
         for count in (0, 1, 2, 4, 8, 16):
             child = Child(factory, "echo")
@@ -241,7 +240,7 @@ async def test_connect_fails_cleanly_when_the_listener_is_killed(
                 child.signal(signal.SIGKILL)
                 await asyncio.wait([connecting])
                 error = connecting.exception()
-                # Which one depends on the moment.
+                # The exception depends on the moment of the kill.
                 assert isinstance(error, RDMAError | None)
                 if error is None:
                     await ends(connecting.result().recv(), ConnectionBrokenError)
@@ -254,7 +253,7 @@ async def test_connect_fails_cleanly_when_the_listener_is_killed(
 async def test_listener_survives_a_client_killed_during_the_handshake(
     factory: ConnectionFactory,
 ) -> None:
-    """At any moment after the listener has heard of it."""
+    """The client may be killed at any moment after the listener has heard from it."""
     async with factory.witness() as witness, await factory.listen() as listener:
         for count in (0, 1, 2, 4, 8, 16):
             child = Child(factory, "dial", str(listener.port))
@@ -275,7 +274,7 @@ async def test_listener_survives_a_client_killed_during_the_handshake(
 
 @one_loop
 async def test_stopped_peer_can_continue_later(factory: ConnectionFactory) -> None:
-    """It is not dead: waiting for it ends at the caller's timeout, and it can come back."""
+    """A stopped peer is not dead, so waiting for it ends only at the caller's timeout."""
     async with factory.witness() as witness, Child.connected(factory, "echo") as child:
         conn = child.conn
         await conn.send(b"before")

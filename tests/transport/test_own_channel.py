@@ -1,4 +1,4 @@
-"""Endpoints and tokens that travel on a channel of the programs' own."""
+"""Test endpoints and tokens that programs exchange over their own channel."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .connection_factory import (
 )
 from .marks import by_tcp, one_loop
 
-pytestmark = [by_tcp, pytest.mark.any_device]  # how else they could have met does not matter
+pytestmark = [by_tcp, pytest.mark.any_device]  # other ways of connecting make no difference
 
 
 async def half(factory: ConnectionFactory, auth: bytes | None = None) -> PendingConnection:
@@ -88,13 +88,13 @@ async def test_prepared_connection_rejects_steps_out_of_order(factory: Connectio
         one, other = await first.start(), await second.start()
         await ends(first.start(), BufferStateError)
         assert "started" in repr(first)
-    async with one, other:  # which the halves' end has left alone
+    async with one, other:  # not affected by the end of the halves
         await check_alive(one, other)
 
 
 @one_loop
 async def test_closed_prepared_connection_accepts_nothing(factory: ConnectionFactory) -> None:
-    """And leaves nothing (the fixture looks)."""
+    """The fixtures check that nothing is left of it."""
     first, second = await half(factory), await half(factory)
     async with second:
         await first.close()
@@ -117,7 +117,7 @@ async def test_accept_rejects_malformed_endpoints(factory: ConnectionFactory) ->
         first.accept(good)
 
 
-# The other half, which ends in the middle of everything.
+# The program of the other half, which exits without closing its connection.
 OTHER_HALF = """
 import asyncio, os, sys, aiordma
 
@@ -137,7 +137,7 @@ asyncio.run(main())
 async def test_end_of_the_peer_process_breaks_a_prepared_connection(
     factory: ConnectionFactory,
 ) -> None:
-    """By the queue pair, since there is neither a socket nor a keep-alive."""
+    """The queue pair must report it, because there is neither a socket nor a keep-alive."""
     config = replace(SMALL, keep_alive=None)
     other = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", OTHER_HALF, factory.device, factory.host),
@@ -185,7 +185,7 @@ async def test_token_sent_by_another_channel_opens_the_region(factory: Connectio
 
 @one_loop
 async def test_open_region_rejects_tokens_of_other_connections(factory: ConnectionFactory) -> None:
-    """It says whose it is: nothing is posted where it is none, and all connections go on."""
+    """The error says whose token it is, and nothing is posted."""
     async with factory.pair() as (client, server), factory.pair() as others:
         with server.alloc(8) as buffer, server.share(buffer, access=ALL) as share:
             for conn, why in (
@@ -206,7 +206,9 @@ async def test_open_region_rejects_tokens_of_other_connections(factory: Connecti
 async def test_open_region_raises_lease_ended_error_for_ended_tokens(
     factory: ConnectionFactory, how: str
 ) -> None:
-    """The side that would use it knows, whatever has ended it, and whether it was opened before."""
+    """The user's side knows the end of a region, whatever caused it and whether or not the token
+    was opened.
+    """
     async with factory.pair() as (client, server):
         region: RemoteRegion | None
         with server.alloc(8) as buffer:
@@ -234,7 +236,7 @@ async def test_open_region_raises_lease_ended_error_for_ended_tokens(
 
 
 def test_ended_region_ids_are_remembered_up_to_a_limit() -> None:
-    """Of ids in any order; a peer can have no more kept than that, and the latest are known."""
+    """The limit bounds the memory per peer. The latest ids are kept, whatever their order."""
     regions = Regions(*[cast("Any", None)] * 3)
     regions.begin(1, 2)
     first, chance = 2 << NUMBER_BITS, random.Random(7)
@@ -252,7 +254,7 @@ def test_ended_region_ids_are_remembered_up_to_a_limit() -> None:
         assert {it for it in range(first, first + 201) if over(it)} == ended
     for each in range(first + 1000, first + 1000 + 2 * MOST_ENDED, 2):
         regions.end(each)
-    regions.end(1 << NUMBER_BITS)  # none of the peer's
+    regions.end(1 << NUMBER_BITS)  # not an id of the peer
     assert len(regions._ended) == MOST_ENDED
     assert over(each)
 

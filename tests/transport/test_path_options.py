@@ -1,4 +1,4 @@
-"""Options of the queue pair and its path, by name, reach the device."""
+"""Test that options of the queue pair and its path reach the device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BY_TCP: dict[str, Any] = {"path_mtu": 512, "pkey": 0xFFFF, "hop_limit": 17, "ser
 
 @pytest.fixture
 def hop_limit(deviations: frozenset[str]) -> Callable[[int], int]:
-    """What a queue pair has of a hop limit that was asked for."""
+    """Provide a function that maps a requested hop limit to that of the queue pair."""
     return lambda asked: (
         64 if "the kernel takes the hop limit of the route" in deviations else asked
     )
@@ -53,7 +53,7 @@ async def test_common_options_reach_the_queue_pair(factory: ConnectionFactory) -
 async def test_bootstrap_options_reach_the_queue_pair(
     factory: ConnectionFactory, hop_limit: Callable[[int], int], deviations: frozenset[str]
 ) -> None:
-    """Each side has its own, but for the path MTU, of which the smaller one applies."""
+    """Each side uses its own options, except that the smaller path MTU applies to both."""
     other = with_options(BY_TCP | {"path_mtu": 256, "hop_limit": 9, "retry_count": 1})
     async with factory.pair(with_options(BY_TCP), server=other) as (client, server):
         await check_alive(client, server)
@@ -88,7 +88,7 @@ async def test_gid_index_selects_the_gid(factory: ConnectionFactory) -> None:
 
 @by_tcp
 async def test_unreachable_gid_is_named_on_both_sides(factory: ConnectionFactory) -> None:
-    """The error names both GIDs and the index, at the side that finds out and at its peer."""
+    """The error names both GIDs and the GID index."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
         async with client, server:
@@ -106,7 +106,7 @@ async def test_unreachable_gid_is_named_on_both_sides(factory: ConnectionFactory
         for part in (f"index {own.gid_index}", str(own.gid.ip), str(other.gid), factory.device):
             assert part in str(caught.value)
         error = await ends(factory.connect(listener.port, wrong), RejectedError)
-        for part in ("GID index", str(other.gid)[:10], factory.device):  # the reason is cut
+        for part in ("GID index", str(other.gid)[:10], factory.device):  # the reason is truncated
             assert part in str(error)
 
 
@@ -125,7 +125,7 @@ async def test_unknown_pkey_raises_value_error(factory: ConnectionFactory) -> No
 async def test_options_the_connection_manager_lacks_are_rejected(
     name: str, device_name: str
 ) -> None:
-    """It is refused rather than ignored."""
+    """Such options must not be ignored silently."""
     config = replace(SMALL, **{name: (BY_TCP | {"gid_index": 0})[name]})
     for call in (connect, listen):
         error = await ends(call("127.0.0.1", 1, device=device_name, config=config), ValueError)

@@ -1,5 +1,7 @@
-"""A peer names the address of its queue pair, and the embedded device connects there: only if it is
-the peer's own, and not too often.
+"""Test that a peer cannot make the embedded device connect to other hosts, or too often.
+
+A peer names the address of its queue pair, and the device connects there only if the address is the
+peer's own.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from .raw_peer import Stranger, endpoint_at, raw_pair, server_for_queue_pairs
 
 pytestmark = pytest.mark.any_device
 
-# TEST-NET-2 (RFC 5737): no host has it.
+# No host has an address in TEST-NET-2 (RFC 5737).
 FOREIGN = "198.51.100.1"
 OPTION = "allow_other_addresses"
 
@@ -109,7 +111,10 @@ def test_may_be_at_accepts_only_addresses_of_the_peer(
 @one_loop
 @by_tcp
 async def test_pauses_between_dial_attempts_grow(factory: ConnectionFactory) -> None:
-    """So there are few, whatever is at that address: the sixth comes after 1 + 4 + ... + 256 ms."""
+    """This keeps attempts rare, whatever is at that address.
+
+    The sixth comes after 1 + 4 + ... + 256 ms.
+    """
     loop = asyncio.get_running_loop()
     with server_for_queue_pairs(factory.host) as target:
         target.setblocking(False)

@@ -1,6 +1,6 @@
-"""Texts of a peer that a terminal or a log file would obey: none reaches an error or a log.
+"""Test that control characters in a peer's texts are escaped in errors and logs.
 
-For a refused request to connect in-band see test_connect_inband.py.
+test_connect_inband.py tests the text of a refused in-band request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHOWN = r"\r\nINFO all is well\n\x1b[2J\x1b]0;title\x07\x00\x7f\u202e\u2028 gone
 
 
 def check_texts(error: BaseException, caplog: pytest.LogCaptureFixture, shown: str = SHOWN) -> None:
-    """The text is there, in one line; so are all that were logged."""
+    """Check that the error contains `shown`, and that no text has unprintable characters."""
     assert shown in str(error)
     causes: list[BaseException | None] = [error, error.__cause__, error.__context__]
     texts = [str(cause) for cause in causes if cause is not None]
@@ -51,7 +51,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
         (
             protocol.GoodbyeCode.FAILED,
             "ended the connection with an exception",
-        ),  # it is no type's name
+        ),  # not the name of a type
     ],
 )
 async def test_goodbye_text_is_escaped(
@@ -82,11 +82,11 @@ async def test_refused_request_text_is_escaped(
 async def test_too_long_text_is_not_repeated(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture, size: int
 ) -> None:
-    """It violates the protocol; nothing of it is repeated."""
+    """Such a text violates the protocol."""
     text = HOSTILE * (size // len(HOSTILE))
     content: bytes = msgpack.packb([protocol.MAGIC, protocol.VERSION, 9, 0, [1, text]])
     async with raw_pair(factory) as (conn, peer):
-        peer.send(frame(FrameKind.CONTROL, content[:2000]))  # more than its receives would take
+        peer.send(frame(FrameKind.CONTROL, content[:2000]))  # longer than its receives
         check_texts(await ends(conn.recv(), RDMAError), caplog, "")
 
 

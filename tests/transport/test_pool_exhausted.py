@@ -1,4 +1,4 @@
-"""Where the memory pool has reached its limit: all tasks wait for memory, none for ever."""
+"""Test that tasks wait for memory when the pool has reached its limit, but never forever."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ pytestmark = on_pair
 
 LIMIT = 4 << 20
 CONFIG = replace(SMALL, pool_limit=LIMIT, fetch_ahead=1 << 20)
-LONG = 100_000  # a message that is fetched
+LONG = 100_000  # length of a fetched message
 
 
 @asynccontextmanager
 async def exhausted(
     factory: ConnectionFactory,
 ) -> AsyncIterator[tuple[Connection, Connection, Held]]:
-    """Two ends that share a pool, all of which is held by their user."""
+    """Yield two ends that share a pool, and the buffers that exhaust it."""
     async with factory.pair(CONFIG) as (client, server):
         held = Held(client)
         try:
@@ -45,14 +45,14 @@ async def exhausted(
 
 
 class Held:
-    """All of the pool."""
+    """The buffers that take up the whole pool."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._buffers = take_all(conn)
 
     async def until_waiting(self, count: int) -> None:
-        """Until so many wait; the ends have then dealt with all they said before."""
+        """Wait until `count` tasks wait for memory and both ends have handled earlier messages."""
         while self._conn.pool_statistics().waiting < count:  # noqa: ASYNC110 - nothing tells it
             await asyncio.sleep(0)
         with pytest.raises(RequestRefusedError, match="limited"):
@@ -91,7 +91,9 @@ async def test_leases_wait_for_pool_memory(factory: ConnectionFactory) -> None:
 
 
 async def test_waiting_lease_does_not_block_messages(factory: ConnectionFactory) -> None:
-    """A task that holds what another waits for can send, and then release it."""
+    """A task that holds memory which another one waits for must be able to send before it releases
+    the memory.
+    """
     async with factory.pair(CONFIG) as (client, server):
         with client.alloc(1 << 20) as buffer:
             leasing = asyncio.create_task(server.lease(4 << 20))
@@ -122,7 +124,7 @@ async def test_waiting_for_memory_ends_with_the_connection(factory: ConnectionFa
             await held.until_waiting(4)
             before = client.pool_statistics().waiting
             client.abort()
-            assert client.pool_statistics().waiting == before - 1  # the message; the rest are tasks
+            assert client.pool_statistics().waiting == before - 1  # only the message has left yet
             await asyncio.gather(*waiting)
             await server.wait_closed()
         held.release()
@@ -133,7 +135,7 @@ async def test_waiting_for_memory_ends_with_the_connection(factory: ConnectionFa
 async def test_message_larger_than_the_pool_raises_quota_error(
     factory: ConnectionFactory, fetch_ahead: int
 ) -> None:
-    """It is told at once, and the message stays for `recv_into`."""
+    """The error is raised immediately, and `recv_into` can still receive the message."""
     size = LIMIT + 1
     async with factory.pair(replace(CONFIG, fetch_ahead=fetch_ahead)) as (client, server):
         early = [asyncio.create_task(ends(server.recv(), QuotaError)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""A port that is not ACTIVE carries nothing: connecting by it fails at once, and says why."""
+"""Test that connecting through a port that is not ACTIVE fails immediately with the reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
 
 @contextmanager
 def port_down(device: str) -> Iterator[None]:
-    """The embedded device's port is down meanwhile."""
+    """Take the port of the embedded device down inside the block."""
     assert device == "embedded0"
     assert lib.aiordma_embedded_raise(EventType.PORT_ERR) == 0
     try:
@@ -48,7 +48,7 @@ async def test_connect_raises_route_error_when_the_local_port_is_down(
             check(await ends(factory.connect(listener.port), RouteError))
         client, server = await factory.both(listener)  # the port is up again
         async with client, server:
-            with port_down(factory.device):  # over the TCP bootstrap: in-band
+            with port_down(factory.device):  # in-band over the TCP bootstrap
                 check(await ends(factory.connect(listener.port), RouteError))
             await check_alive(client, server)
 
@@ -66,7 +66,9 @@ async def test_prepare_connection_raises_route_error_when_the_port_is_down(
 async def test_connect_is_rejected_when_the_listener_port_is_down(
     factory: ConnectionFactory, in_band: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The peer is told.  Both ends use one port here, so it is down for handshakes alone."""
+    """Both ends use the same port here, so the test reports it as down only to the listener's
+    handshakes.
+    """
 
     def active_port(context: Any, port_num: int) -> Any:
         task = asyncio.current_task()
@@ -90,7 +92,7 @@ async def test_connect_is_rejected_when_the_listener_port_is_down(
 async def test_connections_survive_a_port_that_goes_down_briefly(
     factory: ConnectionFactory,
 ) -> None:
-    """They wait for it, as long as their timeouts allow."""
+    """Connections wait for the port as long as their timeouts allow."""
     async with factory.pair() as (client, server):
         with port_down(factory.device):
             sending = asyncio.create_task(client.send(b"x"))

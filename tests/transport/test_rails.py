@@ -1,4 +1,6 @@
-"""Connections over several devices: a test for each file of the folder `rails`."""
+"""Run the tests of connections over several devices, with one test for each file in the folder
+`rails`.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ import pytest
 from conftest import kind_of
 from tests.processes import run_python
 
-# What the rails carry, also when one breaks, is tested on other devices too.
+# Tests of the data on rails, including failover, also run on other devices.
 ON_OTHERS = ("test_failover", "test_striped", "test_striped_operations")
 
 
 def over_several_devices(file: Path) -> Callable[[str, pytest.Config], None]:
-    """With embedded devices, or with three of another kind."""
+    """Return a test that runs `file` with three devices of the tested kind."""
 
     def test(device_name: str, pytestconfig: pytest.Config) -> None:
         if (kind := kind_of(device_name)) == "embedded":

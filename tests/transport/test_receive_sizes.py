@@ -1,4 +1,4 @@
-"""Receives that grow with the messages that travel, and shrink again."""
+"""Test that receives grow with the messages sent, and shrink again."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ pytestmark = on_pair
 
 GROWING = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
 GROW_AFTER, SHRINK_AFTER = 4, 256  # messages: _datapath/receives.pyx
-AT_ONCE = 16 << 10  # the shortest that does not wait to share a frame: _datapath/outbox.pyx
-MEDIUM = GROWING.max_eager_size - HEADER_SIZE  # the longest that fits a receive that has grown
+AT_ONCE = 16 << 10  # shortest message sent without waiting to share a frame: _datapath/outbox.pyx
+MEDIUM = GROWING.max_eager_size - HEADER_SIZE  # the longest message that fits a grown receive
 
 
 async def several(client: Connection, server: Connection, count: int, size: int) -> None:
@@ -38,13 +38,12 @@ async def several(client: Connection, server: Connection, count: int, size: int)
 
 
 async def leased(*conns: Connection) -> int:
-    """The bytes of the pool that they share which are leased, but for the frames under way."""
+    """Return the leased bytes of the shared pool once no frame is in flight."""
     await at_rest(*conns)
     return pool_statistics(conns[0]).leased_bytes
 
 
 async def test_receives_grow_and_shrink_with_messages(factory: ConnectionFactory) -> None:
-    """And each message arrives as it was sent, whatever way it took."""
     async with factory.pair(GROWING) as (client, server):
         before = await leased(client, server)
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
@@ -63,12 +62,15 @@ async def test_receives_grow_and_shrink_with_messages(factory: ConnectionFactory
 async def test_large_messages_of_one_iteration_are_posted_together(
     factory: ConnectionFactory,
 ) -> None:
-    """They would not share a frame.  Of the shorter ones of a turn only the first is posted."""
+    """Large messages would not share a frame.
+
+    Of shorter messages, only the first is posted immediately.
+    """
     async with factory.pair(replace(GROWING, max_eager_size=64 << 10)) as (client, server):
         await several(client, server, GROW_AFTER + 2 * 8, AT_ONCE)
         for size, posted in ((AT_ONCE, 3), (AT_ONCE - 1, 1)):
             await at_rest(client, server)
-            await yield_loop(2)  # so that these are the first ones of theirs
+            await yield_loop(2)  # makes these the first messages of their iteration
             sends = [client.send_nowait(pattern(size, n)) for n in range(3)]
             assert figures(client)["frames_under_way"] == posted
             for n in range(3):
@@ -78,7 +80,9 @@ async def test_large_messages_of_one_iteration_are_posted_together(
 
 
 async def test_receives_grow_while_credits_are_used_by_answers(factory: ConnectionFactory) -> None:
-    """Each offer is answered, and what tells the peer of the receives is no answer."""
+    """Each offer needs an answer, but the announcement of the larger receives must not wait behind
+    the answers.
+    """
     async with factory.pair(GROWING) as (client, server):
         before = await leased(client, server)
 
@@ -109,7 +113,7 @@ async def test_receives_do_not_grow_when_the_pool_has_no_room(factory: Connectio
 
 
 async def test_frames_do_not_exceed_the_own_eager_size(factory: ConnectionFactory) -> None:
-    """A peer with huge receives cannot make this side's frames, and so its memory, as large."""
+    """A peer with huge receives must not make this side use equally large frames and memory."""
     async with victim(factory, replace(SMALL, close_timeout=0.05)) as (conn, peer):
         peer.send_control(protocol.ReceiveSize(0, 0, 1 << 20))
         peer.send_control(protocol.Ping(1))

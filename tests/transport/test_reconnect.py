@@ -1,4 +1,7 @@
-"""What `reconnect` tries again after.  Servers that die at any moment: tests/simulation."""
+"""Test after which errors `reconnect` tries again.
+
+tests/simulation tests servers that die at any moment.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,9 @@ def test_errors_that_a_restart_can_cause_are_temporary(error: Exception, tempora
 async def test_peer_death_during_bring_up_is_temporary(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
-    """A device that is connected to the peer's process sees it die: the next step is refused."""
+    """A device that is connected to the peer's process notices its death, and refuses the next
+    step.
+    """
     bring_up = QueuePair._bring_up
     count = itertools.count()
 

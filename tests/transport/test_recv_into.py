@@ -1,4 +1,4 @@
-"""Receiving into memory of the caller's own."""
+"""Test receiving into the caller's own memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ SIZES = [0, 1, EAGER, EAGER + 1, STAGED, STAGED + 1, 1 << 20, READ_SIZE + 1]
 async def test_recv_into_receives_messages_of_every_size(
     factory: ConnectionFactory, size: int, early: bool
 ) -> None:
-    """Whether it waits for the message or the message for it."""
+    """With `early` the message arrives before the receiver starts, otherwise the receiver waits for
+    it.
+    """
     data = pattern(size)
     room = 10
     asked: list[int] = []
@@ -71,7 +73,7 @@ async def test_recv_into_receives_messages_of_every_size(
 
 
 async def test_refused_receiver_keeps_no_memory(factory: ConnectionFactory) -> None:
-    """Neither by the exception that the user keeps, nor by a cycle that only a collector ends."""
+    """Neither the exception that the user keeps nor a reference cycle may hold the memory."""
     async with factory.pair() as (client, server):
         sending = asyncio.create_task(client.send(bytes(STAGED)))
         kept = await ends(server.recv_into(bytearray(1)), MessageTooLongError)

@@ -1,4 +1,4 @@
-"""Memory that is registered once and used by many calls: the user's regions, and the kept ones."""
+"""Test memory registered once and used by many calls: the user's regions and cached ones."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .connection_factory import ConnectionFactory, pattern, yield_loop
 from .inside import figures
 from .marks import one_loop
 
-LONG = 200_000  # neither staged nor eager
+LONG = 200_000  # too long for staging or eager sends
 CONFIG = Config(max_eager_size=8 << 10)
 
 
 @dataclass
 class Opened:
-    """For the peer to read, by a window on it."""
+    """Memory that the peer reads through a memory window."""
 
     access: verbs.AccessFlags
 
@@ -34,9 +34,9 @@ Registered: TypeAlias = verbs.MemoryRegion | Opened
 
 @pytest.fixture
 def registrations(monkeypatch: pytest.MonkeyPatch) -> list[Registered]:
-    """Every registration of memory that was not the library's own, as it is made.
+    """Collect every registration of memory that the library did not allocate.
 
-    It is as where pages are pinned: there is no quick way to register.
+    No key covers all memory here, as on a device that pins pages.
     """
     made: list[Registered] = []
 
@@ -73,7 +73,7 @@ def rights(registrations: list[Registered]) -> list[verbs.AccessFlags]:
 async def receive_into(
     client: Connection, server: Connection, data: bytes, memory: memoryview
 ) -> None:
-    """A message for a receiver that has brought memory."""
+    """Send a message to a receiver that supplies the memory."""
     receiving = asyncio.create_task(server.recv_into(memory))
     await yield_loop(1)
     await client.send(data)
@@ -84,7 +84,11 @@ async def receive_into(
 async def test_registered_regions_are_not_registered_again(
     factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
-    """By `recv_into`, `read`, `write` and batches.  A long `send` shows the peer its own bytes."""
+    """This holds for `recv_into`, `read`, `write` and batches.
+
+    A long `send` registers the memory again, because the peer may access only the bytes of the
+    message.
+    """
     async with factory.sharing(LONG, config=CONFIG) as (client, server, _, remote):
         data, memory = pattern(LONG), np.zeros(LONG, np.uint8)
         with client.register(bytearray(data)) as source, server.register(memory.data) as sink:
@@ -130,7 +134,7 @@ async def test_memory_of_a_view_is_registered_once(
         assert rights(registrations).count(verbs.AccessFlags.LOCAL_WRITE) == 1
         statistics = client.registration_statistics()
         assert (statistics.registrations, statistics.bytes) == (1, LONG)
-        # What one key opens is received without a registration.
+        # If one key covers all memory, the receives need no registration.
         found = 8 if client._endpoint.driver.pool.local_dma_lkey else 11
         assert (statistics.found, statistics.made) == (found, 1)
         view.release()
@@ -140,7 +144,7 @@ async def test_memory_of_a_view_is_registered_once(
 async def test_registration_of_a_sent_message_is_not_cached(
     factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
-    """The peer knows the key, and must not read what the memory holds after the message."""
+    """The peer knows the key, but must not read what the memory holds after the message."""
     async with factory.pair(CONFIG) as (client, server):
         memory = bytearray(pattern(LONG))
         view = memoryview(memory)

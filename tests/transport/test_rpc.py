@@ -1,4 +1,4 @@
-"""`aiordma.rpc`: calls, their errors, timeouts and cancellation, and peers that break the rules."""
+"""Test `aiordma.rpc`: calls, errors, timeouts, cancellation, and peers that break the protocol."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .test_peer_texts import HOSTILE, SHOWN
 
 
 class Outcome(BaseException):
-    """As pytest's `Failed`: no Exception."""
+    """A BaseException that is not an Exception, like pytest's `Failed`."""
 
 
 class NoTextError(Exception):
@@ -44,7 +44,7 @@ class NoTextError(Exception):
 
 
 class Functions(dict[str, rpc.Function]):
-    """Of the server; `running` counts those that wait."""
+    """The functions that the server offers. `running` counts pending calls of `wait`."""
 
     def __init__(self) -> None:
         super().__init__(add=self.add, wait=self.wait, fail=self.fail, same=self.same)
@@ -78,7 +78,7 @@ async def calls(
     max_calls: int = 256,
     **client_options: Any,
 ) -> AsyncIterator[rpc.Client]:
-    """A client whose server has no call under way in the end, and ends without an error."""
+    """Yield a client, and check that its server finishes all calls and ends without an error."""
     coders = {name: coder for name, coder in client_options.items() if name != "max_calls"}
     async with factory.pair() as (client, server):
         serving = asyncio.create_task(rpc.serve(server, functions, max_calls=max_calls, **coders))
@@ -93,7 +93,7 @@ async def until(functions: Functions, **counts: int) -> None:
 
 
 async def test_concurrent_calls_get_their_own_results(factory: ConnectionFactory) -> None:
-    """Many at a time, each answered with its own result, also while another takes longer."""
+    """One call stays outstanding during all the others."""
     functions = Functions()
     async with calls(factory, functions) as client:
         waiting = asyncio.create_task(client.call("wait"))
@@ -107,7 +107,9 @@ async def test_concurrent_calls_get_their_own_results(factory: ConnectionFactory
 
 
 async def test_client_works_after_all_tasks_were_cancelled(factory: ConnectionFactory) -> None:
-    """`asyncio.run` cancels the program's tasks at its end, and what reads answers is none."""
+    """`asyncio.run` cancels the program's tasks at its end, so the client must not read its answers
+    in a task.
+    """
     async with factory.pair() as (conn, server):
         serving = asyncio.create_task(rpc.serve(server, Functions()))
         before = asyncio.all_tasks()
@@ -119,7 +121,6 @@ async def test_client_works_after_all_tasks_were_cancelled(factory: ConnectionFa
 
 
 async def test_start_server_and_connect_accept_options_of_calls(factory: ConnectionFactory) -> None:
-    """`start_server` and `connect` take the options of a connection and those of calls."""
     coders: Any = {"dumps": pickle.dumps, "loads": pickle.loads}
     options: Any = {"config": SMALL, **factory.where, **coders}
     async with await rpc.start_server(Functions(), factory.host, **options) as server:
@@ -136,7 +137,7 @@ async def test_start_server_and_connect_accept_options_of_calls(factory: Connect
 
 
 async def test_long_values_are_views_of_received_memory(factory: ConnectionFactory) -> None:
-    """A long value is a view of the memory that it was received in, for as long as it is used."""
+    """The memory stays valid as long as the view is used."""
     options: Any = {"dumps": memoryview, "loads": memoryview}
     async with calls(factory, Functions(), **options) as client:
         data = pattern(1 << 20)
@@ -148,7 +149,7 @@ async def test_long_values_are_views_of_received_memory(factory: ConnectionFacto
 async def test_memory_of_values_is_released_during_and_after_calls(
     factory: ConnectionFactory,
 ) -> None:
-    """Neither by a call under way, nor by an idle connection."""
+    """Neither a call in progress nor an idle connection may hold the memory."""
     functions = Functions()
     functions["late"] = lambda _: functions.wait(None)
     async with calls(factory, functions) as client:
@@ -293,7 +294,7 @@ async def made(make: Callable[[], object]) -> object:
 
 @pytest.mark.parametrize("what", MISTAKES)
 async def test_mistake_is_rejected_with_advice(factory: ConnectionFactory, what: str) -> None:
-    """They are refused before anything is sent; the text says what to write."""
+    """The mistake is reported before anything is sent."""
     make, text = MISTAKES[what]
     async with calls(factory, Functions()) as client, factory.pair() as (other, _):
         with pytest.raises((TypeError, ValueError), match=re.escape(text)):
@@ -318,9 +319,12 @@ READERS: dict[str, Callable[[Connection], object]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 async def test_second_reader_raises_busy_error(factory: ConnectionFactory, reader: str) -> None:
-    """It is refused at once, by the name of the first, which goes on; then reading is free."""
+    """The error names the first reader, which continues.
+
+    Once that reader has ended, reading is possible again.
+    """
     async with factory.pair() as (client, server):
-        begun = aiter(client), client.recv()  # before there was one
+        begun = aiter(client), client.recv()  # before the client existed
         serving = asyncio.create_task(rpc.serve(server, Functions()))
         caller = rpc.Client(client)
         await yield_loop(1)
@@ -407,7 +411,10 @@ def error_peer(conn: Connection) -> str:
 
 
 async def test_client_is_refused_while_tasks_wait_in_recv(factory: ConnectionFactory) -> None:
-    """What takes all messages is refused beside tasks that wait for one, of which many may."""
+    """A client takes all messages, so it cannot share the connection with tasks in `recv`.
+
+    Any number of these tasks may wait.
+    """
     async with factory.pair() as (client, server):
         waiting = [asyncio.create_task(client.recv()) for _ in range(3)]
         await yield_loop(1)
@@ -423,7 +430,7 @@ async def test_client_is_refused_while_tasks_wait_in_recv(factory: ConnectionFac
 
 
 async def test_dropped_client_warns_and_ends_its_connection(factory: ConnectionFactory) -> None:
-    """Its connection ends at both ends, and the program is told, as of a plain connection."""
+    """The warning is the same as for a plain connection."""
     async with factory.pair() as (_, end):
         conn, server = await pair_of(factory)
         serving = asyncio.create_task(rpc.serve(server, Functions()))
@@ -439,7 +446,7 @@ async def test_dropped_client_warns_and_ends_its_connection(factory: ConnectionF
 
 @pytest.mark.parametrize("plain", ["client", "server"])
 async def test_peer_without_rpc_ends_the_connection(factory: ConnectionFactory, plain: str) -> None:
-    """Both sides read what is wrong."""
+    """Both sides must be told what is wrong."""
     async with factory.pair() as (client, server):
         if plain == "server":
             async with rpc.Client(client) as caller:
@@ -458,7 +465,7 @@ async def test_peer_without_rpc_ends_the_connection(factory: ConnectionFactory, 
 
 
 async def test_too_long_value_fails_its_call_only(factory: ConnectionFactory) -> None:
-    """A result or an argument that is longer than a message may be is that call's error alone."""
+    """The value may be the result or the argument."""
     short = replace(SMALL, max_message=10_000)
     async with factory.pair(short) as (client, server):
         functions: dict[str, rpc.Function] = {"bytes": lambda size: asyncio.sleep(0, bytes(size))}
@@ -466,14 +473,14 @@ async def test_too_long_value_fails_its_call_only(factory: ConnectionFactory) ->
         async with rpc.Client(client, max_calls=1) as caller:
             error = await ends(caller.call("bytes", 20_000), rpc.CallError)
             assert "MessageTooLongError" in str(error)
-            assert "10000 (Config.max_message of the receiver)" in str(error)  # which this side is
+            assert "10000 (Config.max_message of the receiver)" in str(error)  # this side's limit
             await ends(caller.call("bytes", bytes(20_000)), MessageTooLongError)
             assert await caller.call("bytes", 5) == bytes(5)
         await serving
 
 
 async def test_answer_without_memory_ends_the_connection(factory: ConnectionFactory) -> None:
-    """It ends the connection, since no later answer is read."""
+    """No later answer would be read either."""
 
     async def refused() -> AsyncIterator[Message]:
         raise QuotaError("too long", amount=2, limit=1)
@@ -485,7 +492,7 @@ async def test_answer_without_memory_ends_the_connection(factory: ConnectionFact
 
 
 async def test_timeout_and_cancellation_free_the_server(factory: ConnectionFactory) -> None:
-    """The server gives up what its client has given up; then there is room for the next call."""
+    """The server cancels calls that its client has given up, which makes room for the next call."""
     functions = Functions()
     async with calls(factory, functions, max_calls=1) as client:
         with pytest.raises(TimeoutError, match=r"^the call of wait timed out after 0\.01 seconds$"):
@@ -503,7 +510,7 @@ async def test_timeout_and_cancellation_free_the_server(factory: ConnectionFacto
 
 
 async def test_calls_beyond_max_calls_are_refused_or_wait(factory: ConnectionFactory) -> None:
-    """The server refuses more calls than it takes; a client does not send more than it may."""
+    """The server refuses calls beyond its limit. A client that has the same limit waits instead."""
     functions = Functions()
     async with calls(factory, functions, max_calls=2) as client:
         assert await asyncio.gather(*(client.call("add", [it]) for it in (1, 2))) == [1, 2]
@@ -520,7 +527,7 @@ async def test_calls_beyond_max_calls_are_refused_or_wait(factory: ConnectionFac
 
 
 def complete_late(conn: Connection, patch: pytest.MonkeyPatch) -> None:
-    """Its sends complete long after the peer has got what was sent."""
+    """Delay the completion of sends until long after the peer has received the data."""
     now = conn.send
 
     async def late(data: Any) -> None:
@@ -534,7 +541,9 @@ def complete_late(conn: Connection, patch: pytest.MonkeyPatch) -> None:
 async def test_call_directly_after_an_answer_is_not_refused(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client within the server's limit is not refused: its answer ends a call, no completion."""
+    """For the client a call ends with its answer, so the server must not count it until the send of
+    the answer completes.
+    """
     functions = Functions()
     async with factory.pair() as (client, server):
         complete_late(server, monkeypatch)
@@ -552,7 +561,6 @@ async def test_call_directly_after_an_answer_is_not_refused(
 async def test_end_of_the_connection_ends_calls_on_both_sides(
     factory: ConnectionFactory, how: str
 ) -> None:
-    """It ends the calls on both sides; a call whose connection ended has no result."""
     functions = Functions()
     async with factory.pair() as (client, server):
         serving = asyncio.create_task(rpc.serve(server, functions))
@@ -578,7 +586,6 @@ async def test_end_of_the_connection_ends_calls_on_both_sides(
 async def test_server_close_cancels_calls_after_the_grace(
     factory: ConnectionFactory, grace: float
 ) -> None:
-    """It gives calls under way its grace, and cancels them then."""
     functions = Functions()
     options: Any = {"config": SMALL, **factory.where}
     async with (
@@ -598,7 +605,7 @@ async def test_server_close_cancels_calls_after_the_grace(
 async def test_client_that_does_not_read_gets_every_answer_later(
     factory: ConnectionFactory,
 ) -> None:
-    """Each of its calls has an answer nevertheless, and it does not hold up the server's end."""
+    """This client must not hold up the end of the server either."""
     functions = Functions()
     numbers = range(30)
     async with factory.pair() as (client, server):
@@ -642,12 +649,12 @@ async def test_call_cancelled_while_its_connection_closes_raises_cancelled_error
 async def test_cancellation_that_arrives_with_its_call_is_answered(
     factory: ConnectionFactory,
 ) -> None:
-    """The server answers a call that is cancelled before its task has begun, as any other."""
+    """The call is cancelled before its task on the server has started."""
     async with factory.pair() as (client, server):
         await client.send(rpc._pack(rpc._CALL, 7, "wait") + b"\xc0")
         await client.send(rpc._pack(rpc._CANCEL, 7))
         await client.send(rpc._pack(rpc._CANCEL, 8))
-        await yield_loop(20)  # all three are there when the server begins to read
+        await yield_loop(20)  # all three arrive before the server reads
         serving = asyncio.create_task(rpc.serve(server, Functions()))
         for number in 7, 8:
             with await client.recv() as answer:
@@ -663,7 +670,7 @@ NONSENSE = {
     "kind": rpc._HEADER.pack(4, 0, 1),
     "name": rpc._HEADER.pack(0, 5, 1) + b"four",
     "text": rpc._HEADER.pack(0, 1, 1) + b"\xff",
-    "number": rpc._pack(rpc._CALL, 7, "wait") + b"\xc0",  # twice
+    "number": rpc._pack(rpc._CALL, 7, "wait") + b"\xc0",  # call 7 is already pending
 }
 
 
@@ -684,7 +691,7 @@ async def test_malformed_message_of_a_client_ends_serve(
 async def test_malformed_message_of_a_server_ends_the_calls(
     factory: ConnectionFactory, what: str
 ) -> None:
-    """Its answers to calls that were not made are ignored, and nonsense ends the connection."""
+    """Answers to calls that were not made are ignored. Malformed messages end the connection."""
     async with factory.pair() as (client, server):
         caller = rpc.Client(client)
         call = asyncio.create_task(caller.call("add", [1]))
@@ -716,7 +723,10 @@ COSTLY = {
 
 @pytest.mark.parametrize("what", COSTLY)
 def test_unpack_rejects_values_of_excessive_cost(what: str) -> None:
-    """They are refused before anything is made of them; a little less is read."""
+    """The values are rejected before any object is created from them.
+
+    Slightly smaller ones are accepted.
+    """
     with pytest.raises(ValueError, match="too many values"):
         rpc._unpackb(memoryview(COSTLY[what]))
     if what in ("numbers", "lists"):
@@ -728,7 +738,7 @@ NO_VALUES = [b"", b"\xc1", b"\xa1\xff", b"\xc0\xc0", b"\xdd" + b"\xff" * 4, b"\x
 
 
 async def test_malformed_value_fails_its_call_only(factory: ConnectionFactory) -> None:
-    """They are the error of their call alone, on the side that gets them."""
+    """This holds for values sent to the server and to the client."""
     async with factory.pair() as (client, server):
         serving = asyncio.create_task(rpc.serve(server, Functions()))
         for number, value in enumerate(NO_VALUES):

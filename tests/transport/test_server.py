@@ -1,4 +1,4 @@
-"""`start_server`: a handler for every connection."""
+"""Test `start_server`, which runs a handler for every connection."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def serve(factory: ConnectionFactory, handler: Handler) -> Server:
 
 
 async def serves(server: Server, count: int) -> None:
-    """Until it has accepted so many: a client may know of its connection before the server does."""
+    """Wait until the server has `count` connections. A client can be connected earlier."""
     while server.connections < count:
         await yield_loop(1)
 
@@ -69,7 +69,7 @@ async def test_server_echoes_to_several_clients(factory: ConnectionFactory) -> N
 
 @one_loop
 async def test_close_cancels_handlers_after_the_grace(factory: ConnectionFactory) -> None:
-    """Those that end by themselves meanwhile are not cancelled; no new one is accepted."""
+    """Handlers that finish within the grace are not cancelled. No new connection is accepted."""
     ended: list[str] = []
     started: asyncio.Queue[None] = asyncio.Queue()
 
@@ -112,7 +112,9 @@ async def test_close_cancels_handlers_after_the_grace(factory: ConnectionFactory
 async def test_close_ends_idle_connections_and_lets_requests_finish(
     factory: ConnectionFactory,
 ) -> None:
-    """Without the grace being over; the peers hear that it is the server that goes."""
+    """Closing does not wait for the end of the grace, and the peers are told that the server is
+    shutting down.
+    """
     go_on = asyncio.Event()
     asked: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -148,7 +150,7 @@ async def test_close_ends_idle_connections_and_lets_requests_finish(
 
 @one_loop
 async def test_close_without_grace_breaks_busy_connections(factory: ConnectionFactory) -> None:
-    """The peer of an idle handler sees the end in order, that of a busy one an error."""
+    """The peer of an idle handler sees an orderly end, and the peer of a busy handler an error."""
     started = asyncio.Event()
 
     async def answer(conn: Connection) -> None:
@@ -193,7 +195,10 @@ async def test_second_close_ends_the_grace(factory: ConnectionFactory) -> None:
 
 @one_loop
 async def test_ending_the_iteration_keeps_earlier_receivers(factory: ConnectionFactory) -> None:
-    """In its turn; a `recv` goes on, and the order of messages stays."""
+    """The iteration ends in its turn.
+
+    Earlier calls of `recv` continue, and messages keep their order.
+    """
     async with factory.pair() as (client, server):
         receiving = [asyncio.create_task(server.recv()) for _ in range(2)]
         iterating = asyncio.create_task(anext(aiter(server), None))
@@ -213,7 +218,7 @@ async def test_ending_the_iteration_keeps_earlier_receivers(factory: ConnectionF
 async def test_reconnect_uses_the_next_address_after_shutdown(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name has two addresses; the server at the first one shuts down between two requests."""
+    """The name has two addresses. The server at the first one shuts down between two requests."""
     first, second = await serve(factory, echo), await serve(factory, echo)
 
     async def resolve(host: str, port: int, **hints: int) -> list[Address]:
@@ -236,12 +241,12 @@ async def test_reconnect_uses_the_next_address_after_shutdown(
 
 
 class Outcome(BaseException):
-    """As pytest's `Failed`: no Exception."""
+    """A BaseException that is not an Exception, like pytest's `Failed`."""
 
 
 ERRORS: dict[str, BaseException] = {
     "ZeroDivisionError": ZeroDivisionError("secret"),
-    "BrokenPipeError": BrokenPipeError("secret"),  # of another connection
+    "BrokenPipeError": BrokenPipeError("secret"),  # from another connection
     "KeyError": ExceptionGroup("secret", [ExceptionGroup("secret", [KeyError("secret")])]),
     "CancelledError": asyncio.CancelledError("secret"),
     "Outcome": Outcome("secret"),
@@ -253,7 +258,10 @@ ERRORS: dict[str, BaseException] = {
 async def test_failing_handler_is_reported_and_ends_one_connection(
     factory: ConnectionFactory, name: str, reported: list[dict[str, Any]]
 ) -> None:
-    """It is reported to the loop, its peer is told which type, the others and the server go on."""
+    """The peer is told the type of the error, but not its text.
+
+    The other connections and the server continue.
+    """
 
     async def fail(conn: Connection) -> None:
         if bytes(await conn.recv()) == b"fail":
@@ -284,7 +292,7 @@ async def test_failing_handler_is_reported_and_ends_one_connection(
     [
         (ValueError("secret"), ConnectionBrokenError),
         (asyncio.CancelledError(), ConnectionBrokenError),
-        (GeneratorExit(), ConnectionClosedError),  # of a generator, which is not needed any more
+        (GeneratorExit(), ConnectionClosedError),  # from a discarded generator
     ],
 )
 async def test_exception_in_async_with_is_named_to_the_peer(
@@ -306,7 +314,7 @@ async def test_exception_in_async_with_is_named_to_the_peer(
 
 @one_loop
 async def test_exiting_handler_ends_the_process_with_its_status(factory: ConnectionFactory) -> None:
-    """The process ends with its status, once the peer has been told."""
+    """The peer is told before the process ends."""
     program = f"""
 import asyncio, sys, aiordma
 async def handle(conn):
@@ -334,7 +342,7 @@ asyncio.run(main())
 async def test_exit_status_wins_over_errors_of_other_tasks(
     factory: ConnectionFactory, leave: str, kind: str
 ) -> None:
-    """No other task that sees the end of the connection ends the program before it does."""
+    """Another task that sees the end of the connection must not end the program first."""
     program = f"""
 import asyncio, sys, uvloop, aiordma
 where = dict(device={factory.device!r}, via={factory.via!r})
@@ -374,7 +382,7 @@ def wrapped(handler: Any) -> Handler:
 
 
 async def reads_and_writes(reader: object, writer: object) -> None:
-    """A handler of asyncio's."""
+    """Do nothing, with the signature of an asyncio stream handler."""
 
 
 async def generates(conn: Connection) -> AsyncIterator[None]:

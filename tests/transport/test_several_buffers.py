@@ -1,4 +1,4 @@
-"""Messages of several buffers, and memory that a receiver supplies once the length is known."""
+"""Test messages of several buffers, and receivers that supply memory when they know the length."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .marks import on_pair
 pytestmark = on_pair
 
 KIB = 1 << 10
-# Lengths of the buffers of one message: of a frame, of several kinds, and rendezvous whose short
-# buffers are joined, or all of them.
+# The buffer lengths of each message. They range from messages that fit a frame to rendezvous
+# messages whose short buffers, or all buffers, are joined.
 LENGTHS = [
     (),
     (0,),
@@ -73,7 +73,7 @@ async def test_several_buffers_arrive_as_one_message(
 
 
 async def test_buffers_of_any_kind_are_joined_in_order(factory: ConnectionFactory) -> None:
-    """And in the order of the calls, beside messages of one buffer."""
+    """The messages keep the order of the calls, including those of one buffer."""
     async with factory.pair() as (client, server):
         array = np.arange(100_000, dtype=np.int32)
         with client.alloc(5000) as leased, client.register(bytearray(50_000)) as region:
@@ -97,7 +97,7 @@ async def test_buffers_of_any_kind_are_joined_in_order(factory: ConnectionFactor
 
 
 async def received(conn: Connection, peer: Connection, data: bytes) -> Message:
-    """A message that this side holds."""
+    """Send `data` from the peer and return the message received."""
     sending = asyncio.create_task(peer.send(data))
     message = await conn.recv()
     await sending
@@ -119,7 +119,9 @@ async def test_invalid_buffer_list_is_rejected_as_a_whole(factory: ConnectionFac
 
 
 async def test_very_many_buffers_arrive_as_one_message(factory: ConnectionFactory) -> None:
-    """Each knows the next one, and none is the last to let go of all behind it."""
+    """Each buffer refers to the next one, but releasing them must not recurse through the whole
+    chain.
+    """
     many = [b"x"] * 300_000
     async with factory.pair(replace(SMALL, max_message=len(many))) as (client, server):
         sending = client.send_nowait(many)
@@ -137,7 +139,7 @@ async def test_very_many_buffers_arrive_as_one_message(factory: ConnectionFactor
 async def test_message_fails_alone_when_joining_runs_out_of_memory(
     factory: ConnectionFactory,
 ) -> None:
-    """The message that waited for its turn fails; those around it do not."""
+    """The message fails while it waits for its turn, and the messages around it arrive."""
     async with factory.pair() as (client, server):
         first = [client.send_nowait(pattern(ALONE, n)) for n in range(SMALL.data_receives)]
         large = client.send_nowait([bytes(60 << 20)] * 16)
@@ -153,7 +155,7 @@ async def test_message_fails_alone_when_joining_runs_out_of_memory(
 
 @contextmanager
 def no_more_memory(margin: int) -> Iterator[None]:
-    """Inside `with`, the process gets so many bytes more, and no others."""
+    """Limit the process to `margin` more bytes of address space inside the block."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + margin, before[1]))
@@ -170,7 +172,6 @@ def no_more_memory(margin: int) -> Iterator[None]:
 async def test_error_of_allocate_is_raised_and_keeps_the_message(
     factory: ConnectionFactory, size: int
 ) -> None:
-    """It is raised in the receiver, and the message stays."""
     async with factory.pair() as (client, server):
         sending = asyncio.create_task(client.send(pattern(size)))
         error = LookupError("no memory today")

@@ -1,4 +1,7 @@
-"""Keys of shares whose bind waits: the embedded device stops a send queue between two requests."""
+"""Test keys of shares whose bind is delayed.
+
+The embedded device stops a send queue between two requests.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,14 @@ from .test_leases import computes_until_revoked
 async def stopped(
     client: Connection, server: Connection, held: str
 ) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
-    """The server's send queue is stopped, and full of earlier binds if later ones are held in the
-    backlog; what is yielded lets it go on. In the end nothing is left of what was made within."""
+    """Stop the server's send queue, and yield a function that restarts it.
+
+    If `held` is "in the backlog", earlier binds fill the queue, so that later ones wait in the
+    backlog. In the end, no object created in the block may remain.
+    """
     qp = server._endpoint.qp
     assert qp is not None
-    await check_alive(client, server)  # these messages have windows, which they keep
+    await check_alive(client, server)  # creates the windows that messages keep
     await at_rest(client, server)
     before = verbs.live()
     qp.modify(qp_state=verbs.QPState.SQD)
@@ -78,10 +84,10 @@ async def test_ready_raises_when_the_connection_ends_first(factory: ConnectionFa
 async def test_window_the_device_refuses_to_destroy_is_reported(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of the connection ends everything else, and tells."""
+    """The end of the connection must still release everything else."""
     close = verbs.MemoryWindow.close
     async with factory.pair() as (client, server):
-        _kept = await client.request_region(64)  # else it could be given back before
+        _kept = await client.request_region(64)  # otherwise the region could be returned early
         (loan,) = server._sharing.regions.shares.values()
         assert isinstance(loan, Loan)
         receiving = asyncio.create_task(server.recv())
@@ -110,7 +116,7 @@ async def test_window_the_device_refuses_to_destroy_is_reported(
 async def test_share_revoked_before_its_bind_is_refused(
     factory: ConnectionFactory, held: str, how: str
 ) -> None:
-    """The bind of a window waits in the send queue: the share ends, and the connection goes on."""
+    """The bind of the window is still waiting when the share ends. The connection continues."""
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             async with stopped(client, server, held) as go_on:
@@ -136,17 +142,20 @@ async def test_share_revoked_before_its_bind_is_refused(
 async def test_lease_that_ends_before_the_owner_saw_its_bind_is_revoked(
     factory: ConnectionFactory,
 ) -> None:
-    """For a loop that computes the bind is under way; the token may have gone by another way."""
+    """The loop is busy and has not seen the bind complete.
+
+    The peer may have received the token in another way.
+    """
     async with factory.pair() as (client, server):
         await check_alive(client, server)
         with server.alloc(8) as buffer:
             share = server.share(buffer, access=ALL, lease=0.05)
             computes_until_revoked(share)
-            assert server._sharing.shared == 1  # this is the loop's to do
+            assert server._sharing.shared == 1  # only the loop updates the count
             await barrier(server)
             assert server._sharing.shared == 0
             await check_alive(client, server)
-            token = replace(share.token, lease_ms=0)  # for a peer that does not keep to it
+            token = replace(share.token, lease_ms=0)  # for a peer that ignores the lease
             await refused(client.read(forged(client, token), bytearray(8)))
 
 
@@ -155,7 +164,9 @@ async def test_lease_that_ends_before_the_owner_saw_its_bind_is_revoked(
 async def test_lease_that_ends_before_its_bind_is_revoked(
     factory: ConnectionFactory, held: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection goes on: where a loop runs, and where the bind has not been posted."""
+    """The connection continues, whether the loop runs when the lease ends, or is busy and has not
+    yet posted the bind.
+    """
     if held == "in the send queue":
         monkeypatch.setattr(share_keys, "GRACE", 10 * BUSY)
     async with factory.pair() as (client, server):
@@ -175,7 +186,9 @@ async def test_lease_that_ends_before_its_bind_is_revoked(
 
 @one_loop
 async def test_lease_begins_when_the_key_works(factory: ConnectionFactory) -> None:
-    """However long the bind waits: `send_region` does not share what has ended."""
+    """The bind may wait for longer than the lease, but `send_region` must not send a region that
+    has ended.
+    """
     async with factory.pair() as (client, server):
         qp = server._endpoint.qp
         assert qp is not None

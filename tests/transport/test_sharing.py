@@ -1,4 +1,4 @@
-"""Regions: shared with rights and a lease, lent on request, handed over, taken back."""
+"""Test regions: sharing with rights and a lease, lending on request, handing over and revoking."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ READ_WRITE = Rights.READ | Rights.WRITE
 async def refused_by_the_device(
     factory: ConnectionFactory, conn: Connection, remote: RemoteRegion
 ) -> None:
-    """The key works no more: the device at the other end says so, and that ends the connection.
+    """Check that the owner's device refuses the key and that this ends the connection.
 
-    It is asked by a side that does not keep to the leases.  The owner's connection ends as well,
-    which may be heard before a card's answer; then there is no cause.
+    This side ignores its lease to send the request. The owner's connection ends too, and a card may
+    report that before its response. The error then has no cause.
     """
     remote._root._usable, remote._root._deadline = True, math.inf
     target = bytearray(b"x") * len(remote)
@@ -77,7 +77,7 @@ async def test_shares_allow_only_reading_by_default(factory: ConnectionFactory) 
 
 
 async def test_slice_shares_only_its_own_bytes(factory: ConnectionFactory) -> None:
-    """The key covers the slice, so also a user that ignores the length reaches nothing else."""
+    """The key covers only the slice, so a user that ignores the length reaches nothing else."""
     async with factory.pair() as (client, server):
         with server.alloc(300) as buffer:
             buffer.view[:] = pattern(300)
@@ -97,7 +97,7 @@ async def test_slice_shares_only_its_own_bytes(factory: ConnectionFactory) -> No
 
 
 async def test_missing_right_is_refused_by_the_device(factory: ConnectionFactory) -> None:
-    """A user that ignores its rights is refused by the owner's device."""
+    """The user ignores its own rights here, so only the owner's device can refuse."""
     async with factory.sharing(8, Rights.WRITE) as (client, _, _, remote):
         token = remote.token
         object.__setattr__(token, "access", ALL)
@@ -121,7 +121,7 @@ async def test_revoked_share_is_refused_by_the_device(factory: ConnectionFactory
             assert not share.revoked
             share.revoke()
             assert share.revoked
-            share.revoke()  # again: nothing
+            share.revoke()  # a second revoke does nothing
             assert server._sharing.shared == 0
             await refused_by_the_device(factory, client, remote)
 
@@ -140,7 +140,6 @@ async def test_share_is_refused_by_the_device_after_its_lease(factory: Connectio
 
 
 async def test_request_region_returns_zeroed_memory(factory: ConnectionFactory) -> None:
-    """Zeroed, with exactly what was asked for."""
     async with factory.pair() as (client, server):
         with server.alloc(1000) as dirty:
             dirty.view[:] = pattern(1000)
@@ -180,10 +179,10 @@ async def test_request_region_is_refused_beyond_lend_quota(factory: ConnectionFa
 
 
 async def test_end_of_a_loan_returns_the_quota(factory: ConnectionFactory) -> None:
-    """Its end gives the quota back and ends the access."""
+    """The end of the loan also ends the access."""
     async with factory.pair() as (client, server):
         remote = await client.request_region(SMALL.lend_quota, lease=0.3 * factory.slow)
-        for share in list(server._sharing.regions.shares.values()):  # it may be over by now
+        for share in list(server._sharing.regions.shares.values()):  # may have ended by now
             await lease_over(share)
         again = await client.request_region(SMALL.lend_quota)
         await again.release()
@@ -206,7 +205,7 @@ async def test_region_is_unusable_after_hand_over(factory: ConnectionFactory) ->
         ]
         for attempt in attempts:
             await ends(attempt(), BufferStateError, ValueError)
-        await remote.release()  # nothing: it is not this side's any more
+        await remote.release()  # does nothing after the hand-over
         received = await server.recv_buffer()
         received.view[:] = b"mine now"
         received.release()
@@ -214,7 +213,7 @@ async def test_region_is_unusable_after_hand_over(factory: ConnectionFactory) ->
 
 
 async def test_handed_over_memory_counts_until_it_is_received(factory: ConnectionFactory) -> None:
-    """Else a peer could have all memory by borrowing, handing over and borrowing again."""
+    """Otherwise a peer could take all memory by borrowing and handing over repeatedly."""
     half = SMALL.lend_quota // 2
     async with factory.pair() as (client, server):
         for _ in range(2):
@@ -267,7 +266,7 @@ async def test_hand_over_accepts_only_borrowed_regions_of_the_connection(
 async def test_closed_connection_returns_lent_and_handed_over_memory(
     factory: ConnectionFactory,
 ) -> None:
-    """Lent, handed over and never received: all of it returns when the connection ends."""
+    """This includes memory that was handed over but never received."""
     async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
         async with factory.pair() as (client, server):

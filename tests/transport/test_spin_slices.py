@@ -1,4 +1,4 @@
-"""A loop that polls before it sleeps goes round in between: what becomes ready meanwhile is run."""
+"""Test that a loop that polls before it sleeps still runs callbacks that become ready meanwhile."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .marks import one_loop, sets_polling
 
 pytestmark = [sets_polling, one_loop]
 
-LONG_US = 10_000_000  # no test takes so long
+LONG_US = 10_000_000  # longer than any test
 
 
 async def chain(links: int) -> None:
-    """Callbacks each of which schedules the next one, as the done callbacks of tasks do."""
+    """Run callbacks that each schedule the next one, like the done callbacks of tasks."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
 
@@ -44,7 +44,9 @@ async def test_chained_callbacks_run_between_spin_slices(factory: ConnectionFact
 
 
 async def test_spin_that_ends_early_lets_peers_wake_this_side(factory: ConnectionFactory) -> None:
-    """Slices tell the device that polling goes on, but not the last one, whichever it is."""
+    """All slices but the last tell the device that polling continues, and any slice may be the
+    last.
+    """
     async with factory.pair(Config(polling=1.0)) as (client, _):
         driver = client._endpoint.driver
         poller = driver._reader._poller
@@ -57,7 +59,7 @@ async def test_spin_that_ends_early_lets_peers_wake_this_side(factory: Connectio
         ended: list[int] = []
         poller.spin_once(address, most, [object()], ended.append)
         assert len(ended) == 1
-        assert not state.holds or ended[0] & 1  # it has found something, and goes on
+        assert not state.holds or ended[0] & 1  # found completions, so it continues
         poller.spin_us = 0
         while poller.spin_scheduled:
             await yield_loop(1)

@@ -1,4 +1,4 @@
-"""Peers that offer long messages and do not answer the READs keep no others from memory."""
+"""Test that peers that offer long messages but answer no READs keep no memory from others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ CONFIG = replace(SMALL, pool_limit=4 * LENGTH, fetch_ahead=0, keep_alive=None)
 async def test_stalled_peers_do_not_keep_others_from_memory(
     factory: ConnectionFactory, answers: str
 ) -> None:
-    """Another one does, and what it sends arrives."""
     async with AsyncExitStack() as stack:
         receiving = []
         for _ in range(HOSTILE):
@@ -48,7 +47,7 @@ async def test_stalled_peers_do_not_keep_others_from_memory(
                 await yield_loop(1)
             stop(peer)
             if answers == "at first":
-                # As if each had answered when it was asked, and stopped after that.
+                # Admit every read, as if its peer had answered a request before it stopped.
                 conn._memory.pool._has_spare = lambda size: True  # type: ignore[method-assign]
             receiving.append((conn, peer, asyncio.create_task(conn.recv())))
         conn._memory.pool._stalled_reads.timeout = NEVER if answers == "not at all" else 0.05
@@ -103,7 +102,7 @@ class Reader:
     ],
 )
 def test_peers_slower_than_the_least_rate_are_broken(rates: list[float], broken: list[int]) -> None:
-    """Each makes its part of the least rate, in whatever pieces."""
+    """Each peer must reach its share of the least rate, in pieces of any size."""
     now = 0.0
     reads = StalledReads([], Clock(lambda: now))
     readers = [Reader(rate) for rate in rates]
@@ -118,7 +117,6 @@ def test_peers_slower_than_the_least_rate_are_broken(rates: list[float], broken:
 
 
 async def test_reads_into_own_memory_do_not_count_for_the_pool(factory: ConnectionFactory) -> None:
-    """Its READs into a receiver's own memory are none of the pool's."""
     async with factory.pair(CONFIG) as (client, server):
         data = pattern(LENGTH)
         with ExitStack() as stack:

@@ -1,4 +1,6 @@
-"""Peers that are not aiordma at all: plain TCP clients and servers, closed ports, no host."""
+"""Test peers that are not aiordma at all: plain TCP clients and servers, closed ports, missing
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def stranger(factory: ConnectionFactory, port: int) -> Streams | None:
-    """A TCP client at a listener's port; None where the device does not listen on TCP at all.
+    """Open a TCP connection to a listener's port. Return None if the device does not use TCP.
 
-    A card's connection manager has ports of its own, which TCP cannot reach.
+    The connection manager of a card has a separate port space, which TCP cannot reach.
     """
     try:
         return await asyncio.open_connection(factory.host, port)
@@ -44,7 +46,7 @@ async def stranger(factory: ConnectionFactory, port: int) -> Streams | None:
 
 
 async def hung_up(reader: asyncio.StreamReader) -> bytes:
-    """What the other side says before it closes."""
+    """Return the data received until the other side closes."""
     said = b""
     with suppress(ConnectionError):
         while data := await reader.read(4096):
@@ -67,9 +69,11 @@ NOISE = {
 @pytest.mark.parametrize("noise", NOISE)
 @one_loop
 async def test_noise_of_a_stranger_is_disconnected(factory: ConnectionFactory, noise: str) -> None:
-    """It is hung up on as soon as that is clear; one byte may be the beginning of anything.
+    """The stranger is disconnected as soon as its data is invalid.
 
-    A client of another protocol, such as tcp:// of Dask, would take a refusal for its answer.
+    A single byte may be the start of anything.
+
+    A client of another protocol, such as Dask's tcp://, would take a refusal for its answer.
     """
     async with factory.witness() as witness, await factory.listen() as listener:
         streams = await stranger(factory, listener.port)
@@ -88,7 +92,7 @@ async def test_noise_of_a_stranger_is_disconnected(factory: ConnectionFactory, n
 async def test_silent_strangers_beyond_max_handshakes_are_disconnected(
     factory: ConnectionFactory,
 ) -> None:
-    """Some of them go when there are too many, and no peer is turned away for them."""
+    """Some strangers are evicted when there are too many, so that no honest peer is turned away."""
     limits = replace(SMALL, max_handshakes=3)
     async with factory.witness(), await factory.listen(limits) as listener:
         crowd = [await stranger(factory, listener.port) for _ in range(8)]
@@ -99,7 +103,7 @@ async def test_silent_strangers_beyond_max_handshakes_are_disconnected(
             assert len(left) == 3
         await factory.works(listener)
         if factory.via == "tcp":
-            assert sum(task.done() for task in left) <= 1  # one may have gone for the client
+            assert sum(task.done() for task in left) <= 1  # one may be evicted for the client
             await when_limits_pass(asyncio.gather(*left))
         for task in left:
             task.cancel()
@@ -137,7 +141,10 @@ BAD_OFFERS = {
 async def half_an_exchange(
     factory: ConnectionFactory, said: bytes
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A peer that has said so much, and is hung up on after the block; others notice nothing."""
+    """Yield a client that has sent `said`, and check that the listener disconnects it.
+
+    Other connections and the listener must not be affected.
+    """
     async with factory.witness(), await factory.listen() as listener:
         reader, writer = await asyncio.open_connection(factory.host, listener.port)
         writer.write(said)
@@ -175,7 +182,7 @@ async def test_truncated_offer_is_disconnected(
 async def test_offer_of_an_unknown_queue_pair_ends_the_handshake(
     factory: ConnectionFactory, end: str
 ) -> None:
-    """All of it in form; the connection never comes about."""
+    """All messages are well-formed, but the connection is never established."""
     gid = verbs.GID.from_ip(factory.host)
     offer = MAGIC + verbs.Endpoint(gid=gid.raw, qp_num=77, psn=1, lid=1, mtu=3).pack()
     async with half_an_exchange(factory, offer + hello().pack()) as (reader, writer):
@@ -196,7 +203,7 @@ async def tcp_server(
     factory: ConnectionFactory,
     answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """A plain TCP server."""
+    """Run a plain TCP server and yield its port."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -249,7 +256,7 @@ async def test_connecting_to_a_stranger_raises_a_named_error(
     factory: ConnectionFactory,
     server: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> None:
-    """A named error, at once; an echo offers us ourselves, and that is no peer either."""
+    """An echo server returns this side's own offer, which must not be accepted either."""
     async with factory.witness(), tcp_server(factory, server) as port:
         await ends(factory.connect(port), ProtocolError, ConnectionManagerError)
 
@@ -298,7 +305,7 @@ async def test_port_out_of_range_raises_value_error(factory: ConnectionFactory, 
 async def test_port_in_use_raises_address_error(
     factory: ConnectionFactory, anywhere: tuple[int, ...]
 ) -> None:
-    """By a listener on one address or on all of them (`anywhere`); the same for the second one."""
+    """`anywhere` has the numbers of the listeners that use all addresses."""
     first, second = ("" if it in anywhere else factory.host for it in range(2))
     async with await listen(first, 0, **factory.where) as listener:
         with pytest.raises(OSError, match=r".*") as caught:

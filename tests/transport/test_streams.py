@@ -1,4 +1,4 @@
-"""Byte streams over connections, as asyncio's documentation has transports and protocols."""
+"""Test byte streams over connections, as asyncio documents transports and protocols."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .marks import by_tcp, one_loop
 
 pytestmark = pytest.mark.any_device
 
-# More than both sides keep for a reader that is paused, with the limits of SMALL.
+# More bytes than both sides buffer for a paused reader, with the limits of SMALL.
 TOO_MUCH = 8 << 20
 HIGH_WATER = 64 << 10  # as in asyncio's own transports
 
 
 Reported = list[dict[str, Any]]
 
-# What a protocol's callback may raise; a CancelledError is that of a future that it asks.
+# Errors that a protocol callback may raise. Reading a cancelled future raises CancelledError.
 FAULTS = [RuntimeError, ConnectionError, asyncio.CancelledError]
 
 
 class Recorder(asyncio.Protocol):
-    """Keeps what it is told.  `eof_result` is what it answers to the peer's end."""
+    """A protocol that records its callbacks. `eof_received` returns `eof_result`."""
 
     def __init__(self, eof_result: bool = False) -> None:
         self.events: list[str] = []
@@ -86,7 +86,7 @@ class Recorder(asyncio.Protocol):
 
 
 class Buffered(asyncio.BufferedProtocol):
-    """Takes its bytes through a buffer of `size`."""
+    """A protocol that receives through a buffer of `size` bytes."""
 
     def __init__(self, size: int = 1) -> None:
         self.buffer = bytearray(size)
@@ -111,7 +111,7 @@ class Buffered(asyncio.BufferedProtocol):
 
 
 class Pausing(Buffered):
-    """Pauses reading when its buffer is full; `go_on` empties it."""
+    """A protocol that pauses reading when its buffer is full. `go_on` empties the buffer."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -171,7 +171,7 @@ async def pair(
     client: Callable[[], Any] = Recorder,
     server: Callable[[], Any] = Recorder,
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """The protocols of the two ends of one stream: client, server."""
+    """Yield the protocols of the client and the server of one stream."""
     made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def make_protocol() -> Any:
@@ -240,7 +240,7 @@ async def test_many_small_writes_share_messages(factory: ConnectionFactory) -> N
         whole = b"".join(pieces)
         await server.until(len(whole))
         assert server.data == whole
-        # Joined: what was written while others were under way is one message.
+        # Pieces written while others were in flight are joined into one message.
         messages = transport.get_extra_info("connection").statistics().messages_sent
         assert messages < len(pieces) // 10
 
@@ -343,7 +343,7 @@ async def test_buffered_protocol_can_pause_within_a_message(factory: ConnectionF
 async def test_buffered_protocol_can_close_or_change_within_a_message(
     factory: ConnectionFactory, changes: bool
 ) -> None:
-    """It closes the transport, or gives the transport another protocol, which gets the rest."""
+    """The protocol closes the transport, or sets another protocol, which then gets the rest."""
     second = Recorder()
 
     class Ending(Pausing):
@@ -366,7 +366,7 @@ async def test_buffered_protocol_can_close_or_change_within_a_message(
 
 @one_loop
 async def test_reading_does_not_use_the_task_factory(factory: ConnectionFactory) -> None:
-    """An eager one would run the reading task before the stream knows it."""
+    """An eager task factory would run the reading task before the stream knows about it."""
 
     def no_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         assert getattr(work, "__name__", "") != "_read"
@@ -383,7 +383,7 @@ async def test_reading_does_not_use_the_task_factory(factory: ConnectionFactory)
 async def test_unread_message_is_released_at_the_end(
     factory: ConnectionFactory, end: Callable[[StreamTransport], None]
 ) -> None:
-    """At once when paused, and when a reader that was resumed has not yet run."""
+    """This must also happen when reading has been resumed, but the reader has not run yet."""
     for resumed in (False, True):
         async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
             client.transport.write(pattern(5000))
@@ -440,7 +440,7 @@ async def test_abort_with_unsent_data_breaks_the_connection_at_the_peer(
 async def test_protocol_violation_ends_the_stream(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         here, there = client.transport, await made(server)
-        # The answer to nothing that was asked.
+        # A response to a request that was never sent.
         here.get_extra_info("connection")._messages.controls.send(protocol.Pong(0))
         await server.lost.wait()
         assert isinstance(server.error, ProtocolError)
@@ -463,7 +463,7 @@ async def test_peer_that_closes_with_unread_data_resets_the_stream(
 
 
 def told_all(connection: Connection) -> None:
-    """Until the ends of all its sends are known; no task or callback has had a turn then."""
+    """Poll until all sends have completed, without running other tasks or callbacks."""
     queue = connection._queue
     while queue.free != queue.capacity:
         connection._endpoint.driver.poll()
@@ -477,7 +477,9 @@ def hear_the_end(connection: Connection) -> None:
 async def test_stream_ends_cleanly_when_all_events_are_found_together(
     factory: ConnectionFactory,
 ) -> None:
-    """A message, the end of a write and the goodbye are found at once when the link has ended."""
+    """A message, the completion of a write and the goodbye are found together after the link has
+    ended.
+    """
     async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, server):
         there, here = await made(server), client.transport
         here.write(b"first")
@@ -511,7 +513,7 @@ async def paused_when_the_peer_goes(
     factory: ConnectionFactory,
     end: Callable[[StreamTransport], None] = lambda it: it.get_extra_info("connection").abort(),
 ) -> AsyncIterator[Any]:
-    """Its reader holds a message that is not wanted, and so does not notice."""
+    """Yield a client that does not notice the end because its reader holds an unread message."""
     async with pair(factory) as (client, server):
         here, there = client.transport, await made(server)
         connection = here.get_extra_info("connection")
@@ -556,7 +558,7 @@ async def test_write_while_paused_after_the_peer_closed_resets(factory: Connecti
 async def test_write_before_the_reader_saw_the_end_is_buffered(
     factory: ConnectionFactory, tmp_path: Path
 ) -> None:
-    """What is written then counts for the water marks; sendfile raises."""
+    """The data counts towards the high-water mark, but sendfile raises."""
     path = tmp_path / "data"
     path.write_bytes(b"x")
     async with pair(factory) as (client, _):
@@ -576,7 +578,7 @@ async def test_write_before_the_reader_saw_the_end_is_buffered(
 async def test_write_while_paused_before_the_reader_saw_the_end_ends_the_stream(
     factory: ConnectionFactory,
 ) -> None:
-    """The end is behind data that stays unread as long as the writer waits for the end."""
+    """The end comes behind data that stays unread as long as the writer waits for the end."""
     async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
         client.transport.write(pattern(5000))
         await server.full.wait()

@@ -1,6 +1,6 @@
-"""What software relies on with TCP, on asyncio's own transports and on those over RDMA.
+"""Test what software relies on with TCP, on asyncio's own transports and on those over RDMA.
 
-TCP is the referee: an expectation that it does not meet is wrong.
+TCP is the reference: an expectation that TCP does not meet is wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass
 class Wire:
-    """Servers and clients by TCP, or by RDMA."""
+    """Stream servers and clients over TCP or RDMA."""
 
     name: str
     factory: ConnectionFactory
@@ -60,7 +60,7 @@ def wire(request: pytest.FixtureRequest, factory: ConnectionFactory) -> Wire:
 
 
 class Collector:
-    """A handler that reads to the end; `got` has what it read, or the type of the error."""
+    """A handler that reads to the end. `got` holds the data or the error type of each stream."""
 
     def __init__(self) -> None:
         self.got: asyncio.Queue[bytes | type[Exception]] = asyncio.Queue()
@@ -103,7 +103,10 @@ async def test_drain_after_close_raises_connection_reset_error(wire: Wire) -> No
 async def test_write_accepts_views_of_several_dimensions(
     factory: ConnectionFactory, shape: tuple[int, ...]
 ) -> None:
-    """Their length is not the number of their bytes.  asyncio's own transport fails with some."""
+    """The length of these views is not their number of bytes.
+
+    asyncio's own transport fails with some of them.
+    """
     wire, collector = Wire("rdma", factory), Collector()
     array = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     async with await wire.serve(collector) as server:
@@ -183,7 +186,9 @@ def readable(sock: Any) -> bool:
 @one_loop
 @pytest.mark.parametrize("event", ["data", "eof", "close"])
 async def test_socket_of_an_idle_stream_becomes_readable(wire: Wire, event: str) -> None:
-    """HTTP clients pause reading meanwhile, and look before they use a connection again."""
+    """HTTP clients pause reading while a connection is idle, and check its socket before they use
+    it again.
+    """
     go_on = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -215,9 +220,9 @@ async def test_socket_of_an_idle_stream_becomes_readable(wire: Wire, event: str)
 
 @one_loop
 async def test_start_tls_accepts_data_that_has_already_arrived(factory: ConnectionFactory) -> None:
-    """A header in clear, and TLS right behind it.  On asyncio's own transport it is lost."""
+    """TLS data directly follows a header in clear text. asyncio's own transport loses that data."""
     if "uvloop" in type(asyncio.get_running_loop()).__module__:
-        return  # its start_tls takes only its own transports
+        return  # asyncio's start_tls accepts only asyncio transports
     authority = trustme.CA()
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trusting = ssl.create_default_context()

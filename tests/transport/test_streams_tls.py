@@ -1,4 +1,4 @@
-"""TLS over streams, by asyncio's own protocol for it."""
+"""Test TLS over streams, with asyncio's own TLS protocol."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until the client has closed."""
+    """Echo all data until the client closes."""
     try:
         while data := await reader.read(1 << 16):
             writer.write(data)
@@ -64,7 +64,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 async def server(
     factory: ConnectionFactory, context: ssl.SSLContext | None, config: Config = SMALL
 ) -> AsyncIterator[int]:
-    """Its port."""
+    """Run an echo server and yield its port."""
     made = await streams.start_stream_server(
         echo, factory.host, config=config, ssl=context, **factory.there
     )
@@ -87,7 +87,7 @@ async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def hung_up(reader: asyncio.StreamReader) -> None:
-    """Until the other side has ended it, in whatever way; it may send an alert before."""
+    """Read until the other side closes or resets the connection. It may send an alert first."""
     with suppress(ConnectionError):
         while await reader.read(4096):
             pass
@@ -110,7 +110,7 @@ async def test_tls_stream_transfers_encrypted_data(
         assert isinstance(conn, Connection)
         before = conn.statistics().bytes_sent
         await talk(reader, writer)
-        assert conn.statistics().bytes_sent - before > 301_001  # with what TLS adds
+        assert conn.statistics().bytes_sent - before > 301_001  # including the TLS overhead
         with pytest.raises(ValueError, match="not supported on TLS streams"):
             await streams.sendfile(writer.transport, io.BytesIO())
         await hang_up(writer)
@@ -119,7 +119,7 @@ async def test_tls_stream_transfers_encrypted_data(
 async def test_untrusted_server_raises_certificate_error(
     factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> None:
-    """The client is told why, and the server goes on."""
+    """The server must continue to serve other clients."""
     async with server(factory, serving) as port:
         for wrong in (
             {"ssl": True},
@@ -227,7 +227,6 @@ async def test_client_with_ssl_names_it_when_the_server_stays_silent(
 
 @one_loop
 async def test_invalid_ssl_context_raises_before_connecting(factory: ConnectionFactory) -> None:
-    """Before a connection is made."""
     for wrong in ("yes", 1):
         await ends(dialled(factory, 1, ssl=wrong), TypeError)
     with pytest.raises(TypeError, match="certificate"):

@@ -1,4 +1,4 @@
-"""The socket of the exchange, by itself."""
+"""Test the socket of the bootstrap in isolation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def until(there: Callable[[], bool]) -> None:
 
 
 def fill(sending: socket.socket) -> None:
-    """As much as it takes."""
+    """Write until the socket accepts no more data."""
     with suppress(BlockingIOError):
         while True:
             sending.send(bytes(1 << 16))
@@ -47,7 +47,7 @@ async def test_link_stops_reading_beyond_its_limit() -> None:
 
 @pytest.mark.parametrize("early", [b"", b"?"], ids=["its end", "more"])
 async def test_events_before_established_are_reported(early: bytes) -> None:
-    """The peer sent more, or died, between the bootstrap and `established`."""
+    """The peer may send more data, or die, between the bootstrap and `established`."""
     ours, theirs = socket.socketpair()
     link = await accepted_link(ours, NO_SECURITY)
     with theirs:
@@ -63,7 +63,7 @@ async def test_events_before_established_are_reported(early: bytes) -> None:
 
 
 async def test_connected_socket_waits_for_a_full_backlog() -> None:
-    """Beyond its backlog a listener answers late, so that connecting waits for it."""
+    """A listener answers late when its backlog is full, so connecting has to wait."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
         address = ("127.0.0.1", listening.getsockname()[1])
         first = await connected_socket(address, None)

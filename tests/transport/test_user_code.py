@@ -1,4 +1,4 @@
-"""What a program may do where the data path calls it, and to the awaitables that it gets."""
+"""Test what programs may do in callbacks of the data path and with the awaitables they get."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from .test_dropped import drop
 
 pytestmark = pytest.mark.any_device
 
-LONG = 50_000  # bytes: a rendezvous
+LONG = 50_000  # bytes; sent by rendezvous
 
 
 def step(awaitable: Coroutine[Any, Any, Any]) -> Any:
-    """What one step of it returns; None while it waits."""
+    """Run one step of a coroutine. Return its result, or None if it is not done."""
     try:
         awaitable.send(None)
     except StopIteration as done:
@@ -46,7 +46,7 @@ def step(awaitable: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def steps(awaitable: Coroutine[Any, Any, Any]) -> None:
-    """Until it has ended."""
+    """Run a coroutine to its end, with one step per loop iteration."""
     with suppress(StopIteration):
         while True:
             awaitable.send(None)
@@ -63,7 +63,10 @@ async def arrived(conn: Connection, count: int) -> None:
 
 @one_loop
 async def test_allocate_can_receive_the_message_itself(factory: ConnectionFactory) -> None:
-    """As a task does that begins at once (asyncio.eager_task_factory)."""
+    """A task that `allocate` creates can do so if it starts eagerly.
+
+    asyncio.eager_task_factory makes tasks start that way.
+    """
     async with factory.pair() as (client, server):
         await client.send(b"first")
         await arrived(server, 1)
@@ -88,7 +91,6 @@ async def test_allocate_can_receive_the_message_itself(factory: ConnectionFactor
 async def test_message_goes_to_the_next_receiver_when_allocate_closes_its_own(
     factory: ConnectionFactory, length: int
 ) -> None:
-    """The message is the next receiver's."""
     async with factory.pair() as (client, server):
 
         def allocate(length: int) -> bytearray:
@@ -110,7 +112,7 @@ async def test_message_goes_to_the_next_receiver_when_allocate_closes_its_own(
 
 @one_loop
 async def test_allocate_is_called_once(factory: ConnectionFactory) -> None:
-    """Though it has other receivers join the line, which look for what to read."""
+    """Here `allocate` adds other receivers, which look for a message to read."""
     config = Config(eager_size=1024, max_eager_size=1024)
     async with factory.pair(config) as (client, server):
         calls: list[bytearray] = []
@@ -139,7 +141,7 @@ BEHIND = pattern(LONG, 1)
 
 
 class SendsAtItsEnd(bytearray):
-    """A buffer that sends another message when it is not needed any more."""
+    """A buffer that sends another message from its finalizer."""
 
     def __init__(self, data: bytes, conn: Connection, sent: list[Any]) -> None:
         super().__init__(data)
@@ -158,7 +160,7 @@ def send_behind(conn: Connection, sent: list[Any]) -> None:
 async def test_buffer_that_sends_in_its_finalizer_keeps_order(
     factory: ConnectionFactory, kind: str
 ) -> None:
-    """Its message, which has waited for a credit, goes first, and takes that credit."""
+    """The message that has waited for a credit is sent first and uses that credit."""
     async with factory.pair() as (client, server):
         expected = [pattern(ALONE, n) for n in range(SMALL.data_receives)]
         sent: list[Any] = [client.send_nowait(each) for each in expected]
@@ -210,9 +212,9 @@ async def test_write_and_read_keep_their_connection_until_they_end(
                 assert {*gc.get_referents(operation)} == {None}
 
 
-@by_cm  # asyncio itself complains of sockets that were left open
+@by_cm  # asyncio itself warns about sockets left open
 def test_awaitables_raise_when_their_loop_is_gone(factory: ConnectionFactory) -> None:
-    """What has arrived can be had; nothing else happens."""
+    """A message that has already arrived can still be received."""
     loop = asyncio.new_event_loop()
 
     kept: list[Any] = []
@@ -235,9 +237,9 @@ def test_awaitables_raise_when_their_loop_is_gone(factory: ConnectionFactory) ->
             step(awaitable)
 
 
-@by_cm  # asyncio itself complains of sockets that were left open
+@by_cm  # asyncio itself warns about sockets left open
 def test_pending_receives_are_collected_with_their_loop(factory: ConnectionFactory) -> None:
-    """All of it is one cycle, which the collector takes apart in any order."""
+    """All these objects form one cycle, which the collector may take apart in any order."""
     for _ in range(5):
         loop = asyncio.new_event_loop()
         kept: list[Any] = []
@@ -286,7 +288,7 @@ NO_MEMORY = pytest.mark.parametrize("error", [OSError(12, "cannot register"), Me
 
 @contextmanager
 def refusing(conn: Connection, method: str, error: Exception) -> Iterator[list[int]]:
-    """The pool has no block at hand, and that method of it raises; the sizes it was asked for."""
+    """Clear the pool's ready blocks, make `method` raise, and yield the sizes requested."""
     asked: list[int] = []
 
     def refuse(pool: MemoryPool, size: int) -> Block:
@@ -304,7 +306,6 @@ def refusing(conn: Connection, method: str, error: Exception) -> Iterator[list[i
 async def test_bundle_without_memory_fails_its_messages_only(
     factory: ConnectionFactory, error: Exception
 ) -> None:
-    """Each of its messages fails, the connection does not."""
     async with factory.pair(Config()) as (client, server):
         first = client.send_nowait(b"alone")
         others = [client.send_nowait(pattern(300, n)) for n in range(5)]
@@ -321,7 +322,7 @@ async def test_bundle_without_memory_fails_its_messages_only(
 async def test_control_messages_need_no_new_memory(
     factory: ConnectionFactory, error: Exception
 ) -> None:
-    """There are blocks for these."""
+    """Blocks are reserved for control messages."""
     async with factory.pair() as (client, server):
         with client.alloc(8) as buffer:
             with refusing(client, "_block", error):
@@ -337,7 +338,7 @@ async def test_control_messages_need_no_new_memory(
 async def test_receives_without_memory_are_posted_later(
     factory: ConnectionFactory, error: Exception
 ) -> None:
-    """No message is lost, and the receive is posted when there is memory again."""
+    """No message may be lost in the meantime."""
     async with factory.pair() as (client, server):
         for n in range(SMALL.data_receives):
             await client.send(pattern(ALONE, n))
@@ -361,7 +362,6 @@ async def test_receives_without_memory_are_posted_later(
 def test_interrupt_in_a_callback_leaves_the_loop_and_calls_the_others(
     factory: ConnectionFactory,
 ) -> None:
-    """It leaves the loop, and the other callbacks of the same future are called."""
     loop = asyncio.new_event_loop()
     called: list[str] = []
 
@@ -388,14 +388,14 @@ def test_interrupt_in_a_callback_leaves_the_loop_and_calls_the_others(
 
 
 class Outcome(BaseException):
-    """As pytest's `Failed`: no Exception."""
+    """A BaseException that is not an Exception, like pytest's `Failed`."""
 
 
 @pytest.mark.parametrize("kind", [LookupError, asyncio.CancelledError, GeneratorExit, Outcome])
 async def test_exception_in_a_callback_is_reported_to_the_loop(
     factory: ConnectionFactory, reported: list[dict[str, Any]], kind: type[BaseException]
 ) -> None:
-    """The loop is told of each, and no task that waits for something else."""
+    """Tasks that wait for something else must not get the exception."""
 
     def fail(_: object) -> None:
         raise kind
@@ -417,12 +417,12 @@ async def test_exception_in_a_callback_is_reported_to_the_loop(
 async def test_exception_in_progress_or_allocate_is_raised_by_the_await(
     factory: ConnectionFactory, kind: type[BaseException]
 ) -> None:
-    """The await raises its error, whatever it is; tasks that wait for something else go on."""
+    """Tasks that wait for something else must not get the exception."""
 
     def fail(_: int) -> Any:
         raise kind
 
-    size = 9 << 20  # longer than one work request may be
+    size = 9 << 20  # longer than one work request allows
     told = RuntimeError if kind in (GeneratorExit, StopIteration) else kind
     async with factory.sharing(size, config=Config()) as (client, server, _, remote):
         waiting = asyncio.create_task(server.recv())
@@ -438,10 +438,10 @@ async def test_exception_in_progress_or_allocate_is_raised_by_the_await(
 
 
 class Garbage:
-    """An object for the cycle collector alone, which calls back when it is found.
+    """An object that only the cycle collector can free, with a finalizer that calls `call`.
 
-    The collector runs in whichever thread allocates, that of the test runner included. The call is
-    made in the thread that made the object: found by another one, it becomes garbage again.
+    The collector runs in any thread that allocates, including the test runner's. The call has to be
+    made in the thread that created the object. In other threads, the finalizer creates new garbage.
     """
 
     def __init__(self, call: Callable[[], object], thread: int | None = None) -> None:
@@ -460,7 +460,7 @@ class Garbage:
 async def test_send_raises_when_the_connection_ends_during_the_offer(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the collector can end it there, where memory windows are made."""
+    """The garbage collector can end the connection while a memory window is created."""
     make_window = ProtectionDomain.alloc_mw
     async with factory.pair() as (client, _):
 
@@ -477,7 +477,10 @@ async def test_send_raises_when_the_connection_ends_during_the_offer(
 async def test_send_fails_when_its_queue_entries_are_taken_during_the_offer(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a finalizer that writes can take them there: it fails, and nothing is left of it."""
+    """A finalizer that writes can take the entries at that point.
+
+    Nothing may be left of the failed send.
+    """
     make_window = ProtectionDomain.alloc_mw
     writing: list[asyncio.Task[None]] = []
     async with factory.pair() as (client, server):
@@ -495,7 +498,7 @@ async def test_send_fails_when_its_queue_entries_are_taken_during_the_offer(
 
             with monkeypatch.context() as patch:
                 patch.setattr(ProtectionDomain, "alloc_mw", write_first)
-                # No write completes before all are there, however the loop polls.
+                # No write may complete before all are posted, even if the loop polls.
                 patch.setattr(client._endpoint.driver.table.wakeups, "brief_spin", None)
                 with pytest.raises(RDMAError, match="filled the send queue"):
                     await client.send([pattern(LONG, n) for n in range(4)])
@@ -509,17 +512,17 @@ async def test_send_fails_when_its_queue_entries_are_taken_during_the_offer(
 async def test_send_by_the_collector_takes_no_credit_of_another(
     factory: ConnectionFactory, before: int
 ) -> None:
-    """In the middle of another message, with as many before it: it takes no credit from that one.
+    """The collector runs in the middle of another send, with `before` messages ahead of it.
 
-    From Python 3.12 on the collector runs between two steps of Python code only.
+    From Python 3.12 on, the collector runs only between two steps of Python code.
     """
     first = gc.get_threshold()
-    data = pattern(20_000)  # too long to wait for others that share its frame
+    data = pattern(20_000)  # too long to wait for a shared frame
     async with await factory.listen(config := replace(SMALL, eager_size=32 << 10)) as listener:
         for after in range(1, 12):
             client, server = await factory.both(listener, config)
             async with client, server:
-                for _ in range(2 * SMALL.data_receives):  # the pool has blocks at hand then
+                for _ in range(2 * SMALL.data_receives):  # leaves ready blocks in the pool
                     await check_alive(client, server)
                 sent: list[Any] = [client.send_nowait(data) for _ in range(before)]
                 gc.collect()
@@ -537,7 +540,7 @@ async def test_send_by_the_collector_takes_no_credit_of_another(
 
 @one_loop
 async def test_collector_can_end_the_connection_at_any_time(factory: ConnectionFactory) -> None:
-    """In the middle of whatever it comes in: nothing that is in use there goes."""
+    """Objects in use at that moment must stay valid."""
     first = gc.get_threshold()
     async with await factory.listen(replace(SMALL, data_receives=40)) as listener:
         for after in range(1, 60, 2):
@@ -554,7 +557,7 @@ async def test_collector_can_end_the_connection_at_any_time(factory: ConnectionF
                 await yield_loop(50)
             finally:
                 gc.set_threshold(*first)
-            gc.collect()  # what a tracer had kept until then
+            gc.collect()  # frees objects kept by a tracer
             for future in sending:
                 with suppress(RDMAError):
                     await future

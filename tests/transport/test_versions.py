@@ -1,4 +1,4 @@
-"""Peers of another release, whose handshake has another version: both sides are told."""
+"""Test peers of another release whose handshake has another version. Both sides must be told."""
 
 from __future__ import annotations
 

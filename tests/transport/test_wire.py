@@ -1,4 +1,4 @@
-"""What carries the bytes of a connection, as the device that carries them says."""
+"""Test what carries the bytes of a connection, as reported by the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draining a channel, as the driver of an event loop does, into a list."""
+"""A helper that drains a channel into a list, as the driver of an event loop does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Table:
 def drain(
     channel: verbs.CompletionChannel, capacity: int = 256, spin_us: int = 0
 ) -> tuple[list[Record], bool]:
-    """What has completed on all queues of a channel, and whether there may be more."""
+    """Return the completions of all queues of a channel, and whether more may be available."""
     table = _Table(spin_us)
     _, more = channel._drain_to(table, capacity, False)
     return table.found, more

@@ -1,4 +1,4 @@
-"""GIDs and the choice among them."""
+"""Test GIDs and the choice among them."""
 
 from __future__ import annotations
 

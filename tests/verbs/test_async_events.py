@@ -1,4 +1,6 @@
-"""Asynchronous events: taken without waiting, acknowledged, routed to the object concerned."""
+"""Test that asynchronous events are taken without waiting, acknowledged, and routed to their
+objects.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def next_event(context: verbs.Context, timeout: float = 30) -> AsyncEvent:
-    """The only event, within ``timeout`` seconds."""
+    """Return the next event, which must be the only one, within ``timeout`` seconds."""
     while not (events := context.async_events()):
         if not select.select([context.async_fd], [], [], timeout)[0]:
             pytest.fail(f"no event within {timeout} s")
@@ -28,19 +30,21 @@ def next_event(context: verbs.Context, timeout: float = 30) -> AsyncEvent:
 def test_completion_queue_overrun_reports_cq_err(
     context: verbs.Context, connected_pair: ConnectedPair
 ) -> None:
-    """IBTA volume 1, clause 11.6.3.2; what reserving room is there to prevent.
+    """IBTA volume 1, clause 11.6.3.2 requires the event.
 
-    So the queues are made smaller without telling the count of their entries.
+    Reserved entries normally prevent an overrun.
+
+    The test therefore makes the queues smaller without updating aiordma's count of their entries.
     """
     one, two = connected_pair(QPCapabilities(max_send_wr=600, max_recv_wr=600))
     for end in (one, two):
         context.library.calls.ibv_resize_cq(end.cq.pointer, 256)
-    for wr_id in range(one.cq.pointer.cqe + 1):  # more completions than it takes, without a poll
+    for wr_id in range(one.cq.pointer.cqe + 1):  # one more than one.cq holds, without polling it
         two.qp.post_recv_one(wr_id, 0, 0, 0)
         one.qp.post_send_one(wr_id, WROpcode.SEND, SendFlags.SIGNALED, 0, 0, 0)
         two.cq.poll()
     overrun: list[object] = []
-    while not any(element is one.cq for element in overrun):  # two's may overrun as well
+    while not any(element is one.cq for element in overrun):  # the CQ of two may overrun too
         assert select.select([context.async_fd], [], [], 30)[0]
         overrun += [e.element for e in context.async_events() if e.type is EventType.CQ_ERR]
     assert {type(element) for element in overrun} == {verbs.CompletionQueue}
@@ -64,7 +68,9 @@ def test_event_element_is_none_when_its_object_was_dropped(context: verbs.Contex
 def test_queue_pair_closes_with_events_pending(
     context: verbs.Context, pair: tuple[End, End]
 ) -> None:
-    """ibv_destroy_qp waits for events that were taken and not acknowledged: there are none."""
+    """ibv_destroy_qp waits for events that were taken but not acknowledged, so aiordma must leave
+    none.
+    """
     one, _ = pair
     one.qp.modify(qp_state=QPState.SQD, en_sqd_async_notify=True)
     assert select.select([context.async_fd], [], [], 30)[0]

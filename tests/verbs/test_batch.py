@@ -1,4 +1,4 @@
-"""Batches: everything with one doorbell, or nothing."""
+"""Test that a batch is posted with one doorbell, or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BUILDERS = verbs.send_ops_of(verbs.QPType.RC)
 
 @pytest.fixture(params=[SendOps.NONE, BUILDERS], ids=["classic", "builders"])
 def connected_pair(request: pytest.FixtureRequest, connected_pair: ConnectedPair) -> ConnectedPair:
-    """Both ways of posting."""
+    """Provide the factory of connected pairs for both ways of posting."""
     return partial(connected_pair, send_ops=request.param)
 
 
@@ -81,7 +81,7 @@ def test_batch_performs_every_operation(connected_pair: ConnectedPair) -> None:
     assert int.from_bytes(here[520:528], "little") == 43
     assert int.from_bytes(here[528:536], "little") == 42
     assert int.from_bytes(two.mr.buf[4096:4104], "little") == 5
-    assert one.cq.poll() == two.cq.poll() == []  # of a plain write the peer notices nothing
+    assert one.cq.poll() == two.cq.poll() == []  # a plain write causes no completion at the peer
 
 
 async def test_async_with_on_a_batch_raises_type_error(connected_pair: ConnectedPair) -> None:
@@ -129,7 +129,10 @@ WINDOWS = SendOps.BIND_MW | SendOps.LOCAL_INV | SendOps.SEND_WITH_INV
 def test_batch_binds_and_invalidates_windows(
     connected_pair: ConnectedPair, pd: verbs.ProtectionDomain, deviations: frozenset[str]
 ) -> None:
-    """Bound and told in one batch; used and ended by the peer in one batch; bound again."""
+    """The owner binds a window and sends its key in one batch.
+
+    The peer uses and invalidates it in another batch, and the owner binds it again.
+    """
     ops = connected_pair.keywords["send_ops"]  # type: ignore[attr-defined]
     owner, peer = connected_pair(send_ops=ops | WINDOWS if ops else ops)
     rights = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
@@ -155,7 +158,7 @@ def test_batch_binds_and_invalidates_windows(
             assert ended.invalidated_rkey is None
         else:
             assert ended.wc_flags & WCFlags.WITH_INV
-            assert ended.invalidated_rkey == first  # as it is, not turned
+            assert ended.invalidated_rkey == first  # in host byte order
         assert bytes(mr.buf[64:72]) == b"12345678"
         with owner.qp.batch() as batch:
             batch.bind(info._replace(rkey=second), wr_id=7)
@@ -218,7 +221,7 @@ def test_batch_rejects_requests_outside_its_with_block(pair: Pair) -> None:
     with pytest.raises(BufferStateError, match="within its with"):
         batch.send()
     two.qp.post_recv_one(1, 0, 0, 0)
-    with batch:  # and may be used again
+    with batch:  # the batch can be used again
         batch.send(wr_id=9)
     assert one.completion().wr_id == 9
     assert two.completion().ok

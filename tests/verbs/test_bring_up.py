@@ -1,4 +1,4 @@
-"""From exchanged endpoints to a queue pair that works: every type, every knob, every refusal."""
+"""Test bringing up queue pairs from exchanged endpoints, with every type, option and refusal."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_endpoint_and_connect_raise_enetdown_when_port_is_not_active(
 
 
 def bad_ways(context: verbs.Context) -> list[tuple[AddressVector, str]]:
-    """Ways that cannot be, and what is said of them."""
+    """Return invalid address vectors with the expected error text of each."""
     best = context.choose_gid()
     other = GID.from_ip("2001:db8::1" if best.gid.ip.version == 4 else "192.0.2.1")
     ways = [(AddressVector(dgid=best.gid, sgid_index=200), f"GID index 200 of port 1 of "
@@ -158,7 +158,7 @@ with (
 
 @pytest.mark.any_device
 def test_missing_route_raises_enetunreach() -> None:
-    """In a network namespace that has no route to any other host."""
+    """The program runs in a network namespace without a route to any other host."""
     done = run("unshare", "-rn", sys.executable, "-c", WITHOUT_ROUTES, check=True)
     *errors, state = done.stdout.splitlines()
     assert state == "INIT"
@@ -204,7 +204,7 @@ def test_connect_rejects_invalid_options_and_connected_queue_pairs(qp: verbs.Que
 def test_work_posted_in_sqd_waits_until_resume(
     context: verbs.Context, pair: Pair, deviations: frozenset[str]
 ) -> None:
-    """IBTA volume 1, clause 10.3.1.5: what is posted in SQD waits."""
+    """IBTA volume 1, clause 10.3.1.5 requires this."""
     one, two = pair
     one.mr.buf[:8] = b"12345678"
     one.qp.to_sqd(notify=True)

@@ -1,4 +1,4 @@
-"""What counts as memory, and for how long it is held."""
+"""Test what counts as memory, and how long it is held."""
 
 from __future__ import annotations
 
@@ -181,7 +181,10 @@ ADDRESSES: dict[str, Any] = {
 
 @pytest.mark.parametrize("memory", ADDRESSES.values(), ids=ADDRESSES)
 def test_memory_holding_addresses_is_rejected(pd: verbs.ProtectionDomain, memory: Any) -> None:
-    """Whatever else is wrong with it.  The bytes of a peer in their place would be followed."""
+    """Bytes that a peer writes in place of an address would be followed as a pointer.
+
+    This error comes before any other defect of the memory.
+    """
     for use in bytes_of, verbs.address_of, pd.reg_mr:
         with pytest.raises(TypeError, match="addresses in this process") as caught:
             use(memory)
@@ -219,7 +222,7 @@ def test_bytes_of_advises_array_view_for_datetime_elements() -> None:
 
 
 class Elsewhere:
-    """An array of CuPy or Numba looks like this from outside."""
+    """An object with the interface of a CuPy or Numba array."""
 
     __cuda_array_interface__: ClassVar[dict[str, object]] = {}
 
@@ -243,7 +246,7 @@ def test_gpu_memory_error_advises_register_dmabuf(
 def test_bytes_of_rejects_dlpack_capsules_that_contradict_the_tensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Than the tensor had said, which is not believed twice; or that is none."""
+    """The capsule has a different device than the tensor reported, or is not a capsule."""
     tensor = OwnTensor(bytearray(DATA), (64,))
     tensor._managed.tensor.device_type = CUDA
     with pytest.raises(UnsupportedError, match="DLPack device 2:0"):
@@ -296,7 +299,10 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("torch")
 def test_region_holds_the_storage_of_a_tensor(pd: verbs.ProtectionDomain) -> None:
-    """Not the tensor, which may be given another one; and torch does not resize it then."""
+    """The region must not hold the tensor, which may get another storage.
+
+    torch does not resize a storage that is held.
+    """
     tensor = fake_torch.Tensor(bytearray(b"xy" + DATA))
     storage = tensor.untyped_storage()
     tensor.set_(storage, 2, (64,))
@@ -314,9 +320,9 @@ def test_region_holds_the_storage_of_a_tensor(pd: verbs.ProtectionDomain) -> Non
         assert bytes(mr.buf) == DATA
         mr.buf[:3] = b"new"
     assert bytes(bytes_of(tensor)) == bytes(64)
-    tensor.untyped_storage().share_memory_()  # which may move again
+    tensor.untyped_storage().share_memory_()  # can move the memory again
     with pd.reg_mr(tensor):
-        tensor.untyped_storage().share_memory_()  # and is where it stays
+        tensor.untyped_storage().share_memory_()  # does not move the memory
     assert bytes(bytes_of(fake_torch.Tensor())) == b""
 
 
@@ -378,7 +384,7 @@ def test_bytes_of_tensor_advises_numpy_when_it_is_missing(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("part", [slice(None), slice(100, None)])
 def test_registered_array_cannot_be_resized(pd: verbs.ProtectionDomain, part: slice) -> None:
-    """Although numpy is told not to look for references."""
+    """The exported buffer must prevent this even when numpy is told not to check references."""
     memory = np.zeros(10_000)
     with pd.reg_mr(memory[part]), pytest.raises(ValueError, match="resize"):
         memory.resize(1_000_000, refcheck=False)
@@ -386,7 +392,7 @@ def test_registered_array_cannot_be_resized(pd: verbs.ProtectionDomain, part: sl
 
 
 def test_bytes_of_accepts_numpy_arrays_through_dlpack() -> None:
-    """Another library's exporter, with the buffer protocol out of the way."""
+    """This tests another library's DLPack exporter. The class `Only` hides the buffer protocol."""
 
     class Only:
         def __init__(self, array: np.ndarray[Any, Any]) -> None:
@@ -431,7 +437,10 @@ print("collected")
 
 
 def test_views_in_a_cycle_are_collected() -> None:
-    """Of what a memoryview cannot cast, too.  In a process of its own: a mistake would end this."""
+    """This includes views of formats that a memoryview cannot cast.
+
+    A mistake would crash the process, so the test runs in a separate one.
+    """
     done = run_python("-W", "error", "-c", FORGOTTEN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "collected\n", "")
 
@@ -443,5 +452,5 @@ def test_bytes_of_pins_arrays_that_memoryview_cannot_cast() -> None:
     with pytest.raises(ValueError, match="resize"):
         records.resize(20)
     del view
-    # A tracer such as coverage holds a reference too, so the array is not resized here.
+    # Compare reference counts instead of resizing, because coverage tracers hold references too.
     assert sys.getrefcount(records) == before

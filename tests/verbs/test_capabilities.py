@@ -1,4 +1,4 @@
-"""What a device offers beyond the basics."""
+"""Test the capabilities of a device beyond the basic ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def test_extended_attributes_are_empty_when_the_query_is_unsupported(
 
 
 def test_extended_attributes_convert_nested_members() -> None:
-    """A different number in every place; those of `copy_of` have its test."""
+    """Every member has a different number here.
+
+    tests/native/test_records.py tests the members converted by `copy_of`.
+    """
     attr = ffi.new("struct ibv_device_attr_ex *")
     attr.odp_caps.general_caps = 3
     attr.odp_caps.per_transport_caps.rc_odp_caps = 0b1

@@ -1,4 +1,4 @@
-"""Completion queues and channels: no completion is lost, no event comes twice."""
+"""Test that completion queues and channels lose no completion and report no event twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIGNALED = SendFlags.SIGNALED
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Everything here is said of both kinds of queues, where the device has both."""
+    """Run each test with both kinds of completion queues if the device supports both."""
     if "extended" in metafunc.fixturenames:
         lacks = LACKS.get(kind_of(str(metafunc.config.getoption("--device"))), frozenset())
         kinds = [False] if "extended completion queues" in lacks else [False, True]
@@ -51,19 +51,19 @@ def test_completion_queue_is_extended_as_requested(
 
 
 def wait(channel: verbs.CompletionChannel) -> None:
-    """Waits until the fd is readable; fails when it is not in time."""
+    """Wait until the fd is readable, and fail after 30 seconds."""
     assert select.select([channel.fd], [], [], 30)[0], "the fd did not become readable in 30 s"
 
 
 def next_event(channel: verbs.CompletionChannel) -> verbs.CompletionQueue:
-    """The queue of the next event. The fd may be readable before there is one."""
+    """Return the queue of the next event. The fd can be readable before the event is available."""
     while (queue := channel.get_event()) is None:
         wait(channel)
     return queue
 
 
 def drain_some(channel: verbs.CompletionChannel, capacity: int) -> tuple[list[Record], bool]:
-    """As `drain`, but only when there is something."""
+    """Wait for a completion, and then return the same as `drain`."""
     while True:
         found, more = drain(channel, capacity)
         if found:
@@ -73,7 +73,7 @@ def drain_some(channel: verbs.CompletionChannel, capacity: int) -> tuple[list[Re
 
 
 def send(source: End, target: End, wr_id: int = 1, flags: int = SIGNALED) -> None:
-    """One message of 8 bytes, with its receive."""
+    """Post an 8-byte message and the receive for it."""
     target.post_recv(wr_id, 64)
     source.post(WROpcode.SEND_WITH_IMM, wr_id=wr_id, flags=flags, imm_data=wr_id)
 
@@ -96,7 +96,7 @@ def test_poll_returns_completions_in_order(pair: Pair) -> None:
     sent = one.completions(8)
     received = two.completions(5)
     more = two.completions(2)
-    assert len(more) == 2  # no more than asked
+    assert len(more) == 2  # no more than requested
     received += more + two.completions(1)
     assert [wc.wr_id for wc in sent] == [wc.wr_id for wc in received] == list(range(8))
     assert [wc.imm_data for wc in received] == list(range(8))
@@ -217,7 +217,7 @@ def test_wait_returns_when_another_queue_of_the_channel_is_closed(
 def test_poll_of_zero_returns_nothing_and_wait_for_zero_raises(
     connected_pair: ConnectedPair,
 ) -> None:
-    """Of a computed number: polling for none returns, waiting for none is an error."""
+    """A program may have computed the number."""
     one, two = connected_pair()
     send(one, two)
     assert two.cq.poll(0) == []
@@ -272,7 +272,7 @@ def test_resized_completion_queue_keeps_completions(
     two.completion()
     one.cq.resize(1000)
     assert one.cq.cqe >= 1000
-    assert one.completion().wr_id == 2  # kept
+    assert one.completion().wr_id == 2  # kept by the resize
     one.cq.resize(100)
     assert one.cq.cqe >= 100
     send(one, two, wr_id=3)
@@ -300,7 +300,7 @@ def test_reserve_and_release_count_completion_entries(cq: verbs.CompletionQueue)
 
 @pytest.mark.parametrize("field", [None, *WCFields], ids=lambda field: field and field.name)
 def test_completion_has_only_the_requested_fields(field: WCFields | None) -> None:
-    """Classic queues (None) tell some as well."""
+    """Completions of classic queues (`None`) have some of the fields as well."""
     record = (5, 0, WCOpcode.RECV, 0, 8, 3, 0x11, 4, 0)
     wc = WorkCompletion.from_record(record, None, (1, 2, 3, 4, 5, 6, 7, 8, 9, 10), field)
     told = {

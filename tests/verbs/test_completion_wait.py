@@ -1,4 +1,4 @@
-"""Waiting for completions: by events, busily, adaptively; and the queues of one channel."""
+"""Test waiting for completions by events, busily and adaptively, and queues on one channel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_wait_returns_completions_in_every_mode(
 def test_wait_releases_the_gil(
     connected_pair: ConnectedPair, channel: CompletionChannel, spin: float
 ) -> None:
-    """It sleeps, or polls, without the GIL: the sender runs meanwhile."""
+    """The sender in the other thread must run while this one sleeps or polls."""
     one, two = connected_pair(channel=channel)
     thread = threading.Timer(0.001, send, (one, two, 9))
     thread.start()
@@ -89,7 +89,7 @@ def test_wait_keeps_events_of_other_queues(
         end.cq.req_notify()
     send(three, four)
     send(one, two)
-    assert len(two.cq.wait(timeout=30)) == 1  # may meet the other queue's event
+    assert len(two.cq.wait(timeout=30)) == 1  # may read the other queue's event first
     assert len(four.cq.wait(timeout=30)) == 1
     send(three, four)
     assert len(four.cq.wait(timeout=30)) == 1
@@ -98,7 +98,7 @@ def test_wait_keeps_events_of_other_queues(
 def test_threads_wait_for_two_queues_of_one_channel(
     connected_pair: ConnectedPair, channel: CompletionChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one does not take the event for which the first one is about to sleep."""
+    """The second thread must not take the event for which the first one is about to sleep."""
     one, two = connected_pair(channel=channel)
     three, four = connected_pair(channel=channel)
     found: list[int] = []
@@ -135,12 +135,12 @@ def test_threads_wait_for_two_queues_of_one_channel(
 
 
 class Alarm(Exception):
-    """Raised by the handler of a signal."""
+    """Raised by the signal handler."""
 
 
 @contextmanager
 def alarm_soon() -> Iterator[None]:
-    """Raises Alarm in what it surrounds, or before that: nothing says how soon soon is."""
+    """Raise Alarm after 50 ms. On a busy machine, that may be before the block is entered."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         raise Alarm

@@ -1,4 +1,6 @@
-"""A completion queue cannot overrun: every queue that can fill it has set room aside."""
+"""Test that a completion queue cannot overrun, because every queue that can fill it reserves
+entries.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_create_qp_raises_busy_error_when_the_cq_cannot_grow(
 def test_dropped_queue_pair_keeps_its_reservation_until_pd_closes(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
-    """The device still has it; closing the protection domain closes it."""
+    """The device still has the queue pair until closing the protection domain destroys it."""
     with context.create_cq(100) as cq:
         other = context.alloc_pd()
         with pytest.warns(ResourceWarning):

@@ -1,4 +1,6 @@
-"""Unreliable datagrams: address handles, Q_Keys, the header in front, the route back."""
+"""Test unreliable datagrams: address handles, Q_Keys, the header in front of the data, the route
+back.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("UD")
 SIGNALED = int(SendFlags.SIGNALED)
-ROOM = 2048  # where each side's receives begin
+ROOM = 2048  # offset of each side's receives
 
 
 @dataclasses.dataclass
 class Peer(End):
-    """One datagram queue pair with its endpoint, in RTS."""
+    """A datagram queue pair in RTS with its endpoint."""
 
     endpoint: Endpoint
 
@@ -68,7 +70,7 @@ def send_ops(request: pytest.FixtureRequest) -> SendOps:
 def peers(
     context: verbs.Context, pd: verbs.ProtectionDomain, send_ops: SendOps
 ) -> Iterator[tuple[Peer, Peer]]:
-    """Two datagram queue pairs that know nothing of each other yet."""
+    """Provide two datagram queue pairs that have not exchanged endpoints."""
     with ExitStack() as stack:
 
         def make() -> Peer:
@@ -91,7 +93,7 @@ def peers(
 
 @pytest.fixture
 def way(peers: tuple[Peer, Peer]) -> Iterator[Destination]:
-    """From the first to the second."""
+    """Provide the destination for datagrams from the first peer to the second."""
     one, two = peers
     destination = one.qp.destination(one.endpoint, Endpoint.unpack(two.endpoint.pack()))
     with destination.ah:
@@ -104,7 +106,7 @@ def test_start_uses_qkey_and_psn_of_the_endpoint(peers: tuple[Peer, Peer]) -> No
     assert there.qp_state is QPState.RTS
     assert there.qkey == one.endpoint.qkey
     assert there.sq_psn == one.endpoint.psn
-    assert 0 <= one.endpoint.qkey < 1 << 31  # with the highest bit it would be a privileged one
+    assert 0 <= one.endpoint.qkey < 1 << 31  # the highest bit marks a privileged Q_Key
     assert one.endpoint.qkey != two.endpoint.qkey
     assert one.endpoint.qp_type is QPType.UD
     assert one.endpoint.max_rd_atomic == one.endpoint.max_dest_rd_atomic == 0

@@ -1,4 +1,4 @@
-"""Finding and opening devices, and what they say of themselves."""
+"""Test finding and opening devices, and their attributes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def test_find_device_by_ip_returns_the_device_with_that_address(
 def test_find_device_by_unknown_ip_lists_addresses_and_open_errors(
     device: verbs.Device, context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each device is named: with what it has, or why it cannot be opened."""
     with pytest.raises(DeviceNotFoundError) as caught:
         verbs.find_device(ip="192.0.2.77")
     assert device.name in caught.value.known
@@ -126,7 +125,10 @@ def test_missing_library_leaves_only_the_embedded_device(monkeypatch: pytest.Mon
 def test_fork_status_is_unneeded_or_none_when_unsupported(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The embedded device reaches memory as any thread does; Linux copies at fork since 5.12."""
+    """The embedded device accesses memory as any thread does.
+
+    For other devices, Linux copies pinned pages at fork since 5.12.
+    """
     assert verbs.fork_status(device.library) is verbs.ForkStatus.UNNEEDED
 
     def too_old() -> Never:

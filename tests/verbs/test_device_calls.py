@@ -1,4 +1,7 @@
-"""A device without the optional calls of softdev/abi/device_calls.h, as a card: all else works."""
+"""Test a device without the optional calls of softdev/abi/device_calls.h, such as a card.
+
+Everything that does not need these calls must work.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ F: Any = ffi
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[verbs.Device]:
-    """The embedded device, by a table of calls whose optional entries are all NULL."""
+    """Provide the embedded device with all optional entries of its call table NULL."""
     none = F.new("struct aiordma_device_calls *")
     complete: Any = embedded().table
     table = F.new("struct aiordma_calls *", complete[0])

@@ -1,4 +1,4 @@
-"""The device of a program that names none: a card, or else software, which is not silent."""
+"""Test the device of a program that names none: a card, or else software with a warning."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Machine = dict[str, dict[int, PortState] | VerbsError]
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """The devices of a fictitious system, and the states of their ports, or why they do not open.
+    """Provide a fictitious machine that maps device names to port states or an error.
 
-    Its library is installed.
+    The RDMA library counts as installed.
     """
     cards: Machine = {}
 
@@ -90,7 +90,7 @@ async def test_software_device_is_chosen_with_one_warning_when_no_card_is_usable
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One, and not for a program that has named the embedded device."""
+    """A program that names the embedded device gets no warning."""
     machine.update(cards)
     assert verbs.choose_device() == (EMBEDDED, why, True)
     assert verbs.find_device() == EMBEDDED
@@ -114,7 +114,7 @@ async def test_software_device_is_chosen_with_one_warning_when_no_card_is_usable
 def test_aiordma_device_selects_the_default_device(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `connect`, the verbs take its device, unless they are asked for a certain one."""
+    """Like `connect`, the verbs use this device unless they are asked for a certain one."""
     machine |= {"mlx5_0": {1: ACTIVE}, "mlx5_1": {1: DOWN}}
     monkeypatch.setenv("AIORDMA_DEVICE", "embedded0")
     assert verbs.find_device() == verbs.choose_device().device == EMBEDDED
@@ -122,7 +122,7 @@ def test_aiordma_device_selects_the_default_device(
         assert context.name == EMBEDDED.name
     assert verbs.find_device("mlx5_1").name == "mlx5_1"
     assert verbs.find_device("system").name == "mlx5_0"
-    assert verbs.find_device(guid=EMBEDDED.guid).name == "mlx5_0"  # which has the same here
+    assert verbs.find_device(guid=EMBEDDED.guid).name == "mlx5_0"  # mlx5_0 has this GUID too
     monkeypatch.setenv("AIORDMA_DEVICE", "")
     assert verbs.find_device().name == "mlx5_0"
     monkeypatch.setenv("AIORDMA_DEVICE", "mlx5_9")
@@ -141,7 +141,7 @@ async def test_missing_library_is_the_reason_for_choosing_software(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In one line; `aiordma doctor` has the linker's message and the package."""
+    """The warning is a single line. `aiordma doctor` shows the linker's message and the package."""
     missing = LibraryNotFoundError("libibverbs.so.1", symbol=symbol, detail="cannot open")
     monkeypatch.setattr(module, "missing_library", lambda: missing)
     assert verbs.choose_device().reason == why
@@ -160,7 +160,7 @@ async def test_listen_raises_or_warns_when_no_card_is_usable(
     monkeypatch.setenv("AIORDMA_DEVICE", "system")
     with pytest.raises(DeviceNotFoundError, match="port 1 is DOWN; AIORDMA_DEVICE is 'sy"):
         await listen("127.0.0.1")
-    machine["mlx5_1"] = DENIED  # which is no reason to choose software
+    machine["mlx5_1"] = DENIED  # not a reason to choose software
     for name in (None, "system"):
         with pytest.raises(VerbsError, match="Permission denied"):
             verbs.find_device(name)
@@ -175,7 +175,7 @@ async def test_listen_raises_or_warns_when_no_card_is_usable(
 async def test_listen_accepts_kind_system_as_device(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection manager chooses by the route, as without a name."""
+    """The connection manager chooses the device by the route, as it does without a name."""
     machine["embedded0"] = {1: ACTIVE}
     async with await listen("127.0.0.1", device="system") as listener:
         assert listener.device == "embedded0"
@@ -252,7 +252,7 @@ async def test_choose_devices_all_sorts_active_cards_by_numa_distance(
 async def test_choose_devices_all_stays_with_the_chosen_kind(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Software only where that is asked for, or with a warning."""
+    """Software devices are included only if they are asked for, or with a warning."""
     machine |= {"mlx5_0": {1: ACTIVE}, "embedded0": {1: ACTIVE}}
     monkeypatch.setattr(transport, "CHOICE_LASTS", 0)
     monkeypatch.setenv("AIORDMA_DEVICE", "embedded0")

@@ -1,4 +1,4 @@
-"""Every enumeration against the constants that the compiler saw."""
+"""Test every enumeration against the constants that the compiler found."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from aiordma._native import ffi, lib
 from aiordma.errors import WORK_COMPLETION_ERRORS
 from aiordma.verbs._device.enums import OpenEnum
 
-# Our class, the C enumeration (none for an anonymous one), and what our names leave out: those that
-# are written by hand, and of each kind that the build makes one.
+# Each entry has our class, the C enumeration (None if anonymous) and the prefix our names omit. The
+# list covers all handwritten classes and one generated class of each kind.
 ENUMS: list[tuple[type[IntEnum | IntFlag], str | None, str]] = [
     (verbs.MTU, "ibv_mtu", "IBV_"),
     (verbs.LinkLayer, None, "IBV_LINK_LAYER_"),
@@ -29,7 +29,7 @@ ENUMS: list[tuple[type[IntEnum | IntFlag], str | None, str]] = [
     (cm.Option, None, "RDMA_OPTION_ID_"),
     (Rights, None, "IBV_ACCESS_REMOTE_"),
 ]
-# In C, not here: what no caller can have or ask for.
+# C constants left out because no caller can receive or request them.
 LEFT_OUT = {"IBV_QPT_DRIVER", "IBV_QPS_UNKNOWN"}
 
 

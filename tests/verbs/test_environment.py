@@ -1,4 +1,4 @@
-"""The warning about environment variables that aiordma does not know."""
+"""Test the warning about environment variables that aiordma does not know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extended completion queues: chosen where there are any, their timestamps, reading lazily."""
+"""Test extended completion queues: when they are chosen, their timestamps, and lazy reading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMES = WCFields.WITH_COMPLETION_TIMESTAMP | WCFields.WITH_COMPLETION_TIMESTAMP_
 
 
 def write(one: End, two: End, imm: int | None = None, *, rkey: int | None = None) -> None:
-    """8 bytes into the other's memory; with immediate data, which uses up a receive there."""
+    """Write 8 bytes to the peer's memory. Immediate data consumes a receive at the peer."""
     two.qp.post_recv_one(7, 0, 0, 0)
     opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
     one.post(opcode, two, wr_id=5, rkey=rkey, imm_data=imm or 0)
@@ -71,7 +71,7 @@ def test_create_cq_rejects_comp_vector_out_of_range(context: verbs.Context) -> N
 def test_cq_fields_omit_timestamps_that_the_device_lacks(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a device tells is found by asking for less until it agrees."""
+    """The supported fields are found by asking for fewer of them until the device agrees."""
     if context.cq_fields is None:
         with pytest.raises(UnsupportedError, match="extended completion queues"):
             context.create_cq(16, extended=True)
@@ -113,7 +113,7 @@ def test_completion_timestamps_increase_with_the_device_clock(
         [before, *(ticks for ticks, _ in stamps), after]
     )
     walls = [wall_before, *(wall for _, wall in stamps), wall_after]
-    # The clock of the day may be read with less precision than time.time_ns().
+    # The wall clock may be read with less precision than time.time_ns().
     assert all(later - earlier > -10_000_000 for earlier, later in itertools.pairwise(walls))
     assert context.query_device_ex().seconds(after - before) < 60
 
@@ -132,7 +132,7 @@ def test_completion_has_every_field_of_a_write_with_immediate(pair: Pair) -> Non
     assert received.slid is not None
     assert received.sl == 0
     assert received.dlid_path_bits is not None
-    # Of the rest, each kind of queue tells what it has.
+    # The remaining fields depend on the kind of completion queue.
     assert (received.pkey_index is None) is (two.cq.fields is not None)
     assert (received.timestamp is None) is (two.cq.fields is None)
     assert received.cvlan is received.flow_tag is received.tm_tag is received.tm_priv is None
@@ -151,7 +151,7 @@ def test_failed_completion_has_only_defined_fields(pair: Pair) -> None:
 
 
 def steps(end: End, count: int) -> list[tuple[object, ...]]:
-    """What a cursor comes to: number, status, opcode, bytes, immediate data, queue pair."""
+    """Poll `count` completions with a cursor and return the main fields of each."""
     found: list[tuple[object, ...]] = []
     deadline = time.monotonic() + 30
     while len(found) < count:
@@ -223,7 +223,7 @@ def test_cursor_raises_runtime_error_when_queue_is_empty(cq: verbs.CompletionQue
 
 
 def test_cursor_settles_work_and_names_the_failure(pair: Pair) -> None:
-    """As polling does: what it has come to is no longer under way, a failure has its name."""
+    """Reading with a cursor must have the same effects as polling."""
     one, two = pair
     write(one, two, rkey=two.mr.rkey ^ 0x55)
     failures: list[tuple[WCStatus, object]] = []
@@ -245,7 +245,6 @@ def test_cursor_settles_work_and_names_the_failure(pair: Pair) -> None:
 def test_moderation_delays_the_event_until_count_or_period(
     connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
-    """No event before the second completion, or the end of the period, whichever is first."""
     one, two = connected_pair(channel=channel)
     period, too_early = 0.06, None
     two.cq.modify(cq_count=2, cq_period=period)
@@ -288,7 +287,10 @@ def test_moderation_raises_unsupported_error_when_device_lacks_it(
 def test_work_settles_whatever_fields_were_requested(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
-    """It is found by the queue pair's number, which the queue then tells as well, and no more."""
+    """Work is found by the number of its queue pair.
+
+    The queue reports that number in addition to the requested fields.
+    """
     with (
         context.create_cq(64, fields=WCFields.WITH_BYTE_LEN) as cq,
         pd.create_qp(cq) as one,

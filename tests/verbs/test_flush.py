@@ -1,4 +1,4 @@
-"""RDMA FLUSH: what was written to the peer's memory is there."""
+"""Test RDMA FLUSH, which makes sure that data has reached the peer's memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Flushed = Callable[[], tuple[End, End, verbs.MemoryRegion]]
 
 @pytest.fixture
 def flushed(connected_pair: ConnectedPair, pd: verbs.ProtectionDomain) -> Iterator[Flushed]:
-    """Makes two ends, and memory at the second one that may be flushed."""
+    """Provide a function that makes two ends, and flushable memory at the second."""
 
     def make() -> tuple[End, End, verbs.MemoryRegion]:
         one, two = connected_pair(QPCapabilities(), send_ops=OPS, access=RIGHTS)
@@ -112,6 +112,9 @@ def test_create_qp_raises_unsupported_error_when_device_lacks_flush(
 
 
 def test_reg_mr_rejects_flush_persistent(pd: verbs.ProtectionDomain) -> None:
-    """UnsupportedError from the embedded device; the kernel says EINVAL for rights it has not."""
+    """The embedded device raises UnsupportedError.
+
+    The kernel returns EINVAL for rights it does not support.
+    """
     with pytest.raises(VerbsError):
         pd.reg_mr(4096, AccessFlags.LOCAL_WRITE | AccessFlags.FLUSH_PERSISTENT)

@@ -1,4 +1,4 @@
-"""Numbers of numpy and names of members, wherever verbs take a number or a choice."""
+"""Test numpy numbers and names of enum members wherever verbs take a number or a choice."""
 
 from __future__ import annotations
 

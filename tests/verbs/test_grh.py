@@ -1,4 +1,4 @@
-"""Global route headers, as a card and as a RoCE v2 device put them in front of a datagram."""
+"""Test global route headers, as a card and as a RoCE v2 device put them in front of a datagram."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ V6 = (
     + SOURCE.packed
     + TARGET.packed
 )
-# Version and length, service, total length, identification, fragment, hops, UDP, sum.
+# Version and IHL, type of service, total length, identification, fragment offset, TTL, protocol
+# (UDP), checksum.
 V4 = bytes.fromhex("45 28 0078 1234 4000 40 11 0000") + bytes([10, 9, 9, 1]) + bytes([10, 9, 9, 2])
 
 
 def with_sum(header: bytes) -> bytes:
-    """RFC 1071."""
+    """Return the IPv4 header with its checksum (RFC 1071)."""
     total = sum(int.from_bytes(header[at : at + 2], "big") for at in range(0, 20, 2))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -44,7 +45,7 @@ def test_grh_parses_ipv6_header() -> None:
 
 @pytest.mark.parametrize("before", [bytes(20), b"\x60" + bytes(19), b"\xff" * 20])
 def test_grh_parses_ipv4_header_in_the_last_20_bytes(before: bytes) -> None:
-    """Annex A17.4.5.2: in the last 20 bytes; what is before is not defined."""
+    """Annex A17.4.5.2 leaves the bytes before the header undefined."""
     header = GRH.parse(bytearray(before + with_sum(V4)))
     assert header.version == 4
     assert (header.traffic_class, header.hop_limit, header.next_header) == (0x28, 64, 17)
@@ -55,9 +56,9 @@ def test_grh_parses_ipv4_header_in_the_last_20_bytes(before: bytes) -> None:
 
 
 def test_grh_parse_detects_the_ip_version() -> None:
-    # Without a sum, as a device makes it that sends to itself: what is in front says nothing then.
+    # A datagram that a device sends to itself has no checksum, so byte 0 has to rule out IPv6.
     assert GRH.parse(bytes(20) + V4).version == 4
-    # An address may contain what an IPv4 header begins with: the sum decides.
+    # An IPv6 address can look like the start of an IPv4 header. The checksum decides in this case.
     raw = bytearray(V6)
     raw[20] = 0x45
     assert GRH.parse(raw).version == 6

@@ -1,4 +1,4 @@
-"""What a device lacks is refused by UnsupportedError, which names the device and the capability."""
+"""Test that UnsupportedError names the device and the capability that it lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prefetch(pd: verbs.ProtectionDomain) -> None:
         mr.prefetch()
 
 
-# What is tried, the call that the device would refuse, and what the text must name.
+# Each entry has the device call to reject, its use, and the capability the error must name.
 USES: list[tuple[str, Use, str]] = [
     ("ibv_alloc_dm", lambda context, _: context.alloc_dm(64), "device memory"),
     ("ibv_alloc_td", lambda context, _: context.alloc_td(), "thread domains"),
@@ -43,7 +43,7 @@ USES: list[tuple[str, Use, str]] = [
 
 @pytest.fixture
 def lacking(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Takes a call, and every capability that can be asked for, away from the device."""
+    """Provide a function that makes a call fail on a device without optional capabilities."""
     empty = verbs.ExtendedDeviceAttributes.read(ffi.new("struct ibv_device_attr_ex *"))
     monkeypatch.setattr(context, "query_device_ex", lambda: empty)
 
@@ -52,7 +52,7 @@ def lacking(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> Callable
             raise failure(call, errno.EOPNOTSUPP)
 
         monkeypatch.setattr(context.library.calls, call, refuse)
-        if call == "ibv_reg_mr":  # as the embedded device has it for memory without holes
+        if call == "ibv_reg_mr":  # the embedded device uses this call for contiguous memory
             monkeypatch.setattr(context.library, "reg_own_mr", refuse)
 
     return take

@@ -1,4 +1,4 @@
-"""ENOMEM of a registration: the limit on locked memory is named where it is the reason."""
+"""Test that an ENOMEM of a registration names the limit on locked memory if that is the reason."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from aiordma._native import failure
 from aiordma.verbs._memory import memlock
 from tests.processes import run_python
 
-# Drops CAP_IPC_LOCK for good, which takes effect with the next exec (capabilities(7)), then runs
-# the rest with 1 MiB that may be locked.
+# The child drops CAP_IPC_LOCK, which takes effect at the next exec (capabilities(7)), and runs the
+# rest with a locked-memory limit of 1 MiB.
 CHILD = """
 import ctypes, os, resource, sys
 
@@ -38,7 +38,10 @@ with verbs.open_device(sys.argv[2]) as context, context.alloc_pd() as pd:
 
 
 def test_memlock_limit_is_named_when_registration_fails(device: verbs.Device) -> None:
-    """rdma_rxe pins pages as a card does; the embedded device pins none, and no limit binds it."""
+    """rdma_rxe pins pages as a card does.
+
+    The embedded device pins none, so the limit does not apply to it.
+    """
     done = run_python("-c", CHILD, "drop", device.name, check=True)
     if device.library.name == "embedded":
         assert done.stdout == "registered\n"

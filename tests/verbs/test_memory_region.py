@@ -1,4 +1,4 @@
-"""Registration: owned and borrowed memory, rights, pins."""
+"""Test registration: owned and borrowed memory, access rights, and pins."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_owned_memory_is_page_aligned_zeroed_and_writable(pd: verbs.ProtectionDo
 
 
 def is_in_memory(address: int) -> bool:
-    """Has the page of this address been used?  (mincore(2))"""
+    """Return whether the page at this address is resident (mincore(2))."""
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
     found = ctypes.c_ubyte()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -48,7 +48,7 @@ def is_in_memory(address: int) -> bool:
 
 
 def is_made_sure_of(memory: AnyMemory) -> bool:
-    """Are the pages of new memory there once the embedded device has registered it?"""
+    """Return whether registration with the embedded device makes new pages resident."""
     middle = verbs.address_of(memory) + bytes_of(memory).nbytes // 2
     assert not is_in_memory(middle)
     with (
@@ -60,7 +60,10 @@ def is_made_sure_of(memory: AnyMemory) -> bool:
 
 
 def test_allocator_memory_is_not_checked_page_by_page() -> None:
-    """Its pages come with their bytes; other memory is tried (softdev/abi/device_calls.h)."""
+    """The pages of memory from an allocator exist as long as its bytes.
+
+    Other memory is checked (softdev/abi/device_calls.h).
+    """
     length = 64 << 20  # beyond what malloc ever takes from its heap (mallopt(3)): fresh pages
     numbers = np.zeros(length // 8)
     for memory in (bytes(length), numbers, numbers.reshape(2, -1)[1]):
@@ -118,7 +121,7 @@ def test_read_only_memory_rejects_write_access(pd: verbs.ProtectionDomain) -> No
 def test_mapped_files_can_be_registered_for_remote_read(
     pd: verbs.ProtectionDomain, device_name: str, tmp_path: Path
 ) -> None:
-    """Kernels that cannot pin a shared mapping that is read-only say so, and what to do."""
+    """On kernels that cannot pin a read-only shared mapping, the error says what to do."""
     file = tmp_path / "file"
     file.write_bytes(bytes(mmap.PAGESIZE))
     with file.open("rb") as opened:
@@ -166,7 +169,7 @@ def test_reg_mr_raises_enomem_for_impossible_lengths(
 
 def test_same_memory_can_be_registered_repeatedly(pd: verbs.ProtectionDomain) -> None:
     data = bytearray(64)
-    # A right that a device may ignore changes nothing.
+    # A device may ignore RELAXED_ORDERING, so adding it must change nothing.
     regions = [pd.reg_mr(data, ALL | AccessFlags.RELAXED_ORDERING) for _ in range(32)]
     assert len({mr.addr for mr in regions}) == 1
     assert len({mr.rkey for mr in regions}) == len({mr.lkey for mr in regions}) == 32
@@ -181,13 +184,13 @@ def test_closed_region_raises_buffer_state_error(pd: verbs.ProtectionDomain) -> 
     mr.close()
     with pytest.raises(BufferStateError, match=rf"MemoryRegion {mr.addr:#x}\+64 is closed"):
         mr.buf  # noqa: B018
-    view[0] = 1  # the view keeps the memory, without the device
+    view[0] = 1  # the view keeps the memory after the device is gone
 
 
 def test_address_of_returns_the_start_of_a_buffer() -> None:
     memory = bytearray(100)
     assert verbs.address_of(memoryview(memory)[10:]) == verbs.address_of(memory) + 10
-    memory.append(1)  # nothing holds it
+    memory.append(1)  # nothing refers to the buffer
     with pytest.raises(TypeError):
         verbs.address_of("text")
     with pytest.raises(BufferError):
@@ -212,7 +215,7 @@ print(len(memory))
 
 
 def test_region_views_in_a_cycle_are_collected(device: verbs.Device) -> None:
-    """In a process of its own, which a mistake here would be the end of."""
+    """A mistake would crash the process, so the test runs in a separate one."""
     done = run_python("-W", "error", "-c", FORGOTTEN, device.name)
     assert (done.returncode, done.stdout, done.stderr) == (0, "103\n", "")
 

@@ -1,4 +1,4 @@
-"""Memory windows of both types, and invalidation from here and from the peer."""
+"""Test memory windows of both types, and invalidation by this side and by the peer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BINDABLE = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
 
 @dataclass
 class Scene:
-    """``peer`` reaches the region of ``owner`` through ``window`` alone."""
+    """A region of ``owner`` that ``peer`` can access only through ``window``."""
 
     owner: End
     peer: End
@@ -59,7 +59,7 @@ class Scene:
     def access(
         self, opcode: WROpcode, rkey: int, offset: int = 0, length: int = 8, base: int | None = None
     ) -> WCStatus:
-        """One request of the peer's and how it ended."""
+        """Post one request of the peer and return its completion status."""
         start = self.region.addr if base is None else base
         self.peer.qp.post_send_one(
             7, opcode, SIGNALED, self.peer.mr.addr, length, self.peer.mr.lkey, start + offset, rkey
@@ -74,7 +74,7 @@ def mw_type(request: pytest.FixtureRequest) -> MWType:
 
 
 TYPE_2 = pytest.mark.parametrize("mw_type", [MWType.TYPE_2])
-"""For what only windows of type 2 have."""
+"""For tests of features that only type 2 windows have."""
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_inc_rkey_wraps_within_the_lowest_byte() -> None:
 def test_pd_closes_bound_window_before_its_region(
     context: verbs.Context, connected_pair: ConnectedPair
 ) -> None:
-    """The window was made first, and must be closed before the region that it is bound to."""
+    """The window was created first, but must be closed before the region that it is bound to."""
     with context.alloc_pd() as pd, context.create_cq(8) as cq:
         window = pd.alloc_mw(MWType.TYPE_2)
         region = pd.reg_mr(4096, BINDABLE)
@@ -122,7 +122,7 @@ def test_pd_closes_bound_window_before_its_region(
 
 
 def beyond(deviations: frozenset[str]) -> WCStatus:
-    """How an access ends that leaves the window, but not the region."""
+    """Return the status of an access that is outside the window but inside the region."""
     wrong = "a window reaches as far as its region"
     return WCStatus.SUCCESS if wrong in deviations else WCStatus.REM_ACCESS_ERR
 
@@ -195,7 +195,9 @@ def test_unbound_window_rejects_access_and_unbind(scene: Scene) -> None:
 def test_type_2_window_rejects_other_queue_pairs(
     scene: Scene, connected_pair: ConnectedPair
 ) -> None:
-    """Type 1 is good for the protection domain, type 2 for the queue pair of the bind."""
+    """A type 1 window is valid in its protection domain, a type 2 window only on the queue pair of
+    the bind.
+    """
     key = scene.bind(WRITE)
     _, other = connected_pair()
     other.qp.post_send_one(
@@ -245,7 +247,7 @@ def test_region_cannot_be_closed_while_a_window_is_bound(scene: Scene) -> None:
 
 @TYPE_2
 def test_binding_a_bound_type_2_window_fails(scene: Scene) -> None:
-    """A window of type 2 is bound only while it is not: IBTA o10-37.2.30."""
+    """IBTA o10-37.2.30 allows binding a type 2 window only while it is not bound."""
     scene.bind(READ)
     scene.window.bind(scene.owner.qp, scene.region, READ)
     failed = scene.owner.completion()
@@ -287,7 +289,7 @@ def test_send_with_invalidate_ends_the_window(scene: Scene, deviations: frozense
     assert received.imm_data is None
     assert bytes(scene.owner.mr.buf[:4]) == b"done"
     assert scene.peer.completion().ok
-    scene.region.close()  # it is free
+    scene.region.close()  # no window is bound to the region any more
     assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.REM_ACCESS_ERR
 
 
@@ -309,7 +311,7 @@ def test_bind_raises_queue_full_and_keeps_the_key(
         with pytest.raises(QueueFullError):
             window.bind(owner.qp, region, READ)
         assert window.rkey == before
-        owner.qp.to_error()  # so that nothing more is asked of the peer
+        owner.qp.to_error()  # prevents further requests to the peer
 
 
 # --- what is refused before anything is posted -------------------------------------------------

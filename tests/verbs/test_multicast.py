@@ -1,4 +1,4 @@
-"""Multicast groups of datagram queue pairs."""
+"""Test multicast groups of datagram queue pairs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Member(End):
         with self.qp.pd.create_ah(vector) as ah:
             with self.qp.batch() as batch:
                 batch.send([piece], to=Destination(ah, qpn, QKEY), wr_id=1)
-            # Its own copy may come first: the two queues have one CQ.
+            # The sender's copy can complete before the send, because both queues share a CQ.
             while not any(wc.wr_id == 1 for wc in self.completions(1)):
                 pass
 
@@ -82,7 +82,7 @@ def test_multicast_message_reaches_every_member(
             member.receive(3)
         sender.send(to_group(context, group), MULTICAST_QPN, b"to all")
         if NOT_HERE in deviations:
-            # What is sent to each alone after it comes first.
+            # A later datagram to one member arrives first, so the multicast was not delivered here.
             for member in (one, two):
                 sender.send(to_host(context), member.qp.qp_num, b"to you")
                 assert member.completion().byte_len == GRH_SIZE + 6
@@ -108,7 +108,7 @@ def test_closed_membership_receives_no_multicast(
         sender.send(to_group(context, GROUP), MULTICAST_QPN, b"to two")
         if NOT_HERE not in deviations:
             assert two.completion().byte_len == GRH_SIZE + 6
-    # What was sent to the group has been delivered by now.
+    # A datagram to the group would arrive before this one.
     sender.send(to_host(context), one.qp.qp_num, b"to you")
     assert one.completion().byte_len == GRH_SIZE + 6
     assert bytes(one.mr.buf[GRH_SIZE:46]) == b"to you"

@@ -1,4 +1,4 @@
-"""A process without file descriptors: a device that connects by sockets cannot reach its peer."""
+"""Test a process without free file descriptors, whose device cannot reach a peer by sockets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiordma import verbs
 from aiordma.verbs import AccessFlags, Endpoint
 from conftest import EMBEDDED
 
-# Takes all descriptors that it may have, connects its queue pair, and writes to the peer.
+# The child uses up its file descriptors, connects its queue pair, and writes to the peer.
 CHILD = """
 import os, resource, sys
 from aiordma import verbs
@@ -56,7 +56,7 @@ def test_retry_exceeded_error_names_the_open_files_limit(
             qp.connect(here, there, access=AccessFlags.REMOTE_WRITE)
             said, _ = child.communicate("connected\n", timeout=60)
     if device != EMBEDDED:
-        assert said == "None\n"  # it needs no sockets
+        assert said == "None\n"  # other devices need no sockets
     else:
         assert "(IBV_WC_RETRY_EXC_ERR)" in said
         hint = "the limit on open files (RLIMIT_NOFILE) of this process is 64 "

@@ -1,4 +1,4 @@
-"""The library's own memory on huge pages, where there are any, and said where there are not."""
+"""Test that the library's own memory is on huge pages if available, and the warning if not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POOL = Path("/proc/sys/vm/nr_hugepages")
 
 @pytest.fixture
 def free_huge_pages() -> Iterator[int]:
-    """As many as this machine lets us have, 4 at most."""
+    """Provide the number of free huge pages, after requesting 4 if permitted."""
     before = POOL.read_text()
     try:
         POOL.write_text("4")

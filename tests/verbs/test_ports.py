@@ -1,4 +1,4 @@
-"""Ports: state and limits, the GID table and how one is chosen, P_Keys."""
+"""Test ports: state and limits, the GID table and the choice from it, and P_Keys."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_unknown_gid_raises_error(context: verbs.Context) -> None:
 def test_query_port_falls_back_to_the_exported_call(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call in the context is younger than the exported one, which then has to do."""
+    """The call in the context is newer than the exported one."""
     port = context.query_port()
 
     class Older:
@@ -189,7 +189,7 @@ def test_gid_entries_are_reused_until_the_table_changes(
 def test_query_gid_table_allocates_for_the_current_size(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The embedded device's does, with the addresses of its host."""
+    """The embedded device's table grows with the addresses of its host."""
     before = context.query_gid_table()
     ask, calls = context.ask_port, context.library.calls
     query, rooms = calls._ibv_query_gid_table, []

@@ -1,4 +1,4 @@
-"""Tracking of posted work: slots, failures, and the cause of a flush."""
+"""Test the tracking of posted work: slots, failures, and the cause of a flush."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def record(wr_id: int, status: int = 0, opcode: int = 0) -> Record:
 
 
 class Meanwhile(int):
-    """A number that another thread gets its turn at."""
+    """An integer that lets another thread run, by ``turn``, when it is compared or tested."""
 
     def __new__(cls, number: int, turn: Callable[[], object]) -> Self:
         self = super().__new__(cls, number)
@@ -113,7 +113,7 @@ def test_settle_ignores_unknown_completions() -> None:
 )
 def test_settle_names_the_failed_operation(opcode: WROpcode, text: str) -> None:
     work = PostedWork(4)
-    work.receive(7)  # the same number: the status says that it is none
+    work.receive(7)  # same number, but receives cannot have this status
     work.send(7, opcode, False)
     error = work.settle(record(7, WCStatus.REM_ACCESS_ERR))
     assert isinstance(error, RemoteAccessError)
@@ -123,7 +123,7 @@ def test_settle_names_the_failed_operation(opcode: WROpcode, text: str) -> None:
 
 
 def test_settle_forgets_completed_receives() -> None:
-    """In order and whether they failed or not: the work of a send is not taken for theirs."""
+    """The work of a send must not be taken for that of a receive with the same number."""
     for status in WCStatus.SUCCESS, WCStatus.LOC_LEN_ERR:
         work = PostedWork(4)
         for wr_id in (7, 8):
@@ -138,7 +138,10 @@ def test_settle_forgets_completed_receives() -> None:
 
 
 def test_failure_leaves_slot_count_and_causes_to_the_device() -> None:
-    """The device decides about room, and a later failure is its own cause."""
+    """After a failure, only the device knows whether there is room.
+
+    A later failure is not caused by the first one.
+    """
     work = PostedWork(1)
     work.send(1, WROpcode.SEND, True)
     assert work.free == 0
@@ -172,10 +175,10 @@ def test_failed_post_takes_no_slot(pair: Pair) -> None:
     one.qp.to_error()
     one.post(WROpcode.SEND)
     assert one.qp.free_send_slots == size - 1
-    one.qp.to_reset()  # which forgets it
+    one.qp.to_reset()  # discards the request
     assert one.qp.free_send_slots == size
     with pytest.raises(PostError):
-        one.qp.post_send_one(1, WROpcode.SEND, 0, 0, 0, 0)  # in RESET
+        one.qp.post_send_one(1, WROpcode.SEND, 0, 0, 0, 0)  # not allowed in RESET
     assert one.qp.free_send_slots == size
 
 
@@ -214,7 +217,7 @@ def requests(ends: Pair, flags: SendFlags, count: int = 1) -> list[SendWorkReque
 def test_last_free_slot_requires_a_signaled_request(
     connected_pair: ConnectedPair, together: bool
 ) -> None:
-    """Else nothing could ever free the others."""
+    """Otherwise no completion could ever free the other slots."""
     ends = connected_pair(QPCapabilities(max_send_wr=8))
     qp = ends[0].qp
     size = qp.capabilities.max_send_wr
@@ -237,7 +240,6 @@ def test_last_free_slot_requires_a_signaled_request(
 def test_completions_are_returned_once_when_one_thread_posts_and_another_polls(
     connected_pair: ConnectedPair,
 ) -> None:
-    """Each completion is returned once, in order."""
     ends = connected_pair(QPCapabilities(max_send_wr=64))
     qp, many = ends[0].qp, 2000
     switches = sys.getswitchinterval()
@@ -267,7 +269,7 @@ def test_completions_are_returned_once_when_one_thread_posts_and_another_polls(
 def test_datagram_queue_pair_does_not_overrun_after_return_from_sqe(
     context: verbs.Context, pd: verbs.ProtectionDomain, deviations: frozenset[str]
 ) -> None:
-    """From SQE back to RTS, free entries count again: the queue does not overrun."""
+    """The return from SQE to RTS must make free entries count again."""
     with (
         context.create_cq(64) as cq,
         pd.create_qp(cq, capabilities=QPCapabilities(max_send_wr=16), qp_type=QPType.UD) as qp,

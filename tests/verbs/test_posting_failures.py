@@ -1,4 +1,4 @@
-"""How posted work fails, and what is not posted at all."""
+"""Test how posted work fails, and which requests are not posted at all."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_remote_access_fails_without_the_right_of_the_region(
 def test_message_longer_than_the_receive_fails_on_both_sides(
     pair: Pair, deviations: frozenset[str]
 ) -> None:
-    """IBTA volume 1, clause 9.9.3, table 61: invalid request there, length error here."""
+    """IBTA volume 1, clause 9.9.3, table 61: the sender gets an invalid request error, and the
+    receiver a length error.
+    """
     one, two = pair
     two.post_recv(7, 8)
     one.post(WROpcode.SEND, length=9)
@@ -164,7 +166,10 @@ def test_post_send_rejects_more_than_max_inline_data(pair: Pair) -> None:
 
 
 def test_post_rejects_malformed_elements(pair: Pair) -> None:
-    """A tuple of three numbers is a piece; anything else is said, before anything is posted."""
+    """A tuple of three numbers is a valid element.
+
+    Anything else is rejected before anything is posted.
+    """
     one, two = pair
     two.post_recv(1, 8)
     plain: Any = (one.mr.addr, 8, one.mr.lkey)
@@ -224,7 +229,7 @@ def test_post_rejects_numbers_out_of_range(pair: Pair) -> None:
 def test_post_raises_post_error_in_the_wrong_state(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
-    """ibv_post_recv(3): receives from INIT on; sends in RTS."""
+    """According to ibv_post_recv(3), receives can be posted from INIT on, and sends in RTS."""
     with pd.create_qp(cq) as qp, pd.reg_mr(64) as mr:
         with pytest.raises(
             PostError, match="in state RESET, but sends can be posted only from RTS on"

@@ -1,4 +1,6 @@
-"""The end of a program with work under way: Python frees memory that the device was lent."""
+"""Test the end of a program with work in flight, when Python frees memory that the device still
+uses.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ import pytest
 from aiordma import verbs
 from tests.processes import run_python
 
-# A send waits for a receive that never comes, and a read and a write of long memory go on, in
-# bytes of Python's own, in a region of them, and in memory that is known by its address alone.
+# A send waits for a receive that is never posted, while a long read and a long write are in flight.
+# They use bytes objects, a region of them, and memory known only by its address.
 BEGIN = """
 import array, asyncio, atexit, builtins, gc, os, sys, threading, types, warnings
 last = []  # what runs after the exit handlers of aiordma
@@ -134,7 +136,7 @@ ENDINGS |= {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_program_exits_normally_with_work_in_flight(device: verbs.Device, ending: str) -> None:
-    """It ends as it says, by no signal, in whatever order Python frees what it had."""
+    """No signal may end the program, in whatever order Python frees its objects."""
     done = run_python("-c", BEGIN + ENDINGS[ending], device.name, AIORDMA_DEVICE=device.name)
     expected = int("meant" in ENDINGS[ending])
     assert done.returncode == expected, done.stderr

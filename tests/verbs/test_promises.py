@@ -1,4 +1,4 @@
-"""Errors that docstrings promise and that no test of the thing itself meets."""
+"""Test errors that docstrings promise and that no other test covers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Queue pairs of one vendor's kinds: refused on other devices, and what is handed to the library.
+"""Test vendor-specific queue pairs: the refusal on other devices, and the arguments of library
+calls.
 
-No device of these vendors is here. Their libraries' calls are stood in for by the embedded
-device's own: what is asked of them is compared, and what is then posted really arrives.
+None of the vendors' devices is available here, so calls of the embedded device replace those of the
+vendors' libraries. The tests compare the arguments, and check that the work posted then really
+arrives.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from aiordma.errors import PostError, UnsupportedError, VerbsError
 from aiordma.verbs import QPCapabilities, QPState, QPType, SendFlags, SendOps, WROpcode
 from aiordma.verbs.experimental import efa, mlx5
 
-F: Any = ffi  # what the stub of the compiled module leaves out
+F: Any = ffi  # untyped, because the stub omits these names
 QKEY = 0x11111111
 DC_KEY = 0xFEDCBA9876543210
 
@@ -38,7 +40,7 @@ DC_KEY = 0xFEDCBA9876543210
 def test_provider_queue_pairs_raise_unsupported_error_on_other_devices(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, library: str, make: Callable[..., object]
 ) -> None:
-    """On the kernel's device the library itself is asked, and says so."""
+    """On a kernel device, the vendor's library itself is asked, and refuses."""
     with pd.create_srq(4) as srq, pytest.raises(UnsupportedError, match=library) as caught:
         make(pd, cq, srq)
     assert caught.value.device == pd.context.name
@@ -51,7 +53,7 @@ def test_provider_queue_pairs_raise_unsupported_error_on_other_devices(
 
 
 class StandIn:
-    """The vendors' calls, done by the embedded device; what they were asked is in ``asked``."""
+    """The vendors' calls, implemented by the embedded device. ``asked`` records the arguments."""
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
@@ -107,7 +109,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.fixture
 def here() -> Iterator[tuple[verbs.ProtectionDomain, verbs.CompletionQueue]]:
-    """The embedded device, whichever the tests run on: it does what the libraries would."""
+    """Provide the embedded device for all tests, because it stands in for the libraries."""
     with (
         verbs.open_device("embedded0") as context,
         context.alloc_pd() as pd,
@@ -199,7 +201,7 @@ def test_provider_queue_pairs_reject_invalid_requests(
         wr.opcode = WROpcode.SEND
         with pytest.raises(ValueError, match="does not fit"):
             qp.post_send(wr, ah, 1 << 40, QKEY)
-        with pytest.raises(PostError):  # in RESET
+        with pytest.raises(PostError):  # not allowed in RESET
             qp.post_send(wr, ah, qp.qp_num, QKEY)
         with pytest.raises(PostError):
             qp.post_recv([verbs.ReceiveWorkRequest(1)])

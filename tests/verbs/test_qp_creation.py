@@ -1,4 +1,4 @@
-"""Making queue pairs with every option, and why a device refuses."""
+"""Test creating queue pairs with every option, and the reasons why a device refuses."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_create_qp_rejects_numbers_out_of_range(
 def test_raw_packet_queue_pair_reaches_rts(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
-    """No device of the test machines has them: refused, by name."""
+    """No device of the test machines has this type, so the test ends in UnsupportedError there."""
     with pd.create_qp(cq, qp_type=QPType.RAW_PACKET) as qp:
         qp.to_init()
         qp.to_rtr()

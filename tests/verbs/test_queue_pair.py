@@ -1,4 +1,4 @@
-"""Queue pairs: making them, their states, bringing them up."""
+"""Test queue pairs: creating them, their states, and bringing them up."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_connect_applies_every_option(connected_pair: ConnectedPair) -> None:
     assert there.min_rnr_timer == 0.01024
     assert there.max_rd_atomic == 2
     assert there.max_dest_rd_atomic >= 3  # a device may round up (rxe: to a power of two)
-    assert there.ah_attr.hop_limit > 1  # the kernel puts that of its own route there
+    assert there.ah_attr.hop_limit > 1  # the kernel uses the hop limit of its route
     assert there.ah_attr.traffic_class == 0x20
     assert not there.qp_access_flags & AccessFlags.REMOTE_READ
 
@@ -69,7 +69,7 @@ def test_endpoint_describes_the_queue_pair(qp: verbs.QueuePair) -> None:
     assert first.is_global
     assert first.max_rd_atomic > 0
     assert qp.endpoint(psn=5).psn == 5
-    # Random PSNs: the chance of four equal ones is 2^-72.
+    # PSNs are random, so four of them are equal with a probability of 2^-72.
     assert len({first.psn, second.psn, qp.endpoint().psn, qp.endpoint().psn}) > 1
     for gid in qp.context.query_gid_table():
         assert qp.endpoint(gid).gid == gid.gid.raw
@@ -103,7 +103,7 @@ def test_illegal_transition_raises_transition_error(qp: verbs.QueuePair) -> None
 def test_lid_without_grh_is_rejected(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: str
 ) -> None:
-    """RoCE sends nothing without a GRH; the embedded device takes its own LID alone."""
+    """RoCE sends nothing without a GRH. The embedded device accepts only its own LID."""
     vector = AddressVector(dlid=pd.context.query_port().lid + 1)
     refused = pytest.raises(VerbsError, match=rf"Errno 22.* to LID {vector.dlid} .* RoCE requires")
     if qp_type == "AH":
@@ -196,7 +196,7 @@ def test_closed_queue_pair_raises_buffer_state_error(
 def test_queue_pairs_are_created_in_several_threads(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
-    """One context and protection domain, children made and closed in four threads at once."""
+    """The threads share one context and one protection domain."""
 
     def work(_: int) -> None:
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""The C structures and calls by cffi: `aiordma.verbs.raw`."""
+"""Test `aiordma.verbs.raw`, the C structures and calls through cffi."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ def test_raw_srq_post_reports_the_bad_request(pd: verbs.ProtectionDomain) -> Non
 
 
 def test_raw_calls_raise_errno_and_report_the_bad_request(qp: verbs.QueuePair) -> None:
-    """The errno of the device, and the request that it did not take."""
     with pytest.raises(VerbsError, match="ibv_post_send") as caught:
         raw.ibv_post_send(qp.pointer, ffi.new("struct ibv_send_wr *"))  # in RESET
     assert caught.value.errno == errno.EINVAL

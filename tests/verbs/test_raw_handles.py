@@ -1,4 +1,6 @@
-"""The addresses of the C structures, as code of the user's own would use them: by ctypes alone."""
+"""Test the addresses of the C structures as the user's own code would use them, through ctypes
+alone.
+"""
 
 from __future__ import annotations
 

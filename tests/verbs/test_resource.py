@@ -1,4 +1,4 @@
-"""Ownership: what closes with what, what is kept alive, and what finalizers do not do."""
+"""Test ownership: which objects close together, what is kept alive, what finalizers do not do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_closing_the_context_closes_everything(device: verbs.Device) -> None:
 def test_closed_child_is_forgotten_by_all_parents(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
-    """Here by the channel of one of its queues, before which they go."""
+    """Here closing the channel of one completion queue also closes the queue pair."""
     channel = context.create_comp_channel()
     send_cq, recv_cq = context.create_cq(16, channel), context.create_cq(16)
     qp = pd.create_qp(send_cq, recv_cq)
@@ -109,7 +109,7 @@ def test_dropped_context_is_leaked_with_its_children(device: verbs.Device) -> No
     assert len(resource._abandoned) == abandoned + 1
     resource._abandoned.pop().close()
     data = bytearray(64)
-    with warnings.catch_warnings():  # a recorded warning would keep what it is about
+    with warnings.catch_warnings():  # a recorded warning would refer to its object
         warnings.simplefilter("ignore", ResourceWarning)
         device.open().alloc_pd().reg_mr(data)
     assert len(resource._abandoned) == abandoned + 1
@@ -184,7 +184,7 @@ def test_forked_child_cannot_use_resources_of_the_parent(
 def test_borrow_returns_one_context_when_called_reentrantly(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a destructor that borrows in the middle of it."""
+    """A destructor may borrow the same context in the middle of the call."""
     borrow = partial(verbs.Context.borrow, context.library, context.pointer)
     name = ffi.string
     inner: list[verbs.Context] = []
@@ -200,7 +200,7 @@ def test_borrow_returns_one_context_when_called_reentrantly(
     inner.clear()
 
 
-# Everything is still open when the interpreter goes down: it must neither hang, crash nor raise.
+# The interpreter must exit without a hang, crash or error, although everything is still open.
 _EXIT = """
 import sys
 from aiordma import verbs

@@ -1,4 +1,4 @@
-"""Shared receive queues: many queue pairs, one store of receives."""
+"""Test shared receive queues, from which many queue pairs take their receives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RIGHTS = verbs.AccessFlags.LOCAL_WRITE | verbs.AccessFlags.REMOTE_WRITE
 
 
 class Hub(End):
-    """Queue pairs that share their receives, and all complete to one queue."""
+    """Queue pairs that share one receive queue and one completion queue."""
 
     def __init__(self, context: Context, pd: ProtectionDomain, receives: int, sges: int) -> None:
         self.cq = context.create_cq(256)
@@ -51,14 +51,14 @@ class Hub(End):
             self.srq.post_recv_one(wr_id, self.mr.addr + wr_id * SLOT, length, self.mr.lkey)
 
     def close(self) -> None:
-        self.cq.close()  # and with it the queue pairs
+        self.cq.close()  # also closes the queue pairs
         self.srq.close()
         self.mr.close()
 
 
 @pytest.fixture
 def star(context: Context, pd: ProtectionDomain) -> Iterator[Star]:
-    """A hub of 8 shared receives, and peers that are connected to a queue pair of it each."""
+    """Provide a factory for a hub of 8 shared receives and the peers connected to it."""
     made: list[Hub | End] = []
 
     def make(peers: int) -> tuple[Hub, list[End]]:
@@ -231,7 +231,7 @@ def test_srq_limit_reports_one_event_until_rearmed(context: Context, star: Star)
     hub.fill(*range(6))
     hub.srq.modify(srq_limit=5)
     assert hub.srq.query().srq_limit == 5
-    send(end, b"")  # five are left: not below
+    send(end, b"")  # five remain, so the limit is not reached
     hub.completion()
     assert end.completion().ok
     assert context.async_events() == []
@@ -255,7 +255,7 @@ def test_srq_limit_reports_one_event_until_rearmed(context: Context, star: Star)
 
 @pytest.mark.needs("UC")
 def test_uc_queue_pair_receives_from_srq(context: Context, pd: ProtectionDomain) -> None:
-    """It sends to itself.  Of datagrams: softdev/tests/soft/test_ud.c."""
+    """The queue pair sends to itself. softdev/tests/soft/test_ud.c tests datagrams."""
     with (
         context.create_cq(16) as cq,
         pd.create_srq(1) as srq,
@@ -279,7 +279,7 @@ def test_uc_queue_pair_receives_from_srq(context: Context, pd: ProtectionDomain)
 def test_srq_receives_survive_a_failed_queue_pair(
     context: Context, star: Star, deviations: frozenset[str]
 ) -> None:
-    """IBTA volume 1, clause 10.2.9: what no message has taken is not flushed."""
+    """IBTA volume 1, clause 10.2.9: receives that no message has used are not flushed."""
     hub, ends = star(2)
     hub.fill(7)
     send(ends[0], b"connected")
@@ -303,7 +303,7 @@ def test_srq_receives_survive_a_failed_queue_pair(
 
 
 def test_cq_reserves_entries_for_the_srq_once(context: Context, pd: ProtectionDomain) -> None:
-    """A completion queue is never too small for what is posted: entries are set aside once."""
+    """Queue pairs that share the receives must not reserve entries for them again."""
     sends = verbs.QPCapabilities(max_send_wr=4, max_recv_wr=0, max_recv_sge=0)
     with context.create_cq(8) as cq:
         with pd.create_srq(200) as srq:

@@ -1,4 +1,4 @@
-"""Memory of every other kind: at another address, a pointer, on demand, of files, of the device."""
+"""Test other kinds of memory: at another address, by pointer, on demand, of files or the device."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ PAGE = mmap.PAGESIZE
 
 
 def transfer(one: End, opcode: WROpcode, local: tuple[int, int], remote: tuple[int, int]) -> None:
-    """8 bytes between an address and lkey here and an address and rkey there."""
+    """Transfer 8 bytes between a local (address, lkey) and a remote (address, rkey)."""
     one.qp.post_send_one(5, opcode, SendFlags.SIGNALED, local[0], 8, local[1], remote[0], remote[1])
     one.completion().raise_for_status()
 
 
 def reaches(one: End, mr: verbs.MemoryRegion, *, at: int = 0) -> None:
-    """The region is good for both sides of an operation: written by a peer, and read by it."""
+    """Check that operations can use the region as remote memory and as local memory."""
     one.mr.buf[:8] = b"12345678"
     transfer(one, WROpcode.RDMA_WRITE, (one.mr.addr, one.mr.lkey), (mr.addr + at, mr.rkey))
     transfer(one, WROpcode.RDMA_READ, (one.mr.addr + 8, one.mr.lkey), (mr.addr + at, mr.rkey))
@@ -74,7 +74,7 @@ def test_reg_pointer_registers_raw_memory(
         assert memory.raw[:16] == b"12345678" * 2
         with pytest.raises(BufferStateError, match="memory does not belong to a Python object"):
             mr.buf  # noqa: B018
-    place = ctypes.addressof(memory) % PAGE  # within the page it must be the same
+    place = ctypes.addressof(memory) % PAGE  # the offset within the page must match
     with pd.reg_pointer(ctypes.addressof(memory), 256, RIGHTS, iova=place) as mr:
         assert mr.addr == place
         reaches(pair[0], mr, at=16)
@@ -82,7 +82,7 @@ def test_reg_pointer_registers_raw_memory(
 
 
 def test_reg_pointer_rejects_invalid_memory_and_rights(pd: verbs.ProtectionDomain) -> None:
-    addr = PAGE  # the kernel places nothing there; what is unmapped now may be mapped again
+    addr = PAGE  # never mapped by the kernel, which could reuse any other page
     with pytest.raises(
         VerbsError, match=r"ibv_reg_mr: .*cannot register 4096 bytes; no memory"
     ) as caught:
@@ -122,7 +122,7 @@ def test_reg_implicit_covers_the_whole_address_space(
 def test_reg_local_dma_sends_from_any_memory(
     pd: verbs.ProtectionDomain, pair: tuple[End, End]
 ) -> None:
-    """What is mapped later, too; not where pages are pinned."""
+    """This includes memory that is mapped later. Devices that pin pages do not support it."""
     mr = reg_local_dma(pd)
     assert (mr is None) == (pd.context.library.reg_local_dma is None)
     if mr is not None:
@@ -143,7 +143,7 @@ def test_prefetch_rejects_ranges_outside_the_region(pd: verbs.ProtectionDomain) 
 
 
 def test_prefetch_of_a_pinned_region_checks_rights_only(pd: verbs.ProtectionDomain) -> None:
-    """Of no use: its pages are there. Refused only by a device that takes no advice at all."""
+    """The pages are already present. Only a device that takes no advice at all refuses the call."""
     with pd.reg_mr(PAGE, AccessFlags.REMOTE_READ) as mr, suppress(UnsupportedError):
         sge = ScatterGatherElement(mr.addr, 64, mr.lkey)
         pd.advise_mr(Advice.PREFETCH_NO_FAULT, [sge])
@@ -185,7 +185,7 @@ def test_rereg_changes_memory_rights_and_domain(
         assert mr.addr == ctypes.addressof(ctypes.c_char.from_buffer(new))
         reaches(pair[0], mr)
         assert new[:8] == b"12345678"
-    assert not mr.closed  # it has moved
+    assert not mr.closed  # the region has moved
     mr.rereg(access=AccessFlags.LOCAL_WRITE)
     with pytest.raises(RDMAError):
         reaches(pair[0], mr)
@@ -225,7 +225,7 @@ def test_rereg_leaves_the_region_unchanged_when_refused(
 def test_rereg_raises_unsupported_error_when_device_lacks_it(
     pd: verbs.ProtectionDomain, pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As rdma_rxe 6.1, whose library does not even ask the kernel."""
+    """An example is rdma_rxe 6.1, whose library does not even ask the kernel."""
 
     def cannot(*arguments: object) -> int:
         ffi.errno = errno.EOPNOTSUPP
@@ -258,7 +258,7 @@ def file() -> Iterator[int]:
 def test_reg_dmabuf_mr_registers_a_file_range(
     pd: verbs.ProtectionDomain, pair: tuple[End, End], file: int
 ) -> None:
-    """A memfd for the dma-buf that a machine without another device does not have."""
+    """A memfd replaces the dma-buf, which would need another device in the machine."""
     with pd.reg_dmabuf_mr(file, 2 * PAGE, RIGHTS, offset=PAGE) as mr:
         assert (mr.addr, mr.length) == (PAGE, 2 * PAGE)
         reaches(pair[0], mr, at=24)
@@ -312,11 +312,11 @@ def test_device_memory_is_read_written_and_registered(
         ):
             with pytest.raises(LocalRangeError):
                 use()
-        # No whole words, which the cards that have such memory copy.
+        # Cards with device memory copy it in whole words only.
         for use in (lambda: dm.write(b"12345", 8), lambda: dm.read(4, 7)):
             with pytest.raises(VerbsError, match="Invalid argument"):
                 use()
-    assert part.closed  # with the memory
+    assert part.closed  # closed together with the memory
 
 
 @pytest.mark.needs("device memory")
@@ -331,7 +331,6 @@ def test_alloc_dm_rejects_sizes_out_of_range(context: verbs.Context) -> None:
 def test_null_region_discards_part_of_a_read(
     pd: verbs.ProtectionDomain, pair: tuple[End, End]
 ) -> None:
-    """Part of what is read goes nowhere."""
     one, two = pair
     two.mr.buf[:16] = b"skip-me!keep-me!"
     with pd.alloc_null_mr() as nothing:
@@ -360,7 +359,7 @@ def test_parent_domain_queue_pair_works_and_closes_with_its_thread_domain(
         qp = both.create_qp(cq)
         mine = qp.endpoint()
         qp.connect(mine, mine, access=AccessFlags.REMOTE_WRITE)
-        mr = pd.reg_mr(64, RIGHTS)  # good for a queue pair of the parent domain
+        mr = pd.reg_mr(64, RIGHTS)  # usable by queue pairs of the parent domain
         mr.buf[:8] = b"12345678"
         qp.post_send_one(
             1, WROpcode.RDMA_WRITE, SendFlags.SIGNALED, mr.addr, 8, mr.lkey, mr.addr + 8, mr.rkey
@@ -372,7 +371,7 @@ def test_parent_domain_queue_pair_works_and_closes_with_its_thread_domain(
         mr.close()
     assert "ParentDomain" in repr(both)
     td.close()
-    assert both.closed  # it stands on both
+    assert both.closed  # depends on both
     assert not pd.closed
 
 

@@ -1,4 +1,4 @@
-"""What devices, channels and completion queues count."""
+"""Test the statistics of devices, channels and completion queues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_cq_statistics_count_completions_polls_and_arms(pair: tuple[End, End]) -
 async def test_channel_and_device_statistics_count_traffic_of_a_connection(
     device_name: str,
 ) -> None:
-    """Its queue pair leads to the device, and to the channel that the event loop drains."""
+    """The connection's queue pair leads to the device, and to the channel that the event loop
+    drains.
+    """
     async with testing.connected_pair(device=device_name) as (client, server):
         channel = client.queue_pair.send_cq.channel
         assert channel is not None

@@ -1,4 +1,4 @@
-"""Seconds and the two 5-bit encodings."""
+"""Test the conversion between seconds and the two 5-bit encodings."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Every transition of every type of queue pair, legal and illegal, put to the device itself.
+"""Test every transition of every type of queue pair, legal and illegal, on the device itself.
 
-For each type and state: each next state, with exactly what the table requires, with each optional
-attribute and all of them, with each required one left out, with each forbidden one added; and each
-step that is no transition. What :meth:`QueuePair.modify` says about it beforehand is compared with
-what was wrong by construction, and with what the device answers without a check beforehand.
+For each type and state, the test tries each next state with exactly the attributes that the table
+requires, with each optional attribute and all of them, without each required one, and with each
+forbidden one. It also tries each step that is not a transition. The error that
+:meth:`QueuePair.modify` raises before the call is compared with the known mistake, and with the
+answer of the device without that check.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from conftest import kind_of
 M = QPAttrMask
 NOTHING = QPAttrMask(0)
 
-# What each type has to itself: the capability that a device may lack.
+# The capability each type requires, if it is not named after the type.
 CAPABILITY = {QPType.XRC_SEND: "XRC", QPType.XRC_RECV: "XRC"}
 TYPES = [
     pytest.param(kind, marks=pytest.mark.needs(CAPABILITY.get(kind, kind.name)), id=kind.name)
@@ -35,8 +36,8 @@ TYPES = [
 ]
 
 
-# Left out of a modify before it is checked, by the kernel (modify_qp_mask in uverbs_cmd.c) and by
-# the embedded device: programs give the attributes of both sides of XRC to each of them.
+# The kernel (modify_qp_mask in uverbs_cmd.c) and the embedded device remove these attributes before
+# the check, because programs set the attributes of both XRC sides on each side.
 IGNORED = {
     QPType.XRC_SEND: M.MAX_DEST_RD_ATOMIC | M.MIN_RNR_TIMER,
     QPType.XRC_RECV: M.MAX_QP_RD_ATOMIC | M.RETRY_CNT | M.RNR_RETRY,
@@ -45,7 +46,7 @@ IGNORED = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """One modify, and what is wrong with it by the way it was made."""
+    """One modify call, with the errors it contains by construction."""
 
     qp_type: QPType
     current: QPState
@@ -61,7 +62,7 @@ class Attempt:
 
     @property
     def carried_out(self) -> bool:
-        """By the device: what it ignores does no harm."""
+        """Whether the device accepts the call. The device ignores some forbidden attributes."""
         forbidden = self.forbidden & ~IGNORED.get(self.qp_type, NOTHING)
         return self.is_transition and not self.missing and not forbidden
 
@@ -71,7 +72,7 @@ class Attempt:
 
 
 def attempts(qp_type: QPType, current: QPState) -> list[Attempt]:
-    """Everything that is tried with a queue pair of this type in this state."""
+    """Return all modify calls to try on a queue pair of this type in this state."""
     return list(dict.fromkeys(_attempts(qp_type, current)))
 
 
@@ -80,14 +81,14 @@ def _attempts(qp_type: QPType, current: QPState) -> Iterator[Attempt]:
         stays = following is current
         row = TRANSITIONS.get((qp_type, current, following))
         if row is None:
-            # With nothing else, with what some other way to that state requires, with everything.
+            # Try the state alone, with the attributes of each other transition to it, and with all.
             ways = [way.required for way in TRANSITIONS.values() if way.next is following]
             for mask in {M.STATE, *(way | M.STATE for way in ways), QPAttrMask(sum(M))}:
                 yield Attempt(qp_type, current, following, mask, is_transition=False)
             if stays:
                 yield Attempt(qp_type, current, following, M.PKEY_INDEX, is_transition=False)
             continue
-        # Where the state stays, it may be named or not.
+        # Naming the state is optional if it does not change.
         for base in (row.required | M.STATE, row.required) if stays else (row.required,):
 
             def attempt(
@@ -119,7 +120,7 @@ def _outside(mask: QPAttrMask) -> QPAttrMask:
 
 @dataclass(frozen=True)
 class Deviation:
-    """A legal modify that a kind of device refuses all the same, with ``errno``, and why."""
+    """A legal modify call that some device rejects with ``errno``, and the reason."""
 
     reason: str
     errno: int
@@ -158,7 +159,7 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
 
 
 class Tried:
-    """A queue pair that is put into one state again and again."""
+    """A queue pair that is put into the same state for each attempt."""
 
     def __init__(self, qp: verbs.QueuePair, current: QPState) -> None:
         self.qp = qp
@@ -197,7 +198,7 @@ class Tried:
         self.restore()
 
     def changes(self, following: QPState, mask: QPAttrMask) -> QPChanges:
-        """Values for a mask that no device has a reason to refuse."""
+        """Return valid values for all attributes in the mask."""
         changes: QPChanges = {"qp_state": following} if M.STATE in mask else {}
         for bit, values in self.values.items():
             if bit in mask:
@@ -205,12 +206,12 @@ class Tried:
         return changes
 
     def step(self, following: QPState) -> None:
-        """One legal transition with the least that it requires, without the check."""
+        """Make one legal transition with only the required attributes, without the local check."""
         row = TRANSITIONS[self.qp.qp_type, self.qp.state, following]
         assert self.ask(self.changes(following, row.required)) == 0
 
     def restore(self) -> None:
-        """By RESET to the state; from RESET, so that nothing of an attempt is left."""
+        """Return to the state through RESET, to undo all effects of the last attempt."""
         self.step(QPState.RESET)
         if self.current is QPState.RESET:
             return
@@ -223,25 +224,25 @@ class Tried:
         self.wait_until_drained()
 
     def wait_until_drained(self) -> None:
-        """10.3.1.5: only a drained queue pair leaves SQD; the device says when it is."""
+        """Wait until the send queue is drained, as leaving SQD requires (IBTA clause 10.3.1.5)."""
         deadline = time.monotonic() + 30
         while self.qp.query().sq_draining:
             assert time.monotonic() < deadline, "not drained within 30 s"
             os.sched_yield()
 
     def diagnosis(self, changes: QPChanges) -> tuple[bool, QPAttrMask, QPAttrMask]:
-        """Whether it is a transition, what is missing and forbidden: what ``modify`` says."""
+        """Return whether ``modify`` knows the transition, and the missing and forbidden bits."""
         try:
             self.qp.modify(**changes)
         except QPTransitionError as error:
             is_transition = "is not a transition" not in str(error)
             return is_transition, QPAttrMask(error.missing), QPAttrMask(error.forbidden)
         except VerbsError:
-            pass  # of the device, which is asked apart
+            pass  # raised by the device, which is checked separately
         return True, NOTHING, NOTHING
 
     def ask(self, changes: QPChanges) -> int:
-        """What the device answers without a check beforehand: 0, or an errno value."""
+        """Modify without the local check. Return 0 or the errno value of the device."""
         attr, mask = fill(changes)
         try:
             self.qp.context.library.calls.ibv_modify_qp(self.qp.pointer, attr, mask)
@@ -250,7 +251,7 @@ class Tried:
         return 0
 
     def try_one(self, attempt: Attempt, deviations: tuple[Deviation, ...]) -> Deviation | None:
-        """Compare construction, diagnosis and the device's answer; the deviation if it is one."""
+        """Compare one attempt with the local check and the device. Return any deviation met."""
         changes = self.changes(attempt.following, attempt.mask)
         expected = attempt.is_transition, attempt.missing, attempt.forbidden
         assert self.diagnosis(changes) == expected, attempt
@@ -276,7 +277,7 @@ class Tried:
 def made(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType
 ) -> Iterator[verbs.QueuePair]:
-    """A queue pair of any type; the receiving side of XRC is made in a domain of its own."""
+    """Yield a queue pair of any type. XRC_RECV gets a separate XRC domain."""
     if qp_type is QPType.XRC_RECV:
         with pd.context.open_xrcd() as domain, domain.create_qp() as qp:
             yield qp
@@ -286,7 +287,7 @@ def made(
 
 
 class Failed(Tried):
-    """Put into SQE by a send that fails here; ``actual`` is where the device then has it."""
+    """A queue pair put into SQE by a failed send. ``actual`` is its state on the device."""
 
     def restore(self) -> None:
         self.current, wanted = QPState.RTS, self.current
@@ -311,7 +312,7 @@ class Failed(Tried):
 
 
 class Claimed(Tried):
-    """The state is not there: each modify says by ``cur_qp_state`` that it is, from RTS."""
+    """A queue pair in RTS for which each modify call claims another ``cur_qp_state``."""
 
     def restore(self) -> None:
         self.current, claimed = QPState.RTS, self.current
@@ -319,7 +320,7 @@ class Claimed(Tried):
         self.current, self.actual = claimed, QPState.RTS
 
 
-# SQE is not reached by a modify: see below.
+# No modify call leads to SQE, which has a separate test.
 @pytest.mark.parametrize(
     "current", [pytest.param(state, id=state.name) for state in QPState if state is not QPState.SQE]
 )
@@ -335,7 +336,7 @@ def test_device_accepts_exactly_the_legal_transitions(
     with made(pd, cq, qp_type) as qp:
         tried = Tried(qp, current)
         met = {tried.try_one(attempt, deviations) for attempt in attempts(qp_type, current)}
-    # A deviation that concerns something here must have been met: a mended device is noticed.
+    # Each deviation that concerns an attempt must be met, so that a fixed device is noticed.
     there = {
         deviation
         for deviation in deviations
@@ -362,7 +363,7 @@ def test_device_accepts_exactly_the_legal_transitions_out_of_sqe(
         tried: Tried = Failed(qp, QPState.SQE)
         every = attempts(qp_type, QPState.SQE)
         if "a failed send of an unreliable queue pair is fatal" in deviations:
-            # Its SQE is never reached; but the kernel believes the state that a modify names.
+            # The queue pair never enters SQE, but the kernel trusts the state a modify call names.
             assert tried.actual is QPState.ERR
             tried = Claimed(qp, QPState.SQE)
             every = [attempt for attempt in every if M.CUR_STATE in attempt.mask]

@@ -1,4 +1,4 @@
-"""The table of what each transport can do, against the manual page and on the device."""
+"""Test the table of what each transport can do, against the manual page and on the device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SIGNALED = int(SendFlags.SIGNALED)
 
-# ibv_post_send(3), line by line: UD, UC, RC, XRC_SEND, RAW_PACKET.
+# The table in ibv_post_send(3), which has these columns.
 COLUMNS = (QPType.UD, QPType.UC, QPType.RC, QPType.XRC_SEND, QPType.RAW_PACKET)
 TABLE = {
     WROpcode.SEND: "XXXXX",

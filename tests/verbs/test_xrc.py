@@ -1,4 +1,4 @@
-"""Extended reliable connections: domains, and requests that name a shared receive queue."""
+"""Test extended reliable connections: domains, and requests that name a shared receive queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUILDERS = SendOps.SEND_WITH_IMM | SendOps.RDMA_WRITE | SendOps.RDMA_READ | Send
 
 @dataclass
 class Ends:
-    """One connection: the side that requests, and the one with the shared receive queue."""
+    """An XRC connection from a requester to a target with a shared receive queue."""
 
     source: End
     target: End
@@ -36,7 +36,7 @@ Connect = Callable[[], Ends]
 def connect(
     context: verbs.Context, pd: verbs.ProtectionDomain, request: pytest.FixtureRequest
 ) -> Iterator[Connect]:
-    """A factory, because a test must see that a device has none."""
+    """Provide a factory, so that the test itself fails to connect on a device without XRC."""
 
     def make() -> Ends:
         enter = stack.enter_context
@@ -120,7 +120,7 @@ def test_pd_create_qp_rejects_xrc_recv(
 ) -> None:
     with pytest.raises(ValueError, match=r"use XRCDomain\.create_qp"):
         pd.create_qp(cq, qp_type=QPType.XRC_RECV)
-    with pd.create_qp(cq, qp_type=QPType.XRC_SEND):  # for devices that have none
+    with pd.create_qp(cq, qp_type=QPType.XRC_SEND):  # fails on devices without XRC
         pass
 
 
@@ -138,4 +138,4 @@ def test_xrc_raises_unsupported_error_when_device_lacks_it(
             make()
         assert c.value.device == context.name
     monkeypatch.undo()
-    context.open_xrcd().close()  # for devices that have none
+    context.open_xrcd().close()  # fails on devices without XRC

@@ -1,15 +1,15 @@
-"""Does our ABI header agree with the distribution's?  `make abi` runs this.
+"""Compare our ABI header with the distribution's. `make abi` runs this program.
 
-Our header (softdev/abi/) is written by hand so that building needs no RDMA package.  Here the same
-program, which prints every size, offset and constant that our header names, is compiled against
-ours and against those of the distribution; the two outputs must be the same.
-Every call of softdev/abi/calls.h and provider_calls.h is declared again after the distribution's
-headers, which the compiler refuses unless the types agree, and looked up in the real libraries.
+Our header (softdev/abi/) is written by hand so that building needs no RDMA package. A program that
+prints every size, offset and constant named in our header is compiled against both headers, and the
+two outputs must be the same. Every call of softdev/abi/calls.h and provider_calls.h is declared
+again after the distribution's headers, so that the compiler rejects different types. Each call must
+also exist in the real libraries.
 
-Constants that are newer than some distributions are compared where the headers declare them.
+Constants that some distributions do not have yet are compared where the headers declare them.
 
-What only the distribution has is not an error: our header is a part of the ABI.  But a field left
-out shows up as a shifted offset or a different size.
+Our header is a subset of the ABI, so the distribution may declare more. A missing field still shows
+up as a different offset or size.
 """
 
 import difflib

@@ -1,8 +1,8 @@
-"""Lists the layout that a C header declares: every size, offset, kind of field and constant.
+"""List every size, offset, kind of field and constant that a C header declares.
 
-The list is made by the compiler, not here: this module writes a C program that prints it, and the
-program names only what *our* header declares, so that it compiles against another header that has
-the same names.  One line per fact, for instance `struct ibv_sge.lkey offset 12 size 4 unsigned`.
+The compiler determines the layout: this module writes a C program that prints it. The program names
+only what *our* header declares, so that it also compiles against another header with the same
+names. Each line is one fact, for instance `struct ibv_sge.lkey offset 12 size 4 unsigned`.
 """
 
 import re

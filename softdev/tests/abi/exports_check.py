@@ -1,9 +1,10 @@
-"""Does the library of `aiordma run` export what a newer rdma-core does?  `make exports` runs this.
+"""Check that `aiordma run` exports the names of a newer rdma-core. `make exports` runs this.
 
 A program that is linked with a newer libibverbs or librdmacm does not start if one of its names is
-missing.  The newer one is the version scripts of its sources (`*.map`, `*.map.in`), or the symbols
-files of its Debian packages (`*.symbols`): each argument is one of these files, or a folder in
-which they are searched.  Each name has to be in softdev/preload/exports.txt under its version.
+missing. The names of the newer version come from the version scripts of its sources (`*.map`,
+`*.map.in`), or from the symbols files of its Debian packages (`*.symbols`). Each argument is one of
+these files, or a folder to search for them. Every name must be in softdev/preload/exports.txt with
+its version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Go with cgo: a program of this folder, since no package of Debian 12 has RDMA in Go."""
+"""Row for Go with cgo.
+
+It uses a program of this folder, because Debian 12 has no package that uses RDMA from Go.
+"""
 
 from __future__ import annotations
 

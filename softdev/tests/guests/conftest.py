@@ -1,4 +1,4 @@
-"""Options of the matrix, and where its results are collected."""
+"""Options of the matrix of RDMA software, and the collection of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python packages that move memory: NIXL, Mooncake and InfiniStore, for inference, and ibverbs."""
+"""Rows for Python packages that move memory: NIXL, Mooncake, InfiniStore and ibverbs."""
 
 from __future__ import annotations
 

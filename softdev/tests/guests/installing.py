@@ -1,4 +1,4 @@
-"""Installing what a row runs: packages of Debian, and of PyPI into build/guests/venv."""
+"""Install the Debian packages of a row, and its PyPI packages into build/guests/venv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""libfabric's verbs provider, alone and below its layers for reliable datagrams."""
+"""Rows for libfabric's verbs provider, alone and with its layers for reliable datagrams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open MPI over UCX and over libfabric, MPICH over UCX; mpi4py's own tests on each."""
+"""Rows for Open MPI over UCX and libfabric, and MPICH over UCX, with the tests of mpi4py."""
 
 from __future__ import annotations
 

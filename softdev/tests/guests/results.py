@@ -1,4 +1,4 @@
-"""What the last whole run of each row has found, and the page that shows it."""
+"""Results of the last complete run of each row, and the page that shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row of the matrix of unmodified RDMA software is, and what its packages are."""
+"""Definition of the rows of the matrix of unmodified RDMA software, and of their packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the commands of a row, each program in a process group of its own, with bounded waits."""
+"""Run the commands of a row, with a process group for each program and bounded waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storage over RDMA: fio's engine, and iSER between tgtd and libiscsi."""
+"""Rows for storage over RDMA: fio's engine, and iSER between tgtd and libiscsi."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matrix: real RDMA software from Debian's and PyPI's packages."""
+"""The matrix of real RDMA software from packages of Debian and PyPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matrix: each row on each link, and what it measures."""
+"""Tests of unmodified RDMA software: each row of the matrix on each kind of link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UCX over verbs: ucx_perftest."""
+"""Rows for UCX over verbs, measured by ucx_perftest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Valkey with its RDMA module, which no package of Debian 12 has: built from a source package."""
+"""Row for Valkey with its RDMA module.
+
+It is built from a source package, because Debian 12 has no package with the module.
+"""
 
 from __future__ import annotations
 

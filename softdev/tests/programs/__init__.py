@@ -1,1 +1,1 @@
-"""Unmodified verbs programs on the embedded device, by `aiordma run`."""
+"""Tests of unmodified verbs programs on the embedded device, run by `aiordma run`."""

@@ -1,9 +1,9 @@
-"""Running one program, or two that find each other, under `aiordma run`.
+"""Helpers that run one program, or two that communicate, under `aiordma run`.
 
-On the embedded device whatever ``--device`` says: elsewhere these programs prove nothing about
-aiordma. They come from Debian's packages ibverbs-utils, rdmacm-utils, perftest and python3-pyverbs;
-where one is missing its tests fail and say so, which is why `make test` leaves this folder to
-`make programs`.
+The programs use the embedded device whatever ``--device`` says, because on another device they
+would prove nothing about aiordma. They come from the Debian packages ibverbs-utils, rdmacm-utils,
+perftest and python3-pyverbs. The tests of a missing program fail and name the package, so only
+`make programs` runs this folder, and `make test` does not.
 """
 
 from __future__ import annotations

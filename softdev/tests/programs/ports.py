@@ -1,10 +1,10 @@
-"""Ports for programs that bind the one that they are told, or always the same one.
+"""Ports for programs that bind a port they are given, or always the same one.
 
-A test cannot bind a port for its program, and a port that is free now may be another's a moment
-later. So tests agree whose a port is, in all runs on this machine: it belongs to the process that
-has an abstract Unix socket with the port in its name. The kernel has such names for each network
-namespace, as it has ports, and forgets one when its process ends, however that ends (unix(7)).
-Other programs are not given these ports: they are outside of what the kernel chooses from.
+A test cannot bind a port on behalf of its program, and another process may take a free port at any
+time. All test runs on this machine therefore share a convention: a port belongs to the process that
+holds an abstract Unix socket with the port in its name. The kernel keeps these names per network
+namespace, as it does ports, and frees a name when its process ends for any reason (unix(7)). The
+ports are outside the range from which the kernel chooses, so other programs do not get them.
 """
 
 from __future__ import annotations

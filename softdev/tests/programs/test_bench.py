@@ -1,4 +1,4 @@
-"""The comparison of bench/ that runs perftest."""
+"""Test the comparison of bench/ that runs perftest."""
 
 from __future__ import annotations
 

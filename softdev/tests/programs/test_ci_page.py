@@ -1,6 +1,7 @@
-"""The page ci-without-hardware.md: programs, commands, container file, workflow; and action.yml.
+"""Tests of ci-without-hardware.md, with its programs, container files and workflow.
 
-The commands that make network namespaces are in tests/network.
+The GitHub action in action.yml is tested, too. tests/network tests the commands that create network
+namespaces.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def commands_of(container_file: str) -> list[str]:
 
 
 def test_container_files_install_a_working_aiordma(project: Path, tmp_path: Path) -> None:
-    """Their packages exist; the command of that of the clone makes a working `aiordma`."""
+    """All named packages exist, and the build command of the Containerfile installs `aiordma`."""
     text = (ROOT / "Containerfile").read_text()
     page = files(PAGE)["Containerfile"]
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"debian:12-slim"}
@@ -163,7 +164,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def test_workflow_commands_work(project: Path, job: Job) -> None:
-    """The commands of its last step, which is the action, in a folder of their own."""
+    """Run the commands of the workflow's last step, which uses the action."""
     (workflow,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     commands = textwrap.dedent(workflow.partition("run: |\n")[2])
     shutil.rmtree(project / "build", ignore_errors=True)
@@ -201,7 +202,7 @@ def test_action_rejects_inputs_without_effect(project: Path, job: Job) -> None:
 
 
 def test_action_installs_into_the_given_interpreter(project: Path, job: Job) -> None:
-    """Its pytest has the marker; later steps have the command, but not that environment."""
+    """Later steps get the `aiordma` command on their PATH, but not the rest of the environment."""
     done = job.step(0, project, python=str(job.folder / "aiordma/bin/python"), version="0.0.0")
     assert done.returncode != 0
     assert "aiordma[cli]==0.0.0" in done.stdout

@@ -1,4 +1,4 @@
-"""The programs of librdmacm: rping(1) and its relatives."""
+"""Tests of the programs of librdmacm, such as rping(1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ports import fixed_port
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_rping_exchanges_verified_pings(address: str, port: int) -> None:
-    """-V: the client compares what the server has read and written back."""
+    """With -V, the client checks the data that the server has read and written back."""
     words = ["rping", "-v", "-V", "-C", "20", "-S", "1000", "-p", str(port), "-a", address]
     server, client = run_pair([*words, "-s"], [*words, "-c"], port)
     for text, prefix in ((server.expect(), "server ping data"), (client.expect(), "ping data")):
@@ -25,7 +25,7 @@ def test_rping_exchanges_verified_pings(address: str, port: int) -> None:
 
 @pytest.mark.parametrize("options", ["", "-c 4 -C 20 -S 5000", "-m"])
 def test_ucmatose_transfers_messages(options: str, port: int) -> None:
-    """Connections with messages both ways; -m: their events migrate to another channel."""
+    """With -m, the events of the connections migrate to another channel."""
     words = ["ucmatose", "-p", str(port), *options.split()]
     server, client = run_pair([*words, "-b", "127.0.0.1"], [*words, "-s", "127.0.0.1"], port)
     for done in (server, client):
@@ -38,7 +38,6 @@ UDADDY_PORT = 7174  # it has no option for another one
 
 
 def test_udaddy_transfers_datagrams() -> None:
-    """Datagrams both ways, after the service has been resolved."""
     words = ["udaddy", "-C", "20", "-S", "1000", "-c", "3"]
     with fixed_port(UDADDY_PORT) as port:
         server, client = run_pair([*words, "-b", "127.0.0.1"], [*words, "-s", "127.0.0.1"], port)
@@ -48,7 +47,7 @@ def test_udaddy_transfers_datagrams() -> None:
 
 
 def test_rdma_server_and_client_finish(port: int) -> None:
-    """rdma_create_ep and the calls that wait: rdma_server(1)."""
+    """These programs use rdma_create_ep and blocking calls. See rdma_server(1)."""
     server, client = run_pair(
         ["rdma_server", "-p", str(port)], ["rdma_client", "-s", "127.0.0.1", "-p", str(port)], port
     )
@@ -57,7 +56,7 @@ def test_rdma_server_and_client_finish(port: int) -> None:
 
 
 def test_mckey_transfers_multicast_datagrams(port: int) -> None:
-    """Datagrams to a group, which is this test's as the port is."""
+    """The group is derived from the port, so no other test uses it."""
     group = f"239.70.{port >> 8}.{port & 255}"
     words = ["mckey", "-m", group, "-b", "127.0.0.1", "-C", "20", "-S", "1000"]
     receiver, sender = run_pair_when(lambda: is_member(group), words, [*words, "-s"])
@@ -67,7 +66,7 @@ def test_mckey_transfers_multicast_datagrams(port: int) -> None:
 
 
 def test_rdma_xserver_and_xclient_finish(port: int) -> None:
-    """A queue pair with a shared receive queue that the id has made: rdma_xserver(1)."""
+    """The id creates a queue pair with a shared receive queue. See rdma_xserver(1)."""
     server, client = run_pair(
         ["rdma_xserver", "-c", "r", "-p", str(port)],
         ["rdma_xclient", "-c", "r", "-s", "127.0.0.1", "-p", str(port)],
@@ -86,7 +85,7 @@ def test_rsocket_programs_report_missing_rsockets(program: str) -> None:
 
 
 def test_librspreload_reports_that_it_uses_kernel_tcp() -> None:
-    """Within the program; `aiordma run` refuses to start with it."""
+    """It is preloaded within the program, because `aiordma run` refuses to start with it."""
     preload = "/usr/lib/*/rsocket/librspreload.so"
     program = "import socket; socket.socket(); socket.socket(); print('went on')"
     done = run_program(

@@ -1,4 +1,4 @@
-"""The programs that show devices: ibv_devices(1), ibv_devinfo(1)."""
+"""Tests of the programs that show devices: ibv_devices(1) and ibv_devinfo(1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library of `aiordma run` in place of the distribution's: names, versions, providers."""
+"""Tests that the library of `aiordma run` can replace the distribution's libraries."""
 
 from __future__ import annotations
 

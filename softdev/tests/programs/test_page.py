@@ -1,4 +1,4 @@
-"""The commands of docs/command-line.md for `aiordma run`."""
+"""Tests of the commands for `aiordma run` in docs/command-line.md."""
 
 from __future__ import annotations
 

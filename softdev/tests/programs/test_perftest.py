@@ -1,4 +1,4 @@
-"""perftest: latency and bandwidth of every operation of every transport."""
+"""Tests of perftest: latency and bandwidth of every operation and transport."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def test_perftest_works_with_a_shared_receive_queue(port: int) -> None:
 
 
 def test_perftest_measures_multicast_latency(port: int) -> None:
-    """Each side sends to the other one's group; both are this test's as the port is.
+    """Each side sends to the other side's group. Both groups are derived from the port.
 
-    perftest compares the peer's GID, which is the group's, with its own: both must stand for IPv4
-    addresses, or neither.
+    perftest compares the peer's GID, which is the group's, with its own GID. Either both or neither
+    must represent an IPv4 address.
     """
     words = ["ib_send_lat", "-c", "UD", "-g", "-p", str(port), "-n", str(ITERATIONS), "-x", "0"]
     prefix = "0:0:0:0:0:0:0:0:0:0:255:255:239:"

@@ -1,4 +1,4 @@
-"""The example programs of libibverbs: ibv_rc_pingpong(1) and its relatives."""
+"""Tests of the example programs of libibverbs, such as ibv_rc_pingpong(1)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SIZE = 3000  # less than the MTU, which bounds a datagram
     ],
 )
 def test_pingpong_verifies_every_byte(program: str, options: str, port: int) -> None:
-    """-c: each compares every byte that it has received."""
+    """With -c, each side compares every byte that it receives."""
     words = [program, *options.split(), "-c", "-g", "0", "-p", str(port)]
     words += ["-n", str(ITERATIONS), "-s", str(SIZE)]
     server, client = run_pair(words, [*words, "127.0.0.1"], port)
@@ -68,7 +68,7 @@ def test_pingpong_verifies_every_byte(program: str, options: str, port: int) -> 
 def test_xsrq_pingpong_succeeds(
     options: str, wire: str, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both sides send to the other's shared receive queue, by its number."""
+    """Each side addresses the other's shared receive queue by its number."""
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", wire)
     words = ["ibv_xsrq_pingpong", *options.split(), "-g", "0", "-p", str(port)]
     words += ["-n", str(ITERATIONS), "-s", str(SIZE)]

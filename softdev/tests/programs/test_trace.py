@@ -1,4 +1,4 @@
-"""Traces of unmodified programs: every message of a ping-pong is in them."""
+"""Test that the trace of an unmodified program contains every message."""
 
 from __future__ import annotations
 

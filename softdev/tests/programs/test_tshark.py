@@ -1,4 +1,4 @@
-"""Wireshark's dissector reads in the packets of `softdev/tests/roce/vectors` what their fields say.
+"""Test that Wireshark's dissector agrees with the fields in `softdev/tests/roce/vectors`.
 
 A C test (`test_roce_packets`) shows that the embedded device writes these packets byte for byte.
 """
@@ -68,7 +68,7 @@ def number(name: str, text: str) -> int:
 
 
 def test_tshark_dissects_packets_as_encoded(tmp_path: Path) -> None:
-    """Without a complaint, field by field; RPC over RDMA is not looked for in random payload."""
+    """There must be no complaints. RPC over RDMA is disabled, because the payload is random."""
     installed("tshark")
     packets = [line.split() for line in VECTORS.read_text().splitlines()]
     (tmp_path / "packets").write_bytes(capture(packets))

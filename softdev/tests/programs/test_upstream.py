@@ -1,7 +1,7 @@
-"""rdma-core's own tests of its libraries, written against hardware, on the embedded device.
+"""Run rdma-core's own tests, which were written against hardware, on the embedded device.
 
-They are Python programs on pyverbs, which is linked with both libraries; Debian's python3-pyverbs
-has all of it, for the system's Python. `upstream_newer.py` runs those of newer versions.
+The tests use pyverbs, which is linked with both libraries. Debian's python3-pyverbs contains all of
+it for the system's Python. `upstream_newer.py` runs the tests of newer versions.
 """
 
 from __future__ import annotations

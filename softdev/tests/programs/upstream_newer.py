@@ -1,11 +1,11 @@
-"""rdma-core's own tests of a newer version than Debian's: `make upstream`.
+"""Run the tests of a newer rdma-core than Debian's: `make upstream`.
 
-PyPI has some versions of pyverbs as source, each with the rdma-core that it belongs to and its
-tests; compiling it takes minutes, which is why `make programs` leaves this out. Only what all
-devices have is compiled: modules for the cards of one maker, which the tests import in any case,
-are replaced by empty ones, and the tests of these cards are left out.
+PyPI has source releases of pyverbs, each with its rdma-core and the tests. Compiling one takes
+minutes, so `make programs` leaves this file out. Only modules for all devices are compiled. Vendor
+modules, which the tests always import, are replaced by empty ones, and the tests of these cards are
+left out.
 
-The compiler needs CMake, ninja, pkg-config and libnl's headers, from Debian (`PACKAGES`).
+The build needs CMake, ninja, pkg-config and libnl's headers from Debian (`PACKAGES`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The ICRC of the packets in a capture of libpcap's old format.
+"""Check the ICRC of the packets in a capture of libpcap's old format.
 
     python -m softdev.tests.roce.icrc FILE
 
-rdma_rxe drops a packet whose ICRC is wrong and counts none, and tshark does not calculate it.
+rdma_rxe drops packets with a wrong ICRC without counting them, and tshark does not compute the
+ICRC.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Packets of RoCE v2 with every opcode, made by Scapy, for `vectors` beside this file.
+"""Make RoCE v2 packets of every opcode with Scapy, for `vectors` in this folder.
 
     python -m softdev.tests.roce.make_vectors >softdev/tests/roce/vectors
 
-It needs the package scapy. Scapy makes IP, UDP and BTH and computes the ICRC;
-what is between is packed here, by a list of its own.
+This program needs the package scapy. Scapy makes the IP, UDP and BTH headers and computes the ICRC.
+The other headers are packed here, from a separate list of their fields.
 
-A line is a packet: source, destination, source port, identification, the fields of FIELDS, and the
-UDP payload in hexadecimal. What the ICRC leaves out (class, flow label, hop limit) is random.
+Each line is a packet: source, destination, source port, identification, the fields of FIELDS, and
+the UDP payload in hexadecimal. The fields that the ICRC does not cover (class, flow label, hop
+limit) are random.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ICRC that Scapy has computed is right, and wrong after a change of what it covers."""
+"""Tests of the ICRC check, with packets whose ICRC Scapy has computed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Connections over several devices.  How many a process has is fixed when it begins, so these tests
-run in one of their own (tests/transport/test_rails.py).
+"""Fixtures for connections over several devices.
+
+The number of devices is fixed when a process starts, so these tests run in a separate process
+(tests/transport/test_rails.py).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ if not {"AIORDMA_EMBEDDED_DEVICES", "RAILS_DEVICES"} & os.environ.keys():
 
 @pytest.fixture(scope="session", autouse=True)
 def opened(device: verbs.Device) -> None:
-    """Before leaks are looked for."""
+    """Set up the device before the first leak check."""
 
 
 @pytest.fixture(autouse=True)

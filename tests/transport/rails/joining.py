@@ -1,4 +1,4 @@
-"""Connections over several devices, by each way of connecting."""
+"""Helpers that open connections over several devices, by each way of connecting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAYS = ("cm", "tcp", "in-band", "out of band")
 
 
 class Later:
-    """In place of the loop's `call_later`."""
+    """A replacement for the loop's `call_later`, whose timers fire only on request."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
@@ -42,7 +42,7 @@ class Later:
         return sum(not timer.cancelled() for timer in self._timers)
 
     def fire(self) -> None:
-        """All of them are due."""
+        """Run the callbacks of all timers that have not been cancelled."""
         timers, self._timers = self._timers, []
         for timer in timers:
             if not timer.cancelled():
@@ -53,7 +53,7 @@ class Later:
 async def joined(
     way: str, here: Devices = TWO, there: Devices = TWO, config: Config = SMALL, **options: Any
 ) -> AsyncIterator[tuple[Connection, Connection]]:
-    """Both ends of a connection; the first one is that which offers the rails."""
+    """Yield both ends of a connection. The first end offers the rails."""
     async with AsyncExitStack() as stack:
         if way == "out of band":
             ends = await _joined_out_of_band(here, there, config, **options)
@@ -87,7 +87,7 @@ async def _joined_out_of_band(
 ) -> tuple[Connection, Connection]:
     first = await prepare_connection(device=here, config=config, **options)
     second = await prepare_connection(device=there, config=config, **options)
-    if first.endpoint > second.endpoint:  # else it is the first one that begins
+    if first.endpoint > second.endpoint:  # otherwise the first end initiates
         first, second = second, first
     async with first, second:
         first.accept(second.endpoint)
@@ -97,31 +97,31 @@ async def _joined_out_of_band(
 
 
 def further(conn: Connection) -> Rail:
-    """The latest rail."""
+    """Return the rail added last."""
     assert conn._rails
     return conn._rails.rails[-1]
 
 
 def next_lead(conn: Connection) -> Rail:
-    """The further rail that came up first."""
+    """Return the first rail to come up after the lead, which becomes the next lead."""
     assert conn._rails
     lane = conn._messages.outbox.stripes.lanes[1]
     return next(it for it in conn._rails.rails if it.queue is lane.rail)
 
 
 def shown(conn: Connection) -> list[tuple[str, str]]:
-    """Device and state of each rail."""
+    """Return the device and state of each rail."""
     return [(rail.device, rail.state) for rail in conn.rails]
 
 
 async def until_rails(conns: Sequence[Connection], states: Sequence[str] = ("lead", "up")) -> None:
-    """Until the rails of each have come into these states."""
+    """Wait until the rails of every connection reach these states."""
     while any([rail.state for rail in conn.rails] != list(states) for conn in conns):
         await yield_loop(1)
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, *kinds: type[protocol.Message]) -> None:
-    """Messages of these kinds are not sent."""
+    """Drop outgoing rail messages of these kinds."""
     tell = Rails._tell
 
     def tell_others(self: Rails, message: protocol.Message) -> None:

@@ -1,9 +1,9 @@
-"""A peer that reads a region by two rails, and stops between its requests and the responses.
+"""A peer that reads a region over two rails, and stops between its requests and the responses.
 
-Run as ``python -m tests.transport.rails.stopping_reader HOST``. It prints the port on which it
-listens, and "ready" when it can use the region by both rails. After a line of input it begins to
-read, and stops itself as soon as both rails have requests. Continued by SIGCONT, it prints
-"disconnected" when the link of the lead has ended, and sends the data it has read.
+Run as ``python -m tests.transport.rails.stopping_reader HOST``. It prints the port it listens on,
+and "ready" when it can use the region over both rails. After a line of input it starts to read, and
+stops itself as soon as both rails have requests. Once SIGCONT resumes it, it prints "disconnected"
+when the lead's link has ended, and sends the data it has read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.transport.connection_factory import SMALL, yield_loop
 
 from .joining import TWO, further, until_rails
 
-# No retry runs out while a process is stopped or a port is down, however long that takes.
+# Retries must not run out while a process is stopped or a port is down.
 CONFIG = replace(SMALL, ack_timeout=10.0)
 
 
@@ -39,7 +39,7 @@ async def main(host: str) -> None:
             completions = other.completions
             reading = asyncio.ensure_future(conn.read(region, data))
             while not other.outstanding and other.completions == completions:
-                await yield_loop(1)  # the lead is the first to get a request
+                await yield_loop(1)  # the lead receives the first request
             os.kill(os.getpid(), signal.SIGSTOP)
             while lead.qp.wire is not None:
                 await yield_loop(1)

@@ -1,4 +1,4 @@
-"""The lead breaks, and messages go on by another rail: none is lost, none comes twice."""
+"""Test that messages continue on another rail when the lead breaks, and that each arrives once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def until_moved(*conns: Connection) -> None:
 
 
 async def both_ways(conns: tuple[Connection, Connection], messages: list[bytes]) -> None:
-    """Sends the messages in each direction; each arrives in its turn, once."""
+    """Send the messages in both directions. Check that each arrives once and in order."""
 
     async def receive(conn: Connection) -> None:
         for data in messages:
@@ -91,7 +91,7 @@ async def both_ways(conns: tuple[Connection, Connection], messages: list[bytes])
 
 
 class HeldRails:
-    """Rail 1 does not come up at the connecting side before it is called."""
+    """Holds back rail 1 on the connecting side until the instance is called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         acknowledged = OfferingRails._acknowledged
@@ -205,7 +205,7 @@ async def test_connections_to_one_peer_differ_in_repr_and_log(
         assert len(set(names)) == 4
         cut(one[0], other[0])
         await until_moved(*conns)
-        assert [conn._owner.name for conn in conns] == names  # those of the first queue pair
+        assert [conn._owner.name for conn in conns] == names  # named after the first QP
     told = [it.getMessage() for it in caplog.records]
     for name in (names[0], names[2]):
         assert told.count(f"rail 0 to {name} on {TWO[0]} broke: {CABLE}") == 1
@@ -229,7 +229,7 @@ async def test_messages_continue_after_the_lead_breaks(way: str) -> None:
 @by_tcp
 @one_loop
 async def test_long_message_behind_a_long_write_survives_failover() -> None:
-    """Its READs wait for the end of the write, which the rail that is left goes on with."""
+    """The READs of the message wait for the end of the write, which the other rail continues."""
     size = 8 << 20
     async with joined("tcp", config=replace(SMALL, lend_quota=size)) as conns:
         await until_rails(conns)
@@ -254,8 +254,10 @@ async def test_long_message_behind_a_long_write_survives_failover() -> None:
 async def test_operations_started_without_a_lead_complete_on_the_next(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages that are here are taken, and leave their receives to the next lead; what is begun is
-    done when there is one, but for what is done to a region of which that has no key yet."""
+    """Messages that have already arrived are still received, and their receives go to the next
+    lead. New operations wait for that lead. If it has no key for a region yet, operations on that
+    region fail and can be tried again.
+    """
     come_up = HeldRails(monkeypatch)
     async with joined(factory.via) as conns:
         client, server = conns
@@ -308,7 +310,6 @@ async def test_operations_started_without_a_lead_complete_on_the_next(
 async def test_third_rail_reads_message_when_the_next_lead_cannot_register(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That one breaks as well, and a third one reads the rest."""
     monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
     async with joined("tcp", THREE, THREE) as conns:
         await until_rails(conns, ["lead", "up", "up"])
@@ -339,7 +340,7 @@ async def test_third_rail_reads_message_when_the_next_lead_cannot_register(
 async def test_message_fails_when_the_next_send_queue_is_too_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A message of more pieces than it has entries cannot be opened to it."""
+    """Opening a message to the next lead takes one send queue entry for each piece."""
     monkeypatch.delattr(OfferingRails, "begin")
     config = replace(SMALL, fetch_ahead=0, eager_size=1024)
     async with joined("tcp", config=config) as conns:
@@ -361,9 +362,9 @@ async def test_message_fails_when_the_next_send_queue_is_too_short(
 async def test_offered_messages_are_opened_by_the_next_lead(
     fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next lead opens them, with what keys it can, also where it could not at first."""
+    """The next lead uses any kind of key it can make, even if it failed to make one earlier."""
     config = replace(SMALL, fetch_ahead=0, max_message=1 << 30)
-    pieces = [pattern(200_000), pattern(400_000)]  # which the other rail takes part in
+    pieces = [pattern(200_000), pattern(400_000)]  # the other rail carries part of them
     async with joined("tcp", config=config) as conns:
         await until_rails(conns)
         client, server = conns
@@ -402,8 +403,11 @@ async def test_offered_messages_are_opened_by_the_next_lead(
 async def test_rail_without_memory_for_its_receive_breaks_and_returns(
     ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It breaks at the side that answers, and comes up when there is memory again; unless the
-    answer is one that ends the connection."""
+    """The answering side has no memory for the rail's receives.
+
+    The rail breaks there, and comes back when there is memory again. With `ends`, the connection
+    ends while the answer is being sent.
+    """
     monkeypatch.setattr(rails, "FIRST_DELAY", 0)
     monkeypatch.delattr(OfferingRails, "begin")
     async with joined("tcp") as conns:
@@ -461,7 +465,10 @@ async def test_both_sides_choose_the_same_lead(monkeypatch: pytest.MonkeyPatch) 
 async def test_failure_of_a_further_device_during_close_releases_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its driver ends at once, and with it the domain, after what a message has there."""
+    """The device's driver ends immediately, and its protection domain with it.
+
+    The registration of the message in that domain must be released first.
+    """
     monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)  # as on a card
     async with joined("tcp", config=replace(SMALL, fetch_ahead=0)) as conns:
         await until_rails(conns)
@@ -470,13 +477,13 @@ async def test_failure_of_a_further_device_during_close_releases_memory(
         sending = asyncio.ensure_future(client.send(bytes(1 << 20)))
         while not figures(server)["unread"]:
             await yield_loop(1)
-        await yield_loop(20)  # it is opened to that rail as well
+        await yield_loop(20)  # the message is opened to that rail too
         assert lib.aiordma_embedded_raise_on(TWO[1].encode(), EventType.DEVICE_FATAL) == 0
         endpoint = further(client).endpoint
         assert endpoint is not None
         endpoint.driver.take_device_events()
         server.abort()
-        client.abort()  # the last one that uses it
+        client.abort()  # the last user of the device
         await ends(sending, ConnectionClosedError)
     assert not any(pool.leases for pool in pools)
 
@@ -487,7 +494,7 @@ async def test_failure_of_a_further_device_during_close_releases_memory(
 async def test_allocation_uses_the_next_lead_when_a_device_is_gone(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, card: bool
 ) -> None:
-    """Memory is that of the next lead's device.  What there was before can be used as well."""
+    """Memory allocated before the failure stays usable, too."""
     register, gone = memory_region.reg_mr, []
 
     def refuse(pd: ProtectionDomain, *args: Any, **options: Any) -> Any:
@@ -497,7 +504,7 @@ async def test_allocation_uses_the_next_lead_when_a_device_is_gone(
 
     monkeypatch.setattr(memory_region, "reg_mr", refuse)
     monkeypatch.setattr(keys, "reg_mr", refuse)
-    if card:  # which has no key to all memory
+    if card:  # a card has no key for all memory
         monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
     size = 9 << 20
     data = [pattern(size, number) for number in range(3)]
@@ -559,20 +566,19 @@ async def test_tasks_waiting_for_memory_get_it_from_the_next_lead() -> None:
 async def test_write_with_immediate_fails_alone_when_frame_memory_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is refused, and the connection goes on."""
     async with joined("tcp") as conns:
         await until_rails(conns)
         client, server = conns
         pool = client._memory.pool
         region, source = await client.request_region(64, access=ALL), client.alloc(8)
-        for _ in range(20):  # after that the journal has no frame from before
+        for _ in range(20):  # flush earlier frames from the journal
             await asyncio.gather(client.send(b"m" * 600), server.recv())
-        sends = [client.send_nowait(b"m" * 600) for _ in range(8)]  # all credits
+        sends = [client.send_nowait(b"m" * 600) for _ in range(8)]  # use all credits
         writing = asyncio.ensure_future(client.write(source, region[:8], imm=7))
         await yield_loop(20)
         assert not writing.done()
         with ExitStack() as stack:
-            for _ in range(200):  # no small block is ready
+            for _ in range(200):  # leave no small block ready
                 stack.enter_context(client.alloc(8))
             monkeypatch.setattr(pool, "_block", take_no_block)
             for _ in sends:
@@ -590,7 +596,7 @@ def take_no_block(size: int) -> Block:
 @by_tcp
 @one_loop
 async def test_open_batch_completes_after_failover() -> None:
-    """It collects by the keys of one lead, and ends by another one."""
+    """Operations collected with the keys of the old lead are executed by the new one."""
     async with joined("tcp") as conns:
         await until_rails(conns)
         client, _ = conns
@@ -618,7 +624,10 @@ async def test_open_batch_completes_after_failover() -> None:
 async def test_shared_memory_fails_over_only_to_rails_that_can_register_it(
     iterations: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The peer can use it; a rail by which it could not is no lead."""
+    """The peer must be able to use the memory by the new lead.
+
+    The connection breaks if no remaining rail can register the memory.
+    """
     make_key = share_keys.make_key
 
     def fail(pool: MemoryPool, queue: SendQueue, *args: Any) -> share_keys.ShareKey:
@@ -649,11 +658,14 @@ async def test_shared_memory_fails_over_only_to_rails_that_can_register_it(
 @by_tcp
 @one_loop
 async def test_token_of_the_previous_lead_is_rejected_after_failover() -> None:
-    """Its key is gone: it is refused, and the one that takes its place is good."""
+    """The key in the old token is gone.
+
+    The new token of the same array has a key of the new lead.
+    """
     async with joined("tcp") as conns:
         await until_rails(conns)
         user, owner = conns
-        with arrays.share(owner, np.arange(3)) as shared_array:  # which has closed its Region
+        with arrays.share(owner, np.arange(3)) as shared_array:  # its Region is already closed
             with owner.alloc(8) as memory:
                 share = owner.share(memory, access=ALL)
             await share.ready()
@@ -672,7 +684,7 @@ async def test_token_of_the_previous_lead_is_rejected_after_failover() -> None:
 @by_tcp
 @one_loop
 async def test_repeated_region_grants_raise_protocol_error() -> None:
-    """A peer that answers one request with region after region, none with a key for the lead."""
+    """A hostile peer answers one request with many grants, none of which has a key for the lead."""
     async with joined("tcp") as conns:
         await until_rails(conns)
         cut(conns[0])
@@ -693,7 +705,7 @@ BEGIN = OfferingRails.begin
 
 
 def late_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """No rail comes up before `begin_rails`, nor is a key for it told before this is called."""
+    """Hold back rail keys until the returned function is called. Rails wait for `begin_rails`."""
     late: list[tuple[Share, SendQueue]] = []
     tell = Share._tell_key
     monkeypatch.delattr(OfferingRails, "begin")
@@ -716,7 +728,7 @@ async def begin_rails(conns: Sequence[Connection]) -> None:
 async def test_regions_wait_for_keys_that_arrive_after_failover(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rail has just come up, and the peer has had no time to tell of keys for it."""
+    """The rail has just come up, so the peer has had no time to send keys for it."""
     tell_keys = late_keys(monkeypatch)
     async with joined(factory.via) as conns, shared(conns[1], conns[0], 8) as (there, given):
         client = conns[0]
@@ -763,7 +775,7 @@ async def test_regions_wait_for_keys_that_arrive_after_failover(
 async def test_shared_memory_released_by_the_owner_survives_failover(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is pinned for the peer, and rails that come up later open it as well."""
+    """The memory stays pinned for the peer, and rails that come up later open it as well."""
     monkeypatch.delattr(OfferingRails, "begin")
     async with joined("tcp") as conns:
         client, server = conns
@@ -792,7 +804,7 @@ async def test_shared_memory_released_by_the_owner_survives_failover(
 @by_cm
 @one_loop
 async def test_connection_survives_disconnect_of_the_first_rail(which: int) -> None:
-    """A disconnect is no end; nor is what its id still tells of."""
+    """Neither the disconnect of the rail's CM ID nor later events of that ID end the connection."""
     async with joined("cm") as conns:
         await until_rails(conns)
         links = [conn._link for conn in conns]
@@ -812,7 +824,6 @@ async def test_connection_survives_disconnect_of_the_first_rail(which: int) -> N
 @by_cm
 @one_loop
 async def test_abort_by_the_peer_breaks_every_rail() -> None:
-    """All rails are found broken, and not the first one alone."""
     async with joined("cm", THREE, THREE) as conns:
         await until_rails(conns, ("lead", "up", "up"))
         conns[0].abort()
@@ -825,7 +836,7 @@ async def test_abort_by_the_peer_breaks_every_rail() -> None:
 async def test_connection_closes_when_the_awaited_last_rail_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing is left to wait for."""
+    """The connection must not wait for a time limit when no rail is left."""
     monkeypatch.setattr(failover, "LEAST_WAIT", 1e6)
     lose(monkeypatch, RailReady)
     async with joined("tcp") as conns:
@@ -844,14 +855,17 @@ async def test_connection_closes_when_the_awaited_last_rail_breaks(
 async def test_connection_ends_without_leaks_when_the_next_lead_cannot_register(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No message is left out, whichever registration fails: the connection ends."""
+    """In each round a different registration fails.
+
+    The messages received before the connection ends are always the first ones sent, without a gap.
+    """
     monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
     failing: list[ProtectionDomain] = []
     left = 0
 
     def fail_once(region: MemoryRegion, pd: ProtectionDomain) -> MemoryRegion:
         nonlocal left
-        if pd in failing and region.pd is not pd:  # else it is registered there anyway
+        if pd in failing and region.pd is not pd:  # otherwise no registration is needed
             left -= 1
             if left == -1:
                 raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
@@ -885,5 +899,5 @@ async def test_connection_ends_without_leaks_when_the_next_lead_cannot_register(
             await asyncio.gather(*sends, return_exceptions=True)
         assert not any(pool.leases for pool in pools)
         if left >= 0:
-            break  # it did not come to the nth
-    assert nth > 8  # the receives of one side, that has got nothing
+            break  # fewer than n registrations were made
+    assert nth > 8  # covers all receives of an idle side

@@ -1,4 +1,4 @@
-"""Each row of the table of a failover, taken by itself: the next state, its step, and its limit."""
+"""Test each row of the failover's state table: next state, step taken, and time limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CAUSE = RuntimeError("a cable")
 
 
 class Scene:
-    """A failover whose rails note what is asked of them."""
+    """A failover with mock rails that record the calls they receive."""
 
     def __init__(self, state: FailoverState) -> None:
         self.rails, self.lost = Mock(config=Config()), Mock()
@@ -42,7 +42,7 @@ class Scene:
 
     @property
     def done(self) -> set[str]:
-        """Which steps were taken, by what they do."""
+        """The names of the steps taken."""
         effects = {
             "stop": self.rails.lead_broke,
             "resume": self.rails.messages.lead_on,
@@ -75,7 +75,6 @@ NAMES = {state.name for state in LIMITED}
 
 @pytest.mark.parametrize("state", LIMITED)
 def test_failover_limit_gives_up_and_is_cancelled_by_stop(state: FailoverState) -> None:
-    """It passes, and is none any more behind the state."""
     scene = Scene(FailoverState.BROKEN)
     waits = state is FailoverState.WAITING
     scene.take(FailoverEvent.NONE_YET if waits else FailoverEvent.CHOSEN)
@@ -87,7 +86,6 @@ def test_failover_limit_gives_up_and_is_cancelled_by_stop(state: FailoverState) 
 
 
 def test_failover_follows_the_latest_resume_of_a_working_rail() -> None:
-    """Its latest Resume counts, by a rail that has not failed."""
     scene = Scene(FailoverState.MOVED)
     other, lead = Mock(failed=False), scene.rails.lead.queue
     lead.failed = False

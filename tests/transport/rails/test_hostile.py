@@ -1,4 +1,4 @@
-"""Peers that lie about rails: the connection ends, or goes on as if nothing had been said."""
+"""Test that a peer's lies about rails end the connection or have no effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.transport.raw_peer import Piece, RawPeer, endpoint_at, frame, rendezv
 
 from .joining import HOST, TWO, further, joined, until_rails
 
-FOREIGN = "198.51.100.1"  # of no host (RFC 5737)
+FOREIGN = "198.51.100.1"  # assigned to no host (RFC 5737)
 ENDPOINT = endpoint_at(HOST)
 
 
@@ -44,7 +44,7 @@ ENDPOINT = endpoint_at(HOST)
 async def victim(
     factory: ConnectionFactory, *, rails: bool = True, **options: Any
 ) -> AsyncIterator[tuple[Connection, RawPeer]]:
-    """A connection of a listener with two devices, whose clock stands still, and its peer."""
+    """Yield an accepted connection with two devices and a frozen rail clock, and its raw peer."""
     options = {"config": SMALL, "device": TWO, "via": factory.via, **options}
     async with await listen(factory.host, **options) as listener:
         data = replace(hello(), rails=rails).pack()
@@ -56,7 +56,7 @@ async def victim(
             try:
                 yield conn, peer
             finally:
-                conn.abort()  # the peer gives no credit back for a goodbye
+                conn.abort()  # the peer returns no credit for a goodbye
 
 
 async def asked(peer: RawPeer, message: protocol.Message) -> protocol.Message:
@@ -93,7 +93,7 @@ async def test_rail_lie_ends_the_connection(factory: ConnectionFactory, lie: str
 async def test_rail_messages_end_the_connection_when_rails_are_off(
     factory: ConnectionFactory, message: protocol.Message, options: dict[str, Any]
 ) -> None:
-    """The peer has not said that it offers them, or this side has one device."""
+    """Rails are off if the peer has not announced them, or if this side has only one device."""
     async with victim(factory, **options) as (conn, peer):
         assert not peer.theirs.rails
         peer.send_control(message)
@@ -117,7 +117,7 @@ async def test_repeated_rail_message_ends_the_connection(
 async def test_rail_ready_that_crosses_the_end_of_the_rail_is_ignored(
     factory: ConnectionFactory,
 ) -> None:
-    """The peer is honest: it cannot know yet."""
+    """An honest peer may send RailReady before it learns that the rail has ended."""
     async with victim(factory) as (conn, peer):
         assert isinstance(await asked(peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
         assert conn._rails is not None
@@ -147,7 +147,7 @@ async def test_rail_offer_before_accept_is_refused(factory: ConnectionFactory) -
 async def test_rail_offers_beyond_max_rails_are_refused(
     factory: ConnectionFactory, most: int
 ) -> None:
-    """Besides the lead: by default as many as there are devices."""
+    """`max_rails` includes the lead. By default it is the number of devices."""
     config = SMALL if most == 1 else replace(SMALL, max_rails=most + 1)
     async with victim(factory, config=config) as (conn, peer):
         for number in range(1, most + 1):
@@ -160,12 +160,12 @@ async def test_rail_offers_beyond_max_rails_are_refused(
         assert isinstance(refusal, protocol.Error)
         assert refusal.code == ErrorCode.QUOTA
         assert "max_rails" in refusal.text
-        with pytest.raises(ProtocolError):  # as no rail has it
+        with pytest.raises(ProtocolError):  # no rail has this number
             conn._owner.control(RailDown(0, most + 1))
 
 
 async def test_rail_offers_are_limited_per_second(factory: ConnectionFactory) -> None:
-    """And of those that are over, no more is kept than the error of the latest."""
+    """Of the rails that have ended, only the latest is kept, for its error."""
     async with victim(factory) as (conn, peer):
         for number in range(1, MAX_RAILS + 1):
             answer = await asked(peer, RailOffer(number, number, ENDPOINT))
@@ -177,7 +177,7 @@ async def test_rail_offers_are_limited_per_second(factory: ConnectionFactory) ->
         assert isinstance(refusal, protocol.Error)
         assert refusal.code == ErrorCode.BUSY
         assert conn._rails is not None
-        later = conn._rails.clock() + 1.001  # a second, rounded
+        later = conn._rails.clock() + 1.001  # one second, plus rounding
         conn._rails.clock = lambda: later
         number += 1
         answer = await asked(peer, RailOffer(number, number, ENDPOINT))
@@ -186,7 +186,7 @@ async def test_rail_offers_are_limited_per_second(factory: ConnectionFactory) ->
 
 async def test_rail_offer_is_refused_while_closing(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
-        # One more than the peer has receives for, so that `close` waits.
+        # Send one message more than the peer has receives, so that `close` has to wait.
         sends = [conn.send_nowait(bytes(ALONE)) for _ in range(SMALL.data_receives + 1)]
         closing = asyncio.create_task(conn.close())
         await yield_loop(3)
@@ -214,7 +214,7 @@ async def test_rail_to_another_host_requires_allow_other_addresses(
 
 
 async def test_reads_by_a_rail_without_key_time_out(factory: ConnectionFactory) -> None:
-    """Its memory is not kept from others for ever."""
+    """The time limit is needed because the message holds pool memory that other users wait for."""
     async with victim(factory, config=replace(SMALL, pool_limit=16 << 20)) as (conn, peer):
         pool = conn._memory.pool
         pool._stalled_reads.timeout = 0.01
@@ -233,7 +233,7 @@ async def test_reads_by_a_rail_without_key_time_out(factory: ConnectionFactory) 
 
 
 class Sent(WorkRequest):
-    """A frame that no session knows."""
+    """A frame posted to a rail without going through the session."""
 
     def __init__(self, memory: Buffer, data: bytes) -> None:
         memory.view[: len(data)] = data
@@ -241,18 +241,18 @@ class Sent(WorkRequest):
         super().__init__(OperationKind.SEND, send, memory.address, len(data), memory.lkey)
 
     def done(self, byte_len: int) -> None:
-        """The peer has it."""
+        """Do nothing when the peer has received the frame."""
 
     def failed(self, error: BaseException) -> None:
-        """The peer has ended the connection."""
+        """Do nothing when the peer has ended the connection."""
 
     def release(self) -> None:
-        """The test has the memory."""
+        """Release nothing, because the test owns the memory."""
 
 
 @contextmanager
 def resume(rail: Rail, number: int, frames: int = 0) -> Iterator[None]:
-    """Says by that rail, in a Resume of that number, that so many frames have come."""
+    """Send a Resume with this number on `rail` that reports `frames` received frames."""
     assert rail.queue is not None
     assert rail.endpoint is not None
     data = frame(FrameKind.CONTROL, protocol.encode(protocol.Resume(number, rail.number, frames)))
@@ -263,7 +263,7 @@ def resume(rail: Rail, number: int, frames: int = 0) -> Iterator[None]:
 
 @one_loop
 async def test_second_resume_by_one_rail_ends_the_connection(factory: ConnectionFactory) -> None:
-    """Each would cost the next lead a receive, until it had none."""
+    """Each Resume would use up a receive of the next lead, until none was left."""
     async with joined(factory.via) as conns, AsyncExitStack() as stack:
         await until_rails(conns)
         victim, peer = conns
@@ -282,7 +282,9 @@ async def test_second_resume_by_one_rail_ends_the_connection(factory: Connection
 @by_tcp
 @one_loop
 async def test_reads_without_key_after_failover_time_out() -> None:
-    """Nor is its memory kept from others for ever."""
+    """The time limit is needed because the message holds pool memory that another connection waits
+    for.
+    """
     config = replace(SMALL, pool_limit=16 << 20)
     async with joined("tcp", config=config) as (peer, conn), joined("tcp", config=config) as others:
         await until_rails((peer, conn))
@@ -324,7 +326,7 @@ async def test_authenticated_peer_may_offer_a_rail_to_another_host(
 
 
 async def test_rail_lies_of_a_listener_raise_protocol_error(factory: ConnectionFactory) -> None:
-    """To the side that offers: each of these ends the connection."""
+    """None of these messages is valid when sent to the side that offers the rails."""
     async with joined(factory.via) as conns:
         await until_rails(conns)
         assert conns[0]._rails is not None
@@ -335,7 +337,7 @@ async def test_rail_lies_of_a_listener_raise_protocol_error(factory: ConnectionF
             RailAnswer(rail.offer_id, 2, ENDPOINT),
             RailAnswer(rail.offer_id + 1, 1, ENDPOINT),
             RailAnswer(rail.offer_id, 1, bytes(40)),
-            RailAnswer(rail.offer_id, 1, ENDPOINT),  # again
+            RailAnswer(rail.offer_id, 1, ENDPOINT),  # a second time
             RailDown(0, 2),
             protocol.Error(rail.offer_id, ErrorCode.INTERNAL, "it was answered"),
         ):

@@ -1,4 +1,4 @@
-"""The bytes of one-sided operations by rail, on both sides."""
+"""Test that both sides count the bytes of one-sided operations on each rail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CUT = ConnectionBrokenError("its cable")
 
 
 def carried(client: Connection, server: Connection) -> tuple[int, int]:
-    """Return the bytes read and written on all rails, which both sides know to be the same."""
+    """Return the bytes read and written on all rails, on which both sides must agree."""
     by_device = {rail.device: rail for rail in server.rails}
     for rail in client.rails:
         other = by_device[rail.device]
@@ -51,5 +51,5 @@ async def test_rails_count_the_one_sided_bytes_that_they_carry(broken: str) -> N
             queue.rail_broke(CUT)
             await client.read(remote[:1000], bytearray(1000))
             await client.write(bytes(2000), remote[:2000])
-            # Rails that are closed keep their counts.
+            # Closed rails keep their byte counts.
             assert carried(client, server) == (SIZE + 1000, SIZE + 2000)

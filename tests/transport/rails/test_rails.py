@@ -1,4 +1,4 @@
-"""Further rails are added to a connection, break, and end with it."""
+"""Test that rails are added to a connection, break, and end with it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ async def test_second_device_becomes_a_rail(way: str, security: dict[str, Any]) 
 async def test_number_of_rails_is_limited_by_both_sides(
     way: str, here: Devices, there: Devices, most: int | None, states: list[str]
 ) -> None:
-    """A listener: as many as it names devices, so that with one device it allows none."""
+    """A listener allows as many rails as it names devices.
+
+    With one device it allows no further rail.
+    """
     async with joined(way, here, there, replace(SMALL, max_rails=most)) as conns:
         await until_rails(conns[:1], states)
         await until_rails(conns[1:], states[:2])
@@ -103,7 +106,10 @@ async def test_side_with_fewer_devices_uses_them_repeatedly(way: str) -> None:
 async def test_aiordma_device_can_name_several_devices(
     names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a program needs no change; where one device is wanted, it is the first."""
+    """A program needs no change to use several devices.
+
+    Where one device is needed, it is the first.
+    """
     monkeypatch.setenv("AIORDMA_DEVICE", names)
     options = Config(max_rails=2)
     async with (
@@ -172,7 +178,7 @@ def no_partner(*_: object) -> NoReturn:
 def at_the_offer(
     monkeypatch: pytest.MonkeyPatch, happens: Callable[[Rails, Rail], object], *, lost: bool
 ) -> None:
-    """What happens as the connecting side sends it, instead of that or behind it."""
+    """Call `happens` after each rail offer is sent, or in its place if `lost`."""
     tell = Rails._tell
 
     def tell_and_more(self: Rails, message: protocol.Message) -> None:
@@ -205,7 +211,10 @@ async def test_rail_that_breaks_before_the_answer_goes_down(
 async def test_early_rail_messages_of_a_listener_raise_protocol_error(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And at last it answers, and takes that back at once."""
+    """The messages arrive in place of the offer, which is never sent.
+
+    The last ones answer the offer and immediately take the rail down.
+    """
 
     def answer(rails: Rails, rail: Rail) -> None:
         number, offer, endpoint = rail.number, rail.offer_id, endpoint_at(HOST)
@@ -217,7 +226,7 @@ async def test_early_rail_messages_of_a_listener_raise_protocol_error(
         assert not rails.control(protocol.RailReady(0, number))
         assert not rails.control(protocol.RailOffer(1, number + 1, endpoint))
         assert rail.queue is not None
-        rail.queue.rail_broke(WITHOUT)  # the loop's next iteration tells
+        rail.queue.rail_broke(WITHOUT)  # reported in the loop's next iteration
         assert rails.control(protocol.RailDown(0, number))
 
     at_the_offer(monkeypatch, answer, lost=True)
@@ -237,7 +246,10 @@ async def test_early_rail_messages_of_a_listener_raise_protocol_error(
 
 @one_loop
 async def test_rail_is_down_while_its_port_is_down(factory: ConnectionFactory) -> None:
-    """Here the device is not even offered; there it is awaited, and no other one taken."""
+    """The connecting side does not offer a rail on the device whose port is down.
+
+    The listening side refuses an offer for that device instead of using another one.
+    """
     assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.PORT_ERR) == 0
     try:
         async with joined(factory.via) as conns:
@@ -270,7 +282,6 @@ async def test_refused_rail_is_down_with_the_error(
 async def test_ending_the_connection_at_any_time_releases_its_rails(
     factory: ConnectionFactory,
 ) -> None:
-    """Whatever is under way then, all of it is given back."""
     for turns in range(12):
         for ended in (0, 1):
             async with joined(factory.via) as conns:

@@ -1,6 +1,6 @@
-"""Rails that have broken come back, and one whose path is dead is found.
+"""Test that broken rails come back, and that a rail whose path is dead is found.
 
-The loop's timers are those of the test, which says when one is due.
+The tests replace the loop's timers and decide when they fire.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ async def test_broken_rail_returns_with_its_counters(
 
 @one_loop
 async def test_rail_follows_its_port_down_and_up(factory: ConnectionFactory, later: Later) -> None:
-    """The rail does not wait for it, and it needs no timer to come back."""
+    """The rail reacts to the events of the port, and needs no timer to come back."""
     async with joined(factory.via) as conns:
         for _ in range(3):
             await until_rails(conns)
@@ -210,8 +210,11 @@ async def test_retries_on_a_down_port_are_logged_once_as_warning(
 async def test_lead_moves_when_its_port_goes_down_and_is_logged(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another rail becomes the lead at once.  The log has the cause first, one line when the lead
-    moves, with the time that it took, and one when a rail is back."""
+    """Another rail becomes the lead immediately.
+
+    The log has the cause first, then one line with the duration for each move of the lead, and one
+    for each rail that is back.
+    """
     caplog.set_level(logging.WARNING, "aiordma")
     before = snapshot()["leads_moved"].get("embedded0", 0)
     async with joined(factory.via) as conns:
@@ -263,7 +266,7 @@ async def test_failed_device_is_reopened_for_its_rail(
 async def test_refused_rail_is_offered_again_when_another_ends(
     factory: ConnectionFactory, later: Later
 ) -> None:
-    """Where there was no room, once another one is over."""
+    """The listener has two devices, so it refuses the third rail until another one has ended."""
     async with joined(factory.via, here="all") as conns:
         await until_rails(conns[:1], ["lead", "up", "down"])
         await yield_loop(3)
@@ -283,7 +286,10 @@ async def test_refused_rail_is_offered_again_when_another_ends(
 async def test_rail_returns_on_its_own_device_only(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other side's device is not there yet, and the lead's is no substitute."""
+    """A new rail may use the lead's device in place of one that is missing on the other side.
+
+    A returning rail waits for its own device.
+    """
     make = AnsweringRails._make
     gone = True
 
@@ -330,7 +336,7 @@ async def test_closing_connection_offers_no_rail(factory: ConnectionFactory, lat
 async def test_keep_alive_finds_a_dead_rail_and_keeps_the_others(
     factory: ConnectionFactory, later: Later
 ) -> None:
-    """By each side that has `Config.keep_alive`, on each of its rails; and the others go on."""
+    """Each side with `Config.keep_alive` probes each of its rails."""
     async with joined(factory.via, config=replace(SMALL, keep_alive=1000.0)) as conns:
         await until_rails(conns)
         for conn in conns:
@@ -365,7 +371,7 @@ async def test_keep_alive_finds_a_dead_rail_and_keeps_the_others(
 async def test_queue_pairs_of_a_broken_rail_fail_before_its_windows_close(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch, side: int
 ) -> None:
-    """A READ of memory whose window has gone would break the connection."""
+    """A READ of memory whose window is already closed would break the connection."""
     steps: list[Any] = []
     to_error = QueuePair.to_error
 
@@ -403,7 +409,10 @@ async def test_queue_pairs_of_a_broken_rail_fail_before_its_windows_close(
 @one_loop
 @by_tcp
 async def test_listener_serves_while_one_device_works() -> None:
-    """One that was opened since it failed counts again.  An open connection goes on, too."""
+    """A device that has been opened again since its failure counts as working.
+
+    Open connections continue, too.
+    """
 
     async def serves() -> None:
         await check_alive(*rails)

@@ -1,4 +1,7 @@
-"""Peers that do not do what a rail waits for: there is a limit, by the timers of the test."""
+"""Test the time limits for rails whose peer does not respond.
+
+The tests replace the loop's timers and decide when they fire.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Iterator[Later]:
 async def test_unanswered_rail_offer_times_out(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue pair goes.  A late answer finds none, and the peer's goes as well."""
+    """The queue pair is released.
+
+    An answer that arrives later finds no offer, and the peer then releases its queue pair, too.
+    """
     lose(monkeypatch, RailAnswer)
     async with joined(factory.via) as conns:
         while len(conns[1].rails) == 1:
@@ -66,7 +72,10 @@ async def test_unanswered_rail_offer_times_out(
 async def test_rail_without_ready_times_out_and_late_messages_are_accepted(
     factory: ConnectionFactory, later: Later
 ) -> None:
-    """A peer that answers nothing more keeps no queue pair, and a late answer is none too late."""
+    """A peer that stops responding must not hold a queue pair.
+
+    Its late messages are valid because they may have crossed the RailDown.
+    """
     async with victim(factory, config=replace(SMALL, max_rails=4)) as (conn, peer):
         for number in range(1, 4):
             answer = await asked(peer, RailOffer(number, number, ENDPOINT))
@@ -110,8 +119,9 @@ async def test_rail_ready_that_arrived_during_a_busy_loop_is_in_time(
 async def test_connecting_rail_ends_with_the_lead(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The peer does not know that the rail works, and both end with the lead.  No timer outlives
-    the connection, as the fixture finds.
+    """The peer has not learned that the rail works, so both rails end with the lead.
+
+    The fixture checks that no timer outlives the connection.
     """
     lose(monkeypatch, RailReady)
     async with joined(factory.via) as conns:
@@ -126,7 +136,10 @@ async def test_connecting_rail_ends_with_the_lead(
 async def test_write_whose_order_cannot_be_known_ends_the_connection(
     later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And without one the end of a rail has no limit."""
+    """The peer has a time limit to confirm that it has stopped a broken rail.
+
+    Passing it ends the connection only if a write is outstanding on that rail.
+    """
     async with sharing(8 * MB) as (client, server, _, remote):
         lose(monkeypatch, RailDown)
         second(server).rail_broke(CUT)

@@ -1,4 +1,4 @@
-"""Long messages over two rails of a connection."""
+"""Test long messages striped over two rails of a connection."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ MB = 1 << 20
 
 
 async def carried(sender: Connection, receiver: Connection, data: Any, into: Any = None) -> None:
-    """Sends a message until both rails have read a part of one: it may be over before the second
-    one has its keys."""
+    """Repeat a message until both rails have carried part of one.
+
+    The first messages can finish before the second rail has its keys.
+    """
     expected = b"".join(data) if isinstance(data, list) else bytes(getattr(data, "view", data))
     for _ in range(20):
         sending = asyncio.ensure_future(sender.send_nowait(data))

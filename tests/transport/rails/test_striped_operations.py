@@ -1,4 +1,4 @@
-"""Long reads and writes over two rails of a connection, and what comes behind them."""
+"""Test long reads and writes striped over two rails, and the operations that follow them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CUT = ConnectionBrokenError("its cable")
 
 
 class Ends(NamedTuple):
-    """A connection with two rails, of which the server shares memory."""
+    """A connection with two rails, and memory shared by the server."""
 
     client: Connection
     server: Connection
@@ -53,7 +53,7 @@ def second(conn: Connection) -> SendQueue:
 
 
 def posted(conn: Connection) -> int:
-    """Requests of the second rail that are done."""
+    """Return the number of requests completed on the second rail."""
     return second(conn).completions
 
 
@@ -103,7 +103,7 @@ async def test_writes_are_not_repeated_before_the_peer_has_stopped_the_rail(
             await yield_loop(1)
         releasing = asyncio.ensure_future(
             other.release()
-        )  # which waits, but not what tells of the end
+        )  # the release waits, but the report of the rail's end does not
         await yield_loop(1)
         second(client).rail_broke(CUT)
         sending = client.send_nowait(b"behind it")
@@ -133,7 +133,10 @@ async def test_striped_write_fails_when_its_lease_ends() -> None:
 
 
 async def test_keys_for_unknown_rails_and_regions_are_ignored() -> None:
-    """Of a rail that is not up, and of regions that the connection has not brought."""
+    """One key is for a rail that is not up.
+
+    The other two are for regions that this connection has not received.
+    """
     async with sharing(MB) as (client, server, _, remote):
         with server.register(bytearray(MB)) as memory, server.share(memory) as share:
             foreign = client.open_region(share.token)
@@ -151,7 +154,9 @@ async def test_keys_for_unknown_rails_and_regions_are_ignored() -> None:
 async def test_memory_shared_before_a_rail_gets_keys_for_it(
     monkeypatch: pytest.MonkeyPatch, windows: bool
 ) -> None:
-    """The peer gets keys behind RailReady: before that it does not know the rail."""
+    """The owner sends the keys after RailReady, because the peer does not know the rail before
+    that.
+    """
     if not windows:
         monkeypatch.setattr("aiordma.mr_pool.offers_windows", lambda *_: False)
     begin = OfferingRails.begin
@@ -167,7 +172,7 @@ async def test_memory_shared_before_a_rail_gets_keys_for_it(
 async def test_region_is_granted_with_the_keys_of_all_rails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Memory is granted when all of them work."""
+    """The memory is granted only when the binds of all its keys have completed."""
     held: list[Callable[[], None]] = []
     done = share_keys.OfKey.done
 
@@ -197,8 +202,9 @@ async def test_region_is_granted_with_the_keys_of_all_rails(
 async def test_pending_key_does_not_outlive_its_lease_when_a_rail_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A key whose bind is under way does not outlive the lease for it: here before the loop, which
-    computes, has heard of the end."""
+    """The lease thread ends the lease while a bind is in flight, and before the busy loop has
+    processed the end of the lease.
+    """
     monkeypatch.setattr(share_keys, "GRACE", 1e6)
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing.regions.shares.values()
@@ -213,7 +219,7 @@ async def test_pending_key_does_not_outlive_its_lease_when_a_rail_ends(
 
 
 async def test_key_made_after_the_lease_ended_is_closed() -> None:
-    """The thread of leases has not seen it: it works no longer than the others."""
+    """The lease thread cannot close this key, because it did not exist when the lease ended."""
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing.regions.shares.values()
         share._expire()
@@ -223,7 +229,7 @@ async def test_key_made_after_the_lease_ended_is_closed() -> None:
 
 
 async def test_key_message_is_dropped_when_its_rail_is_removed() -> None:
-    """They do not wait for ever for credits that the peer does not give."""
+    """The message would otherwise wait forever for credits that the peer does not give."""
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing.regions.shares.values()
         server._sharing.notify = (told := mock.Mock())  # type: ignore[method-assign]
@@ -246,7 +252,7 @@ async def test_revoke_closes_other_keys_when_the_device_refuses_one() -> None:
 
 
 async def test_hand_over_follows_a_long_write_during_failover() -> None:
-    """Control messages keep their place behind writes, by whatever rail these are done."""
+    """Control messages keep their place behind writes, whichever rails carry the writes."""
     async with joined("tcp", config=Config()) as conns:
         await until_rails(conns)
         client, server = conns
@@ -292,8 +298,9 @@ async def test_cancelled_operation_ends_before_the_next_one(batched: bool) -> No
 async def test_every_striped_operation_ends_with_the_connection(
     end: str, turns: int | None
 ) -> None:
-    """Also so many turns after the lead broke.  Every operation ends; the fixtures look for what is
-    left over."""
+    """`turns` is the number of loop iterations between the failure of the lead and the end of the
+    connection. The fixtures look for leaks.
+    """
     async with joined("tcp") as (client, server):
         await until_rails((client, server))
         with server.register(bytearray(16 * MB)) as memory:

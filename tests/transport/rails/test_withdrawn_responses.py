@@ -1,4 +1,4 @@
-"""The lead breaks at the owner of memory while responses to the peer's reads are on their way."""
+"""Test that reads survive when the owner's lead breaks while their responses are in flight."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def answer_while_stopped(conn: Connection, reader: subprocess.Popen[str]) -> Non
 
 
 def hold_resume(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Collect the calls that would make another rail the lead, which tell the peer of it."""
+    """Hold back the calls that promote a rail to lead and announce it to the peer."""
     held: list[Callable[[], None]] = []
     resume = Failover._resume
 
@@ -87,9 +87,9 @@ def hold_resume(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
 async def test_connection_outlives_a_lead_whose_responses_were_withdrawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The owner's queue pair fails, and its keys end, before the reader takes in the responses.
+    """The owner's queue pair fails, and its keys end, before the reader processes the responses.
 
-    The reader learns that there is another lead only after that.
+    The reader learns about the new lead only after that.
     """
     with stopping_reader() as reader:
         port = int(await asyncio.to_thread(next_line, reader))

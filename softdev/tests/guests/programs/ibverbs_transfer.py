@@ -1,6 +1,6 @@
-"""ibverbs of PyPI, which opens libibverbs with dlopen: a transfer of 16 MiB by WRITE or READ.
+"""Transfer 16 MiB by WRITE or READ with PyPI's ibverbs, which opens libibverbs with dlopen.
 
-`ibverbs_transfer.py target PORT`, then `ibverbs_transfer.py WRITE PORT`.
+Run `ibverbs_transfer.py target PORT`, then `ibverbs_transfer.py WRITE PORT`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""InfiniStore, a cache for inference: store values of 64 KiB and read them back.
+"""Store values of 64 KiB in InfiniStore, a cache for inference, and read them back.
 
-`infinistore_cache.py server PORT`, then `infinistore_cache.py client PORT`.
+Run `infinistore_cache.py server PORT`, then `infinistore_cache.py client PORT`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the two processes of a transfer find each other: over TCP, as real deployments do."""
+"""Let the two processes of a transfer find each other over TCP, as real deployments do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Mooncake's transfer engine: python mooncake_transfer.py target|initiator port rdma|tcp."""
+"""Transfer memory with Mooncake's transfer engine.
+
+Run `python mooncake_transfer.py target|initiator PORT rdma|tcp`.
+"""
 
 from __future__ import annotations
 

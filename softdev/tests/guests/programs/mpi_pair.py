@@ -1,4 +1,4 @@
-"""Two ranks: every message checked, then the bandwidth of large ones."""
+"""Exchange and check messages between two MPI ranks, then measure the bandwidth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""NIXL with its UCX backend: python nixl_transfer.py target|READ|WRITE port."""
+"""Transfer memory with NIXL and its UCX backend.
+
+Run `python nixl_transfer.py target|READ|WRITE PORT`.
+"""
 
 from __future__ import annotations
 

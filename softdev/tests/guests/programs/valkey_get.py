@@ -1,6 +1,6 @@
-"""A client of Valkey: a value of 1 MiB there and back, then GETs of 64 bytes.
+"""Set and get a value of 1 MiB in Valkey, then measure GETs of 64 bytes.
 
-`valkey_get.py rdma|tcp PORT COUNT`.
+Run `valkey_get.py rdma|tcp PORT COUNT`.
 """
 
 from __future__ import annotations
