@@ -250,7 +250,7 @@ static void stop_timers(struct soft_qp *qp)
 	soft_timer_stop(&qp->rnr_timer);
 	soft_timer_stop(&qp->reach_timer);
 	soft_timer_stop(&qp->retry_timer);
-	qp->rnr_waiting = qp->answer_missed = false;
+	qp->rnr_waiting = qp->loss_reported = false;
 }
 
 void soft_qp_enter_reset(struct soft_qp *qp)

@@ -224,7 +224,7 @@ struct soft_qp {
 	struct soft_window *window; /* congestion window; NULL if unlimited */
 	struct soft_timer rnr_timer;
 	uint8_t retries_left; /* see req_retransmit.c */
-	bool answer_missed; /* whether to ignore further reports of the same loss */
+	bool loss_reported; /* whether to ignore further reports of the same loss */
 	struct soft_timer retry_timer;
 	struct soft_timer reach_timer; /* runs while requests cannot be sent or answered */
 	struct soft_node attachments; /* multicast groups (multicast.c) */

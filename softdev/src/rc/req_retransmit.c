@@ -53,16 +53,16 @@ void soft_requester_missed(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	/* Retransmit only once, although every response in flight reports the same loss. */
-	if (qp->answer_missed)
+	if (qp->loss_reported)
 		return;
-	qp->answer_missed = true;
+	qp->loss_reported = true;
 	soft_requester_retry(qp);
 }
 
 void soft_requester_await_nak(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	qp->answer_missed = true;
+	qp->loss_reported = true;
 }
 
 void soft_requester_done(struct soft_qp *qp)
@@ -80,7 +80,7 @@ void soft_requester_progress(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	qp->retries_left = qp->attr.retry_cnt;
-	qp->answer_missed = false;
+	qp->loss_reported = false;
 	soft_timer_stop(&qp->retry_timer);
 	soft_requester_await(qp);
 }
@@ -108,6 +108,6 @@ void soft_retry_expired(struct soft_timer *timer)
 		soft_requester_await(qp);
 		return;
 	}
-	qp->answer_missed = false;
+	qp->loss_reported = false;
 	soft_requester_retry(qp);
 }
