@@ -628,9 +628,9 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 		return soft_refuse(rc, "LINK");
 	apply(&qp->attr, attr, attr_mask);
 	if (attr_mask & IBV_QP_RNR_RETRY)
-		qp->rnr_left = qp->attr.rnr_retry;
+		qp->rnr_retries_remaining = qp->attr.rnr_retry;
 	if (attr_mask & IBV_QP_RETRY_CNT)
-		qp->retries_left = qp->attr.retry_cnt;
+		qp->retries_remaining = qp->attr.retry_cnt;
 	if (attr_mask & IBV_QP_SQ_PSN)
 		qp->sq.psn = qp->sq.next_psn = qp->sq.unacked = qp->sq.unsent = qp->attr.sq_psn;
 

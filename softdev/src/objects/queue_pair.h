@@ -218,12 +218,12 @@ struct soft_qp {
 	struct soft_receive_queue rq;
 	struct soft_responder responder;
 	struct aiordma_served *served; /* NULL until count_served is called */
-	uint8_t rnr_left; /* remaining RNR retries; 7 means forever */
+	uint8_t rnr_retries_remaining; /* remaining RNR retries; 7 means forever */
 	bool rnr_refused; /* whether an RNR NAK has arrived since the last completed request */
 	bool rnr_waiting;
 	struct soft_window *window; /* congestion window; NULL if unlimited */
 	struct soft_timer rnr_timer;
-	uint8_t retries_left; /* see req_retransmit.c */
+	uint8_t retries_remaining; /* see req_retransmit.c */
 	bool loss_reported; /* whether to ignore further reports of the same loss */
 	struct soft_timer retry_timer;
 	struct soft_timer reach_timer; /* runs while requests cannot be sent or answered */

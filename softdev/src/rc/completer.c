@@ -13,7 +13,7 @@
  * draining. */
 static void after_completion(struct soft_qp *qp)
 {
-	qp->rnr_left = qp->attr.rnr_retry;
+	qp->rnr_retries_remaining = qp->attr.rnr_retry;
 	qp->rnr_refused = false;
 	soft_send_settle(qp);
 	soft_requester_progress(qp);
@@ -112,11 +112,11 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 	/* A retry count of 7 means to retry forever (IBTA 9.7.5.2.8). Each completion resets the
 	 * count. */
 	if (qp->attr.rnr_retry != 7) {
-		if (qp->rnr_left == 0) {
+		if (qp->rnr_retries_remaining == 0) {
 			soft_send_fail(qp, IBV_WC_RNR_RETRY_EXC_ERR);
 			return SOFT_SINK_DISCARD;
 		}
-		qp->rnr_left--;
+		qp->rnr_retries_remaining--;
 	}
 	SOFT_TRACE(retry, qp, "RNR");
 	/* The responder has not accepted this PSN or any later one. */

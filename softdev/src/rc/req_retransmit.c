@@ -36,11 +36,11 @@ void soft_requester_go_back(struct soft_qp *qp)
 void soft_requester_retry(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	if (!qp->retries_left) {
+	if (!qp->retries_remaining) {
 		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 		return;
 	}
-	qp->retries_left--;
+	qp->retries_remaining--;
 	soft_fault_counts.retried++;
 	SOFT_TRACE(retry, qp, "LOSS");
 	if (qp->window)
@@ -79,7 +79,7 @@ void soft_requester_done(struct soft_qp *qp)
 void soft_requester_progress(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	qp->retries_left = qp->attr.retry_cnt;
+	qp->retries_remaining = qp->attr.retry_cnt;
 	qp->loss_reported = false;
 	soft_timer_stop(&qp->retry_timer);
 	soft_requester_await(qp);
