@@ -83,7 +83,7 @@ static struct ibv_cq *receive_cq(const struct soft_qp *qp)
 
 	if (!qp->xrcd)
 		return qp->ibv.recv_cq;
-	srq = soft_xrc_find(qp->xrcd, qp->taken_from);
+	srq = soft_xrc_find(qp->xrcd, qp->receive_srq_num);
 	return srq ? srq->cq : NULL;
 }
 

@@ -212,7 +212,7 @@ struct soft_qp {
 	bool draining; /* whether SQD waits for requests in flight */
 	const struct soft_transport *transport;
 	struct soft_xrcd *xrcd; /* domain of an XRC_RECV queue pair, otherwise NULL */
-	uint32_t taken_from; /* number of the shared receive queue that supplied `rq` */
+	uint32_t receive_srq_num; /* number of the shared receive queue that supplied `rq` */
 	struct soft_qp_link *link; /* or NULL */
 	struct soft_send_queue sq;
 	struct soft_receive_queue rq;

@@ -20,13 +20,13 @@ bool soft_receive_ready(struct soft_qp *qp)
 {
 	/* An XRC message cannot use a receive that came from another shared receive queue. */
 	if (qp->rq.head != qp->rq.tail)
-		return !qp->xrcd || qp->taken_from == qp->responder.srq_num;
+		return !qp->xrcd || qp->receive_srq_num == qp->responder.srq_num;
 	struct soft_srq *srq = source(qp);
 
 	if (!srq || srq->rq.head == srq->rq.tail)
 		return false;
 	soft_receive_queue_move(&srq->rq, &qp->rq);
-	qp->taken_from = srq->number;
+	qp->receive_srq_num = srq->number;
 	/* Raise the event once when the number of receives drops below the limit
 	 * (ibv_modify_srq(3), ibv_query_srq(3)). */
 	if (srq->rq.tail - srq->rq.head < srq->limit) {
