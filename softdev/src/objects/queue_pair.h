@@ -203,7 +203,7 @@ struct soft_qp {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
 	bool sq_sig_all;
-	bool block_own; /* UD: whether to drop its own multicast messages */
+	bool block_self_multicast; /* UD: whether to drop its own multicast messages */
 	bool stream_from_cm; /* whether the CM provides the stream */
 	bool stream_lost; /* whether the stream is gone for good, so nothing can be sent */
 	bool ends_with_peer; /* see aiordma_device_calls.end_with_peer */

@@ -91,7 +91,7 @@ static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagr
 		return;
 	}
 	soft_list_each (struct attachment, attachment, &group->members, of_group)
-		if (!attachment->qp->block_own || !is_own(attachment->qp, datagram))
+		if (!attachment->qp->block_self_multicast || !is_own(attachment->qp, datagram))
 			soft_ud_receive(attachment->qp, datagram, payload, length);
 }
 
