@@ -271,7 +271,7 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 		soft_cq_forget(soft_cq_of(qp->ibv.recv_cq), qp->ibv.qp_num);
 	memset(&qp->attr, 0, sizeof(qp->attr));
 	qp->stream_from_cm = qp->stream_lost = qp->no_peer = false;
-	qp->communicated = qp->draining = false;
+	qp->comm_established = qp->draining = false;
 }
 
 /* Stop draining and report SQ_DRAINED if requested. A failed send queue also raises this event. */

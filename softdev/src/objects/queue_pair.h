@@ -208,7 +208,7 @@ struct soft_qp {
 	bool stream_lost; /* whether the stream is gone for good, so nothing can be sent */
 	bool ends_with_peer; /* see aiordma_device_calls.end_with_peer */
 	bool no_peer; /* UC: whether messages are lost because there is no peer */
-	bool communicated; /* whether a request has arrived (COMM_EST) */
+	bool comm_established; /* whether a request has arrived (COMM_EST) */
 	bool draining; /* whether SQD waits for requests in flight */
 	const struct soft_transport *transport;
 	struct soft_xrcd *xrcd; /* domain of an XRC_RECV queue pair, otherwise NULL */

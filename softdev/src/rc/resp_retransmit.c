@@ -126,7 +126,7 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		answer(qp, frame, SOFT_READ_DATA, 0, NULL);
 	else { /* within a message as well, because a requester with a window may wait for it */
 		/* If no request has been accepted yet, the packet cannot be a duplicate. */
-		if (!qp->communicated)
+		if (!qp->comm_established)
 			trace_psn(qp, frame->psn);
 		acknowledge_again(qp);
 	}

@@ -436,8 +436,8 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 	 * is checked here because a CM stream has no handshake that compares the MTUs. */
 	if (frame->syndrome && frame->opcode != SOFT_FLUSH && frame->syndrome != qp->attr.path_mtu)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PATH_MTU");
-	if (!qp->communicated) {
-		qp->communicated = true;
+	if (!qp->comm_established) {
+		qp->comm_established = true;
 		/* Raise the event only in RTR (IBTA 11.6.3.1). In RTS, the queue pair's own
 		 * requests show that communication is established. */
 		if (qp->ibv.state == IBV_QPS_RTR)
