@@ -97,8 +97,8 @@ struct soft_response {
 	uint32_t srq_num; /* XRC: SRQ number in the request */
 	uint32_t msn; /* MSN when the request was accepted */
 	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
-	bool begun; /* whether part of the response has been sent */
-	bool again; /* whether the request was repeated, or the peer may not count it */
+	bool partly_sent; /* whether part of the response has been sent */
+	bool is_uncounted; /* whether the request was repeated, or the peer may not count it */
 	bool refused; /* whether a NAK replaces the rest */
 	union {
 		struct {

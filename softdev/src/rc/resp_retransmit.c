@@ -45,7 +45,7 @@ static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame 
 		return NULL;
 	struct soft_response *response = soft_responder_answer(qp, frame, opcode, length);
 
-	response->again = true;
+	response->is_uncounted = true;
 	response->msn = responder->msn;
 	if (result)
 		memcpy(response->result, result, SOFT_ATOMIC_RESULT);

@@ -197,7 +197,7 @@ static enum soft_sink too_many(struct soft_qp *qp)
 	const struct soft_responder *responder = &qp->responder;
 
 	for (uint32_t i = responder->response_head; i != responder->response_tail; i++) {
-		if (soft_response_at(qp, i)->again)
+		if (soft_response_at(qp, i)->is_uncounted)
 			return lose(qp);
 	}
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST, "READS"); /* IBTA 9.7.4.3.1 */
@@ -554,7 +554,7 @@ static void answer_empty(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	struct soft_responder *responder = &qp->responder;
 
-	soft_responder_answer(qp, frame, SOFT_READ_DATA, 0)->again = true;
+	soft_responder_answer(qp, frame, SOFT_READ_DATA, 0)->is_uncounted = true;
 	responder->empty[responder->empty_count++ % SOFT_KNOWN_EMPTY] = frame->psn;
 }
 
@@ -720,7 +720,8 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			{
 				.opcode = response->refused ? SOFT_NAK : response->opcode,
 				.syndrome = response->refused ? SOFT_NAK_REMOTE_ACCESS : 0,
-				.flags = (first && !response->begun ? 0 : SOFT_FRAME_CONTINUES) |
+				.flags = (first && !response->partly_sent ? 0
+									  : SOFT_FRAME_CONTINUES) |
 					 (last ? 0 : SOFT_FRAME_MORE),
 				.length = length,
 				.psn = cursor->response_psn,
@@ -764,7 +765,7 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	}
 	response->address += out->frame.length;
 	response->length -= out->frame.length;
-	response->begun = true;
+	response->partly_sent = true;
 }
 
 static void tell_withdrawn(const struct soft_qp *qp, const struct soft_response *response)
@@ -786,9 +787,9 @@ bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index)
 	soft_assert_locked();
 	struct soft_response *response = soft_response_at(qp, index);
 
-	if (response->again)
+	if (response->is_uncounted)
 		soft_responder_refuse_again(qp, response);
-	return response->again;
+	return response->is_uncounted;
 }
 
 void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn,
