@@ -102,8 +102,8 @@ struct soft_response {
 	bool refused; /* whether a NAK replaces the rest */
 	union {
 		struct {
-			uint32_t kept_length;
-			uint8_t *kept; /* copy of the READ data before an overwrite, or NULL */
+			uint32_t copy_length;
+			uint8_t *copy; /* copy of the READ data before an overwrite, or NULL */
 		};
 		uint8_t result[SOFT_ATOMIC_RESULT];
 	};
@@ -143,7 +143,7 @@ struct soft_responder {
 	uint32_t response_mask;
 	uint32_t response_head;
 	uint32_t response_tail;
-	uint32_t kept; /* bytes in the `kept` copies of all responses (read_order.c) */
+	uint32_t copied_bytes; /* bytes in the `copy` copies of all responses (read_order.c) */
 	struct soft_known_read *known; /* latest READs and atomics, one per response slot */
 	uint32_t known_count;
 	uint32_t empty[SOFT_KNOWN_EMPTY]; /* PSNs of the latest FLUSHes and ATOMIC WRITEs */

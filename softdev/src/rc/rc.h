@@ -86,8 +86,8 @@ void soft_retry_expired(struct soft_timer *timer); /* callback of soft_qp.retry_
 /* ---- read_order.c ---------------------------------------------------------------------------- */
 
 /* Copy the data of queued READ responses before a request overwrites it. */
-void soft_responder_keep_reads(struct soft_qp *qp, const struct iovec *iov, int count);
-void soft_responder_unkeep(struct soft_responder *responder, struct soft_response *response);
+void soft_responder_copy_reads(struct soft_qp *qp, const struct iovec *iov, int count);
+void soft_responder_free_copy(struct soft_responder *responder, struct soft_response *response);
 
 /* ---- responder.c ----------------------------------------------------------------------------- */
 

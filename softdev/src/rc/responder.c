@@ -69,8 +69,8 @@ void soft_responder_forget(struct soft_qp *qp)
 {
 	struct soft_responder *responder = &qp->responder;
 
-	for (uint32_t i = 0; responder->kept; i++)
-		soft_responder_unkeep(responder, &responder->responses[i]);
+	for (uint32_t i = 0; responder->copied_bytes; i++)
+		soft_responder_free_copy(responder, &responder->responses[i]);
 	free(qp->responder.responses);
 	free(qp->responder.known);
 	memset(&qp->responder, 0, sizeof(qp->responder));
@@ -490,10 +490,10 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 	}
 }
 
-static void keep_reads(struct soft_qp *qp, const struct iovec *iov, int count)
+static void copy_reads(struct soft_qp *qp, const struct iovec *iov, int count)
 {
 	if (qp->responder.response_head != qp->responder.response_tail)
-		soft_responder_keep_reads(qp, iov, count);
+		soft_responder_copy_reads(qp, iov, count);
 }
 
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
@@ -512,7 +512,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 		if (count < 0)
 			soft_request_unwritable(qp, frame);
 		else
-			keep_reads(qp, iov, count);
+			copy_reads(qp, iov, count);
 		return count;
 	}
 	/* Use the saved address and key of the message's first frame, because later frames do not
@@ -526,7 +526,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 		return -1;
 	}
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
-	keep_reads(qp, iov, 1);
+	copy_reads(qp, iov, 1);
 	return 1;
 }
 
@@ -537,7 +537,7 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 	struct soft_responder *responder = &qp->responder;
 	struct soft_response *response = soft_response_at(qp, responder->response_tail++);
 
-	soft_responder_unkeep(responder, response); /* the slot may hold an abandoned response */
+	soft_responder_free_copy(responder, response); /* the slot may hold an abandoned response */
 	*response = (struct soft_response){
 		.psn = frame->psn,
 		.length = length,
@@ -584,7 +584,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 
 	if (!at)
 		return false;
-	keep_reads(qp, &(struct iovec){.iov_base = at, .iov_len = sizeof(*at)}, 1);
+	copy_reads(qp, &(struct iovec){.iov_base = at, .iov_len = sizeof(*at)}, 1);
 	if (frame->opcode == SOFT_ATOMIC_WRITE) {
 		uint64_t value; /* unconverted bytes */
 
@@ -706,7 +706,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	bool first = cursor->response_psn == response->psn, by_cma;
 	uint32_t place = (uint32_t)soft_place_of(qp, cursor->response_psn, response->psn);
 
-	if (response->opcode == SOFT_READ_DATA && response->kept)
+	if (response->opcode == SOFT_READ_DATA && response->copy)
 		cursor->cma_most = 0;
 	uint32_t length =
 		soft_frame_share(cursor, response->refused ? 0 : response->length - place, &by_cma);
@@ -759,7 +759,7 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	if (soft_is_last(&out->frame)) {
 		if (qp->served && out->frame.opcode == SOFT_READ_DATA)
 			count_answered(qp, out->frame.psn);
-		soft_responder_unkeep(responder, response);
+		soft_responder_free_copy(responder, response);
 		responder->response_head++;
 		return;
 	}
@@ -818,8 +818,8 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 	if (!memory)
 		return -1;
 	/* Send the copy of overwritten data, but only while the key is valid (read_order.c). */
-	if (response->opcode == SOFT_READ_DATA && response->kept)
-		memory = response->kept + response->kept_length - response->length + place;
+	if (response->opcode == SOFT_READ_DATA && response->copy)
+		memory = response->copy + response->copy_length - response->length + place;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = out->frame.length};
 	return 1;
 }
