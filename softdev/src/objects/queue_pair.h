@@ -125,7 +125,7 @@ struct soft_responder {
 	uint32_t psn; /* next expected PSN */
 	uint32_t acked; /* last PSN acknowledged to the requester */
 	uint32_t msn; /* number of messages completed */
-	bool resend_wanted; /* whether the PSN of the last NAK is still awaited */
+	bool awaiting_resend; /* whether the PSN of the last NAK is still awaited */
 	bool failed; /* whether a NAK that ends the queue pair is queued */
 	/* The members up to `srq_num` describe the current message. */
 	bool active; /* whether more frames of the message will arrive */

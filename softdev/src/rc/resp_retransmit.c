@@ -138,7 +138,7 @@ enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_
 	if (soft_psn_before(frame->psn, qp->responder.psn))
 		answer_again(qp, frame);
 	else {
-		if (!qp->responder.resend_wanted) /* once per gap */
+		if (!qp->responder.awaiting_resend) /* once per gap */
 			trace_psn(qp, frame->psn);
 		soft_responder_missed(qp);
 	}
@@ -148,7 +148,7 @@ enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_
 void soft_responder_missed(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	if (!qp->responder.resend_wanted)
+	if (!qp->responder.awaiting_resend)
 		soft_responder_nak(qp, SOFT_NAK, SOFT_NAK_SEQUENCE);
-	qp->responder.resend_wanted = true;
+	qp->responder.awaiting_resend = true;
 }

@@ -168,7 +168,7 @@ static enum soft_sink not_ready(struct soft_qp *qp)
 	SOFT_TRACE(request_refused, qp, "NO_RECEIVE");
 	if (soft_qp_is_uc(qp))
 		return drop(qp);
-	qp->responder.resend_wanted = true;
+	qp->responder.awaiting_resend = true;
 	soft_responder_nak(qp, SOFT_RNR_NAK, qp->attr.min_rnr_timer);
 	return SOFT_SINK_DISCARD;
 }
@@ -379,7 +379,7 @@ static void found(struct soft_qp *qp)
 {
 	struct soft_qp_link *link = qp->link;
 
-	qp->responder.resend_wanted = false;
+	qp->responder.awaiting_resend = false;
 	if (link->nak_opcode == SOFT_NAK && link->nak_syndrome == SOFT_NAK_SEQUENCE)
 		link->nak_opcode = 0;
 }

@@ -215,7 +215,7 @@ static void refuse_one(struct side *side)
 	const struct soft_qp *qp = soft_qp_of(side->qp);
 	struct soft_shm_peer *peer = peer_of(qp);
 
-	while (!qp->responder.resend_wanted)
+	while (!qp->responder.awaiting_resend)
 		soft_shm_peer_receive(peer, 1); /* one record */
 	soft_shm_peer_receive(peer, 1);
 	soft_notify_pipe_notify(&peer->pipe);
