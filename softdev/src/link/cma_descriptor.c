@@ -32,7 +32,7 @@ static bool is_over(const struct soft_cma_export *export, const void *unused)
 {
 	(void)unused;
 	return !export->link ||
-	       (!export->answer && (int32_t)(export->index - export->link->qp->sq.oldest) < 0);
+	       (!export->is_response && (int32_t)(export->index - export->link->qp->sq.oldest) < 0);
 }
 
 bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
@@ -59,8 +59,8 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 	export->link = link;
 	export->index = out->index;
 	export->psn = out->frame.psn;
-	export->answer = out->frame.opcode == SOFT_READ_DATA;
-	if (export->answer) {
+	export->is_response = out->frame.opcode == SOFT_READ_DATA;
+	if (export->is_response) {
 		const struct soft_response *response = soft_response_at(link->qp, out->index);
 
 		export->response = *response;
@@ -195,8 +195,8 @@ static bool opened_by(const struct soft_cma_export *export, const void *what)
 {
 	uint32_t key = *(const uint32_t *)what;
 
-	if (export->answer || is_over(export, NULL))
-		return export->answer && export->response.rkey == key;
+	if (export->is_response || is_over(export, NULL))
+		return export->is_response && export->response.rkey == key;
 	const struct soft_qp *qp = export->link->qp;
 	const struct ibv_sge *sges = soft_send_sges(qp, export->index);
 
@@ -217,14 +217,14 @@ void soft_cma_withdraw_key(uint32_t key)
 		/* Only responses need a NAK from this side. The peer refuses a revoked request with
 		 * a NAK for unreadable memory. */
 		for (unsigned i = 0; i < count; i++)
-			if (lost[i].answer)
+			if (lost[i].is_response)
 				answer_lost(&lost[i]);
 	}
 }
 
 static bool request_on_link(const struct soft_cma_export *export, const void *what)
 {
-	return export->link == what && !export->answer;
+	return export->link == what && !export->is_response;
 }
 
 static void revoke_requests(const struct soft_link *link)

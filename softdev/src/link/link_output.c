@@ -34,7 +34,7 @@ static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct i
 {
 	if (out->frame.length == 0)
 		return 0;
-	if (out->answer)
+	if (out->is_response)
 		return soft_responder_gather(qp, out, iov);
 	return soft_requester_gather(qp, out, iov, room);
 }
@@ -166,7 +166,7 @@ static bool add_next(struct batch *batch,
 		if (!*there)
 			return false;
 		if (add_whole(batch, out, done, before.acked)) {
-			if (!out->answer)
+			if (!out->is_response)
 				batch->cursor.acked = done;
 			return true;
 		}
@@ -302,7 +302,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 		soft_engine_count_part();
 	if (out->frame.flags & SOFT_FRAME_ACK)
 		acknowledged(link, out->frame.ack);
-	if (out->answer) {
+	if (out->is_response) {
 		soft_responder_commit(qp, out);
 		return;
 	}

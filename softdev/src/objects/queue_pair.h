@@ -156,7 +156,7 @@ struct soft_tx_packet {
 	struct soft_frame frame;
 	uint32_t index; /* index in the send queue (requester) or the response queue (responder) */
 	bool by_cma; /* whether a CMA descriptor replaces the payload */
-	bool answer; /* whether the frame is from the response queue */
+	bool is_response; /* whether the frame is from the response queue */
 };
 
 enum soft_link_state {

@@ -715,7 +715,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	*out = (struct soft_tx_packet){
 		.index = cursor->response,
 		.by_cma = by_cma,
-		.answer = true,
+		.is_response = true,
 		.frame =
 			{
 				.opcode = response->refused ? SOFT_NAK : response->opcode,

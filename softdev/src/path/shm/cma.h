@@ -54,7 +54,7 @@ _Static_assert(sizeof(struct soft_cma_page) <= SOFT_CMA_PAGE, "one page for each
  * export. */
 struct soft_cma_export {
 	bool used;
-	bool answer; /* response to a READ, not a SEND or WRITE request */
+	bool is_response; /* response to a READ, not a SEND or WRITE request */
 	struct soft_link *link;
 	uint32_t index; /* slot of the request in the send queue */
 	uint32_t psn;
