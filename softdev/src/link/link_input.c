@@ -10,8 +10,8 @@ int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, 
 	if (link->sink == SOFT_SINK_DISCARD || link->taken < link->frame.skip)
 		return 0;
 	int count = link->sink == SOFT_SINK_READ
-			    ? soft_answer_scatter(link->qp, &link->frame, link->taken, length, iov,
-						  room)
+			    ? soft_response_scatter(link->qp, &link->frame, link->taken, length,
+						    iov, room)
 			    : soft_request_scatter(link->qp, &link->frame, link->taken, length, iov,
 						   room);
 
@@ -33,7 +33,7 @@ static void end(struct soft_link *link)
 	if (soft_is_request(&link->frame))
 		soft_request_end(link->qp, &link->frame, link->small);
 	else
-		soft_answer_end(link->qp, &link->frame, link->small);
+		soft_response_end(link->qp, &link->frame, link->small);
 }
 
 void soft_link_placed(struct soft_link *link, uint32_t length)
@@ -87,7 +87,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	case SOFT_RNR_NAK:
 	case SOFT_READ_DATA:
 	case SOFT_ATOMIC_DATA:
-		link->sink = soft_answer_begin(link->qp, frame);
+		link->sink = soft_response_begin(link->qp, frame);
 		break;
 	default:
 		return false;

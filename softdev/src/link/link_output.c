@@ -265,7 +265,7 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 		.acked = qp->responder.acked,
 		.most = link->chan.path->calls->frame_most,
 	};
-	soft_responder_answer_at(qp, &batch->cursor, qp->responder.response_head);
+	soft_responder_seek(qp, &batch->cursor, qp->responder.response_head);
 	add_warning(batch);
 	do {
 		answered = batch->cursor.response != qp->responder.response_tail &&
@@ -413,7 +413,7 @@ void soft_link_write_end(struct soft_link *link)
 		};
 		struct soft_tx_cursor cursor = {.acked = link->qp->responder.acked};
 
-		soft_responder_answer_at(link->qp, &cursor, link->qp->responder.response_head);
+		soft_responder_seek(link->qp, &cursor, link->qp->responder.response_head);
 		frame.ack = soft_responder_done(link->qp, &cursor);
 		soft_frame_encode(link->header, &frame);
 	}

@@ -179,7 +179,7 @@ static enum soft_sink begin_atomic_data(struct soft_qp *qp, const struct soft_fr
 	return SOFT_SINK_SMALL;
 }
 
-enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
+enum soft_sink soft_response_begin(struct soft_qp *qp, struct soft_frame *frame)
 {
 	soft_assert_locked();
 	const struct soft_send_queue *sq = &qp->sq;
@@ -217,8 +217,8 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
 	}
 }
 
-int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
-			uint32_t length, struct iovec *iov, int room)
+int soft_response_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room)
 {
 	soft_assert_locked();
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
@@ -262,7 +262,7 @@ static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 	complete_read(qp);
 }
 
-void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
+void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
 {
 	soft_assert_locked();
 	uint32_t end = frame->psn + soft_psns(qp, frame->length);

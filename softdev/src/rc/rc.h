@@ -78,8 +78,9 @@ struct soft_known_read *soft_responder_find(const struct soft_responder *respond
 					    uint32_t psn);
 void soft_responder_missed(struct soft_qp *qp); /* sends one NAK per gap */
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
-struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
-					    uint8_t opcode, uint32_t length);
+struct soft_response *soft_responder_queue_response(struct soft_qp *qp,
+						    const struct soft_frame *frame, uint8_t opcode,
+						    uint32_t length);
 
 void soft_retry_expired(struct soft_timer *timer); /* callback of soft_qp.retry_timer */
 
@@ -109,8 +110,8 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov);
 /* Move the cursor to a response, or to the tail of the queue. */
-static inline void soft_responder_answer_at(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
-					    uint32_t response)
+static inline void soft_responder_seek(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
+				       uint32_t response)
 {
 	const struct soft_responder *responder = &qp->responder;
 
@@ -139,9 +140,9 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame);
 /* Execute a request whose payload has arrived. */
 void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
 /* Handle the header of a response (completer.c). */
-enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame);
+enum soft_sink soft_response_begin(struct soft_qp *qp, struct soft_frame *frame);
 /* Handle a response whose payload has arrived. */
-void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
+void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
 /* Complete all requests up to `psn`. Returns false if the PSN is invalid. */
 bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
 
@@ -153,5 +154,5 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 			 uint32_t length, struct iovec *iov, int room);
 /* Store iovecs for part of a response's payload. Returns their number, or -1 if the memory is not
  * writable and the request has failed. */
-int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
-			uint32_t length, struct iovec *iov, int room);
+int soft_response_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room);

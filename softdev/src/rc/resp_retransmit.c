@@ -43,7 +43,7 @@ static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame 
 	forget_answers(qp, frame->psn);
 	if (soft_responder_is_full(responder))
 		return NULL;
-	struct soft_response *response = soft_responder_answer(qp, frame, opcode, length);
+	struct soft_response *response = soft_responder_queue_response(qp, frame, opcode, length);
 
 	response->is_uncounted = true;
 	response->msn = responder->msn;

@@ -530,8 +530,9 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 	return 1;
 }
 
-struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
-					    uint8_t opcode, uint32_t length)
+struct soft_response *soft_responder_queue_response(struct soft_qp *qp,
+						    const struct soft_frame *frame, uint8_t opcode,
+						    uint32_t length)
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
@@ -554,7 +555,7 @@ static void answer_empty(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	struct soft_responder *responder = &qp->responder;
 
-	soft_responder_answer(qp, frame, SOFT_READ_DATA, 0)->is_uncounted = true;
+	soft_responder_queue_response(qp, frame, SOFT_READ_DATA, 0)->is_uncounted = true;
 	responder->empty[responder->empty_count++ % SOFT_KNOWN_EMPTY] = frame->psn;
 }
 
@@ -599,7 +600,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 		__atomic_compare_exchange_n(at, &before, soft_take64(arguments + 8), false,
 					    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 	struct soft_response *response =
-		soft_responder_answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT);
+		soft_responder_queue_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT);
 
 	soft_put64(response->result, before);
 	memcpy(remember(responder, frame, 1)->result, response->result, sizeof(response->result));
@@ -644,7 +645,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 			soft_qp_link_output(qp->link);
 		return;
 	case SOFT_READ:
-		soft_responder_answer(qp, frame, SOFT_READ_DATA, frame->dma_length);
+		soft_responder_queue_response(qp, frame, SOFT_READ_DATA, frame->dma_length);
 		remember(responder, frame, soft_psns(qp, frame->dma_length))->uncounted =
 			soft_counts_reads_of(qp, frame->rkey) ? frame->dma_length : 0;
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
@@ -732,7 +733,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	cursor->acked =
 		acked_with(cursor->acked, soft_psn_add(cursor->response_psn, SOFT_PSN_MASK));
 	if (last)
-		soft_responder_answer_at(qp, cursor, cursor->response + 1);
+		soft_responder_seek(qp, cursor, cursor->response + 1);
 	return true;
 }
 
