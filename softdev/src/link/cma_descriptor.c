@@ -64,7 +64,8 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 		const struct soft_response *response = soft_response_at(link->qp, out->index);
 
 		export->response = *response;
-		export->response.address += soft_place_of(link->qp, out->frame.psn, response->psn);
+		export->response.address +=
+			soft_message_offset(link->qp, out->frame.psn, response->psn);
 		export->response.length = out->frame.length;
 	}
 	desc.slot = export->slot;

@@ -292,7 +292,7 @@ static inline uint32_t soft_psns(const struct soft_qp *qp, uint32_t length)
 }
 
 /* Returns the byte offset of `psn` in a message whose first PSN is `first`. */
-static inline uint64_t soft_place_of(const struct soft_qp *qp, uint32_t psn, uint32_t first)
+static inline uint64_t soft_message_offset(const struct soft_qp *qp, uint32_t psn, uint32_t first)
 {
 	return (uint64_t)((psn - first) & SOFT_PSN_MASK) << soft_mtu_shift(qp);
 }

@@ -157,7 +157,7 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 static enum soft_sink begin_read_data(struct soft_qp *qp, struct soft_frame *frame)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
-	uint64_t end = soft_place_of(qp, frame->psn, send->psn) + frame->length;
+	uint64_t end = soft_message_offset(qp, frame->psn, send->psn) + frame->length;
 
 	if (soft_send_is_empty_read(send)) /* may also be completed by an acknowledgement */
 		return frame->length || !soft_is_last(frame) ? SOFT_SINK_BROKEN : SOFT_SINK_NONE;
@@ -223,7 +223,7 @@ int soft_response_scatter(struct soft_qp *qp, const struct soft_frame *frame, ui
 	soft_assert_locked();
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	int count = soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
-				  soft_place_of(qp, frame->psn, send->psn) + from, length,
+				  soft_message_offset(qp, frame->psn, send->psn) + from, length,
 				  IBV_ACCESS_LOCAL_WRITE, iov, room);
 
 	if (count < 0)

@@ -137,7 +137,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 
 	if (first && !may_begin(qp, cursor, send, opcode))
 		return false;
-	uint32_t place = first ? 0 : (uint32_t)soft_place_of(qp, cursor->next_psn, send->psn);
+	uint32_t place = first ? 0 : (uint32_t)soft_message_offset(qp, cursor->next_psn, send->psn);
 	uint32_t left = send->length - place, share = left, length = 0;
 
 	if (qp->window) {
@@ -250,7 +250,7 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 
 	if (!inlined && !soft_is_read(out->frame.opcode))
 		return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
-				     soft_place_of(qp, out->frame.psn, send->psn),
+				     soft_message_offset(qp, out->frame.psn, send->psn),
 				     out->frame.length, out->by_cma ? SOFT_ACCESS_CMA : 0, iov,
 				     room);
 	*iov = (struct iovec){.iov_base = send->arguments, .iov_len = out->frame.length};

@@ -215,7 +215,7 @@ static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, 
 /* Returns the message offset at which the frame ends. */
 static uint64_t end_of(const struct soft_qp *qp, const struct soft_frame *frame)
 {
-	return soft_place_of(qp, frame->psn, qp->responder.first) + frame->length;
+	return soft_message_offset(qp, frame->psn, qp->responder.first) + frame->length;
 }
 
 /* Accept a SEND packet, unless the message is longer than the receive. */
@@ -501,7 +501,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
-	uint64_t place = soft_place_of(qp, frame->psn, responder->first) + from;
+	uint64_t place = soft_message_offset(qp, frame->psn, responder->first) + from;
 
 	if (frame->opcode == SOFT_SEND) {
 		const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
@@ -705,7 +705,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		return false;
 	const struct soft_response *response = soft_response_at(qp, cursor->response);
 	bool first = cursor->response_psn == response->psn, by_cma;
-	uint32_t place = (uint32_t)soft_place_of(qp, cursor->response_psn, response->psn);
+	uint32_t place = (uint32_t)soft_message_offset(qp, cursor->response_psn, response->psn);
 
 	if (response->opcode == SOFT_READ_DATA && response->copy)
 		cursor->cma_most = 0;
@@ -806,7 +806,7 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 {
 	soft_assert_locked();
 	struct soft_response *response = soft_response_at(qp, out->index);
-	uint64_t place = soft_place_of(qp, out->frame.psn, response->psn);
+	uint64_t place = soft_message_offset(qp, out->frame.psn, response->psn);
 	void *memory;
 
 	if (response->opcode == SOFT_ATOMIC_DATA)
