@@ -299,7 +299,7 @@ static inline uint64_t soft_message_offset(const struct soft_qp *qp, uint32_t ps
 
 /* Returns whether the length of a frame is valid. It must be a multiple of the path MTU, unless the
  * frame ends its message. Only a message of one frame may be empty. */
-static inline bool soft_is_whole_or_last(const struct soft_qp *qp, const struct soft_frame *frame)
+static inline bool soft_has_valid_length(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (soft_is_last(frame))
 		return frame->length || soft_is_first(frame);

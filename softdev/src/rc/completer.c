@@ -163,7 +163,7 @@ static enum soft_sink begin_read_data(struct soft_qp *qp, struct soft_frame *fra
 		return frame->length || !soft_is_last(frame) ? SOFT_SINK_BROKEN : SOFT_SINK_NONE;
 	if (qp->window && end < send->length)
 		frame->flags |= SOFT_FRAME_MORE; /* last packet of a part, but not of the READ */
-	if (send->opcode != IBV_WR_RDMA_READ || !soft_is_whole_or_last(qp, frame) ||
+	if (send->opcode != IBV_WR_RDMA_READ || !soft_has_valid_length(qp, frame) ||
 	    (soft_is_last(frame) ? end != send->length : end >= send->length))
 		return SOFT_SINK_BROKEN;
 	return frame->length ? SOFT_SINK_READ : SOFT_SINK_NONE;

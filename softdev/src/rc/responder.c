@@ -351,7 +351,7 @@ static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame
 	case SOFT_SEND:
 		if (!soft_is_last(frame) && flags & (SOFT_FRAME_IMMEDIATE | SOFT_FRAME_INVALIDATE))
 			return false;
-		return soft_is_whole_or_last(qp, frame);
+		return soft_has_valid_length(qp, frame);
 	case SOFT_READ:
 	case SOFT_FLUSH:
 		return frame->length == 0 && !flags;
