@@ -410,7 +410,7 @@ static inline struct ibv_sge *soft_receive_sges(const struct soft_receive_queue 
 	R(FULL, ENOMEM)
 
 enum soft_refusal {
-	SOFT_TAKEN,
+	SOFT_ACCEPTED,
 #define R(name, error) SOFT_REFUSED_##name,
 	SOFT_REFUSALS(R)
 #undef R

@@ -110,7 +110,7 @@ static void wr_start(struct ibv_qp_ex *ex)
 		return;
 	}
 	batch->open = true;
-	batch->refusal = SOFT_TAKEN;
+	batch->refusal = SOFT_ACCEPTED;
 	batch->count = 0;
 }
 
