@@ -186,7 +186,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 	pthread_cond_init(&qp->ibv.cond, NULL);
 
 	soft_lock();
-	rc = soft_qp_number_take(qp);
+	rc = soft_qp_number_assign(qp);
 	if (!rc) {
 		qp->ibv.handle = qp->ibv.qp_num;
 		soft_list_append(&soft_context_of(context)->qps, &qp->of_context);
@@ -219,7 +219,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 		qp->transport->destroyed();
 	soft_qp_enter_reset(qp);
 	SOFT_TRACE(destroyed, qp);
-	soft_qp_number_give_back(ibv->qp_num);
+	soft_qp_number_release(ibv->qp_num);
 	soft_list_remove(&qp->of_context);
 	count_in(qp, -1);
 	soft_async_forget(soft_context_of(ibv->context), ibv);

@@ -528,8 +528,8 @@ uint64_t soft_qp_retry_time(const struct soft_qp *qp);
 /* qp_numbers.c */
 /* Assign a number to the queue pair, by which soft_qp_find() finds it. Returns 0, EADDRINUSE if the
  * process cannot get a port, or another errno value. */
-int soft_qp_number_take(struct soft_qp *qp);
-void soft_qp_number_give_back(uint32_t number);
+int soft_qp_number_assign(struct soft_qp *qp);
+void soft_qp_number_release(uint32_t number);
 
 /* qp_ex.c */
 struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);

@@ -8,7 +8,7 @@
 
 enum {
 	SOFT_GIDS = 255, /* limit of the 8-bit ibv_global_route.sgid_index */
-	SOFT_QPN_RESTING = 2048, /* number of released queue pair numbers kept from reuse */
+	SOFT_QPN_QUARANTINE = 2048, /* number of released queue pair numbers kept from reuse */
 	SOFT_HCAS_MOST = 4, /* maximum number of devices; preload/tree.py reads it */
 };
 
@@ -48,8 +48,8 @@ struct soft_objects {
 	const struct soft_transport *datagrams; /* UD */
 	const struct soft_link_calls *links;
 	struct soft_table qps; /* qp_numbers.c */
-	uint32_t resting[SOFT_QPN_RESTING];
-	unsigned rested;
+	uint32_t quarantined_qpns[SOFT_QPN_QUARANTINE];
+	unsigned quarantined_count;
 
 	struct soft_node xrc_domains;
 	struct soft_table xrc_srqs;
