@@ -389,7 +389,7 @@ void soft_link_write(struct soft_link *link)
 			break; /* everything has been sent */
 	}
 	if (qp->ibv.state != IBV_QPS_ERR) {
-		soft_send_settle(qp);
+		soft_send_advance(qp);
 		soft_qp_check_drained(qp);
 	}
 }

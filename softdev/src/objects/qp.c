@@ -367,7 +367,7 @@ void soft_qp_kick(struct soft_qp *qp)
 		soft_qp_link_output(qp->link); /* complete the requests that have begun */
 	if (qp->ibv.state != IBV_QPS_RTS)
 		return;
-	soft_send_settle(qp); /* local requests need no stream */
+	soft_send_advance(qp); /* local requests need no stream */
 	if (qp->ibv.state != IBV_QPS_RTS || qp->sq.oldest == qp->sq.tail)
 		return;
 	if (soft_qp_is_ud(qp))

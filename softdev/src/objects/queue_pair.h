@@ -576,11 +576,11 @@ static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
 /* Execute a memory window bind or an invalidation. `reads` is the number of outstanding requests
  * before it that count against max_rd_atomic. Returns false if the request must wait or has
  * failed. */
-bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads);
+bool soft_send_execute_local(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads);
 /* Execute the local requests that are next in the queue, and complete those that are the oldest.
  * Fail the oldest request if it cannot be sent. */
-void soft_send_settle(struct soft_qp *qp);
+void soft_send_advance(struct soft_qp *qp);
 /* Complete executed local requests that have become the oldest. */
-void soft_send_pass(struct soft_qp *qp);
+void soft_send_complete_local(struct soft_qp *qp);
 /* Fail the oldest request, and move the queue pair to ERR, or to SQE for UC and UD. */
 void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status);

@@ -15,7 +15,7 @@ static void after_completion(struct soft_qp *qp)
 {
 	qp->rnr_retries_remaining = qp->attr.rnr_retry;
 	qp->rnr_refused = false;
-	soft_send_settle(qp);
+	soft_send_advance(qp);
 	soft_requester_progress(qp);
 	if (qp->ibv.state == IBV_QPS_ERR)
 		return;
@@ -67,7 +67,7 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 		return count >=
 		       SOFT_PSN_HALF; /* true for a duplicate, false for a PSN never sent */
 	while (sq->unacked != until) {
-		soft_send_pass(qp);
+		soft_send_complete_local(qp);
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->oldest);
 		uint32_t end = send->psn + send->psns;
 

@@ -123,7 +123,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	soft_assert_locked();
 	while (cursor->next != qp->sq.tail && soft_send_at(qp, cursor->next)->local) {
 		if (qp->rnr_waiting ||
-		    !soft_send_carry_out(qp, soft_send_at(qp, cursor->next), cursor->reads))
+		    !soft_send_execute_local(qp, soft_send_at(qp, cursor->next), cursor->reads))
 			return false;
 		cursor->next++;
 	}
@@ -220,7 +220,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
 
-	soft_send_pass(qp);
+	soft_send_complete_local(qp);
 	if (soft_is_last(&out->frame)) {
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->next++);
 
@@ -274,7 +274,7 @@ static void lose(struct soft_qp *qp)
 			break;
 		soft_requester_commit(qp, &out);
 	}
-	soft_send_settle(qp);
+	soft_send_advance(qp);
 	soft_qp_check_drained(qp);
 }
 
