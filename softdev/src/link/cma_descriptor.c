@@ -21,7 +21,7 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
 	/* The memory must not change before the peer has copied it. A UC request completes as soon
 	 * as it has been sent. On a link that duplicates or delays frames, a frame may arrive after
 	 * its request has completed. */
-	return cma && soft_qp_is_reliable(link->qp) && !link->base.loses && soft_cma_is_open(cma)
+	return cma && soft_qp_is_reliable(link->qp) && !link->base.is_lossy && soft_cma_is_open(cma)
 		       ? SOFT_CMA_FRAME_MAX
 		       : 0;
 }

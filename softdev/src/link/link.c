@@ -80,7 +80,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	soft_timer_stop(&link->timer);
 	link->timer.expired = lingered;
 	link->base.state = SOFT_LINK_UP;
-	link->base.loses |= link->chan.path->calls->loses;
+	link->base.is_lossy |= link->chan.path->calls->is_lossy;
 	link->qp = qp;
 	qp->link = &link->base;
 	qp->no_peer = false;
@@ -198,9 +198,9 @@ void soft_link_output_now(struct soft_link *link)
 
 void soft_link_loses(struct soft_link *link)
 {
-	if (link->base.loses)
+	if (link->base.is_lossy)
 		return;
-	link->base.loses = true;
+	link->base.is_lossy = true;
 	link->base.loses_pending = !soft_qp_is_uc(link->qp);
 	soft_link_output(link);
 	soft_requester_await(link->qp);

@@ -68,7 +68,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 		return true;
 	}
 	if (frame->opcode == SOFT_LOSES) {
-		link->base.loses = true;
+		link->base.is_lossy = true;
 		soft_requester_await(link->qp);
 		return frame->length == 0;
 	}
@@ -203,7 +203,7 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 					   .expected_psn = link->qp ? link->qp->responder.psn : 0);
 			/* Any host can send a datagram, so an invalid one does not end a RoCE
 			 * link. */
-			if (!link->chan.path || !link->chan.path->calls->loses)
+			if (!link->chan.path || !link->chan.path->calls->is_lossy)
 				soft_link_finish(link, EPROTO);
 			return;
 		}

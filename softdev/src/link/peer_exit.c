@@ -35,7 +35,7 @@ static void taken_in(struct soft_link *link, uint32_t psn)
 
 static bool is_exact(const struct soft_link *link)
 {
-	return link->base.state == SOFT_LINK_UP && !link->base.loses && !link->delay_queue &&
+	return link->base.state == SOFT_LINK_UP && !link->base.is_lossy && !link->delay_queue &&
 	       !soft_qp_is_uc(link->qp) && link->qp->sq.oldest != link->qp->sq.next;
 }
 

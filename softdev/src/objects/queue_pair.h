@@ -173,7 +173,7 @@ enum soft_link_state {
 struct soft_qp_link {
 	enum soft_link_state state;
 	struct soft_deferred output;
-	bool loses; /* whether either side may lose or duplicate frames */
+	bool is_lossy; /* whether either side may lose or duplicate frames */
 	bool loses_pending; /* whether LOSES must be sent */
 	bool blocked; /* whether output waits for room on the path */
 	/* There is at most one pending NAK, because the responder accepts nothing after it. */

@@ -4,7 +4,7 @@
  * (tcp/), and RoCE v2 packets (roce/), for which sim/ simulates a network. A path accepts records
  * from the channels of queue pairs and delivers the records it receives. Rings and TCP streams
  * connect two processes, and each record arrives whole and in order, or not at all. A RoCE v2 path
- * connects a device with all others, and records may be lost, duplicated and delayed (`loses`). Its
+ * connects a device with all others, and records may be lost, duplicated and delayed (`is_lossy`). Its
  * channels are opened with soft_chan_enter(), and rc/ retransmits lost records. A channel belongs
  * to one queue pair and has a number at each end, so another queue pair costs only memory.
  *
@@ -101,7 +101,7 @@ struct soft_path_calls {
 	uint32_t frame_most; /* maximum payload of a frame in bytes */
 	int frames_most; /* maximum number of frames per call */
 	size_t record_most; /* maximum length of a record; longer runs of frames are split */
-	bool loses; /* whether DATA may be lost, duplicated or delayed */
+	bool is_lossy; /* whether DATA may be lost, duplicated or delayed */
 	/* Returns the number of record bytes that may be written now, or a negative value if the
 	 * peer has broken the path. The number may be outdated unless it is less than `least`. */
 	ssize_t (*room)(struct soft_path *path, size_t least);

@@ -21,7 +21,7 @@
 static bool may_miss(const struct soft_qp *qp)
 {
 	return qp->sq.unacked != qp->sq.unsent && !qp->rnr_waiting && qp->link &&
-	       qp->link->state == SOFT_LINK_UP && qp->link->loses;
+	       qp->link->state == SOFT_LINK_UP && qp->link->is_lossy;
 }
 
 void soft_requester_go_back(struct soft_qp *qp)

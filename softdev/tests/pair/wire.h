@@ -368,7 +368,7 @@ static inline void wire_vary(bool loses)
 {
 	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
 	calls.frames_most = 1 + (int)draw(BATCH);
-	calls.loses = loses;
+	calls.is_lossy = loses;
 	wire.window = 3 + (int)draw(WINDOW - 2);
 	wire.ns_per_byte = draw(4);
 	wire.per_mille = loses && chance(800) ? (int)draw(250) : 0;

@@ -264,7 +264,7 @@ static const struct soft_path_calls calls = {
 	.frame_most = FRAME_MOST,
 	.frames_most = FRAMES_MOST,
 	.record_most = SIZE_MAX,
-	.loses = true,
+	.is_lossy = true,
 	.room = room,
 	.put = put,
 };
