@@ -135,7 +135,7 @@ void soft_link_finish(struct soft_link *link, int error)
 		link->qp = NULL;
 		qp->link = NULL;
 		if (was_up)
-			soft_qp_link_gone(qp, error);
+			soft_qp_link_ended(qp, error);
 	}
 	if (!link->busy)
 		free(link);

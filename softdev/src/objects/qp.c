@@ -413,7 +413,7 @@ static bool is_silence(int error)
 	}
 }
 
-void soft_qp_link_gone(struct soft_qp *qp, int error)
+void soft_qp_link_ended(struct soft_qp *qp, int error)
 {
 	void (*link_down)(struct soft_qp *qp, void *owner, int error) = qp->link_down;
 

@@ -519,7 +519,7 @@ void soft_count_read(struct soft_qp *qp, uint64_t bytes);
 void soft_count_written(struct soft_qp *qp, uint64_t bytes);
 /* Handle the end of the queue pair's stream. `error` is 0 after an orderly end, otherwise an errno
  * value. */
-void soft_qp_link_gone(struct soft_qp *qp, int error);
+void soft_qp_link_ended(struct soft_qp *qp, int error);
 void soft_qp_check_drained(struct soft_qp *qp);
 /* Returns how long the queue pair waits for a response, including all retries, in ns (IBTA
  * 9.7.6.1.3). */
