@@ -328,10 +328,10 @@ static uint16_t lid(struct soft_hca *hca)
 
 const struct soft_link_calls soft_links_calls = {
 	.begin = soft_connect_begin,
-	.again = soft_connect_again,
+	.reconnect = soft_connect_again,
 	.ready = ready,
 	.close = close_orderly,
-	.leave = soft_link_leave,
+	.detach = soft_link_leave,
 	.acknowledge = soft_ack_later,
 	.silence_limit = soft_liveness_limit,
 	.revoke_requests = soft_cma_flush,

@@ -260,7 +260,7 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	stop_timers(qp);
 	set_state(qp, IBV_QPS_RESET); /* first, because RESET suppresses completions */
 	soft_links->revoke_requests(qp);
-	soft_links->leave(qp);
+	soft_links->detach(qp);
 	soft_queues_reset(qp);
 	/* Remove the queue pair's completions, as cards do, because its number may soon be used
 	 * again. Completions of XRC shared receive queues stay, because the application would lose
@@ -425,7 +425,7 @@ void soft_qp_link_ended(struct soft_qp *qp, int error)
 		 * new link is established. */
 		qp->no_peer = true;
 		if (alive) {
-			soft_links->again(qp);
+			soft_links->reconnect(qp);
 			qp->transport->lose(qp);
 		}
 		return;

@@ -28,7 +28,7 @@ struct soft_link_calls {
 	 * errno value. */
 	int (*begin)(struct soft_qp *qp);
 	/* Connect a UC queue pair again after it has lost its link. */
-	void (*again)(struct soft_qp *qp);
+	void (*reconnect)(struct soft_qp *qp);
 	/* Called when the queue pair has entered RTS, from RTR if `first` is set. Its PSNs and
 	 * timeout are known now. */
 	void (*ready)(struct soft_qp *qp, bool first);
@@ -36,7 +36,7 @@ struct soft_link_calls {
 	 * a link. */
 	void (*close)(struct soft_qp *qp);
 	/* Detach the queue pair from its link, if any, and close the link. */
-	void (*leave)(struct soft_qp *qp);
+	void (*detach)(struct soft_qp *qp);
 	/* Schedule an acknowledgement, which may wait for a frame that can carry it. */
 	void (*acknowledge)(struct soft_qp_link *link);
 	/* Returns how long a path to another machine may stay silent, in ns. */
