@@ -375,7 +375,7 @@ void soft_qp_kick(struct soft_qp *qp)
 	else if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_port_is_down(qp))
 		soft_qp_link_output(qp->link);
 	else if (soft_qp_is_uc(qp) && (qp->no_peer || qp->stream_lost))
-		qp->transport->lose(qp);
+		qp->transport->discard_sends(qp);
 	else if (!qp->link ||
 		 qp->link->state !=
 			 SOFT_LINK_SELECTING) /* a link in SELECTING already has a peer */
@@ -426,13 +426,13 @@ void soft_qp_link_ended(struct soft_qp *qp, int error)
 		qp->no_peer = true;
 		if (alive) {
 			soft_links->reconnect(qp);
-			qp->transport->lose(qp);
+			qp->transport->discard_sends(qp);
 		}
 		return;
 	}
 	qp->stream_lost = true;
 	if (alive && soft_qp_is_uc(qp)) {
-		qp->transport->lose(qp);
+		qp->transport->discard_sends(qp);
 	} else if (alive) {
 		bool outstanding = qp->sq.oldest != qp->sq.tail;
 		bool ends = !is_silence(error) || (error && qp->ends_with_peer);

@@ -18,7 +18,7 @@ struct soft_transport {
 	void (*forget)(struct soft_qp *qp); /* reverses `prepare`; safe to repeat; may be NULL */
 	void (*output)(struct soft_qp *qp); /* sends the requests that can be sent now */
 	/* Complete all requests of a UC queue pair that cannot send, as if they had been sent. */
-	void (*lose)(struct soft_qp *qp);
+	void (*discard_sends)(struct soft_qp *qp);
 	void (*retry_expired)(struct soft_timer *timer); /* callback of soft_qp.retry_timer */
 };
 

@@ -259,7 +259,7 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 	return 1;
 }
 
-static void lose(struct soft_qp *qp)
+static void discard_sends(struct soft_qp *qp)
 {
 	struct soft_tx_packet out;
 
@@ -288,6 +288,6 @@ const struct soft_transport soft_rc_transport = {
 	.resize = soft_responder_resize,
 	.forget = soft_responder_forget,
 	.output = output,
-	.lose = lose,
+	.discard_sends = discard_sends,
 	.retry_expired = soft_retry_expired,
 };
