@@ -44,7 +44,7 @@ void soft_requester_retry(struct soft_qp *qp)
 	soft_fault_counts.retried++;
 	SOFT_TRACE(retry, qp, "LOSS");
 	if (qp->window)
-		qp->window->lost(qp->window);
+		qp->window->on_loss(qp->window);
 	soft_requester_go_back(qp);
 	soft_qp_link_output(qp->link);
 }

@@ -396,7 +396,7 @@ static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp
 	pair->qp = qp;
 	pair->service = service_of(qp->ibv.qp_type);
 	pair->threshold = WINDOW_MOST;
-	pair->psns.lost = shrink;
+	pair->psns.on_loss = shrink;
 	set_window(pair, WINDOW_FIRST);
 	return pair;
 }
