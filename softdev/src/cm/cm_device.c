@@ -194,7 +194,7 @@ struct ibv_context **soft_rdma_get_devices(int *num_devices)
 		return NULL;
 	error = soft_cm_device_get();
 	if (error)
-		return soft_made(error, list);
+		return soft_finish_create(error, list);
 	for (; count < SOFT_HCAS_MOST && soft_device.cm->devices[count].is_open; count++)
 		list[count] = &soft_device.cm->devices[count].own.extended.context;
 	if (num_devices)

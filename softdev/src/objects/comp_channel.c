@@ -11,12 +11,12 @@ static struct soft_comp_channel *channel_of(struct ibv_comp_channel *channel)
 struct ibv_comp_channel *soft_ibv_create_comp_channel(struct ibv_context *context)
 {
 	int rc = 0;
-	struct soft_comp_channel *channel = soft_object(context, sizeof(*channel), &rc);
+	struct soft_comp_channel *channel = soft_alloc_object(context, sizeof(*channel), &rc);
 
 	if (!rc)
 		rc = soft_channel_init(&channel->channel);
 	if (rc)
-		return soft_made(rc, channel);
+		return soft_finish_create(rc, channel);
 	channel->channel.completions = true;
 	channel->ibv = (struct ibv_comp_channel){.context = context, .fd = channel->channel.fd};
 	pthread_mutex_init(&channel->mutex, NULL);

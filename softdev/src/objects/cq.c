@@ -309,12 +309,12 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 			     int comp_vector, bool stamped, struct ibv_pd *pd)
 {
 	int rc = check(context, cqe, channel, comp_vector);
-	struct soft_cq *cq = soft_object(context, sizeof(*cq), &rc);
+	struct soft_cq *cq = soft_alloc_object(context, sizeof(*cq), &rc);
 
 	if (!rc)
 		rc = make_rings(pd, (uint32_t)cqe, stamped, &cq->ring, &cq->stamps);
 	if (rc)
-		return soft_made(rc, cq);
+		return soft_finish_create(rc, cq);
 	cq->parent_domain = pd;
 	cq->capacity = (uint32_t)cqe;
 	cq->ibv = (struct ibv_cq){.context = context, .channel = channel, .cqe = cqe};

@@ -14,7 +14,7 @@ struct ibv_device **soft_ibv_get_device_list(int *num_devices)
 		list[i] = &soft_hca_at(i)->device;
 	soft_unlock();
 	if (!list)
-		return soft_made(ENOMEM, NULL);
+		return soft_finish_create(ENOMEM, NULL);
 	if (num_devices)
 		*num_devices = count;
 	return list;
@@ -126,7 +126,7 @@ struct ibv_context *soft_ibv_open_device(struct ibv_device *of)
 		if (rc)
 			soft_context_stop(context);
 	}
-	return rc ? soft_made(rc, context) : &context->extended.context;
+	return rc ? soft_finish_create(rc, context) : &context->extended.context;
 }
 
 void soft_context_hold(struct soft_context *context)

@@ -121,7 +121,7 @@ static inline int soft_context_error(const struct ibv_context *context)
 
 /* Allocate a zeroed object for a create call. Returns NULL without allocating if `*rc` is already
  * an errno value. On failure, sets `*rc` to ENOMEM, or to ENODEV in a forked child. */
-static inline void *soft_object(const struct ibv_context *context, size_t size, int *rc)
+static inline void *soft_alloc_object(const struct ibv_context *context, size_t size, int *rc)
 {
 	if (!*rc)
 		*rc = soft_context_error(context);
@@ -134,7 +134,7 @@ static inline void *soft_object(const struct ibv_context *context, size_t size, 
 
 /* Finish a create call. If `rc` is 0, returns `object`, whose first member the application sees.
  * Otherwise frees `object`, sets errno to `rc` and returns NULL. */
-static inline void *soft_made(int rc, void *object)
+static inline void *soft_finish_create(int rc, void *object)
 {
 	if (!rc)
 		return object;

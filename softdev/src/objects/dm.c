@@ -83,7 +83,7 @@ static void publish(struct soft_dm *dm, struct ibv_context *context)
 
 struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
 {
-	/* soft_object() would fail in a forked child, but rdma-core's tests allocate device memory
+	/* soft_alloc_object() would fail in a forked child, but rdma-core's tests allocate device memory
 	 * there. */
 	struct soft_dm *dm = calloc(1, sizeof(*dm));
 	int rc = dm ? 0 : ENOMEM;
@@ -102,7 +102,7 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 	if (!rc)
 		rc = allocate(dm, attr);
 	if (rc)
-		return soft_call_made("ibv_alloc_dm", NULL, 0, soft_made(rc, dm));
+		return soft_call_made("ibv_alloc_dm", NULL, 0, soft_finish_create(rc, dm));
 	soft_lock();
 	if (attr->length > SOFT_DM_SIZE - soft_device.objects->dm_allocated) {
 		rc = ENOMEM; /* "no more free device memory left" */
@@ -113,7 +113,7 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 	soft_unlock();
 	if (rc)
 		free(dm->memory);
-	return soft_call_made("ibv_alloc_dm", NULL, 0, soft_made(rc, dm));
+	return soft_call_made("ibv_alloc_dm", NULL, 0, soft_finish_create(rc, dm));
 }
 
 int soft_free_dm(struct ibv_dm *ibv)
@@ -148,7 +148,7 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 	int rc = dm ? EINVAL : ENOMEM;
 
 	if (!dm)
-		return soft_made(rc, dm);
+		return soft_finish_create(rc, dm);
 	soft_lock();
 	soft_list_each (struct soft_dm, found, &soft_device.objects->dms, node) {
 		if (found->ibv.handle != dm_handle ||
@@ -163,7 +163,7 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 		break;
 	}
 	soft_unlock();
-	return soft_made(rc, dm);
+	return soft_finish_create(rc, dm);
 }
 
 /* Release an import, unless a region still uses it. */
@@ -195,7 +195,7 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	if (rc)
 		return soft_call_made("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle,
-				      soft_made(rc, NULL));
+				      soft_finish_create(rc, NULL));
 	const struct soft_mr mr = {
 		.fixed = true,
 		.dm = dm,

@@ -77,10 +77,10 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 {
 	int rc = 0;
-	struct soft_mr *mr = soft_object(pd->context, sizeof(*mr), &rc);
+	struct soft_mr *mr = soft_alloc_object(pd->context, sizeof(*mr), &rc);
 
 	if (rc)
-		return soft_made(rc, mr);
+		return soft_finish_create(rc, mr);
 	*mr = *what;
 	mr->ibv.context = pd->context;
 	mr->ibv.pd = pd;
@@ -96,7 +96,7 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 		soft_pd_of(pd)->users++;
 	}
 	soft_unlock();
-	return soft_made(rc, mr);
+	return soft_finish_create(rc, mr);
 }
 
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -106,7 +106,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	int rc = describe(&mr.range, addr, length, iova, access, promised);
 
 	return soft_call_made("ibv_reg_mr", "pd", soft_pd_root(pd)->handle,
-			      rc ? soft_made(rc, NULL) : soft_mr_register(pd, &mr));
+			      rc ? soft_finish_create(rc, NULL) : soft_mr_register(pd, &mr));
 }
 
 struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,

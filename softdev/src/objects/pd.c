@@ -32,7 +32,7 @@ static void publish(struct soft_pd *pd, struct ibv_context *context)
 
 static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *as, int rc)
 {
-	struct soft_pd *pd = soft_object(context, sizeof(*pd), &rc);
+	struct soft_pd *pd = soft_alloc_object(context, sizeof(*pd), &rc);
 
 	if (!rc) {
 		*pd = *as;
@@ -40,7 +40,7 @@ static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *
 		publish(pd, context);
 		soft_unlock();
 	}
-	return soft_made(rc, pd);
+	return soft_finish_create(rc, pd);
 }
 
 struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
@@ -145,10 +145,10 @@ bool soft_pd_is_parent(struct ibv_pd *pd)
 struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handle)
 {
 	int rc = 0;
-	struct soft_pd *pd = soft_object(context, sizeof(*pd), &rc);
+	struct soft_pd *pd = soft_alloc_object(context, sizeof(*pd), &rc);
 
 	if (rc)
-		return soft_made(rc, pd);
+		return soft_finish_create(rc, pd);
 	rc = EINVAL;
 	soft_lock();
 	soft_list_each (struct soft_pd, found, &soft_device.objects->pds, node) {
@@ -161,7 +161,7 @@ struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handl
 		break;
 	}
 	soft_unlock();
-	return soft_made(rc, pd);
+	return soft_finish_create(rc, pd);
 }
 
 /* Release an import. If objects still use it, deallocating the original frees it. */
@@ -181,7 +181,7 @@ void soft_ibv_unimport_pd(struct ibv_pd *ibv)
 struct ibv_td *soft_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr)
 {
 	int rc = attr->comp_mask ? EINVAL : 0;
-	struct soft_td *td = soft_object(context, sizeof(*td), &rc);
+	struct soft_td *td = soft_alloc_object(context, sizeof(*td), &rc);
 
 	if (!rc) {
 		td->ibv.context = context;
@@ -189,7 +189,7 @@ struct ibv_td *soft_alloc_td(struct ibv_context *context, struct ibv_td_init_att
 		soft_context_hold(soft_context_of(context));
 		soft_unlock();
 	}
-	return soft_made(rc, td);
+	return soft_finish_create(rc, td);
 }
 
 int soft_dealloc_td(struct ibv_td *ibv)

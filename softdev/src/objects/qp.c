@@ -155,7 +155,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 
 	if (!rc)
 		rc = check_create(context, pd, xrcd, &own);
-	struct soft_qp *qp = soft_object(context, sizeof(*qp), &rc);
+	struct soft_qp *qp = soft_alloc_object(context, sizeof(*qp), &rc);
 
 	if (!rc) {
 		qp->transport = attr->qp_type == IBV_QPT_UD ? soft_device.objects->datagrams
@@ -176,7 +176,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 		rc = soft_queues_create(qp);
 	}
 	if (rc)
-		return soft_made(rc, qp);
+		return soft_finish_create(rc, qp);
 	qp->sq_sig_all = attr->sq_sig_all;
 	qp->rnr_timer.expired = rnr_expired;
 	qp->reach_timer.expired = reach_expired;
@@ -200,7 +200,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 		soft_queues_destroy(qp);
 	else
 		attr->cap = qp->cap; /* the granted values (ibv_create_qp(3)) */
-	return soft_made(rc, qp);
+	return soft_finish_create(rc, qp);
 }
 
 int soft_ibv_destroy_qp(struct ibv_qp *ibv)

@@ -61,12 +61,12 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 	int rc = init->attr.max_wr < 1
 			 ? soft_refuse_value("NO_ENTRIES", "max_wr", 0)
 			 : soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
-	struct soft_srq *srq = soft_object(pd->context, sizeof(*srq), &rc);
+	struct soft_srq *srq = soft_alloc_object(pd->context, sizeof(*srq), &rc);
 
 	if (!rc)
 		rc = soft_receive_queue_create(&srq->rq, pd, init->attr.max_wr, init->attr.max_sge);
 	if (rc)
-		return soft_made(rc, srq);
+		return soft_finish_create(rc, srq);
 	srq->ibv = (struct ibv_srq){
 		.context = pd->context,
 		.srq_context = init->srq_context,
@@ -87,7 +87,7 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 	soft_unlock();
 	if (rc)
 		finish(srq);
-	return soft_made(rc, srq);
+	return soft_finish_create(rc, srq);
 }
 
 struct ibv_srq *soft_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init)
@@ -117,7 +117,7 @@ struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_i
 					   !attr->cq || attr->cq->context != context)))
 		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	if (rc)
-		srq = soft_made(rc, NULL);
+		srq = soft_finish_create(rc, NULL);
 	else if (type == IBV_SRQT_XRC)
 		srq = create(attr->pd, &init, soft_xrcd_of(attr->xrcd), attr->cq);
 	else

@@ -519,7 +519,7 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 	int error = receive_at(address);
 
 	if (error)
-		return soft_made(error, address);
+		return soft_finish_create(error, address);
 	soft_list_append(&soft_device.roce->addresses, &address->node);
 	return address;
 }
