@@ -84,8 +84,8 @@ struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 		objects->ah_count++;
 	}
 	soft_unlock();
-	return soft_call_made("ibv_create_ah", "pd", soft_pd_root(pd)->handle,
-			      soft_finish_create(rc, ah));
+	return soft_call_pointer_result("ibv_create_ah", "pd", soft_pd_root(pd)->handle,
+					soft_finish_create(rc, ah));
 }
 
 /* Destroy an address handle. Posted requests have their own copy of its path. */

@@ -347,7 +347,7 @@ struct ibv_cq *soft_ibv_create_cq(struct ibv_context *context, int cqe, void *cq
 	struct soft_cq *cq = soft_cq_make(context, cqe, channel, comp_vector, false, NULL);
 
 	if (!cq)
-		return soft_call_made("ibv_create_cq", NULL, 0, NULL);
+		return soft_call_pointer_result("ibv_create_cq", NULL, 0, NULL);
 	soft_cq_publish(cq, cq_context);
 	return &cq->ibv;
 }

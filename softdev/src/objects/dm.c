@@ -102,7 +102,8 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 	if (!rc)
 		rc = allocate(dm, attr);
 	if (rc)
-		return soft_call_made("ibv_alloc_dm", NULL, 0, soft_finish_create(rc, dm));
+		return soft_call_pointer_result("ibv_alloc_dm", NULL, 0,
+						soft_finish_create(rc, dm));
 	soft_lock();
 	if (attr->length > SOFT_DM_SIZE - soft_device.objects->dm_allocated) {
 		rc = ENOMEM; /* "no more free device memory left" */
@@ -113,7 +114,7 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 	soft_unlock();
 	if (rc)
 		free(dm->memory);
-	return soft_call_made("ibv_alloc_dm", NULL, 0, soft_finish_create(rc, dm));
+	return soft_call_pointer_result("ibv_alloc_dm", NULL, 0, soft_finish_create(rc, dm));
 }
 
 int soft_free_dm(struct ibv_dm *ibv)
@@ -194,8 +195,8 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 	if (!rc && pd->context != ibv->context)
 		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	if (rc)
-		return soft_call_made("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle,
-				      soft_finish_create(rc, NULL));
+		return soft_call_pointer_result("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle,
+						soft_finish_create(rc, NULL));
 	const struct soft_mr mr = {
 		.fixed = true,
 		.dm = dm,
@@ -217,5 +218,5 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 		dm->users--;
 		soft_unlock();
 	}
-	return soft_call_made("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle, region);
+	return soft_call_pointer_result("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle, region);
 }

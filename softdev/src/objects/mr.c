@@ -105,8 +105,9 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	struct soft_mr mr = {.ibv.addr = addr};
 	int rc = describe(&mr.range, addr, length, iova, access, promised);
 
-	return soft_call_made("ibv_reg_mr", "pd", soft_pd_root(pd)->handle,
-			      rc ? soft_finish_create(rc, NULL) : soft_mr_register(pd, &mr));
+	return soft_call_pointer_result("ibv_reg_mr", "pd", soft_pd_root(pd)->handle,
+					rc ? soft_finish_create(rc, NULL)
+					   : soft_mr_register(pd, &mr));
 }
 
 struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,

@@ -25,7 +25,7 @@ struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
 
 	if (ibv)
 		ibv->rkey = 0;
-	return soft_call_made("ibv_alloc_null_mr", "pd", soft_pd_root(pd)->handle, ibv);
+	return soft_call_pointer_result("ibv_alloc_null_mr", "pd", soft_pd_root(pd)->handle, ibv);
 }
 
 /* ---- ibv_reg_dmabuf_mr(3) ------------------------------------------------------------------ */
@@ -100,7 +100,7 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 	}
 	if (rc)
 		errno = rc;
-	return soft_call_made("ibv_reg_dmabuf_mr", "pd", soft_pd_root(pd)->handle, ibv);
+	return soft_call_pointer_result("ibv_reg_dmabuf_mr", "pd", soft_pd_root(pd)->handle, ibv);
 }
 
 /* ---- ibv_advise_mr(3) ---------------------------------------------------------------------- */

@@ -142,8 +142,8 @@ static uint32_t inline_room(const struct ibv_qp_cap *cap)
 
 struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
-	return soft_call_made("ibv_create_qp", "pd", soft_pd_root(pd)->handle,
-			      soft_qp_create(pd->context, pd, NULL, attr));
+	return soft_call_pointer_result("ibv_create_qp", "pd", soft_pd_root(pd)->handle,
+					soft_qp_create(pd->context, pd, NULL, attr));
 }
 
 struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,

@@ -92,8 +92,8 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 
 struct ibv_srq *soft_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init)
 {
-	return soft_call_made("ibv_create_srq", "pd", soft_pd_root(pd)->handle,
-			      create(pd, init, NULL, NULL));
+	return soft_call_pointer_result("ibv_create_srq", "pd", soft_pd_root(pd)->handle,
+					create(pd, init, NULL, NULL));
 }
 
 struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr)
@@ -122,7 +122,7 @@ struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_i
 		srq = create(attr->pd, &init, soft_xrcd_of(attr->xrcd), attr->cq);
 	else
 		srq = create(attr->pd, &init, NULL, NULL);
-	return soft_call_made("ibv_create_srq_ex", NULL, 0, srq);
+	return soft_call_pointer_result("ibv_create_srq_ex", NULL, 0, srq);
 }
 
 int soft_get_srq_num(struct ibv_srq *ibv, uint32_t *srq_num)

@@ -62,7 +62,7 @@ int soft_call_result(const char *call, const char *owner, uint32_t number, int e
 	return error;
 }
 
-void *soft_call_made(const char *call, const char *owner, uint32_t number, void *object)
+void *soft_call_pointer_result(const char *call, const char *owner, uint32_t number, void *object)
 {
 	soft_call_result(call, owner, number, object ? 0 : errno);
 	return object;

@@ -109,7 +109,7 @@ extern const struct soft_subsystem soft_trace_subsystem;
 /* The reason for refusing the current call, noted per thread.
  *
  * The code that detects the error returns soft_refuse(), which stores the note. The call returns
- * through soft_call_result() or soft_call_made(), which write the record and clear the note. A note
+ * through soft_call_result() or soft_call_pointer_result(), which write the record and clear the note. A note
  * is used only with the errno value for which it was created. A failure without a matching note is
  * recorded with its errno value alone.
  */
@@ -149,7 +149,7 @@ struct soft_refusal_note soft_refusal_take(int error);
 int soft_call_result(const char *call, const char *owner, uint32_t number, int error);
 /* Finish a call that returns a pointer, like soft_call_result(). If `object` is NULL, errno is the
  * error. Returns `object`. */
-void *soft_call_made(const char *call, const char *owner, uint32_t number, void *object);
+void *soft_call_pointer_result(const char *call, const char *owner, uint32_t number, void *object);
 
 /* ---- trace_file.c: lines into a file --------------------------------------------------------- */
 
