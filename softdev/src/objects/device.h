@@ -71,7 +71,7 @@ struct soft_pd {
 	struct soft_node node; /* in the list of all PDs (pd.c) */
 	unsigned users;
 	/* set only for parent domains and imported domains */
-	struct soft_pd *of; /* underlying domain */
+	struct soft_pd *underlying; /* underlying domain */
 	bool imported;
 	bool unimported; /* whether it was unimported while in use */
 	struct soft_td *td;
@@ -93,7 +93,7 @@ static inline const struct ibv_pd *soft_pd_root(const struct ibv_pd *ibv)
 {
 	const struct soft_pd *pd = soft_container(ibv, struct soft_pd, ibv);
 
-	return pd->of ? &pd->of->ibv : ibv;
+	return pd->underlying ? &pd->underlying->ibv : ibv;
 }
 
 static inline struct soft_context *soft_context_of(struct ibv_context *context)

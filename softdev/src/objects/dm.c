@@ -9,7 +9,7 @@ enum { MOST_ALIGNMENT_LOG = 20 };
 struct soft_dm {
 	struct ibv_dm ibv;
 	struct soft_node node; /* in the list of all device memory */
-	struct soft_dm *of; /* original of an import, or NULL */
+	struct soft_dm *original; /* original of an import, or NULL */
 	uint8_t *memory;
 	size_t length;
 	unsigned users; /* number of regions and imports */
@@ -126,8 +126,8 @@ int soft_free_dm(struct ibv_dm *ibv)
 
 	if (!busy) {
 		soft_list_remove(&dm->node);
-		if (dm->of)
-			dm->of->users--;
+		if (dm->original)
+			dm->original->users--;
 		else
 			soft_device.objects->dm_allocated -= dm->length;
 	}
@@ -135,7 +135,7 @@ int soft_free_dm(struct ibv_dm *ibv)
 	if (busy)
 		return soft_call_result("ibv_free_dm", NULL, 0, soft_refuse(EBUSY, "IN_USE"));
 	soft_context_release(soft_context_of(ibv->context));
-	if (!dm->of)
+	if (!dm->original)
 		free(dm->memory);
 	free(dm);
 	return 0;
@@ -155,8 +155,8 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 		if (found->ibv.handle != dm_handle ||
 		    !soft_contexts_related(found->ibv.context, context))
 			continue;
-		dm->of = found->of ? found->of : found;
-		dm->of->users++;
+		dm->original = found->original ? found->original : found;
+		dm->original->users++;
 		dm->memory = found->memory;
 		dm->length = found->length;
 		publish(dm, context);
