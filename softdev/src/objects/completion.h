@@ -40,7 +40,7 @@ struct soft_cq {
 	unsigned users; /* number of send and receive queues that use this CQ */
 	struct soft_deferred overrun_work;
 	struct ibv_moderate_cq moderation;
-	uint32_t held_back; /* completions held back by moderation */
+	uint32_t moderated_count; /* completions held back by moderation */
 	struct soft_timer moderation_timer;
 	struct soft_cq_reader *reader; /* see cq_ex.c; NULL if created by create_cq */
 	struct ibv_pd *parent_domain; /* or NULL */

@@ -82,7 +82,7 @@ static void announce(struct soft_cq *cq)
 {
 	struct soft_comp_channel *channel = channel_of(cq);
 
-	cq->held_back = 0;
+	cq->moderated_count = 0;
 	soft_timer_stop(&cq->moderation_timer);
 	set_armed(cq, SOFT_UNARMED);
 	if (channel)
@@ -91,7 +91,7 @@ static void announce(struct soft_cq *cq)
 
 /* Returns whether the CQ moderates its events. Moderation requires both a count and a period,
  * because a count alone could delay an event forever. */
-static bool moderated(const struct soft_cq *cq)
+static bool is_moderated(const struct soft_cq *cq)
 {
 	return cq->moderation.cq_count > 1 && cq->moderation.cq_period;
 }
@@ -99,22 +99,22 @@ static bool moderated(const struct soft_cq *cq)
 /* Raise an event for a new completion, or delay it if the CQ moderates its events. A delayed event
  * is raised after cq_count completions, or cq_period microseconds after the first
  * (ibv_modify_cq(3)). */
-static void deserves_event(struct soft_cq *cq)
+static void raise_or_moderate_event(struct soft_cq *cq)
 {
-	cq->held_back++;
-	if (!moderated(cq) || cq->held_back >= cq->moderation.cq_count)
+	cq->moderated_count++;
+	if (!is_moderated(cq) || cq->moderated_count >= cq->moderation.cq_count)
 		announce(cq);
-	else if (cq->held_back == 1)
+	else if (cq->moderated_count == 1)
 		soft_timer_start(&cq->moderation_timer,
 				 soft_now() + cq->moderation.cq_period * (uint64_t)1000);
 }
 
-static void held_back_long_enough(struct soft_timer *timer)
+static void moderation_expired(struct soft_timer *timer)
 {
 	struct soft_cq *cq = soft_container(timer, struct soft_cq, moderation_timer);
 
 	pthread_mutex_lock(&cq->lock);
-	if (cq->held_back)
+	if (cq->moderated_count)
 		announce(cq);
 	pthread_mutex_unlock(&cq->lock);
 }
@@ -132,7 +132,7 @@ int soft_modify_cq(struct ibv_cq *ibv, struct ibv_modify_cq_attr *attr)
 	pthread_mutex_lock(&cq->lock);
 	cq->moderation = attr->moderate;
 	/* Raise the event that the previous setting has delayed. */
-	if (cq->held_back)
+	if (cq->moderated_count)
 		announce(cq);
 	pthread_mutex_unlock(&cq->lock);
 	soft_unlock();
@@ -186,7 +186,7 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 	soft_publish(&cq->count, cq->count + 1);
 	if (cq->armed == SOFT_ARMED ||
 	    (cq->armed == SOFT_ARMED_SOLICITED && (solicited || wc->status != IBV_WC_SUCCESS)))
-		deserves_event(cq);
+		raise_or_moderate_event(cq);
 	pthread_mutex_unlock(&cq->lock);
 	return true;
 }
@@ -324,7 +324,7 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 	soft_list_init(&cq->ready_node);
 	soft_list_init(&cq->overrun_work.node);
 	cq->overrun_work.run = fail_users;
-	cq->moderation_timer.expired = held_back_long_enough;
+	cq->moderation_timer.expired = moderation_expired;
 	return cq;
 }
 
