@@ -150,7 +150,7 @@ static uint64_t wallclock(void)
 }
 
 /* Returns whether fault injection makes the CQ overflow. */
-static bool finds_full(const struct soft_cq *cq)
+static bool inject_overrun(const struct soft_cq *cq)
 {
 	return soft_faults_set &&
 	       soft_fault_next(SOFT_FAULT_OVERRUN, soft_hca_of(cq->ibv.context)->port,
@@ -165,7 +165,7 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		pthread_mutex_unlock(&cq->lock);
 		return false;
 	}
-	if ((cq->count == cq->capacity || finds_full(cq)) && !cq->ignore_overrun) {
+	if ((cq->count == cq->capacity || inject_overrun(cq)) && !cq->ignore_overrun) {
 		cq->overrun = true;
 		pthread_mutex_unlock(&cq->lock);
 		soft_async_event(soft_context_of(cq->ibv.context),
@@ -242,7 +242,7 @@ static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_sta
 }
 
 /* Perform a step of the device's work because a thread has polled an empty CQ. */
-static void look_for_work(struct soft_cq *cq)
+static void poll_device(struct soft_cq *cq)
 {
 	/* After arming, programs poll once for completions that arrived before, and then wait.
 	 * Waiting performs the step, so skip it here. */
@@ -258,7 +258,7 @@ static void look_for_work(struct soft_cq *cq)
 int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
 {
 	if (soft_observe(&cq->count) == 0)
-		look_for_work(cq);
+		poll_device(cq);
 	return take(cq, room, wc, stamps);
 }
 
