@@ -66,7 +66,7 @@ void soft_cq_publish(struct soft_cq *cq, void *cq_context);
 /* Take up to `room` completions, with their timestamps unless `stamps` is NULL. Runs a step if the
  * CQ is empty. Returns the number of completions, or -1 if there are none because the CQ has
  * overflowed. */
-int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps);
+int soft_cq_pop(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps);
 int soft_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 /* Add a completion. Returns false if the completion is lost because the CQ has overflowed. For
  * `solicited`, see ibv_req_notify_cq(3). */

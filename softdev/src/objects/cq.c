@@ -215,7 +215,7 @@ void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
 	pthread_mutex_unlock(&cq->lock);
 }
 
-static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
+static int pop(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
 {
 	int taken = 0;
 
@@ -255,16 +255,16 @@ static void poll_device(struct soft_cq *cq)
 		soft_progress_missed(soft_counter_add(&cq->empty_polls, 1));
 }
 
-int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
+int soft_cq_pop(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
 {
 	if (soft_observe(&cq->count) == 0)
 		poll_device(cq);
-	return take(cq, room, wc, stamps);
+	return pop(cq, room, wc, stamps);
 }
 
 int soft_poll_cq(struct ibv_cq *ibv, int num_entries, struct ibv_wc *wc)
 {
-	return soft_cq_take(soft_cq_of(ibv), num_entries, wc, NULL);
+	return soft_cq_pop(soft_cq_of(ibv), num_entries, wc, NULL);
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */

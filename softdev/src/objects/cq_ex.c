@@ -36,7 +36,7 @@ static int next_poll(struct ibv_cq_ex *ex)
 	struct soft_cq *cq = soft_container(ex, struct soft_cq, ex);
 	struct soft_cq_reader *reader = cq->reader;
 
-	switch (soft_cq_take(cq, 1, &reader->wc, &reader->stamp)) {
+	switch (soft_cq_pop(cq, 1, &reader->wc, &reader->stamp)) {
 	case 1:
 		ex->wr_id = reader->wc.wr_id;
 		ex->status = reader->wc.status;
