@@ -10,7 +10,7 @@ struct soft_comp_channel {
 	struct soft_channel channel;
 	pthread_mutex_t mutex; /* protects the following members; nested inside a CQ's lock */
 	struct soft_node ready; /* CQs with pending events */
-	bool any; /* atomic hint whether `ready` has entries, read without the mutex */
+	bool has_ready; /* atomic hint whether `ready` has entries, read without the mutex */
 };
 
 enum soft_armed { SOFT_UNARMED, SOFT_ARMED_SOLICITED, SOFT_ARMED };
