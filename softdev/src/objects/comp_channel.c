@@ -87,7 +87,7 @@ static struct soft_cq *pop_ready(struct soft_comp_channel *channel)
 		soft_list_remove(&cq->ready_node);
 		if (--cq->events_waiting)
 			soft_list_append(&channel->ready, &cq->ready_node);
-		cq->events_taken++;
+		cq->events_retrieved++;
 	}
 	if (soft_list_empty(&channel->ready))
 		clear_ready(channel);

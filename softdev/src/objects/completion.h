@@ -47,9 +47,9 @@ struct soft_cq {
 	/* members protected by the completion channel's mutex */
 	struct soft_node ready_node;
 	uint32_t events_waiting;
-	uint32_t events_taken;
+	uint32_t events_retrieved;
 	/* member protected by ibv.mutex */
-	uint32_t async_events_taken;
+	uint32_t async_events_retrieved;
 };
 
 static inline struct soft_cq *soft_cq_of(struct ibv_cq *cq)

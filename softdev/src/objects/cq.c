@@ -420,7 +420,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 		pthread_mutex_unlock(&cq->lock);
 		if (channel) {
 			soft_comp_channel_forget(channel, cq);
-			taken = cq->events_taken;
+			taken = cq->events_retrieved;
 		}
 	}
 	soft_async_forget(context, ibv);
@@ -428,7 +428,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 
 	soft_async_wait(context, &ibv->mutex, &ibv->cond, &ibv->comp_events_completed, &taken);
 	soft_async_wait(context, &ibv->mutex, &ibv->cond, &ibv->async_events_completed,
-			&cq->async_events_taken);
+			&cq->async_events_retrieved);
 	soft_lock();
 	if (channel)
 		channel->ibv.refcnt--;

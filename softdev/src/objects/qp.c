@@ -226,7 +226,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	soft_unlock();
 
 	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
-			&ibv->events_completed, &qp->async_events_taken);
+			&ibv->events_completed, &qp->async_events_retrieved);
 	pthread_cond_destroy(&ibv->cond);
 	pthread_mutex_destroy(&ibv->mutex);
 	soft_batch_destroy(qp->batch);

@@ -231,7 +231,7 @@ struct soft_qp {
 	struct soft_node attachments; /* multicast groups (multicast.c) */
 	void (*link_down)(struct soft_qp *qp, void *owner, int error);
 	void *link_owner;
-	uint32_t async_events_taken; /* protected by ibv.mutex */
+	uint32_t async_events_retrieved; /* protected by ibv.mutex */
 };
 
 static inline bool soft_qp_is_uc(const struct soft_qp *qp)
@@ -445,7 +445,7 @@ struct soft_srq {
 	struct soft_xrcd *xrcd; /* domain of an XRC queue, otherwise NULL */
 	struct ibv_cq *cq; /* completion queue of an XRC queue, otherwise NULL */
 	uint32_t number; /* number of an XRC queue in requests */
-	uint32_t async_events_taken; /* protected by ibv.mutex */
+	uint32_t async_events_retrieved; /* protected by ibv.mutex */
 };
 
 static inline struct soft_srq *soft_srq_of(struct ibv_srq *srq)

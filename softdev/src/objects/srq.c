@@ -243,7 +243,7 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 	soft_unlock();
 
 	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
-			&ibv->events_completed, &srq->async_events_taken);
+			&ibv->events_completed, &srq->async_events_retrieved);
 	finish(srq);
 	free(srq);
 	return 0;
