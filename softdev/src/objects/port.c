@@ -104,7 +104,7 @@ static int start(void)
 				  SOFT_HCAS_MOST);
 }
 
-static void tell(struct soft_hca *hca, enum ibv_event_type type)
+static void dispatch_event(struct soft_hca *hca, enum ibv_event_type type)
 {
 	const struct ibv_async_event event = {.element.port_num = 1, .event_type = type};
 
@@ -157,7 +157,7 @@ static void go_down(struct soft_hca *hca)
 	set_down(soft_ports_down | hca->port);
 	EACH_HCA (each)
 		for_queue_pairs(each, stall);
-	tell(hca, IBV_EVENT_PORT_ERR);
+	dispatch_event(hca, IBV_EVENT_PORT_ERR);
 }
 
 static void go_up(struct soft_hca *hca)
@@ -166,7 +166,7 @@ static void go_up(struct soft_hca *hca)
 		return;
 	set_down(soft_ports_down & ~hca->port);
 	soft_engine_port_changed(SOFT_PORT_UP, hca->port);
-	tell(hca, IBV_EVENT_PORT_ACTIVE);
+	dispatch_event(hca, IBV_EVENT_PORT_ACTIVE);
 }
 
 /* ---- the host's addresses, which are the ports' GIDs ----------------------------------------- */
@@ -207,7 +207,7 @@ static void read_addresses(void)
 	EACH_HCA (hca) {
 		if (soft_gid_refresh(hca)) {
 			soft_engine_port_changed(SOFT_PORT_ADDRESSES, hca->port);
-			tell(hca, IBV_EVENT_GID_CHANGE);
+			dispatch_event(hca, IBV_EVENT_GID_CHANGE);
 		}
 		follow_interface(hca);
 	}
@@ -306,10 +306,10 @@ static void fail(struct soft_hca *hca)
 	for_queue_pairs(hca, soft_qp_error);
 	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
 		context->fatal = true;
-	tell(hca, IBV_EVENT_DEVICE_FATAL);
+	dispatch_event(hca, IBV_EVENT_DEVICE_FATAL);
 }
 
-static int bring_about(struct soft_hca *hca, enum ibv_event_type event)
+static int raise_event(struct soft_hca *hca, enum ibv_event_type event)
 {
 	switch (event) {
 	case IBV_EVENT_PORT_ERR:
@@ -319,7 +319,7 @@ static int bring_about(struct soft_hca *hca, enum ibv_event_type event)
 		go_up(hca);
 		return 0;
 	case IBV_EVENT_LID_CHANGE:
-		tell(hca, event);
+		dispatch_event(hca, event);
 		soft_engine_port_changed(SOFT_PORT_LID, hca->port);
 		return 0;
 	case IBV_EVENT_DEVICE_FATAL:
@@ -327,12 +327,12 @@ static int bring_about(struct soft_hca *hca, enum ibv_event_type event)
 		return 0;
 	case IBV_EVENT_GID_CHANGE:
 		soft_gid_refresh(hca);
-		tell(hca, event);
+		dispatch_event(hca, event);
 		return 0;
 	case IBV_EVENT_PKEY_CHANGE:
 	case IBV_EVENT_SM_CHANGE:
 	case IBV_EVENT_CLIENT_REREGISTER:
-		tell(hca, event);
+		dispatch_event(hca, event);
 		return 0;
 	default:
 		return EINVAL;
@@ -346,7 +346,7 @@ int aiordma_embedded_raise_on(const char *device, enum ibv_event_type event)
 	soft_lock();
 	EACH_HCA (hca)
 		if (!device || !strcmp(device, hca->device.name))
-			rc = bring_about(hca, event);
+			rc = raise_event(hca, event);
 	soft_unlock();
 	return rc;
 }
