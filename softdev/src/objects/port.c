@@ -150,7 +150,7 @@ static void set_down(uint32_t ports)
 
 /* Take a port down, which stops sending and receiving. Reliable queue pairs and their peers fail
  * when their retries are exhausted. */
-static void go_down(struct soft_hca *hca)
+static void set_port_down(struct soft_hca *hca)
 {
 	if (soft_ports_down & hca->port)
 		return;
@@ -160,7 +160,7 @@ static void go_down(struct soft_hca *hca)
 	dispatch_event(hca, IBV_EVENT_PORT_ERR);
 }
 
-static void go_up(struct soft_hca *hca)
+static void set_port_up(struct soft_hca *hca)
 {
 	if (!(soft_ports_down & hca->port))
 		return;
@@ -173,32 +173,32 @@ static void go_up(struct soft_hca *hca)
 
 /* Returns whether the interface does not exist or has no carrier. Returns the previous state if no
  * descriptor is available. */
-static bool is_cut(const struct soft_hca *hca)
+static bool is_link_down(const struct soft_hca *hca)
 {
 	struct ifreq request = {0};
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	bool cut = hca->cut;
+	bool down = hca->link_down;
 
 	memcpy(request.ifr_name, hca->interface, sizeof(hca->interface));
 	if (fd >= 0)
-		cut = ioctl(fd, SIOCGIFFLAGS, &request) || !(request.ifr_flags & IFF_RUNNING);
+		down = ioctl(fd, SIOCGIFFLAGS, &request) || !(request.ifr_flags & IFF_RUNNING);
 	soft_close_fd(&fd);
-	return cut;
+	return down;
 }
 
 /* Set the port state when the state of its interface changes. Unless the interface changes, keep
  * the port state that a test has set. */
 static void follow_interface(struct soft_hca *hca)
 {
-	const bool cut = hca->interface[0] && is_cut(hca);
+	const bool down = hca->interface[0] && is_link_down(hca);
 
-	if (cut == hca->cut)
+	if (down == hca->link_down)
 		return;
-	hca->cut = cut;
-	if (cut)
-		go_down(hca);
+	hca->link_down = down;
+	if (down)
+		set_port_down(hca);
 	else
-		go_up(hca);
+		set_port_up(hca);
 }
 
 /* Update GID tables and port states from the host's addresses and interfaces. */
@@ -275,7 +275,7 @@ static void reset(void)
 	EACH_HCA (hca) {
 		soft_list_clear(&hca->contexts);
 		soft_gid_forget(hca);
-		hca->cut = false;
+		hca->link_down = false;
 	}
 	soft_ports_down = 0;
 }
@@ -313,10 +313,10 @@ static int raise_event(struct soft_hca *hca, enum ibv_event_type event)
 {
 	switch (event) {
 	case IBV_EVENT_PORT_ERR:
-		go_down(hca);
+		set_port_down(hca);
 		return 0;
 	case IBV_EVENT_PORT_ACTIVE:
-		go_up(hca);
+		set_port_up(hca);
 		return 0;
 	case IBV_EVENT_LID_CHANGE:
 		dispatch_event(hca, event);

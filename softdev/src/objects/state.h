@@ -25,7 +25,7 @@ struct soft_hca {
 	struct soft_gid gids[SOFT_GIDS];
 	int gid_count;
 	char interface[IFNAMSIZ]; /* host interface that provides addresses and state, or "" */
-	bool cut; /* whether the interface was down when last read */
+	bool link_down; /* whether the interface was down when last read */
 };
 
 struct soft_objects {
