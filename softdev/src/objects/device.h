@@ -241,7 +241,7 @@ int soft_hca_count(void);
 struct soft_hca *soft_hca_at(int number); /* returns device 0 if `number` is too high */
 /* Returns whether the queue pair's port is down, or its peer's port if the peer is in this
  * process. */
-bool soft_qp_is_silent(const struct soft_qp *qp);
+bool soft_qp_has_port_down(const struct soft_qp *qp);
 extern const struct soft_subsystem soft_port_subsystem;
 
 /* ---- async.c: asynchronous events of a context --------------------------------------------- */

@@ -122,7 +122,7 @@ static void for_queue_pairs(struct soft_hca *hca, void (*what)(struct soft_qp *q
 
 /* ---- a port that is down ---------------------------------------------------------------------- */
 
-bool soft_qp_is_silent(const struct soft_qp *qp)
+bool soft_qp_has_port_down(const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
 	uint32_t ports = soft_qp_hca(qp)->port;
@@ -134,7 +134,7 @@ bool soft_qp_is_silent(const struct soft_qp *qp)
 
 static void stall(struct soft_qp *qp)
 {
-	if (soft_qp_is_silent(qp))
+	if (soft_qp_has_port_down(qp))
 		soft_qp_stall(qp);
 }
 

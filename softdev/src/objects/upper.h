@@ -64,7 +64,7 @@ static inline struct soft_hca *soft_qp_hca(const struct soft_qp *qp)
 
 static inline bool soft_port_is_down(const struct soft_qp *qp)
 {
-	return soft_ports_down && soft_qp_is_silent(qp);
+	return soft_ports_down && soft_qp_has_port_down(qp);
 }
 
 /* Store the local GID that the queue pair's address vector selects. Returns 0 or EINVAL. */
