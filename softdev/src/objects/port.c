@@ -16,7 +16,7 @@
 
 /* ---- devices ------------------------------------------------------------------------------- */
 
-static bool take_interface(struct soft_hca *hca, const char *name, size_t length)
+static bool parse_interface(struct soft_hca *hca, const char *name, size_t length)
 {
 	if (length >= sizeof(hca->interface))
 		return false;
@@ -30,7 +30,7 @@ static bool take_interface(struct soft_hca *hca, const char *name, size_t length
 
 /* Parse AIORDMA_EMBEDDED_DEVICES, and store the interfaces that it names. Returns the number of
  * devices, or 0 if the value is invalid. */
-static int wanted(const char *text)
+static int parse_devices(const char *text)
 {
 	struct soft_hca *hcas = soft_device.objects->hcas;
 	char *end = NULL;
@@ -43,7 +43,7 @@ static int wanted(const char *text)
 	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
 		const size_t length = strcspn(text, ",");
 
-		if (!take_interface(&hcas[i], text, length))
+		if (!parse_interface(&hcas[i], text, length))
 			return 0;
 		if (!text[length])
 			return i + 1;
@@ -72,9 +72,9 @@ int soft_hca_count(void)
 
 	if (objects->hca_count)
 		return objects->hca_count;
-	int count = wanted(getenv(VARIABLE));
+	int count = parse_devices(getenv(VARIABLE));
 
-	objects->hcas_wrong = !count;
+	objects->hcas_invalid = !count;
 	objects->hca_count = count ? count : 1;
 	for (int i = 0; i < objects->hca_count; i++)
 		make_hca(i);
@@ -93,10 +93,10 @@ struct soft_hca *soft_hca_at(int number)
 
 static int start(void)
 {
-	if (soft_device.objects->hcas_wrong)
+	if (soft_device.objects->hcas_invalid)
 		soft_device.objects->hca_count = 0; /* read the environment again */
 	soft_hca_count();
-	if (!soft_device.objects->hcas_wrong)
+	if (!soft_device.objects->hcas_invalid)
 		return 0;
 	return soft_misconfigured(EINVAL, VARIABLE, getenv(VARIABLE),
 				  "expected a number of devices from 1 to %d, or the names of as "
@@ -252,7 +252,7 @@ void soft_port_attach(struct soft_context *context)
 	soft_unlock();
 }
 
-static bool none_is_open(void)
+static bool is_no_context_open(void)
 {
 	bool none = true;
 
@@ -265,7 +265,7 @@ void soft_port_detach(struct soft_context *context)
 {
 	soft_lock();
 	soft_list_remove(&context->of_hca);
-	if (none_is_open())
+	if (is_no_context_open())
 		soft_watch_close(&soft_device.objects->addresses);
 	soft_unlock();
 }

@@ -31,7 +31,7 @@ struct soft_hca {
 struct soft_objects {
 	struct soft_hca hcas[SOFT_HCAS_MOST];
 	int hca_count; /* 0 until the environment has been read */
-	bool hcas_wrong; /* whether the environment contained an invalid value */
+	bool hcas_invalid; /* whether the environment contained an invalid value */
 	uint32_t ports_down;
 
 	struct {
