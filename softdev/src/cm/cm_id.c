@@ -202,7 +202,7 @@ static void forked(void)
 {
 	struct soft_cm *cm = soft_device.cm;
 
-	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		cm->devices[i].is_open = false;
 		cm->devices[i].holds = 0;
 	}

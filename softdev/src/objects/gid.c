@@ -84,8 +84,8 @@ static int loopback_number(const union ibv_gid *gid)
 {
 	int last = gid->raw[15];
 
-	return !memcmp(gid->raw, soft_gid_loopback.raw, 15) && last <= SOFT_HCAS_MOST ? last - 1
-										      : -1;
+	return !memcmp(gid->raw, soft_gid_loopback.raw, 15) && last <= SOFT_MAX_HCAS ? last - 1
+										     : -1;
 }
 
 /* Returns the lowest device number below `count` whose table contains the GID, or `count` if no

@@ -36,11 +36,11 @@ static int parse_devices(const char *text)
 	char *end = NULL;
 	long count = text && *text >= '0' && *text <= '9' ? strtol(text, &end, 10) : 1;
 
-	for (int i = 0; i < SOFT_HCAS_MOST; i++)
+	for (int i = 0; i < SOFT_MAX_HCAS; i++)
 		hcas[i].interface[0] = '\0';
 	if (!text || !*text || (end && !*end))
-		return count <= SOFT_HCAS_MOST ? (int)count : 0;
-	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+		return count <= SOFT_MAX_HCAS ? (int)count : 0;
+	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		const size_t length = strcspn(text, ",");
 
 		if (!parse_interface(&hcas[i], text, length))
@@ -101,7 +101,7 @@ static int start(void)
 	return soft_misconfigured(EINVAL, VARIABLE, getenv(VARIABLE),
 				  "expected a number of devices from 1 to %d, or the names of as "
 				  "many network interfaces of this host, such as eth0,eth1",
-				  SOFT_HCAS_MOST);
+				  SOFT_MAX_HCAS);
 }
 
 static void dispatch_event(struct soft_hca *hca, enum ibv_event_type type)

@@ -9,7 +9,7 @@
 enum {
 	SOFT_GIDS = 255, /* limit of the 8-bit ibv_global_route.sgid_index */
 	SOFT_QPN_QUARANTINE = 2048, /* number of released queue pair numbers kept from reuse */
-	SOFT_HCAS_MOST = 4, /* maximum number of devices; preload/tree.py reads it */
+	SOFT_MAX_HCAS = 4, /* maximum number of devices; preload/tree.py reads it */
 };
 
 /* A device in the list of ibv_get_device_list(3), with its only port. IBTA calls it a host channel
@@ -29,7 +29,7 @@ struct soft_hca {
 };
 
 struct soft_objects {
-	struct soft_hca hcas[SOFT_HCAS_MOST];
+	struct soft_hca hcas[SOFT_MAX_HCAS];
 	int hca_count; /* 0 until the environment has been read */
 	bool hcas_invalid; /* whether the environment contained an invalid value */
 	uint32_t ports_down;

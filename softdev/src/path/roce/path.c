@@ -430,7 +430,7 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 
 static void offer(void)
 {
-	for (int i = 0; i < SOFT_HCAS_MOST; i++)
+	for (int i = 0; i < SOFT_MAX_HCAS; i++)
 		if (soft_path_waits(&soft_device.roce->paths[i]))
 			soft_path_offer_room(&soft_device.roce->paths[i]);
 }
@@ -463,7 +463,7 @@ static void flush(struct soft_deferred *deferred)
 static void begin(void)
 {
 	soft_device.roce->again = (struct soft_timer){.expired = again};
-	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		soft_device.roce->paths[i] = (struct soft_path){.ports = 1u << i};
 		soft_path_init(&soft_device.roce->paths[i], &calls, flush);
 	}
@@ -486,7 +486,7 @@ static void stop(void)
 static void forked(void)
 {
 	soft_device.roce->blocked = false; /* the child inherits no staged packets and no timer */
-	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		soft_list_each (struct soft_chan, chan, &soft_device.roce->paths[i].chans, node)
 			end(soft_table_find(&soft_device.roce->pairs, chan->id));
 		soft_path_forget(&soft_device.roce->paths[i]);
