@@ -140,7 +140,7 @@ static void *at(const struct soft_range *range, uint64_t address, uint64_t lengt
 	if (!range)
 		return NULL;
 	if (range->null)
-		return rights & writing ? soft_device.objects->sink : soft_device.objects->nothing;
+		return rights & writing ? soft_device.objects->sink : soft_device.objects->zeros;
 	memory = range->memory + (address - range->start);
 	/* The pages may be missing. */
 	return range->on_demand && soft_pages_fault(memory, length, rights & writing) ? NULL

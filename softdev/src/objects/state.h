@@ -15,10 +15,10 @@ enum {
 /* A device in the list of ibv_get_device_list(3), with its only port. IBTA calls it a host channel
  * adapter. */
 struct soft_hca {
-	/* `behind` must follow immediately. Provider libraries recognize their own devices by a
+	/* `provider_marker` must follow immediately. Provider libraries recognize their own devices by a
 	 * marker behind struct ibv_device (mlx5dv_is_supported(3)), and find zeros here. */
 	struct ibv_device device;
-	char behind[1024];
+	char provider_marker[1024];
 	uint32_t port; /* bit of the port in port masks */
 	struct soft_node contexts; /* open contexts (soft_context.of_hca) */
 	uint32_t bad_qkeys; /* number of messages received with a wrong Q_Key (ibv_query_port(3)) */
@@ -55,9 +55,9 @@ struct soft_objects {
 	struct soft_table xrc_srqs;
 
 	struct soft_table ranges; /* memory ranges, indexed by the upper 24 bits of their keys */
-	/* Reads of null regions (ibv_alloc_null_mr(3)) return bytes of `nothing`, and writes go to
+	/* Reads of null regions (ibv_alloc_null_mr(3)) return bytes of `zeros`, and writes go to
 	 * `sink`. No access is longer, and other processes do not copy from this memory. */
-	uint8_t nothing[SOFT_PLACE_MAX], sink[SOFT_PLACE_MAX];
+	uint8_t zeros[SOFT_PLACE_MAX], sink[SOFT_PLACE_MAX];
 };
 
 static inline struct soft_hca *soft_hca_of(const struct ibv_context *context)
