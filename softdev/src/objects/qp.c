@@ -24,7 +24,7 @@ void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
 /* Returns a copy of `attr` with ignored members cleared. A queue pair with a shared receive queue
  * ignores the receive limits (ibv_create_qp(3)), and an XRC queue pair ignores the attributes of
  * queues that it does not have. */
-static struct ibv_qp_init_attr relevant(const struct ibv_qp_init_attr *attr)
+static struct ibv_qp_init_attr normalize_attr(const struct ibv_qp_init_attr *attr)
 {
 	struct ibv_qp_init_attr own = *attr;
 
@@ -41,7 +41,7 @@ static struct ibv_qp_init_attr relevant(const struct ibv_qp_init_attr *attr)
 	return own;
 }
 
-static bool is_elsewhere(const struct ibv_context *context, const struct ibv_cq *cq)
+static bool is_of_other_context(const struct ibv_context *context, const struct ibv_cq *cq)
 {
 	return cq && cq->context->device != context->device;
 }
@@ -70,7 +70,8 @@ static int check_create(const struct ibv_context *context, const struct ibv_pd *
 	}
 	if (!pd || !attr->send_cq)
 		return soft_refuse(EINVAL, "NULL_OBJECT");
-	if (is_elsewhere(context, attr->send_cq) || is_elsewhere(context, attr->recv_cq) ||
+	if (is_of_other_context(context, attr->send_cq) ||
+	    is_of_other_context(context, attr->recv_cq) ||
 	    (attr->srq && (attr->srq->context != context || soft_srq_of(attr->srq)->xrcd)))
 		return soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	const struct soft_limit limits[] = {
@@ -85,7 +86,7 @@ static int check_create(const struct ibv_context *context, const struct ibv_pd *
 }
 
 /* Add `change` (1 or -1) to the user count of each object that the queue pair uses. */
-static void count_in(const struct soft_qp *qp, int change)
+static void count_users(const struct soft_qp *qp, int change)
 {
 	const struct ibv_qp *ibv = &qp->ibv;
 
@@ -149,7 +150,7 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 			      struct soft_xrcd *xrcd, struct ibv_qp_init_attr *attr)
 {
-	const struct ibv_qp_init_attr own = relevant(attr);
+	const struct ibv_qp_init_attr own = normalize_attr(attr);
 	int rc = soft_context_of(context)->fatal ? soft_refuse(EIO, "FATAL")
 						 : soft_context_error(context);
 
@@ -190,7 +191,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 	if (!rc) {
 		qp->ibv.handle = qp->ibv.qp_num;
 		soft_list_append(&soft_context_of(context)->qps, &qp->of_context);
-		count_in(qp, 1);
+		count_users(qp, 1);
 		if (qp->transport->created)
 			qp->transport->created();
 		SOFT_TRACE(created, qp);
@@ -221,7 +222,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	SOFT_TRACE(destroyed, qp);
 	soft_qp_number_release(ibv->qp_num);
 	soft_list_remove(&qp->of_context);
-	count_in(qp, -1);
+	count_users(qp, -1);
 	soft_async_forget(soft_context_of(ibv->context), ibv);
 	soft_unlock();
 
@@ -321,7 +322,7 @@ void soft_qp_check_drained(struct soft_qp *qp)
 /* Connection timeouts for peers on this host and on other hosts. Between hosts, the first packets
  * may be lost, and TCP retransmits them after 1, 3 and 7 s. */
 #define CONNECTING_NS 500000000u
-#define CONNECTING_ELSEWHERE_NS 5000000000u
+#define CONNECTING_REMOTE_NS 5000000000u
 
 uint64_t soft_qp_retry_time(const struct soft_qp *qp)
 {
@@ -334,14 +335,14 @@ static uint64_t connecting_time(const struct soft_qp *qp)
 
 	if (!ah->is_global || soft_gid_is_of_host(&ah->grh.dgid))
 		return CONNECTING_NS;
-	return soft_links->silence_limit() < CONNECTING_ELSEWHERE_NS ? soft_links->silence_limit()
-								     : CONNECTING_ELSEWHERE_NS;
+	return soft_links->silence_limit() < CONNECTING_REMOTE_NS ? soft_links->silence_limit()
+								  : CONNECTING_REMOTE_NS;
 }
 
 /* Start the timer that gives up on the peer, unless it is running. It allows 4.096 us * 2^timeout
  * for each attempt (IBTA 9.7.6.1.3), but at least `least_ns` and at most a minute. A timeout of 0
  * means forever. UC has no timeout attribute and waits for `least_ns`. */
-static void give_up_later(struct soft_qp *qp, uint64_t least_ns)
+static void start_reach_timer(struct soft_qp *qp, uint64_t least_ns)
 {
 	const uint64_t most_ns = 60000000000u;
 	uint64_t time = soft_qp_retry_time(qp);
@@ -379,13 +380,13 @@ void soft_qp_kick(struct soft_qp *qp)
 	else if (!qp->link ||
 		 qp->link->state !=
 			 SOFT_LINK_SELECTING) /* a link in SELECTING already has a peer */
-		give_up_later(qp, qp->stream_lost ? 0 : connecting_time(qp));
+		start_reach_timer(qp, qp->stream_lost ? 0 : connecting_time(qp));
 }
 
 void soft_qp_stall(struct soft_qp *qp)
 {
 	if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_qp_is_uc(qp))
-		give_up_later(qp, CONNECTING_NS);
+		start_reach_timer(qp, CONNECTING_NS);
 }
 
 void soft_qp_end_with_peer(struct ibv_qp *ibv)
@@ -449,7 +450,7 @@ void soft_qp_link_ended(struct soft_qp *qp, int error)
 		 * retries are exhausted (IBTA 9.7.6.1.3). Until then, frames that the peer sent
 		 * earlier on other streams are still handled. */
 		else if (outstanding)
-			give_up_later(qp, 0);
+			start_reach_timer(qp, 0);
 	}
 	if (link_down)
 		link_down(qp, qp->link_owner, error);
@@ -567,7 +568,7 @@ static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int m
 
 /* Returns whether the queue pair connects in RTS instead of RTR. An XRC_SEND queue pair receives no
  * requests, and must tell its peer the PSN of its first request, which is unknown before RTS. */
-static bool begins_late(const struct soft_qp *qp)
+static bool connects_in_rts(const struct soft_qp *qp)
 {
 	return qp->ibv.qp_type == IBV_QPT_XRC_SEND;
 }
@@ -649,13 +650,13 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 		return 0;
 	case IBV_QPS_RTR:
 		set_state(qp, to);
-		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp) && !begins_late(qp))
+		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp) && !connects_in_rts(qp))
 			rc = begin_link(qp, from);
 		return rc;
 	case IBV_QPS_RTS:
 		set_state(qp, to);
 		qp->draining = false;
-		if (from == IBV_QPS_RTR && begins_late(qp))
+		if (from == IBV_QPS_RTR && connects_in_rts(qp))
 			rc = begin_link(qp, from);
 		if (rc)
 			return rc;
