@@ -16,7 +16,7 @@ struct block {
 };
 
 /* IBV_ALLOCATOR_USE_DEFAULT */
-static void *const declined = (void *)-1;
+static void *const use_default_allocator = (void *)-1;
 
 static void count_block(struct soft_pd *pd, int change)
 {
@@ -29,12 +29,12 @@ void *soft_queue_alloc(struct ibv_pd *ibv, size_t count, size_t size, enum soft_
 {
 	struct soft_pd *pd = ibv ? soft_container(ibv, struct soft_pd, ibv) : NULL;
 	size_t length = sizeof(struct block) + count * size;
-	struct block *block = declined;
+	struct block *block = use_default_allocator;
 
 	/* The upper 32 bits of a resource type are the driver ID, here RDMA_DRIVER_UNKNOWN (0). */
 	if (pd && pd->alloc)
 		block = pd->alloc(ibv, pd->pd_context, length, ALIGNMENT, resource);
-	if (block == declined) {
+	if (block == use_default_allocator) {
 		/* Allocate one more byte, so that an empty queue also points into its block. Leak
 		 * sanitizers look for such pointers. */
 		block = calloc(1, length + 1);

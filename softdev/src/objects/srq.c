@@ -9,7 +9,7 @@
 #include "trace/trace.h"
 
 /* Returns the shared receive queue for the queue pair's current message, or NULL. */
-static struct soft_srq *source(const struct soft_qp *qp)
+static struct soft_srq *message_srq(const struct soft_qp *qp)
 {
 	if (qp->xrcd)
 		return soft_xrc_find(qp->xrcd, qp->responder.srq_num);
@@ -21,7 +21,7 @@ bool soft_receive_ready(struct soft_qp *qp)
 	/* An XRC message cannot use a receive that came from another shared receive queue. */
 	if (qp->rq.head != qp->rq.tail)
 		return !qp->xrcd || qp->receive_srq_num == qp->responder.srq_num;
-	struct soft_srq *srq = source(qp);
+	struct soft_srq *srq = message_srq(qp);
 
 	if (!srq || srq->rq.head == srq->rq.tail)
 		return false;
