@@ -159,14 +159,14 @@ static void silent(struct soft_chan *chan)
 const struct soft_chan_ops soft_link_chan_calls = {
 	.accepted = accepted,
 	.data = data,
-	.place = place,
-	.placed = placed,
+	.map_payload = place,
+	.payload_stored = placed,
 	.writable = writable,
-	.unread = unread,
-	.exited = exited,
-	.probes = probes,
+	.report_unread = unread,
+	.peer_exited = exited,
+	.needs_probe = probes,
 	.silent = silent,
-	.gone = gone,
+	.closed = gone,
 };
 
 void soft_link_watch(struct soft_link *link)

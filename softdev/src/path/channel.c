@@ -74,14 +74,14 @@ void soft_path_finish(struct soft_path *path, int error, int64_t missing)
 		int64_t after = (int64_t)(path->position - chan->position);
 
 		if (missing >= 0 && chan->remote_id) {
-			chan->calls->exited(chan,
-					    missing > after ? (uint64_t)(missing - after) : 0);
+			chan->calls->peer_exited(chan,
+						 missing > after ? (uint64_t)(missing - after) : 0);
 			/* The callback may have ended and freed the channel. */
 			if (soft_list_first(&path->chans, struct soft_chan, node) != chan)
 				continue;
 		}
 		forget(chan);
-		chan->calls->gone(chan, error);
+		chan->calls->closed(chan, error);
 	}
 	soft_deferred_cancel(&path->flush);
 	free(path->ctrl_records);
@@ -349,7 +349,7 @@ static bool take_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32
 			soft_device.paths->acceptor->withdrawn(path, from);
 		if (chan) {
 			forget(chan);
-			chan->calls->gone(chan, 0);
+			chan->calls->closed(chan, 0);
 			idle(path, true);
 		}
 		return true;

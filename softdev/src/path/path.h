@@ -51,20 +51,20 @@ struct soft_chan_ops {
 	void (*data)(struct soft_chan *chan, const uint8_t *bytes, size_t length, size_t rest);
 	/* Store iovecs for at most `length` of the next bytes, so that the path can store the
 	 * payload directly. Returns the number of iovecs, or 0. */
-	int (*place)(struct soft_chan *chan, size_t length, struct iovec *iov, int room);
+	int (*map_payload)(struct soft_chan *chan, size_t length, struct iovec *iov, int room);
 	/* Called when `length` bytes of a record are stored and `rest` more follow. */
-	void (*placed)(struct soft_chan *chan, size_t length, size_t rest);
+	void (*payload_stored)(struct soft_chan *chan, size_t length, size_t rest);
 	/* Called when there is room again. Waiting channels take turns. */
 	void (*writable)(struct soft_chan *chan);
 	/* Report a record that this side sent and the peer's process had not read when it ended. */
-	void (*unread)(struct soft_chan *chan, const uint8_t *bytes, size_t length);
-	/* Called when the peer's process has ended, before `gone`. Each record that it had not read
-	 * has been passed to `unread`, or is among the last `missing` bytes written here. */
-	void (*exited)(struct soft_chan *chan, uint64_t missing);
+	void (*report_unread)(struct soft_chan *chan, const uint8_t *bytes, size_t length);
+	/* Called when the peer's process has ended, before `closed`. Each record that it had not read
+	 * has been passed to `report_unread`, or is among the last `missing` bytes written here. */
+	void (*peer_exited)(struct soft_chan *chan, uint64_t missing);
 	/* Returns whether to probe the other machine although its kernel has everything that was
 	 * sent. If `waiting` is set, only a channel that expects a response is probed, otherwise
 	 * one that always needs probes. */
-	bool (*probes)(struct soft_chan *chan, bool waiting);
+	bool (*needs_probe)(struct soft_chan *chan, bool waiting);
 	/* Called when the other machine has been silent for `patience`. The callback must end the
 	 * channel. */
 	void (*silent)(struct soft_chan *chan);
@@ -72,7 +72,7 @@ struct soft_chan_ops {
 	 * the peer ended or refused the channel, ECONNRESET if its process has ended, ECONNREFUSED
 	 * if it refused to attach, EPROTO if it violated the format, and ENOMEM if a control record
 	 * could not be queued. */
-	void (*gone)(struct soft_chan *chan, int error);
+	void (*closed)(struct soft_chan *chan, int error);
 };
 
 /* One end of a channel. A zeroed channel with `calls` set is not open. */
@@ -136,7 +136,7 @@ struct soft_path {
 
 /* ---- for links ----------------------------------------------------------------------------- */
 
-/* Request a channel. `accepted` or `gone` is called later, never from this function. Returns 0, or
+/* Request a channel. `accepted` or `closed` is called later, never from this function. Returns 0, or
  * an errno value if the request failed. */
 int soft_chan_open(struct soft_chan *chan, struct soft_path *path,
 		   const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);

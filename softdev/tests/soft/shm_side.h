@@ -123,8 +123,8 @@ static const struct soft_chan_ops end_calls = {
 	.accepted = end_accepted,
 	.data = end_data,
 	.writable = end_writable,
-	.exited = end_exited,
-	.gone = end_gone,
+	.peer_exited = end_exited,
+	.closed = end_gone,
 };
 
 __typeof__(soft_handshake_requested) __wrap_soft_handshake_requested;

@@ -63,7 +63,7 @@ static int tell_unread(struct soft_shm_peer *peer)
 		struct soft_chan *chan = soft_table_find(&by_number, record.to);
 
 		if (chan && record.kind == SOFT_RECORD_DATA)
-			chan->calls->unread(chan, record.payload, record.length);
+			chan->calls->report_unread(chan, record.payload, record.length);
 		rc = 0;
 	}
 	free(by_number.slots);

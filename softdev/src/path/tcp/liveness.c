@@ -85,7 +85,7 @@ static void keep_alive(int fd, int on)
 static bool any_is_probed(const struct soft_tcp_path *tcp, bool waiting)
 {
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
-		if (chan->patience && chan->calls->probes(chan, waiting))
+		if (chan->patience && chan->calls->needs_probe(chan, waiting))
 			return true;
 	return false;
 }

@@ -347,8 +347,8 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 
 	*direct = 0;
 	if (chan && tcp->left >= SOFT_DIRECT_MIN) {
-		count = chan->calls->place(chan, tcp->left < budget ? tcp->left : budget, iov,
-					   SOFT_MAX_SGE);
+		count = chan->calls->map_payload(chan, tcp->left < budget ? tcp->left : budget, iov,
+						 SOFT_MAX_SGE);
 		if (tcp->path.receiving != chan)
 			count = 0;
 		for (int i = 0; i < count; i++)
@@ -454,7 +454,7 @@ static void take_in(struct soft_tcp_path *tcp)
 			struct soft_chan *chan = tcp->path.receiving;
 
 			tcp->left -= (uint32_t)placed;
-			chan->calls->placed(chan, placed, tcp->left);
+			chan->calls->payload_stored(chan, placed, tcp->left);
 		}
 		parse(tcp, soft_scratch()->input, (size_t)n - placed);
 		if ((size_t)n < length)
