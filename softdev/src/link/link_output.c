@@ -42,12 +42,12 @@ static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct i
 /* Returns the room required for the longest possible frame. */
 static size_t frame_room(const struct soft_link *link)
 {
-	return SOFT_FRAME_HEADER + (size_t)link->chan.path->calls->frame_most;
+	return SOFT_FRAME_HEADER + (size_t)link->chan.path->calls->max_frame;
 }
 
 static bool has_room(const struct batch *batch)
 {
-	return batch->frame_count < batch->link->chan.path->calls->frames_most &&
+	return batch->frame_count < batch->link->chan.path->calls->max_frames &&
 	       batch->bytes < SOFT_STEP_BYTES &&
 	       batch->cma_bytes < SOFT_CMA_FRAME_MAX && /* see soft_cma_desc_receive */
 	       batch->room - batch->bytes >= frame_room(batch->link) &&
@@ -141,7 +141,7 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 		out->frame.ack = done;
 	}
 	if (batch->bytes - last_end(batch).bytes + frame_room(batch->link) >
-	    batch->link->chan.path->calls->record_most)
+	    batch->link->chan.path->calls->max_record)
 		end_record(batch);
 	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out);
 }
@@ -263,7 +263,7 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 		.next_psn = qp->sq.next_psn,
 		.reads = qp->sq.reads,
 		.acked = qp->responder.acked,
-		.most = link->chan.path->calls->frame_most,
+		.most = link->chan.path->calls->max_frame,
 	};
 	soft_responder_seek(qp, &batch->cursor, qp->responder.response_head);
 	add_warning(batch);

@@ -231,7 +231,7 @@ static void wait_for(struct soft_chan *chan, size_t least)
 {
 	struct soft_path *path = chan->path;
 
-	chan->least = least;
+	chan->min_room = least;
 	if (soft_list_empty(&chan->waiting)) {
 		soft_list_append(&path->waiting, &chan->waiting);
 		chan->round = path->round;
@@ -280,11 +280,11 @@ bool soft_path_waits(const struct soft_path *path)
 	return path->ctrl_count || !soft_list_empty(&path->waiting);
 }
 
-ssize_t soft_path_least(const struct soft_path *path)
+ssize_t soft_path_min_room(const struct soft_path *path)
 {
 	if (path->ctrl_count)
 		return SOFT_HANDSHAKE_SIZE;
-	return (ssize_t)soft_list_first(&path->waiting, struct soft_chan, waiting)->least;
+	return (ssize_t)soft_list_first(&path->waiting, struct soft_chan, waiting)->min_room;
 }
 
 /* Serve the waiting channels in turn, or the first one would use up all room every time. */
@@ -293,7 +293,7 @@ void soft_path_offer_room(struct soft_path *path)
 	path->round++;
 	flush_ctrl(path);
 	while (!soft_list_empty(&path->waiting) && !path->ctrl_count &&
-	       path->calls->room(path, SOFT_CHAN_LEAST) >= soft_path_least(path)) {
+	       path->calls->room(path, SOFT_CHAN_MIN_ROOM) >= soft_path_min_room(path)) {
 		struct soft_chan *chan = soft_list_first(&path->waiting, struct soft_chan, waiting);
 
 		if (chan->round == path->round)

@@ -34,7 +34,7 @@ enum soft_record_kind {
 };
 
 enum {
-	SOFT_CHAN_LEAST = 64 * 1024,
+	SOFT_CHAN_MIN_ROOM = 64 * 1024,
 	SOFT_PATH_FRAMES = 128, /* maximum frames per call to a path */
 	SOFT_PATH_IOVECS = 256, /* maximum iovecs per call to a path */
 	SOFT_PATH_RECORDS = SOFT_STEP_BYTES / SOFT_FRAME_MAX + 2,
@@ -83,7 +83,7 @@ struct soft_chan {
 	uint32_t remote_id; /* peer's number; 0 until accepted */
 	struct soft_node node; /* in the path's list of channels */
 	struct soft_node waiting; /* in the list of channels waiting for room */
-	size_t least; /* minimum useful room in bytes */
+	size_t min_room; /* minimum useful room in bytes */
 	uint32_t round; /* path->round when the channel began to wait */
 	uint64_t position; /* path->position after the channel's last record */
 	uint64_t patience; /* tolerated silence in ns; 0 for no limit */
@@ -98,9 +98,9 @@ struct soft_record_end {
 
 struct soft_path_calls {
 	enum aiordma_wire name; /* also identifies the struct that contains the path */
-	uint32_t frame_most; /* maximum payload of a frame in bytes */
-	int frames_most; /* maximum number of frames per call */
-	size_t record_most; /* maximum length of a record; longer runs of frames are split */
+	uint32_t max_frame; /* maximum payload of a frame in bytes */
+	int max_frames; /* maximum number of frames per call */
+	size_t max_record; /* maximum length of a record; longer runs of frames are split */
 	bool is_lossy; /* whether DATA may be lost, duplicated or delayed */
 	/* Returns the number of record bytes that may be written now, or a negative value if the
 	 * peer has broken the path. The number may be outdated unless it is less than `least`. */
@@ -151,7 +151,7 @@ int soft_chan_enter(struct soft_chan *chan, struct soft_path *path, uint32_t id,
 
 /* Returns the number of bytes that may be written now, or 0 if fewer than `least` bytes fit. In
  * this case, `writable` is called when there is more room. There is no room before `accepted`.
- * `least` may be at most SOFT_CHAN_LEAST and a header. */
+ * `least` may be at most SOFT_CHAN_MIN_ROOM and a header. */
 size_t soft_chan_room(struct soft_chan *chan, size_t least);
 /* Let other channels write first. `writable` is called in a later step. Does nothing if the channel
  * is already waiting. */
@@ -206,6 +206,6 @@ void soft_path_offer_room(struct soft_path *path);
 /* Returns whether control records or channels wait for room. */
 bool soft_path_waits(const struct soft_path *path);
 /* Returns the minimum room that is needed next. Something must be waiting. */
-ssize_t soft_path_least(const struct soft_path *path);
+ssize_t soft_path_min_room(const struct soft_path *path);
 /* Schedule the end of a path that cannot continue. The path ends when the lock is released. */
 void soft_path_give_up(struct soft_path *path, int error);

@@ -132,7 +132,7 @@ static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t
 
 static struct soft_path_calls calls = {
 	.name = AIORDMA_WIRE_NONE, /* none of the wires that applications know */
-	.record_most = RECORD_MOST,
+	.max_record = RECORD_MOST,
 	.room = wire_room,
 	.put = wire_put,
 };
@@ -366,8 +366,8 @@ static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t
 /* Change the properties of the wire for the frames sent from now on. */
 static inline void wire_vary(bool loses)
 {
-	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
-	calls.frames_most = 1 + (int)draw(BATCH);
+	calls.max_frame = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
+	calls.max_frames = 1 + (int)draw(BATCH);
 	calls.is_lossy = loses;
 	wire.window = 3 + (int)draw(WINDOW - 2);
 	wire.ns_per_byte = draw(4);

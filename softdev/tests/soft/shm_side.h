@@ -45,7 +45,7 @@ static inline void tell_end(struct end *end)
 
 static inline void send_more(struct end *end)
 {
-	static uint8_t bytes[SOFT_CHAN_LEAST];
+	static uint8_t bytes[SOFT_CHAN_MIN_ROOM];
 
 	while (end->sent < end->to_send) {
 		uint32_t length = end->most;

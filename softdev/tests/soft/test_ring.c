@@ -34,7 +34,7 @@ static void begin(void)
 
 static void put(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 {
-	static uint8_t payload[SOFT_RECORD_MOST];
+	static uint8_t payload[SOFT_MAX_RECORD];
 	uint32_t half = length / 2;
 	struct iovec iov[2] = {{payload, half}, {payload + half, length - half}};
 
@@ -113,7 +113,7 @@ static void room(void)
 	uint32_t count = 0;
 
 	begin();
-	CHECK_EQUAL(soft_ring_room(&writer, 1), SOFT_RECORD_MOST);
+	CHECK_EQUAL(soft_ring_room(&writer, 1), SOFT_MAX_RECORD);
 	while (soft_ring_room(&writer, 5000) >= 5000) {
 		put(1, count, 0, 5000);
 		count++;

@@ -92,7 +92,7 @@ static void taken_back(void)
  * thread continues while this thread sleeps. */
 static void own_flood(void)
 {
-	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_CHAN_LEAST};
+	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_CHAN_MIN_ROOM};
 
 	FOR_EACH (i, sizes) {
 		struct end a, b;
@@ -177,7 +177,7 @@ static void echo(enum waiting waiting)
  * compare rings with cross-memory copies. */
 static void flood(bool polling)
 {
-	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_CHAN_LEAST};
+	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_CHAN_MIN_ROOM};
 	struct end end;
 
 	call_child(&end, polling);

@@ -12,8 +12,8 @@
 #include "trace/trace.h"
 
 enum {
-	FRAME_MOST = 16 * 1024, /* a multiple of every path MTU */
-	FRAMES_MOST = 32,
+	MAX_FRAME = 16 * 1024, /* a multiple of every path MTU */
+	MAX_FRAMES = 32,
 	WINDOW_FIRST = 32 * 1024,
 	WINDOW_MOST = 4 * 1024 * 1024,
 	WINDOW_LEAST_PACKETS = 4,
@@ -261,9 +261,9 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 
 static const struct soft_path_calls calls = {
 	.name = AIORDMA_WIRE_ROCE,
-	.frame_most = FRAME_MOST,
-	.frames_most = FRAMES_MOST,
-	.record_most = SIZE_MAX,
+	.max_frame = MAX_FRAME,
+	.max_frames = MAX_FRAMES,
+	.max_record = SIZE_MAX,
 	.is_lossy = true,
 	.room = room,
 	.put = put,

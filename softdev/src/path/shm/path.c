@@ -8,9 +8,9 @@ enum {
 	/* Limits of a record. Frames are short, so that the peer can copy one out of the ring while
 	 * this side copies the next one in. Their number is limited so that the peer can start on
 	 * small frames early. */
-	FRAME_MOST = 32 * 1024,
-	FRAMES_MOST = 24,
-	RECORD_MOST = 4 * FRAME_MOST,
+	MAX_FRAME = 32 * 1024,
+	MAX_FRAMES = 24,
+	MAX_RECORD = 4 * MAX_FRAME,
 };
 
 /* ---- local peers ---------------------------------------------------------------------------- */
@@ -128,7 +128,7 @@ static ssize_t room(struct soft_path *path, size_t least)
 {
 	ssize_t room = soft_ring_room(&peer_of(path)->out, least);
 
-	return room < RECORD_MOST ? room : RECORD_MOST;
+	return room < MAX_RECORD ? room : MAX_RECORD;
 }
 
 static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
@@ -150,9 +150,9 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 
 static const struct soft_path_calls ring_calls = {
 	.name = AIORDMA_WIRE_SHARED_MEMORY,
-	.frame_most = FRAME_MOST,
-	.frames_most = FRAMES_MOST,
-	.record_most = RECORD_MOST,
+	.max_frame = MAX_FRAME,
+	.max_frames = MAX_FRAMES,
+	.max_record = MAX_RECORD,
 	.room = room,
 	.put = put,
 };
@@ -165,7 +165,7 @@ bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 
 	if (free < 0)
 		soft_path_give_up(&peer->path, EPROTO);
-	return free >= soft_path_least(&peer->path);
+	return free >= soft_path_min_room(&peer->path);
 }
 
 /* ---- taking in ----------------------------------------------------------------------------- */

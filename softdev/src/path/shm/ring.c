@@ -92,7 +92,7 @@ static size_t room(const struct soft_ring *ring)
 	if (left <= SOFT_RECORD_HEADER)
 		return 0;
 	left -= SOFT_RECORD_HEADER;
-	return left < SOFT_RECORD_MOST ? left : SOFT_RECORD_MOST;
+	return left < SOFT_MAX_RECORD ? left : SOFT_MAX_RECORD;
 }
 
 ssize_t soft_ring_room(struct soft_ring *ring, size_t least)

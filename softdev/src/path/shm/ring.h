@@ -33,7 +33,7 @@ struct iovec;
 enum {
 	SOFT_RING_SIZE = 1024 * 1024, /* power of two, and multiple of the page size */
 	SOFT_RECORD_HEADER = 16,
-	SOFT_RECORD_MOST = SOFT_RING_SIZE / 2, /* maximum payload of a record */
+	SOFT_MAX_RECORD = SOFT_RING_SIZE / 2, /* maximum payload of a record */
 };
 
 /* Shared positions in bytes, and wake-up flags. All zeros represent an empty ring. */

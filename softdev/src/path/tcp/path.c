@@ -31,11 +31,11 @@
 
 enum {
 	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
-	RECORD_MOST = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) -
+	MAX_RECORD = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) -
 		1, /* maximum length of a record, which is sent alone */
-	TOGETHER_MOST = SOFT_STEP_BYTES + RECORD_MOST,
-	GATHER_MOST = 64 * 1024, /* bytes of short records sent together */
-	COPY_MOST = 4096, /* longer records are not copied */
+	MAX_BATCH = SOFT_STEP_BYTES + MAX_RECORD,
+	MAX_GATHERED = 64 * 1024, /* bytes of short records sent together */
+	MAX_COPIED = 4096, /* longer records are not copied */
 	MAX_SILENT = 256, /* maximum number of accepted streams without a channel */
 };
 
@@ -184,7 +184,7 @@ static void append(struct soft_tcp_path *tcp, const void *bytes, size_t length)
 
 	if (tcp->output_length + length > room) {
 		while (room < tcp->output_length + length)
-			room = room ? 2 * room : COPY_MOST;
+			room = room ? 2 * room : MAX_COPIED;
 		uint8_t *output = realloc(tcp->output, room);
 
 		if (!output) {
@@ -206,7 +206,7 @@ static void send_gathered(struct soft_tcp_path *tcp)
 		return;
 	give(tcp, iov, 1, 0);
 	if (!gathered(tcp) &&
-	    tcp->output_room > GATHER_MOST) { /* free a buffer that has grown for a long record */
+	    tcp->output_room > MAX_GATHERED) { /* free a buffer that has grown for a long record */
 		free(tcp->output);
 		tcp->output = NULL;
 		tcp->output_room = 0;
@@ -218,11 +218,11 @@ static ssize_t room(struct soft_path *path, size_t least)
 	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
 	(void)least;
-	if (gathered(tcp) >= GATHER_MOST)
+	if (gathered(tcp) >= MAX_GATHERED)
 		send_gathered(tcp);
-	if (tcp->state < SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= GATHER_MOST)
+	if (tcp->state < SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= MAX_GATHERED)
 		return 0;
-	return soft_path_waits(path) ? RECORD_MOST : TOGETHER_MOST;
+	return soft_path_waits(path) ? MAX_RECORD : MAX_BATCH;
 }
 
 static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
@@ -242,7 +242,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 		while (at < ends[i].iovecs)
 			all[used++] = iov[at++];
 	}
-	if (bytes > COPY_MOST && !tcp->blocked)
+	if (bytes > MAX_COPIED && !tcp->blocked)
 		sent = give(tcp, all, used, bytes + (size_t)count * RECORD_HEADER);
 	do
 		whole += RECORD_HEADER + ends[taken].bytes - (taken ? ends[taken - 1].bytes : 0);
@@ -263,9 +263,9 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 
 static const struct soft_path_calls tcp_calls = {
 	.name = AIORDMA_WIRE_TCP,
-	.frame_most = SOFT_FRAME_MAX,
-	.frames_most = SOFT_PATH_FRAMES,
-	.record_most = RECORD_MOST,
+	.max_frame = SOFT_FRAME_MAX,
+	.max_frames = SOFT_PATH_FRAMES,
+	.max_record = MAX_RECORD,
 	.room = room,
 	.put = put,
 	.idle = idle,
@@ -277,7 +277,7 @@ static const struct soft_path_calls tcp_calls = {
  * requests. */
 static bool may_delay(struct soft_tcp_path *tcp)
 {
-	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < GATHER_MOST &&
+	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < MAX_GATHERED &&
 	       !tcp->blocked && !soft_path_waits(&tcp->path) && soft_engine_may_gather(&tcp->since);
 }
 
@@ -377,7 +377,7 @@ static bool begin(struct soft_tcp_path *tcp)
 	tcp->from = soft_take32(tcp->input + 8);
 	if (tcp->kind == SOFT_RECORD_DATA) {
 		tcp->bulk &= tcp->left >= SOFT_DIRECT_MIN;
-		return tcp->left <= RECORD_MOST &&
+		return tcp->left <= MAX_RECORD &&
 		       soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, tcp->left);
 	}
 	return tcp->left == 0 ? soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, 0)
