@@ -160,8 +160,8 @@ static bool add_next(struct batch *batch,
 
 	for (int with_cma = 1; with_cma >= 0; with_cma--) {
 		batch->cursor = before;
-		batch->cursor.cma_most =
-			with_cma ? soft_cma_desc_most(batch->link, &batch->cursor.cma_least) : 0;
+		batch->cursor.cma_max =
+			with_cma ? soft_cma_desc_most(batch->link, &batch->cursor.cma_min) : 0;
 		*there = next(qp, &batch->cursor, out);
 		if (!*there)
 			return false;
@@ -263,7 +263,7 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 		.next_psn = qp->sq.next_psn,
 		.reads = qp->sq.reads,
 		.acked = qp->responder.acked,
-		.most = link->chan.path->calls->max_frame,
+		.max_payload = link->chan.path->calls->max_frame,
 	};
 	soft_responder_seek(qp, &batch->cursor, qp->responder.response_head);
 	add_warning(batch);

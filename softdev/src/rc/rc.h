@@ -17,18 +17,19 @@ struct soft_tx_cursor {
 	uint32_t next, next_psn, reads;
 	uint32_t response, response_psn;
 	uint32_t acked;
-	uint32_t most; /* maximum payload of the next frame in bytes; a multiple of every MTU */
-	uint32_t cma_most; /* maximum payload of a frame with a descriptor; 0 if disabled */
-	uint32_t cma_least; /* minimum payload of a frame with a descriptor */
+	uint32_t
+		max_payload; /* maximum payload of the next frame in bytes; a multiple of every MTU */
+	uint32_t cma_max; /* maximum payload of a frame with a descriptor; 0 if disabled */
+	uint32_t cma_min; /* minimum payload of a frame with a descriptor */
 };
 
 /* Returns the payload length of the next frame if `left` bytes of the message remain. Sets
  * `*by_cma` to whether the frame contains a descriptor of the payload. */
-static inline uint32_t soft_frame_share(const struct soft_tx_cursor *cursor, uint32_t left,
-					bool *by_cma)
+static inline uint32_t soft_next_frame_length(const struct soft_tx_cursor *cursor, uint32_t left,
+					      bool *by_cma)
 {
-	*by_cma = cursor->cma_most && left >= cursor->cma_least;
-	uint32_t most = *by_cma ? cursor->cma_most : cursor->most;
+	*by_cma = cursor->cma_max && left >= cursor->cma_min;
+	uint32_t most = *by_cma ? cursor->cma_max : cursor->max_payload;
 
 	return left < most ? left : most;
 }

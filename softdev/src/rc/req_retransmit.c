@@ -15,7 +15,7 @@
 /* Minimum time of the retransmission timer. A card's timer expires after one to four times the
  * queue pair's timeout (IBTA 9.7.6.1.3). This device waits longer if the timeout is very short,
  * because the peer's thread may not be scheduled within that time. */
-#define LEAST_NS 1000000u
+#define MIN_NS 1000000u
 
 /* Returns whether a response is outstanding on a link that may lose it. */
 static bool may_miss(const struct soft_qp *qp)
@@ -93,7 +93,7 @@ void soft_requester_await(struct soft_qp *qp)
 	/* A timeout of 0 disables the timer (IBTA 9.7.6.1.3). */
 	if (!may_miss(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout || qp->retry_timer.running)
 		return;
-	soft_timer_start(&qp->retry_timer, soft_now() + (time < LEAST_NS ? LEAST_NS : time));
+	soft_timer_start(&qp->retry_timer, soft_now() + (time < MIN_NS ? MIN_NS : time));
 }
 
 void soft_retry_expired(struct soft_timer *timer)

@@ -76,7 +76,7 @@ static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 	return !send->status;
 }
 
-static uint32_t least(uint32_t one, uint32_t other)
+static uint32_t min_u32(uint32_t one, uint32_t other)
 {
 	return one < other ? one : other;
 }
@@ -92,7 +92,7 @@ static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t ps
 		const uint32_t end = window->part_ends[i % SOFT_READ_PARTS];
 
 		if ((int32_t)(end - psn) > 0)
-			return least(psns, end - psn);
+			return min_u32(psns, end - psn);
 	}
 	if (psns <= part || (int32_t)(psn - qp->sq.unsent) < 0)
 		return psns;
@@ -108,11 +108,11 @@ static uint32_t psns_allowed(const struct soft_qp *qp, const struct soft_tx_curs
 	const uint32_t under_way = cursor->next_psn - qp->sq.unacked;
 	const uint32_t most = read ? qp->window->read_psns : qp->window->psns;
 	const uint32_t room = most > under_way ? most - under_way : 0;
-	const uint32_t parts = read ? least(WINDOW_PARTS, qp->attr.max_rd_atomic) : WINDOW_PARTS;
+	const uint32_t parts = read ? min_u32(WINDOW_PARTS, qp->attr.max_rd_atomic) : WINDOW_PARTS;
 	const uint32_t part = (most + parts - 1) / parts;
 
 	if (!read)
-		return least(psns, least(part, room));
+		return min_u32(psns, min_u32(part, room));
 	psns = psns_of_read(qp, cursor->next_psn, psns, part);
 	return cursor->reads < qp->attr.max_rd_atomic && (psns <= room || !under_way) ? psns : 0;
 }
@@ -150,7 +150,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			share = allowed << soft_mtu_shift(qp);
 	}
 	if (opcode == SOFT_SEND || opcode == SOFT_WRITE || opcode == SOFT_ATOMIC_WRITE) {
-		length = share = soft_frame_share(cursor, share, &by_cma);
+		length = share = soft_next_frame_length(cursor, share, &by_cma);
 	} else if (opcode != SOFT_READ && opcode != SOFT_FLUSH) {
 		length = SOFT_ATOMIC_ARGUMENTS;
 	}
@@ -267,7 +267,7 @@ static void discard_sends(struct soft_qp *qp)
 		struct soft_tx_cursor cursor = {
 			.next = qp->sq.next,
 			.next_psn = qp->sq.next_psn,
-			.most = SOFT_FRAME_MAX,
+			.max_payload = SOFT_FRAME_MAX,
 		};
 
 		if (!soft_requester_next(qp, &cursor, &out))

@@ -708,9 +708,9 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	uint32_t place = (uint32_t)soft_message_offset(qp, cursor->response_psn, response->psn);
 
 	if (response->opcode == SOFT_READ_DATA && response->copy)
-		cursor->cma_most = 0;
-	uint32_t length =
-		soft_frame_share(cursor, response->refused ? 0 : response->length - place, &by_cma);
+		cursor->cma_max = 0;
+	uint32_t length = soft_next_frame_length(
+		cursor, response->refused ? 0 : response->length - place, &by_cma);
 	bool last = response->refused || place + length == response->length;
 
 	*out = (struct soft_tx_packet){
