@@ -4,7 +4,7 @@
 #include "extended.h"
 #include "trace/trace.h"
 
-enum { MOST_ALIGNMENT_LOG = 20 };
+enum { MAX_ALIGNMENT_LOG = 20 };
 
 struct soft_dm {
 	struct ibv_dm ibv;
@@ -90,7 +90,7 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 
 	const struct soft_limit limits[] = {
 		{"length", attr->length, SOFT_DM_SIZE},
-		{"log_align_req", attr->log_align_req, MOST_ALIGNMENT_LOG},
+		{"log_align_req", attr->log_align_req, MAX_ALIGNMENT_LOG},
 	};
 
 	if (attr->comp_mask)

@@ -29,10 +29,10 @@ int soft_refuse_attributes(const char *reason, uint32_t attributes)
 int soft_check_limits(const struct soft_limit *limits, size_t count)
 {
 	for (size_t i = 0; i < count; i++) {
-		if (limits[i].value <= limits[i].most)
+		if (limits[i].value <= limits[i].max)
 			continue;
 		soft_refuse_value("LIMIT", limits[i].field, limits[i].value);
-		noted.limit = limits[i].most;
+		noted.limit = limits[i].max;
 		return EINVAL;
 	}
 	return 0;

@@ -13,7 +13,7 @@
 
 #define VARIABLE "AIORDMA_TRACE"
 
-enum { FORMAT_VERSION = 1, TEXT_MOST = 300, DROPS_PER_SECOND = 100 };
+enum { FORMAT_VERSION = 1, MAX_TEXT = 300, DROPS_PER_SECOND = 100 };
 
 static uint32_t next_request(void)
 {
@@ -582,7 +582,7 @@ static void name_devices(char *text)
  * time, and a description of the process. The clocks are read as close together as possible. */
 static int add_header(void)
 {
-	char text[TEXT_MOST];
+	char text[MAX_TEXT];
 	struct timespec wall;
 
 	struct line line = begin_line("trace");

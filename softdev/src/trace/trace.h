@@ -133,7 +133,7 @@ int soft_refuse_attributes(const char *reason, uint32_t attributes);
 /* An argument and its largest valid value. */
 struct soft_limit {
 	const char *field;
-	uint64_t value, most;
+	uint64_t value, max;
 };
 
 /* Check all arguments, and note the first one that exceeds its limit. Returns 0 or EINVAL. */
