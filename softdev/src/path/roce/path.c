@@ -14,9 +14,9 @@
 enum {
 	MAX_FRAME = 16 * 1024, /* a multiple of every path MTU */
 	MAX_FRAMES = 32,
-	WINDOW_FIRST = 32 * 1024,
-	WINDOW_MOST = 4 * 1024 * 1024,
-	WINDOW_LEAST_PACKETS = 4,
+	INITIAL_WINDOW = 32 * 1024,
+	MAX_WINDOW = 4 * 1024 * 1024,
+	MIN_WINDOW_PACKETS = 4,
 	/* minimum time between notifications of a queue pair, as on RDMA NICs (DCQCN: SIGCOMM 2015,
 	 * 5.1) */
 	NOTIFICATION_NS = 50000,
@@ -27,10 +27,10 @@ enum {
 static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 {
 	const uint32_t shift = soft_mtu_shift(pair->qp);
-	const uint64_t least = (uint64_t)WINDOW_LEAST_PACKETS << shift;
+	const uint64_t least = (uint64_t)MIN_WINDOW_PACKETS << shift;
 	uint64_t reads = pair->address->room;
 
-	bytes = bytes > WINDOW_MOST ? WINDOW_MOST : bytes < least ? least : bytes;
+	bytes = bytes > MAX_WINDOW ? MAX_WINDOW : bytes < least ? least : bytes;
 	reads = reads > bytes ? bytes : reads < least ? least : reads;
 	pair->window = bytes;
 	pair->psns.psns = (uint32_t)(bytes >> shift);
@@ -395,9 +395,9 @@ static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp
 	pair->chan = chan;
 	pair->qp = qp;
 	pair->service = service_of(qp->ibv.qp_type);
-	pair->threshold = WINDOW_MOST;
+	pair->threshold = MAX_WINDOW;
 	pair->psns.on_loss = shrink;
-	set_window(pair, WINDOW_FIRST);
+	set_window(pair, INITIAL_WINDOW);
 	return pair;
 }
 

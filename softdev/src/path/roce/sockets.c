@@ -15,19 +15,19 @@
 #include "trace/trace.h"
 
 enum {
-	STAGED_MOST = 256 * 1024,
-	RUNS_MOST = 1024,
-	/* Frames of ROOM_MOST bytes need up to SLACK more bytes as packets. Packets of short frames
+	MAX_STAGED = 256 * 1024,
+	MAX_RUNS = 1024,
+	/* Frames of MAX_ROOM bytes need up to SLACK more bytes as packets. Packets of short frames
 	 * are longer than the frames, and an acknowledgement in a frame header needs one more
 	 * packet. */
-	ROOM_MOST = 32 * 1024 + SOFT_FRAME_HEADER,
-	SLACK = ROOM_MOST / 2 + SOFT_ROCE_PACKET_MAX,
+	MAX_ROOM = 32 * 1024 + SOFT_FRAME_HEADER,
+	SLACK = MAX_ROOM / 2 + SOFT_ROCE_PACKET_MAX,
 	RUNS_SLACK = 512,
-	SEGMENTS_MOST = 64, /* the kernel's limit (udp(7), UDP_SEGMENT) */
-	RUN_MOST = 60000, /* bytes */
-	SENDS_TOGETHER = 32,
+	MAX_SEGMENTS = 64, /* the kernel's limit (udp(7), UDP_SEGMENT) */
+	MAX_RUN = 60000, /* bytes */
+	SENDS_PER_CALL = 32,
 
-	READS_TOGETHER = 8,
+	READS_PER_CALL = 8,
 	READS_PER_STEP = 64,
 	HEADROOM = 64, /* space for a frame header before a packet */
 	INPUT = HEADROOM + 64 * 1024,
@@ -124,9 +124,9 @@ static void send_runs(const struct soft_roce_run *runs, unsigned count)
 	union {
 		struct cmsghdr alignment;
 		uint8_t bytes[CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(int))];
-	} controls[SENDS_TOGETHER];
-	struct mmsghdr messages[SENDS_TOGETHER] = {0};
-	struct iovec iov[SENDS_TOGETHER];
+	} controls[SENDS_PER_CALL];
+	struct mmsghdr messages[SENDS_PER_CALL] = {0};
+	struct iovec iov[SENDS_PER_CALL];
 	int sent;
 
 	for (unsigned i = 0; i < count; i++) {
@@ -173,7 +173,7 @@ void soft_roce_flush(void)
 			send_run(soft_device.platform->network, runs);
 			continue;
 		}
-		while (count < left && count < SENDS_TOGETHER && runs[count].sender == runs->sender)
+		while (count < left && count < SENDS_PER_CALL && runs[count].sender == runs->sender)
 			count++;
 		send_runs(runs, count);
 	}
@@ -183,16 +183,16 @@ void soft_roce_flush(void)
 
 size_t soft_roce_room(void)
 {
-	if (soft_device.roce->staged_length > STAGED_MOST - ROOM_MOST - SLACK ||
-	    soft_device.roce->run_count > RUNS_MOST - RUNS_SLACK)
+	if (soft_device.roce->staged_length > MAX_STAGED - MAX_ROOM - SLACK ||
+	    soft_device.roce->run_count > MAX_RUNS - RUNS_SLACK)
 		soft_roce_flush();
-	return soft_device.roce->blocked ? 0 : ROOM_MOST;
+	return soft_device.roce->blocked ? 0 : MAX_ROOM;
 }
 
 uint8_t *soft_roce_stage(void)
 {
-	return soft_device.roce->staged_length + SOFT_ROCE_PACKET_MAX <= STAGED_MOST &&
-			       soft_device.roce->run_count < RUNS_MOST
+	return soft_device.roce->staged_length + SOFT_ROCE_PACKET_MAX <= MAX_STAGED &&
+			       soft_device.roce->run_count < MAX_RUNS
 		       ? soft_device.roce->staged + soft_device.roce->staged_length
 		       : NULL;
 }
@@ -209,8 +209,8 @@ static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t
 			       !run->sender->one_by_one &&
 			       run->length == (uint32_t)run->segment * run->count &&
 			       run->traffic_class == flow->traffic_class &&
-			       length <= run->segment && run->count < SEGMENTS_MOST &&
-			       run->length + length <= RUN_MOST &&
+			       length <= run->segment && run->count < MAX_SEGMENTS &&
+			       run->length + length <= MAX_RUN &&
 			       !memcmp(&run->to, &flow->to, flow->to_length)
 		       ? run
 		       : NULL;
@@ -275,21 +275,21 @@ static uint8_t traffic_class_of(struct msghdr *message)
 }
 
 /* Read packets. Returns the number of bytes, or 0 if the socket is empty. If fewer than
- * READS_TOGETHER messages arrive, nothing is left. Returning 0 then saves a system call, which
+ * READS_PER_CALL messages arrive, nothing is left. Returning 0 then saves a system call, which
  * would delay small messages. If `only_pass` is set, packets for this process are dropped. */
 static size_t read_some(struct soft_roce_address *address, bool only_pass)
 {
 	union {
 		struct cmsghdr alignment;
 		uint8_t bytes[2 * CMSG_SPACE(sizeof(int))];
-	} controls[READS_TOGETHER];
-	struct sockaddr_storage from[READS_TOGETHER];
-	struct mmsghdr messages[READS_TOGETHER] = {0};
-	struct iovec iov[READS_TOGETHER][2];
+	} controls[READS_PER_CALL];
+	struct sockaddr_storage from[READS_PER_CALL];
+	struct mmsghdr messages[READS_PER_CALL] = {0};
+	struct iovec iov[READS_PER_CALL][2];
 	const bool guest = soft_roce_is_guest(address);
 	size_t bytes = 0;
 
-	for (int i = 0; i < READS_TOGETHER; i++) {
+	for (int i = 0; i < READS_PER_CALL; i++) {
 		iov[i][0] = (struct iovec){&from[i], SOFT_ROCE_FROM};
 		iov[i][1] = (struct iovec){soft_device.roce->input + (size_t)i * INPUT + HEADROOM,
 					   INPUT - HEADROOM};
@@ -304,7 +304,7 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 			.msg_controllen = guest ? 0 : sizeof(controls[i]),
 		};
 	}
-	int count = recvmmsg(address->watch.fd, messages, READS_TOGETHER, MSG_DONTWAIT, NULL);
+	int count = recvmmsg(address->watch.fd, messages, READS_PER_CALL, MSG_DONTWAIT, NULL);
 
 	for (int i = 0; i < count; i++) {
 		if (guest && messages[i].msg_len <= SOFT_ROCE_FROM) {
@@ -326,7 +326,7 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 		}
 		bytes += length + 1;
 	}
-	return count == READS_TOGETHER ? bytes : 0;
+	return count == READS_PER_CALL ? bytes : 0;
 }
 
 /* Forward unread packets to the guests, because closing the socket would lose them. They include
@@ -490,11 +490,11 @@ static int receive_at(struct soft_roce_address *address)
 static bool allocate(void)
 {
 	if (!soft_device.roce->input)
-		soft_device.roce->input = malloc((size_t)READS_TOGETHER * INPUT);
+		soft_device.roce->input = malloc((size_t)READS_PER_CALL * INPUT);
 	if (!soft_device.roce->staged)
-		soft_device.roce->staged = malloc(STAGED_MOST);
+		soft_device.roce->staged = malloc(MAX_STAGED);
 	if (!soft_device.roce->runs)
-		soft_device.roce->runs = malloc(RUNS_MOST * sizeof(*soft_device.roce->runs));
+		soft_device.roce->runs = malloc(MAX_RUNS * sizeof(*soft_device.roce->runs));
 	errno = ENOMEM;
 	return soft_device.roce->input && soft_device.roce->staged && soft_device.roce->runs;
 }
