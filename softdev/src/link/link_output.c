@@ -381,7 +381,7 @@ void soft_link_write(struct soft_link *link)
 		if (link->base.state == SOFT_LINK_UP &&
 		    (written < batch.record_count ||
 		     (has_more(qp) &&
-		      (total >= SOFT_STEP_BYTES || soft_path_waits(link->chan.path))))) {
+		      (total >= SOFT_STEP_BYTES || soft_path_has_waiting(link->chan.path))))) {
 			block(link);
 			break;
 		}

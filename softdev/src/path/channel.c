@@ -38,7 +38,7 @@ void soft_path_init(struct soft_path *path, const struct soft_path_calls *calls,
 	path->flush.run = flush;
 }
 
-void soft_path_give_up(struct soft_path *path, int error)
+void soft_path_schedule_failure(struct soft_path *path, int error)
 {
 	path->broken = error;
 	soft_defer(&path->flush);
@@ -98,7 +98,7 @@ static bool put_ctrl(struct soft_path *path, const struct soft_ctrl_record *ctrl
 	ssize_t room = path->calls->room(path, SOFT_HANDSHAKE_SIZE);
 
 	if (room < 0)
-		soft_path_give_up(path, EPROTO);
+		soft_path_schedule_failure(path, EPROTO);
 	if (room < SOFT_HANDSHAKE_SIZE)
 		return false;
 	path->calls->put(path, ctrl->kind, ctrl->to, ctrl->from, &payload, &end, 1);
@@ -118,7 +118,7 @@ static void flush_ctrl(struct soft_path *path)
 			path->ctrl_count * sizeof(*path->ctrl_records));
 }
 
-static bool keep(struct soft_path *path, const struct soft_ctrl_record *ctrl)
+static bool grow_and_store_ctrl(struct soft_path *path, const struct soft_ctrl_record *ctrl)
 {
 	if (path->ctrl_count == path->ctrl_room) {
 		uint32_t room = path->ctrl_room ? 2 * path->ctrl_room : CTRL_RECORDS;
@@ -150,8 +150,8 @@ static void queue_ctrl(struct soft_path *path, enum soft_record_kind kind, uint3
 		return;
 	if (handshake)
 		memcpy(ctrl.handshake, handshake, SOFT_HANDSHAKE_SIZE);
-	if ((path->ctrl_count || !put_ctrl(path, &ctrl)) && !keep(path, &ctrl))
-		soft_path_give_up(path, ENOMEM);
+	if ((path->ctrl_count || !put_ctrl(path, &ctrl)) && !grow_and_store_ctrl(path, &ctrl))
+		soft_path_schedule_failure(path, ENOMEM);
 	soft_defer(&path->flush);
 }
 
@@ -251,7 +251,7 @@ size_t soft_chan_room(struct soft_chan *chan, size_t least)
 	if (room > 0 && (size_t)room >= least)
 		return (size_t)room;
 	if (room < 0)
-		soft_path_give_up(path, EPROTO);
+		soft_path_schedule_failure(path, EPROTO);
 	wait_for(chan, least);
 	return 0;
 }
@@ -275,7 +275,7 @@ void soft_chan_wait(struct soft_chan *chan)
 		wait_for(chan, 1);
 }
 
-bool soft_path_waits(const struct soft_path *path)
+bool soft_path_has_waiting(const struct soft_path *path)
 {
 	return path->ctrl_count || !soft_list_empty(&path->waiting);
 }
@@ -318,8 +318,8 @@ static struct soft_chan *accepted_from(const struct soft_path *path, uint32_t re
 	return NULL;
 }
 
-static bool take_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t from,
-		      struct soft_chan *chan, const uint8_t *payload, size_t length)
+static bool receive_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t from,
+			 struct soft_chan *chan, const uint8_t *payload, size_t length)
 {
 	bool has_handshake = kind == SOFT_RECORD_OPEN || kind == SOFT_RECORD_ACCEPT;
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
@@ -358,13 +358,13 @@ static bool take_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32
 	}
 }
 
-bool soft_path_take(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
-		    const uint8_t *payload, size_t length)
+bool soft_path_receive(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
+		       uint32_t from, const uint8_t *payload, size_t length)
 {
 	struct soft_chan *chan = soft_table_find(&path->numbers, to);
 
 	if (kind != SOFT_RECORD_DATA)
-		return take_ctrl(path, kind, from, chan, payload, length);
+		return receive_ctrl(path, kind, from, chan, payload, length);
 	if (!length || (chan && !chan->remote_id))
 		return false;
 	if (!chan || payload == NULL)

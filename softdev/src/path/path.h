@@ -194,8 +194,8 @@ void soft_path_init(struct soft_path *path, const struct soft_path_calls *calls,
 		    void (*flush)(struct soft_deferred *deferred));
 /* Handle a received record. For DATA, `payload` is NULL if only the header has arrived. Returns
  * false after a protocol error. */
-bool soft_path_take(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
-		    const uint8_t *payload, size_t length);
+bool soft_path_receive(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
+		       uint32_t from, const uint8_t *payload, size_t length);
 /* End all channels. `missing` is the number of bytes at the end of the output that the peer's
  * process had not read when it ended, or negative if unknown. */
 void soft_path_finish(struct soft_path *path, int error, int64_t missing);
@@ -204,8 +204,8 @@ void soft_path_forget(struct soft_path *path);
 /* Send queued control records, and then serve the channels waiting for room. */
 void soft_path_offer_room(struct soft_path *path);
 /* Returns whether control records or channels wait for room. */
-bool soft_path_waits(const struct soft_path *path);
+bool soft_path_has_waiting(const struct soft_path *path);
 /* Returns the minimum room that is needed next. Something must be waiting. */
 ssize_t soft_path_min_room(const struct soft_path *path);
 /* Schedule the end of a path that cannot continue. The path ends when the lock is released. */
-void soft_path_give_up(struct soft_path *path, int error);
+void soft_path_schedule_failure(struct soft_path *path, int error);

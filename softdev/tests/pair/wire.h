@@ -465,7 +465,7 @@ static bool waits(int host)
 	const struct soft_device *device =
 		host == wire.entered ? &soft_device : &wire.hosts[host].device;
 
-	return wire.roce ? device->roce->blocked : soft_path_waits(&wire.hosts[host].path);
+	return wire.roce ? device->roce->blocked : soft_path_has_waiting(&wire.hosts[host].path);
 }
 
 /* Returns the time of the next event, or UINT64_MAX if none is pending. */
@@ -502,8 +502,8 @@ static void step_of(int host, struct flight *flight)
 		take_datagrams(flight);
 	} else if (flight) {
 		tell_frame("gets", host, flight, flight->bytes);
-		CHECK(soft_path_take(path, flight->kind, flight->to_chan, flight->from_chan,
-				     flight->bytes, flight->length));
+		CHECK(soft_path_receive(path, flight->kind, flight->to_chan, flight->from_chan,
+					flight->bytes, flight->length));
 		flight->to = -1;
 	}
 	if (waits(host) && has_room(host) && wire.roce)

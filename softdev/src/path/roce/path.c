@@ -431,7 +431,7 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 static void offer(void)
 {
 	for (int i = 0; i < SOFT_MAX_HCAS; i++)
-		if (soft_path_waits(&soft_device.roce->paths[i]))
+		if (soft_path_has_waiting(&soft_device.roce->paths[i]))
 			soft_path_offer_room(&soft_device.roce->paths[i]);
 }
 
@@ -456,7 +456,7 @@ static void flush(struct soft_deferred *deferred)
 	struct soft_path *path = soft_container(deferred, struct soft_path, flush);
 
 	soft_roce_flush();
-	if (soft_path_waits(path) && !soft_device.roce->blocked)
+	if (soft_path_has_waiting(path) && !soft_device.roce->blocked)
 		soft_timer_start(&soft_device.roce->again, soft_now());
 }
 

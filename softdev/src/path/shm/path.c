@@ -159,12 +159,12 @@ static const struct soft_path_calls ring_calls = {
 
 bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 {
-	if (!soft_path_waits(&peer->path))
+	if (!soft_path_has_waiting(&peer->path))
 		return false;
 	ssize_t free = soft_ring_request_room(&peer->out);
 
 	if (free < 0)
-		soft_path_give_up(&peer->path, EPROTO);
+		soft_path_schedule_failure(&peer->path, EPROTO);
 	return free >= soft_path_min_room(&peer->path);
 }
 
@@ -200,8 +200,8 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 		if (rc > 0)
 			taken += record.length;
 		taken += SOFT_RECORD_HEADER;
-		if (rc < 0 || !soft_path_take(&peer->path, record.kind, record.to, record.from,
-					      record.payload, record.length)) {
+		if (rc < 0 || !soft_path_receive(&peer->path, record.kind, record.to, record.from,
+						 record.payload, record.length)) {
 			soft_shm_peer_finish(peer, EPROTO);
 			break;
 		}

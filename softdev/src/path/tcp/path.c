@@ -102,8 +102,9 @@ static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 	tcp->busy++;
 	/* Reset the connection if any data is discarded. After a regular close, the peer would
 	 * assume that this side has handled everything. */
-	bool resets = tcp->state == SOFT_TCP_UP ? error != 0
-						: gathered(tcp) || soft_path_waits(&tcp->path);
+	bool resets = tcp->state == SOFT_TCP_UP
+			      ? error != 0
+			      : gathered(tcp) || soft_path_has_waiting(&tcp->path);
 
 	soft_timer_stop(&tcp->timer);
 	soft_timer_stop(&tcp->liveness_timer);
@@ -164,7 +165,7 @@ static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size
 	/* Ignore a closed stream here. It may still hold records from the peer, and reading it
 	 * reports the end. */
 	if (n < 0 && errno != EAGAIN && errno != EPIPE && errno != ECONNRESET)
-		soft_path_give_up(&tcp->path, errno);
+		soft_path_schedule_failure(&tcp->path, errno);
 	size_t sent = n > 0 ? (size_t)n : 0;
 
 	tcp->blocked = sent < before + bytes;
@@ -188,7 +189,7 @@ static void append(struct soft_tcp_path *tcp, const void *bytes, size_t length)
 		uint8_t *output = realloc(tcp->output, room);
 
 		if (!output) {
-			soft_path_give_up(&tcp->path, ENOMEM);
+			soft_path_schedule_failure(&tcp->path, ENOMEM);
 			return;
 		}
 		tcp->output = output;
@@ -222,7 +223,7 @@ static ssize_t room(struct soft_path *path, size_t least)
 		send_gathered(tcp);
 	if (tcp->state < SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= MAX_GATHERED)
 		return 0;
-	return soft_path_waits(path) ? MAX_RECORD : MAX_BATCH;
+	return soft_path_has_waiting(path) ? MAX_RECORD : MAX_BATCH;
 }
 
 static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
@@ -278,7 +279,8 @@ static const struct soft_path_calls tcp_calls = {
 static bool may_delay(struct soft_tcp_path *tcp)
 {
 	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < MAX_GATHERED &&
-	       !tcp->blocked && !soft_path_waits(&tcp->path) && soft_engine_may_gather(&tcp->since);
+	       !tcp->blocked && !soft_path_has_waiting(&tcp->path) &&
+	       soft_engine_may_gather(&tcp->since);
 }
 
 /* Send gathered output before the lock is released or after the socket has become writable. */
@@ -300,7 +302,8 @@ static void flush(struct soft_deferred *deferred)
 	}
 	tcp->due = false;
 	send_gathered(tcp);
-	bool waits = gathered(tcp) || (tcp->state >= SOFT_TCP_UP && soft_path_waits(&tcp->path));
+	bool waits =
+		gathered(tcp) || (tcp->state >= SOFT_TCP_UP && soft_path_has_waiting(&tcp->path));
 
 	if (tcp->state == SOFT_TCP_CLOSING && !waits)
 		shutdown(tcp->watch.fd, SHUT_WR);
@@ -377,11 +380,12 @@ static bool begin(struct soft_tcp_path *tcp)
 	tcp->from = soft_take32(tcp->input + 8);
 	if (tcp->kind == SOFT_RECORD_DATA) {
 		tcp->bulk &= tcp->left >= SOFT_DIRECT_MIN;
-		return tcp->left <= MAX_RECORD &&
-		       soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, tcp->left);
+		return tcp->left <= MAX_RECORD && soft_path_receive(&tcp->path, tcp->kind, tcp->to,
+								    tcp->from, NULL, tcp->left);
 	}
-	return tcp->left == 0 ? soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, 0)
-			      : tcp->left == SOFT_HANDSHAKE_SIZE;
+	return tcp->left == 0
+		       ? soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, 0)
+		       : tcp->left == SOFT_HANDSHAKE_SIZE;
 }
 
 /* Handle the next payload bytes of a record. */
@@ -400,8 +404,8 @@ static bool go_on(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 	if (tcp->left)
 		return true;
 	tcp->have = 0;
-	return soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, tcp->input,
-			      SOFT_HANDSHAKE_SIZE);
+	return soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, tcp->input,
+				 SOFT_HANDSHAKE_SIZE);
 }
 
 static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
