@@ -212,7 +212,7 @@ bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_lin
 int soft_link_over_stream(struct soft_link *link, int fd)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_adopt(fd);
-	int rc = tcp ? soft_chan_enter(&link->chan, &tcp->path, STREAM_CHAN, STREAM_CHAN) : ENOMEM;
+	int rc = tcp ? soft_chan_attach(&link->chan, &tcp->path, STREAM_CHAN, STREAM_CHAN) : ENOMEM;
 
 	if (rc && tcp)
 		tcp->path.calls->idle(&tcp->path, false);

@@ -155,7 +155,8 @@ static void queue_ctrl(struct soft_path *path, enum soft_record_kind kind, uint3
 	soft_defer(&path->flush);
 }
 
-int soft_chan_enter(struct soft_chan *chan, struct soft_path *path, uint32_t id, uint32_t remote_id)
+int soft_chan_attach(struct soft_chan *chan, struct soft_path *path, uint32_t id,
+		     uint32_t remote_id)
 {
 	int rc = path->dead ? ECONNRESET
 		 : id       ? soft_table_put(&path->numbers, id, chan)
@@ -176,7 +177,7 @@ int soft_chan_open(struct soft_chan *chan, struct soft_path *path,
 		   const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	soft_assert_locked();
-	int rc = soft_chan_enter(chan, path, 0, 0);
+	int rc = soft_chan_attach(chan, path, 0, 0);
 
 	if (!rc)
 		queue_ctrl(path, SOFT_RECORD_OPEN, 0, chan->id, handshake);
@@ -187,7 +188,7 @@ int soft_chan_accept(struct soft_chan *chan, struct soft_path *path, uint32_t re
 		     const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	soft_assert_locked();
-	int rc = soft_chan_enter(chan, path, 0, remote_id);
+	int rc = soft_chan_attach(chan, path, 0, remote_id);
 
 	if (rc)
 		soft_path_refuse(path, remote_id);

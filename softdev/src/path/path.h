@@ -5,7 +5,7 @@
  * from the channels of queue pairs and delivers the records it receives. Rings and TCP streams
  * connect two processes, and each record arrives whole and in order, or not at all. A RoCE v2 path
  * connects a device with all others, and records may be lost, duplicated and delayed (`is_lossy`). Its
- * channels are opened with soft_chan_enter(), and rc/ retransmits lost records. A channel belongs
+ * channels are opened with soft_chan_attach(), and rc/ retransmits lost records. A channel belongs
  * to one queue pair and has a number at each end, so another queue pair costs only memory.
  *
  * Peers are not trusted. A peer that violates the format loses all of its own channels, but no
@@ -146,8 +146,8 @@ int soft_chan_accept(struct soft_chan *chan, struct soft_path *path, uint32_t re
 void soft_path_refuse(struct soft_path *path, uint32_t remote_id);
 /* Open a channel without a handshake, under numbers that both sides have agreed on elsewhere. If
  * `id` is 0, a number is assigned. Returns 0 or an errno value. */
-int soft_chan_enter(struct soft_chan *chan, struct soft_path *path, uint32_t id,
-		    uint32_t remote_id);
+int soft_chan_attach(struct soft_chan *chan, struct soft_path *path, uint32_t id,
+		     uint32_t remote_id);
 
 /* Returns the number of bytes that may be written now, or 0 if fewer than `least` bytes fit. In
  * this case, `writable` is called when there is more room. There is no room before `accepted`.

@@ -420,7 +420,7 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 		free_pair(pair);
 		return rc;
 	}
-	rc = soft_chan_enter(chan, &soft_device.roce->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
+	rc = soft_chan_attach(chan, &soft_device.roce->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
 	if (rc)
 		end(pair);
 	else if (soft_qp_is_requester(qp))

@@ -245,7 +245,7 @@ int soft_shm_chan_to_self(struct soft_chan *chan, uint32_t own_port)
 {
 	soft_assert_locked();
 	struct soft_shm_peer *peer = ourselves(own_port);
-	int rc = peer ? soft_chan_enter(chan, &peer->path, 0, 0) : ENOMEM;
+	int rc = peer ? soft_chan_attach(chan, &peer->path, 0, 0) : ENOMEM;
 
 	chan->remote_id = chan->id;
 	return rc;
