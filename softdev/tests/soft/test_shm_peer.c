@@ -186,8 +186,8 @@ static void flood(bool polling)
 		send_now(&end, amount);
 		UNTIL(&end, polling, end.bytes >= (i + 1) * amount && end.sent == (i + 1) * amount);
 	}
-	CHECK(LOCKED(soft_hint_get(&peer_of(&end.chan)->cma->own->put_ns)));
-	CHECK(LOCKED(peer_of(&end.chan)->cma->took_ns));
+	CHECK(LOCKED(soft_hint_get(&peer_of(&end.chan)->cma->own->ring_write_ns)));
+	CHECK(LOCKED(peer_of(&end.chan)->cma->ring_read_ns));
 	part(&end, polling);
 }
 

@@ -136,14 +136,14 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 {
 	struct soft_shm_peer *peer = peer_of(path);
 	size_t bytes = ends[0].bytes;
-	uint64_t since = soft_cma_ring_begins(bytes);
+	uint64_t since = soft_cma_ring_start(bytes);
 
 	soft_ring_put(&peer->out,
 		      &(struct soft_record){
 			      .kind = kind, .to = to, .from = from, .length = (uint32_t)bytes},
 		      iov, ends[0].iovecs);
 	if (peer->cma && kind == SOFT_RECORD_DATA)
-		soft_cma_ring_put(peer->cma, since, bytes);
+		soft_cma_ring_wrote(peer->cma, since, bytes);
 	(void)count; /* room() limits this to one record */
 	return 1;
 }
@@ -193,7 +193,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 	       !(soft_ports_down & peer->path.ports)) {
 		int rc = soft_ring_next(&peer->in, &record);
 		uint64_t copied = soft_device.shm->copied;
-		uint64_t since = rc > 0 ? soft_cma_ring_begins(record.length) : 0;
+		uint64_t since = rc > 0 ? soft_cma_ring_start(record.length) : 0;
 
 		if (rc == 0)
 			break;
@@ -208,7 +208,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 		if (peer->path.dead)
 			break;
 		if (peer->cma && soft_device.shm->copied == copied)
-			soft_cma_ring_took(peer->cma, since, record.length);
+			soft_cma_ring_read(peer->cma, since, record.length);
 		soft_ring_done(&peer->in, &record);
 		taken += (size_t)(soft_device.shm->copied -
 				  copied); /* bytes copied by cross-memory attach */
