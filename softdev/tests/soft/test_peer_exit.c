@@ -224,7 +224,7 @@ static void refuse_one(struct side *side)
 
 static uint64_t written_by(struct side *side)
 {
-	return LOCKED(peer_of(soft_qp_of(side->qp))->out.mine);
+	return LOCKED(peer_of(soft_qp_of(side->qp))->out.position);
 }
 
 /* Check that a refused message counts as unread after it has been repeated, although the repetition

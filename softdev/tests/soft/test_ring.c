@@ -101,10 +101,10 @@ static void warm(void)
 	for (int i = 0; i < 20000; i++) {
 		put(1, 1, 1, 100);
 		take(1, 1, 1, 100);
-		if ((writer.mine & (SOFT_RING_SIZE - 1)) > furthest)
-			furthest = writer.mine & (SOFT_RING_SIZE - 1);
+		if ((writer.position & (SOFT_RING_SIZE - 1)) > furthest)
+			furthest = writer.position & (SOFT_RING_SIZE - 1);
 	}
-	CHECK(writer.mine > 2 * SOFT_RING_SIZE);
+	CHECK(writer.position > 2 * SOFT_RING_SIZE);
 	CHECK(furthest < SOFT_RING_SIZE / 8);
 }
 
@@ -264,8 +264,8 @@ static void changed_meanwhile(void)
 	memcpy(bytes + 12, &more, 4);
 	shared.head = 12345;
 	soft_ring_done(&reader, &record);
-	CHECK_EQUAL(reader.mine, 64 + SOFT_RECORD_HEADER);
-	CHECK_EQUAL(shared.head, reader.mine);
+	CHECK_EQUAL(reader.position, 64 + SOFT_RECORD_HEADER);
+	CHECK_EQUAL(shared.head, reader.position);
 	nothing();
 	/* The writer never reads its own position from shared memory. */
 	shared.tail = 999;

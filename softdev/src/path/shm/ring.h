@@ -49,8 +49,8 @@ struct soft_ring_shared {
 struct soft_ring {
 	struct soft_ring_shared *shared;
 	uint8_t *bytes;
-	uint64_t mine;   /* own position: tail or head */
-	uint64_t theirs; /* other side's position when last checked */
+	uint64_t position;   /* own position: tail or head */
+	uint64_t peer_position; /* other side's position when last checked */
 };
 
 struct soft_record {
