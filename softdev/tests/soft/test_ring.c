@@ -55,7 +55,7 @@ static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 	CHECK_EQUAL(record.length, length);
 	for (uint32_t i = 0; i < length; i++)
 		CHECK_EQUAL(record.payload[i], (uint8_t)(kind + to + length));
-	soft_ring_done(&reader, &record);
+	soft_ring_release(&reader, &record);
 }
 
 /* Each copy routine writes all bytes of the range and none beside it. */
@@ -226,7 +226,7 @@ static void *read_all(void *unused)
 		CHECK_EQUAL(record.length, length_of(i));
 		for (uint32_t at = 0; at < record.length; at += 997)
 			CHECK_EQUAL(record.payload[at], (uint8_t)i);
-		soft_ring_done(&reader, &record);
+		soft_ring_release(&reader, &record);
 		i++;
 	}
 	return NULL;
@@ -263,7 +263,7 @@ static void changed_meanwhile(void)
 	CHECK_EQUAL(soft_ring_next(&reader, &record), 1);
 	memcpy(bytes + 12, &more, 4);
 	shared.head = 12345;
-	soft_ring_done(&reader, &record);
+	soft_ring_release(&reader, &record);
 	CHECK_EQUAL(reader.position, 64 + SOFT_RECORD_HEADER);
 	CHECK_EQUAL(shared.head, reader.position);
 	nothing();

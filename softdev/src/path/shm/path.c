@@ -209,7 +209,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 			break;
 		if (peer->cma && soft_device.shm->copied == copied)
 			soft_cma_ring_read(peer->cma, since, record.length);
-		soft_ring_done(&peer->in, &record);
+		soft_ring_release(&peer->in, &record);
 		taken += (size_t)(soft_device.shm->copied -
 				  copied); /* bytes copied by cross-memory attach */
 	}

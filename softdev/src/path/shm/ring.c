@@ -239,7 +239,7 @@ int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record)
 	}
 }
 
-void soft_ring_done(struct soft_ring *ring, const struct soft_record *record)
+void soft_ring_release(struct soft_ring *ring, const struct soft_record *record)
 {
 	release(ring, whole(record->length));
 }
