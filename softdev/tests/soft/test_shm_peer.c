@@ -44,7 +44,7 @@ static void own_ways(void)
 	soft_lock();
 	CHECK(soft_shm_path_is_self(a.chan.path) && a.chan.path == b.chan.path);
 	CHECK_EQUAL(peer_of(&a.chan)->pid, getpid());
-	CHECK(peer_of(&a.chan)->own_area == peer_of(&a.chan)->their_area);
+	CHECK(peer_of(&a.chan)->own_area == peer_of(&a.chan)->peer_area);
 	/* The peer receives all earlier data before the end of the channel. */
 	a.to_send = 3;
 	send_more(&a);
@@ -199,7 +199,7 @@ static void areas(void)
 
 	call_child(&end, true);
 	uint64_t *own = LOCKED((uint64_t *)(void *)peer_of(&end.chan)->own_area);
-	uint64_t *their = LOCKED((uint64_t *)(void *)peer_of(&end.chan)->their_area);
+	uint64_t *their = LOCKED((uint64_t *)(void *)peer_of(&end.chan)->peer_area);
 
 	CHECK(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED) == 0);
 	process_barrier(&process);

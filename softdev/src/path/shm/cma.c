@@ -396,7 +396,7 @@ void soft_cma_attach(struct soft_shm_peer *peer)
 	if (!cma)
 		return;
 	if (soft_cma_init(cma, (struct soft_cma_page *)(void *)peer->own_area,
-			  (struct soft_cma_page *)(void *)peer->their_area)) {
+			  (struct soft_cma_page *)(void *)peer->peer_area)) {
 		free(cma);
 		return;
 	}

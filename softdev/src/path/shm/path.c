@@ -49,7 +49,7 @@ void soft_shm_peer_release(struct soft_shm_peer *peer)
 
 /* Report each record that the peer has not read to the channel that wrote it. The peer chose the
  * channel numbers. If two channels have the same number, only one receives the report. */
-static int tell_unread(struct soft_shm_peer *peer)
+static int report_unread(struct soft_shm_peer *peer)
 {
 	struct soft_table by_number = {0};
 	struct soft_ring rest;
@@ -99,7 +99,7 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 	soft_shm_peer_receive(peer, SOFT_RING_SIZE);
 	if (!peer->up)
 		soft_shm_peer_finish(peer, ECONNREFUSED);
-	else if (!peer->path.dead && tell_unread(peer)) /* the set of unread records is unknown */
+	else if (!peer->path.dead && report_unread(peer)) /* the set of unread records is unknown */
 		finish(peer, EPROTO, false);
 	else
 		finish(peer, ECONNRESET, true);
@@ -172,13 +172,13 @@ bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 
 /* Returns the budget for reading the ring of this process. Reading that ring may fill it again, so
  * one turn of the lock reads at most the bytes of one step. */
-static size_t within_turn(struct soft_shm_peer *peer, size_t budget)
+static size_t limit_to_turn(struct soft_shm_peer *peer, size_t budget)
 {
 	if (peer->turn != soft_lock_turn()) {
 		peer->turn = soft_lock_turn();
-		peer->allowance = SOFT_STEP_BYTES;
+		peer->turn_budget = SOFT_STEP_BYTES;
 	}
-	return budget < peer->allowance ? budget : peer->allowance;
+	return budget < peer->turn_budget ? budget : peer->turn_budget;
 }
 
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
@@ -188,7 +188,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 	size_t taken = 0;
 
 	if (peer->self)
-		budget = within_turn(peer, budget);
+		budget = limit_to_turn(peer, budget);
 	while (taken < budget && !peer->path.dead && peer->up &&
 	       !(soft_ports_down & peer->path.ports)) {
 		int rc = soft_ring_next(&peer->in, &record);
@@ -213,7 +213,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 		taken += (size_t)(soft_device.shm->copied -
 				  copied); /* bytes copied by cross-memory attach */
 	}
-	peer->allowance -= taken < peer->allowance ? taken : peer->allowance;
+	peer->turn_budget -= taken < peer->turn_budget ? taken : peer->turn_budget;
 	return taken;
 }
 
@@ -221,7 +221,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 
 /* Get the peer that connects these devices of this process, and create it on first use. Returns
  * NULL if it cannot be created. */
-static struct soft_shm_peer *ourselves(uint32_t ports)
+static struct soft_shm_peer *self_peer(uint32_t ports)
 {
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
 		if (peer->self && peer->path.ports == ports)
@@ -244,7 +244,7 @@ static struct soft_shm_peer *ourselves(uint32_t ports)
 int soft_shm_chan_to_self(struct soft_chan *chan, uint32_t own_port)
 {
 	soft_assert_locked();
-	struct soft_shm_peer *peer = ourselves(own_port);
+	struct soft_shm_peer *peer = self_peer(own_port);
 	int rc = peer ? soft_chan_attach(chan, &peer->path, 0, 0) : ENOMEM;
 
 	chan->remote_id = chan->id;
@@ -262,7 +262,7 @@ struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_
 	if (!ip_port)
 		return NULL;
 	if (ip_port == soft_ip_port())
-		return path_of(ourselves(own_port | soft_hca_at(hca_number)->port));
+		return path_of(self_peer(own_port | soft_hca_at(hca_number)->port));
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node) {
 		if (peer->port == ip_port && peer->path.ports == own_port &&
 		    peer->path.peer_hca == hca_number)

@@ -118,7 +118,7 @@ static int map(struct soft_shm_peer *peer, int fd, int own, int their)
 	soft_ring_init(&peer->out, positions(peer, own), bytes[own]);
 	soft_ring_init(&peer->in, positions(peer, their), bytes[their]);
 	peer->own_area = area(peer, own);
-	peer->their_area = area(peer, their);
+	peer->peer_area = area(peer, their);
 	soft_cma_attach(peer);
 	return 0;
 }
