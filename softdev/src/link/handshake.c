@@ -95,8 +95,8 @@ void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, co
 		return;
 	link->drop_traced = true;
 	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = qp ? qp->ibv.qp_num : hello->to,
-			   .remote_qpn = hello->from, .remote = tcp ? &tcp->names.peer : NULL,
-			   .has_psn = compared,
+			   .remote_qpn = hello->from,
+			   .remote = tcp ? &tcp->socket_addresses.peer : NULL, .has_psn = compared,
 			   .psn = !compared ? 0
 				  : sent    ? hello->send_psn
 					    : qp->attr.sq_psn,
@@ -189,7 +189,7 @@ static void hold(struct soft_link *link)
 
 	link->base.state = SOFT_LINK_HELD;
 	if (tcp)
-		soft_gid_address(&tcp->names.peer, &tcp->names.own, 0, &peer);
+		soft_gid_address(&tcp->socket_addresses.peer, &tcp->socket_addresses.own, 0, &peer);
 	soft_places_add(&soft_device.links->held, &link->pending, &peer);
 	link->timer.expired = pending_expired;
 	soft_timer_start(&link->timer, soft_now() + HELD_NS);

@@ -51,7 +51,7 @@ struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path)
 		       : NULL;
 }
 
-static bool names_of(int fd, struct soft_tcp_ends *names)
+static bool get_socket_addresses(int fd, struct soft_tcp_addresses *names)
 {
 	struct sockaddr_storage own, peer;
 	socklen_t own_length = sizeof(own), peer_length = sizeof(peer);
@@ -490,9 +490,10 @@ static void up(struct soft_tcp_path *tcp)
 	tcp->state = SOFT_TCP_UP;
 	/* Equal addresses mean that both ends are on this host, where nothing is lost. */
 	tcp->watched = !soft_set_option(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, 1) &&
-		       names_of(tcp->watch.fd, &tcp->names) &&
-		       memcmp(&tcp->names.own, &tcp->names.peer, sizeof(tcp->names.own));
-	tcp->path.peer_hca = soft_gid_hca_number(&tcp->names.peer);
+		       get_socket_addresses(tcp->watch.fd, &tcp->socket_addresses) &&
+		       memcmp(&tcp->socket_addresses.own, &tcp->socket_addresses.peer,
+			      sizeof(tcp->socket_addresses.own));
+	tcp->path.peer_hca = soft_gid_hca_number(&tcp->socket_addresses.peer);
 	soft_path_offer_room(&tcp->path);
 	soft_defer(&tcp->path.flush);
 	soft_liveness_watch(&tcp->path);
@@ -649,26 +650,27 @@ struct soft_tcp_path *soft_tcp_path_adopt(int fd)
 
 struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port)
 {
-	struct soft_tcp_ends names;
+	struct soft_tcp_addresses names;
 
-	if (!path_port || !names_of(fd, &names))
+	if (!path_port || !get_socket_addresses(fd, &names))
 		return NULL;
 	soft_list_each (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node)
 		if (tcp->path_port == path_port && tcp->state == SOFT_TCP_UP && !tcp->stale &&
-		    !memcmp(&tcp->names, &names, sizeof(names)))
+		    !memcmp(&tcp->socket_addresses, &names, sizeof(names)))
 			return tcp;
 	return NULL;
 }
 
 bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd)
 {
-	struct soft_tcp_ends names;
+	struct soft_tcp_addresses names;
 
-	return names_of(fd, &names) && !memcmp(&tcp->names.own, &names.own, sizeof(names.own)) &&
-	       !memcmp(&tcp->names.peer, &names.peer, sizeof(names.peer));
+	return get_socket_addresses(fd, &names) &&
+	       !memcmp(&tcp->socket_addresses.own, &names.own, sizeof(names.own)) &&
+	       !memcmp(&tcp->socket_addresses.peer, &names.peer, sizeof(names.peer));
 }
 
-struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
+struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends)
 {
 	soft_assert_locked();
 	struct sockaddr_storage address;
@@ -676,7 +678,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 
 	soft_list_each (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node)
 		if (tcp->connects && tcp->state <= SOFT_TCP_UP && !tcp->stale &&
-		    !memcmp(&tcp->ends, ends, sizeof(*ends)))
+		    !memcmp(&tcp->addresses, ends, sizeof(*ends)))
 			return tcp;
 	length = soft_gid_address(&ends->peer, &ends->own, ends->port, &address);
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -690,7 +692,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 	if (!tcp)
 		return NULL;
 	tcp->connects = true;
-	tcp->ends = *ends;
+	tcp->addresses = *ends;
 	soft_timer_start(&tcp->timer, soft_now() + CONNECTING_NS);
 	return tcp;
 }

@@ -12,7 +12,7 @@ enum soft_tcp_state {
 	SOFT_TCP_CLOSING, /* sending the last bytes, then waiting for the peer to close */
 };
 
-struct soft_tcp_ends {
+struct soft_tcp_addresses {
 	union ibv_gid own, peer;
 	uint64_t port;
 };
@@ -26,8 +26,8 @@ struct soft_tcp_path {
 	bool connects; /* whether this side opened the connection, and so chose the peer */
 	bool of_cm; /* whether the connection manager created the stream */
 	uint16_t path_port; /* peer's port if this side opens channels on a CM stream, else 0 */
-	struct soft_tcp_ends ends;
-	struct soft_tcp_ends names; /* the socket's addresses */
+	struct soft_tcp_addresses addresses;
+	struct soft_tcp_addresses socket_addresses; /* the socket's addresses */
 	struct soft_place place; /* used while the stream has no channel */
 	struct soft_timer timer; /* timeout of connecting, the handshake and lingering */
 
@@ -70,7 +70,7 @@ extern const struct soft_subsystem soft_tcp_subsystem;
 /* Returns the TCP path that contains `path`, or NULL if `path` is of another kind. */
 struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path);
 /* Find a path to `ends`, or start connecting a new one. Returns NULL on failure. */
-struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends);
+struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends);
 void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer);
 /* Create a path over a socket that the connection manager has connected, taking ownership of `fd`.
  * Returns NULL, with `fd` closed, if there is not enough memory. */
