@@ -204,7 +204,7 @@ static bool is_beside(const struct soft_path *path, const struct soft_link *link
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
-	return !tcp || (tcp->of_cm && (!link || soft_tcp_path_is_beside(tcp, link->watch.fd)));
+	return !tcp || (tcp->of_cm && (!link || soft_tcp_path_is_parallel(tcp, link->watch.fd)));
 }
 
 /* Returns whether the peer may learn immediately that its HELLO is not expected. This is safe if

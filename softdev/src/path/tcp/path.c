@@ -648,7 +648,7 @@ struct soft_tcp_path *soft_tcp_path_adopt(int fd)
 	return tcp;
 }
 
-struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port)
+struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port)
 {
 	struct soft_tcp_addresses names;
 
@@ -661,7 +661,7 @@ struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port)
 	return NULL;
 }
 
-bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd)
+bool soft_tcp_path_is_parallel(const struct soft_tcp_path *tcp, int fd)
 {
 	struct soft_tcp_addresses names;
 

@@ -79,9 +79,9 @@ struct soft_tcp_path *soft_tcp_path_adopt(int fd);
 void soft_tcp_path_release(struct soft_tcp_path *tcp);
 /* Returns the path that an earlier CM stream to port `path_port` has become, if it connects the
  * same addresses as the socket. Returns NULL if there is none. */
-struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port);
+struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port);
 /* Returns whether the path connects the same two addresses as the socket. */
-bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd);
+bool soft_tcp_path_is_parallel(const struct soft_tcp_path *tcp, int fd);
 /* Handle bytes that the caller has already read from the stream. */
 void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length);
 void soft_tcp_paths_send_delayed(void);
