@@ -280,7 +280,7 @@ static bool may_delay(struct soft_tcp_path *tcp)
 {
 	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < MAX_GATHERED &&
 	       !tcp->blocked && !soft_path_has_waiting(&tcp->path) &&
-	       soft_engine_may_gather(&tcp->since);
+	       soft_engine_may_gather(&tcp->gather_step);
 }
 
 /* Send gathered output before the lock is released or after the socket has become writable. */
@@ -294,13 +294,13 @@ static void flush(struct soft_deferred *deferred)
 	}
 	if (tcp->state == SOFT_TCP_CONNECTING)
 		return;
-	if (!tcp->due && may_delay(tcp)) {
+	if (!tcp->must_flush && may_delay(tcp)) {
 		if (soft_list_empty(&tcp->delayed))
 			soft_list_append(&soft_device.tcp->delayed, &tcp->delayed);
 		soft_engine_set_delayed(true);
 		return;
 	}
-	tcp->due = false;
+	tcp->must_flush = false;
 	send_gathered(tcp);
 	bool waits =
 		gathered(tcp) || (tcp->state >= SOFT_TCP_UP && soft_path_has_waiting(&tcp->path));
@@ -317,7 +317,7 @@ void soft_tcp_paths_send_delayed(void)
 {
 	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.tcp->delayed, delayed) {
 		soft_list_remove(&tcp->delayed);
-		tcp->due = true;
+		tcp->must_flush = true;
 		soft_defer(&tcp->path.flush);
 	}
 }
@@ -349,9 +349,9 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 	int count = 0;
 
 	*direct = 0;
-	if (chan && tcp->left >= SOFT_DIRECT_MIN) {
-		count = chan->calls->map_payload(chan, tcp->left < budget ? tcp->left : budget, iov,
-						 SOFT_MAX_SGE);
+	if (chan && tcp->remaining >= SOFT_DIRECT_MIN) {
+		count = chan->calls->map_payload(
+			chan, tcp->remaining < budget ? tcp->remaining : budget, iov, SOFT_MAX_SGE);
 		if (tcp->path.receiving != chan)
 			count = 0;
 		for (int i = 0; i < count; i++)
@@ -359,10 +359,10 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 	}
 	if (*direct)
 		tcp->bulk = true;
-	if (*direct && *direct < tcp->left)
+	if (*direct && *direct < tcp->remaining)
 		tail = SOFT_FRAME_HEADER;
-	else if (*direct || (tcp->bulk && !tcp->left))
-		tail = RECORD_HEADER + SOFT_FRAME_HEADER - tcp->have;
+	else if (*direct || (tcp->bulk && !tcp->remaining))
+		tail = RECORD_HEADER + SOFT_FRAME_HEADER - tcp->input_length;
 	iov[count++] = (struct iovec){.iov_base = soft_scratch()->input, .iov_len = tail};
 	*length = *direct + tail;
 	return count;
@@ -373,37 +373,38 @@ static bool begin(struct soft_tcp_path *tcp)
 {
 	uint32_t word = soft_take32(tcp->input);
 
-	tcp->have = 0;
+	tcp->input_length = 0;
 	tcp->kind = (enum soft_record_kind)(word >> 24);
-	tcp->left = word & 0xffffff;
+	tcp->remaining = word & 0xffffff;
 	tcp->to = soft_take32(tcp->input + 4);
 	tcp->from = soft_take32(tcp->input + 8);
 	if (tcp->kind == SOFT_RECORD_DATA) {
-		tcp->bulk &= tcp->left >= SOFT_DIRECT_MIN;
-		return tcp->left <= MAX_RECORD && soft_path_receive(&tcp->path, tcp->kind, tcp->to,
-								    tcp->from, NULL, tcp->left);
+		tcp->bulk &= tcp->remaining >= SOFT_DIRECT_MIN;
+		return tcp->remaining <= MAX_RECORD &&
+		       soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL,
+					 tcp->remaining);
 	}
-	return tcp->left == 0
+	return tcp->remaining == 0
 		       ? soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, 0)
-		       : tcp->left == SOFT_HANDSHAKE_SIZE;
+		       : tcp->remaining == SOFT_HANDSHAKE_SIZE;
 }
 
 /* Handle the next payload bytes of a record. */
 static bool go_on(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 {
-	tcp->left -= (uint32_t)length;
+	tcp->remaining -= (uint32_t)length;
 	if (tcp->kind == SOFT_RECORD_DATA) {
 		struct soft_chan *chan = tcp->path.receiving;
 
 		if (chan)
-			chan->calls->data(chan, data, length, tcp->left);
+			chan->calls->data(chan, data, length, tcp->remaining);
 		return true;
 	}
-	memcpy(tcp->input + tcp->have, data, length);
-	tcp->have += (uint32_t)length;
-	if (tcp->left)
+	memcpy(tcp->input + tcp->input_length, data, length);
+	tcp->input_length += (uint32_t)length;
+	if (tcp->remaining)
 		return true;
-	tcp->have = 0;
+	tcp->input_length = 0;
 	return soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, tcp->input,
 				 SOFT_HANDSHAKE_SIZE);
 }
@@ -411,16 +412,16 @@ static bool go_on(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 {
 	while (length && tcp->state == SOFT_TCP_UP && !tcp->path.dead) {
-		size_t part = tcp->left ? tcp->left : RECORD_HEADER - tcp->have;
+		size_t part = tcp->remaining ? tcp->remaining : RECORD_HEADER - tcp->input_length;
 		bool whole = part <= length, good = true;
 
 		if (!whole)
 			part = length;
-		if (tcp->left) {
+		if (tcp->remaining) {
 			good = go_on(tcp, data, part);
 		} else {
-			memcpy(tcp->input + tcp->have, data, part);
-			tcp->have += (uint32_t)part;
+			memcpy(tcp->input + tcp->input_length, data, part);
+			tcp->input_length += (uint32_t)part;
 			if (whole)
 				good = begin(tcp);
 		}
@@ -457,8 +458,8 @@ static void take_in(struct soft_tcp_path *tcp)
 		if (placed) {
 			struct soft_chan *chan = tcp->path.receiving;
 
-			tcp->left -= (uint32_t)placed;
-			chan->calls->payload_stored(chan, placed, tcp->left);
+			tcp->remaining -= (uint32_t)placed;
+			chan->calls->payload_stored(chan, placed, tcp->remaining);
 		}
 		parse(tcp, soft_scratch()->input, (size_t)n - placed);
 		if ((size_t)n < length)
@@ -501,9 +502,9 @@ static void up(struct soft_tcp_path *tcp)
 
 static void other_version(uint32_t version)
 {
-	if (soft_device.tcp->version_told)
+	if (soft_device.tcp->version_reported)
 		return;
-	soft_device.tcp->version_told = true;
+	soft_device.tcp->version_reported = true;
 	fprintf(stderr,
 		"aiordma: a peer's embedded device uses protocol version %u, but this device uses "
 		"version %d; install the same version of aiordma on both sides\n",
@@ -514,7 +515,8 @@ static void hello(struct soft_tcp_path *tcp)
 {
 	struct soft_hello hello;
 	/* Do not read beyond the handshake, because records follow it. */
-	ssize_t n = recv(tcp->watch.fd, tcp->input + tcp->have, SOFT_HANDSHAKE_SIZE - tcp->have, 0);
+	ssize_t n = recv(tcp->watch.fd, tcp->input + tcp->input_length,
+			 SOFT_HANDSHAKE_SIZE - tcp->input_length, 0);
 
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
@@ -522,10 +524,10 @@ static void hello(struct soft_tcp_path *tcp)
 		finish(tcp, n ? errno : ECONNRESET, -1);
 		return;
 	}
-	tcp->have += (uint32_t)n;
-	if (tcp->have < SOFT_HANDSHAKE_SIZE)
+	tcp->input_length += (uint32_t)n;
+	if (tcp->input_length < SOFT_HANDSHAKE_SIZE)
 		return;
-	tcp->have = 0;
+	tcp->input_length = 0;
 	bool valid = soft_hello_decode(tcp->input, &hello) && hello.kind == SOFT_HELLO_STREAM;
 	uint32_t version = soft_hello_version(tcp->input);
 

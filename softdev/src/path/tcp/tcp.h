@@ -32,10 +32,11 @@ struct soft_tcp_path {
 	struct soft_timer timer; /* timeout of connecting, the handshake and lingering */
 
 	/* input */
-	uint8_t input[SOFT_HANDSHAKE_SIZE]; /* header or handshake; `have` bytes have arrived */
-	uint32_t have;
+	uint8_t input
+		[SOFT_HANDSHAKE_SIZE]; /* header or handshake; `input_length` bytes have arrived */
+	uint32_t input_length;
 	enum soft_record_kind kind; /* kind of the record being received */
-	uint32_t left, to, from;
+	uint32_t remaining, to, from;
 	bool bulk; /* whether long payloads are arriving */
 
 	uint64_t guessed_until; /* limits wrong queue pair numbers (link/handshake.c) */
@@ -45,8 +46,8 @@ struct soft_tcp_path {
 	size_t output_length, output_sent, output_room;
 	bool blocked; /* whether the socket's send buffer is full */
 	struct soft_node delayed; /* list entry while output waits for the next step */
-	bool due; /* whether delayed output must be sent now */
-	unsigned since; /* see soft_engine_may_gather */
+	bool must_flush; /* whether delayed output must be sent now */
+	unsigned gather_step; /* see soft_engine_may_gather */
 
 	/* liveness.c */
 	bool watched; /* whether the peer can disappear without closing the stream */
@@ -62,7 +63,7 @@ struct soft_tcp {
 	struct soft_places silent; /* accepted streams without a channel */
 	struct soft_node delayed; /* streams with delayed output */
 	uint64_t liveness_seconds; /* maximum silence of a stream */
-	bool version_told; /* whether a version mismatch has been reported */
+	bool version_reported; /* whether a version mismatch has been reported */
 };
 
 extern const struct soft_subsystem soft_tcp_subsystem;
