@@ -269,7 +269,7 @@ int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t l
 	if (rc)
 		soft_link_finish(link, rc);
 	else if (length)
-		soft_tcp_path_take(soft_tcp_path_of(link->chan.path), already_read, length);
+		soft_tcp_path_input(soft_tcp_path_of(link->chan.path), already_read, length);
 	return rc;
 }
 

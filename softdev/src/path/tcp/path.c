@@ -467,7 +467,7 @@ static void take_in(struct soft_tcp_path *tcp)
 	}
 }
 
-void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length)
+void soft_tcp_path_input(struct soft_tcp_path *tcp, const void *bytes, size_t length)
 {
 	soft_assert_locked();
 	tcp->busy++;

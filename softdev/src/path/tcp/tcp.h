@@ -84,7 +84,7 @@ struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port);
 /* Returns whether the path connects the same two addresses as the socket. */
 bool soft_tcp_path_is_parallel(const struct soft_tcp_path *tcp, int fd);
 /* Handle bytes that the caller has already read from the stream. */
-void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length);
+void soft_tcp_path_input(struct soft_tcp_path *tcp, const void *bytes, size_t length);
 void soft_tcp_paths_send_delayed(void);
 
 /* ---- liveness.c: of a stream to another machine ------------------------------------------------ */
