@@ -83,7 +83,7 @@ void soft_tcp_path_release(struct soft_tcp_path *tcp)
 /* Returns the number of bytes that this side wrote and the dead peer did not read, or -1 if
  * unknown. Acknowledged bytes have been read, because closing a socket with unread input would have
  * reset the connection. */
-static int64_t missing(const struct soft_tcp_path *tcp)
+static int64_t unread_by_peer(const struct soft_tcp_path *tcp)
 {
 	int unconfirmed;
 
@@ -148,7 +148,8 @@ static void idle(struct soft_path *path, bool by_peer)
 
 /* Send the gathered records and then the `bytes` in iov[1] and later elements. The caller leaves
  * iov[0] free for the gathered records. Returns how many of the `bytes` the socket has accepted. */
-static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size_t bytes)
+static size_t send_with_gathered(struct soft_tcp_path *tcp, struct iovec *iov, int count,
+				 size_t bytes)
 {
 	size_t before = gathered(tcp);
 	struct msghdr message = {.msg_iov = iov + !before, .msg_iovlen = (size_t)(count - !before)};
@@ -205,7 +206,7 @@ static void send_gathered(struct soft_tcp_path *tcp)
 
 	if (tcp->blocked || !gathered(tcp) || tcp->state == SOFT_TCP_CONNECTING)
 		return;
-	give(tcp, iov, 1, 0);
+	send_with_gathered(tcp, iov, 1, 0);
 	if (!gathered(tcp) &&
 	    tcp->output_room > MAX_GATHERED) { /* free a buffer that has grown for a long record */
 		free(tcp->output);
@@ -244,7 +245,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 			all[used++] = iov[at++];
 	}
 	if (bytes > MAX_COPIED && !tcp->blocked)
-		sent = give(tcp, all, used, bytes + (size_t)count * RECORD_HEADER);
+		sent = send_with_gathered(tcp, all, used, bytes + (size_t)count * RECORD_HEADER);
 	do
 		whole += RECORD_HEADER + ends[taken].bytes - (taken ? ends[taken - 1].bytes : 0);
 	while (++taken < count && whole < sent);
@@ -369,7 +370,7 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 }
 
 /* Handle the header of a record. */
-static bool begin(struct soft_tcp_path *tcp)
+static bool receive_header(struct soft_tcp_path *tcp)
 {
 	uint32_t word = soft_take32(tcp->input);
 
@@ -390,7 +391,7 @@ static bool begin(struct soft_tcp_path *tcp)
 }
 
 /* Handle the next payload bytes of a record. */
-static bool go_on(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
+static bool receive_payload(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 {
 	tcp->remaining -= (uint32_t)length;
 	if (tcp->kind == SOFT_RECORD_DATA) {
@@ -418,12 +419,12 @@ static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 		if (!whole)
 			part = length;
 		if (tcp->remaining) {
-			good = go_on(tcp, data, part);
+			good = receive_payload(tcp, data, part);
 		} else {
 			memcpy(tcp->input + tcp->input_length, data, part);
 			tcp->input_length += (uint32_t)part;
 			if (whole)
-				good = begin(tcp);
+				good = receive_header(tcp);
 		}
 		if (!good)
 			finish(tcp, EPROTO, -1);
@@ -432,7 +433,7 @@ static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 	}
 }
 
-static void take_in(struct soft_tcp_path *tcp)
+static void read_input(struct soft_tcp_path *tcp)
 {
 	size_t budget = soft_step_share();
 
@@ -449,7 +450,7 @@ static void take_in(struct soft_tcp_path *tcp)
 		if (n <= 0) {
 			/* A stream is closed only without channels. If it still has one, the peer's
 			 * process has ended. */
-			finish(tcp, n ? errno : ECONNRESET, n ? -1 : missing(tcp));
+			finish(tcp, n ? errno : ECONNRESET, n ? -1 : unread_by_peer(tcp));
 			break;
 		}
 		budget -= (size_t)n < budget ? (size_t)n : budget;
@@ -477,7 +478,7 @@ void soft_tcp_path_input(struct soft_tcp_path *tcp, const void *bytes, size_t le
 
 /* ---- the handshake ------------------------------------------------------------------------- */
 
-static void say_hello(struct soft_tcp_path *tcp)
+static void send_hello(struct soft_tcp_path *tcp)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
@@ -486,7 +487,7 @@ static void say_hello(struct soft_tcp_path *tcp)
 	soft_defer(&tcp->path.flush);
 }
 
-static void up(struct soft_tcp_path *tcp)
+static void handshake_done(struct soft_tcp_path *tcp)
 {
 	tcp->state = SOFT_TCP_UP;
 	/* Equal addresses mean that both ends are on this host, where nothing is lost. */
@@ -500,7 +501,7 @@ static void up(struct soft_tcp_path *tcp)
 	soft_liveness_watch(&tcp->path);
 }
 
-static void other_version(uint32_t version)
+static void report_version(uint32_t version)
 {
 	if (soft_device.tcp->version_reported)
 		return;
@@ -511,7 +512,7 @@ static void other_version(uint32_t version)
 		version, SOFT_WIRE_VERSION);
 }
 
-static void hello(struct soft_tcp_path *tcp)
+static void receive_hello(struct soft_tcp_path *tcp)
 {
 	struct soft_hello hello;
 	/* Do not read beyond the handshake, because records follow it. */
@@ -532,9 +533,9 @@ static void hello(struct soft_tcp_path *tcp)
 	uint32_t version = soft_hello_version(tcp->input);
 
 	if (version && version != SOFT_WIRE_VERSION)
-		other_version(version);
+		report_version(version);
 	if (version && !tcp->connects)
-		say_hello(tcp);
+		send_hello(tcp);
 	if (!valid) {
 		send_gathered(tcp);
 		finish(tcp, EPROTONOSUPPORT, -1);
@@ -544,7 +545,7 @@ static void hello(struct soft_tcp_path *tcp)
 		soft_timer_stop(&tcp->timer);
 	else
 		soft_timer_start(&tcp->timer, soft_now() + INTRODUCED_NS);
-	up(tcp);
+	handshake_done(tcp);
 }
 
 static void connected(struct soft_tcp_path *tcp)
@@ -559,7 +560,7 @@ static void connected(struct soft_tcp_path *tcp)
 		return;
 	}
 	tcp->state = SOFT_TCP_HELLO;
-	say_hello(tcp);
+	send_hello(tcp);
 }
 
 static void ready(struct soft_fd_watch *watch)
@@ -574,9 +575,9 @@ static void ready(struct soft_fd_watch *watch)
 			writable(tcp);
 		if (watch->events & ~(uint32_t)EPOLLOUT && !tcp->path.dead) {
 			if (tcp->state == SOFT_TCP_HELLO)
-				hello(tcp);
+				receive_hello(tcp);
 			else
-				take_in(tcp); /* also detects errors */
+				read_input(tcp); /* also detects errors */
 		}
 	}
 	soft_tcp_path_release(tcp);
@@ -646,7 +647,7 @@ struct soft_tcp_path *soft_tcp_path_adopt(int fd)
 	if (!tcp)
 		return NULL;
 	tcp->of_cm = true;
-	up(tcp);
+	handshake_done(tcp);
 	return tcp;
 }
 
