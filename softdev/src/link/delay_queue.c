@@ -493,7 +493,7 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 
 	if (!packet) { /* a datagram may always be lost */
 		SOFT_TRACE_DROPPED(.reason = "NO_ROOM", .qp_num = qp->ibv.qp_num,
-				   .remote_qpn = datagram->from, .remote = &datagram->source);
+				   .remote_qpn = datagram->src_qpn, .remote = &datagram->source);
 		return true;
 	}
 	memcpy(packet->bytes, &envelope, sizeof(envelope));

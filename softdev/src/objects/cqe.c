@@ -138,7 +138,7 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 		.status = IBV_WC_SUCCESS,
 		.opcode = IBV_WC_RECV,
 		.byte_len = byte_len,
-		.src_qp = datagram->from,
+		.src_qp = datagram->src_qpn,
 		.sl = packet_kind(datagram),
 		.wc_flags = IBV_WC_GRH,
 	};

@@ -32,8 +32,8 @@ void soft_datagram_encode(uint8_t *at, const struct soft_datagram *datagram)
 	at[5] = datagram->flags;
 	at[6] = 0;
 	at[7] = datagram->hop_limit;
-	soft_put32(at + 8, datagram->to);
-	soft_put32(at + 12, datagram->from);
+	soft_put32(at + 8, datagram->dest_qpn);
+	soft_put32(at + 12, datagram->src_qpn);
 	soft_put32(at + 16, datagram->qkey);
 	memcpy(at + 20, &datagram->immediate, sizeof(datagram->immediate));
 	soft_put32(at + 24, datagram->traffic_flow);
@@ -46,8 +46,8 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram)
 	*datagram = (struct soft_datagram){
 		.flags = at[5],
 		.hop_limit = at[7],
-		.to = soft_take32(at + 8),
-		.from = soft_take32(at + 12),
+		.dest_qpn = soft_take32(at + 8),
+		.src_qpn = soft_take32(at + 12),
 		.qkey = soft_take32(at + 16),
 		.traffic_flow = soft_take32(at + 24),
 	};
@@ -55,7 +55,7 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram)
 	memcpy(datagram->source.raw, at + 28, 16);
 	memcpy(datagram->destination.raw, at + 44, 16);
 	return !memcmp(at, magic, sizeof(magic)) && at[4] == SOFT_DATAGRAM_VERSION && at[6] == 0 &&
-	       datagram->to <= SOFT_PSN_MASK && datagram->from <= SOFT_PSN_MASK &&
+	       datagram->dest_qpn <= SOFT_PSN_MASK && datagram->src_qpn <= SOFT_PSN_MASK &&
 	       datagram->traffic_flow <= SOFT_TRAFFIC_FLOW;
 }
 
@@ -225,8 +225,8 @@ static int transmit(struct msghdr *message, const struct soft_datagram *datagram
 /* Record in the trace that a datagram could not be sent. Its message is lost. */
 static void unsent(const struct soft_datagram *datagram)
 {
-	SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->from, .remote_qpn = datagram->to,
-			   .remote = &datagram->destination);
+	SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->src_qpn,
+			   .remote_qpn = datagram->dest_qpn, .remote = &datagram->destination);
 }
 
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
@@ -238,7 +238,7 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 	struct msghdr message = {
 		.msg_name = &to,
 		.msg_namelen = address_of(&path->destination, &path->source,
-					  soft_qpn_ip_port(datagram->to), &to),
+					  soft_qpn_ip_port(datagram->dest_qpn), &to),
 		.msg_control = &control,
 	};
 
@@ -281,7 +281,7 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid *from,
 		      uint16_t from_port)
 {
-	return from_port == soft_qpn_ip_port(datagram->from) &&
+	return from_port == soft_qpn_ip_port(datagram->src_qpn) &&
 	       (!memcmp(from, &datagram->source, sizeof(*from)) ||
 		(soft_gid_is_multicast(&datagram->destination) &&
 		 !soft_gid_is_ipv4(&datagram->source)));
@@ -320,8 +320,8 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 		    !soft_datagram_decode(input, &datagram))
 			SOFT_TRACE_DROPPED(.reason = "HEADER", .remote = &gid);
 		else if (!is_honest(&datagram, &gid, soft_address_port(&from)))
-			SOFT_TRACE_DROPPED(.reason = "SOURCE", .qp_num = datagram.to,
-					   .remote_qpn = datagram.from, .remote = &gid);
+			SOFT_TRACE_DROPPED(.reason = "SOURCE", .qp_num = datagram.dest_qpn,
+					   .remote_qpn = datagram.src_qpn, .remote = &gid);
 		else
 			take(watch, &datagram, input + SOFT_DATAGRAM_HEADER,
 			     (uint32_t)n - SOFT_DATAGRAM_HEADER);

@@ -76,7 +76,7 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 
 static bool is_own(const struct soft_qp *qp, const struct soft_datagram *datagram)
 {
-	return datagram->from == qp->ibv.qp_num && soft_gid_is_local(&datagram->source);
+	return datagram->src_qpn == qp->ibv.qp_num && soft_gid_is_local(&datagram->source);
 }
 
 static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagram,
@@ -84,10 +84,10 @@ static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagr
 {
 	struct group *group = soft_container(watch, struct group, watch);
 
-	if (datagram->to != SOFT_MULTICAST_QPN ||
+	if (datagram->dest_qpn != SOFT_MULTICAST_QPN ||
 	    memcmp(&datagram->destination, &group->gid, sizeof(group->gid))) {
-		SOFT_TRACE_DROPPED(.reason = "DESTINATION_GID", .qp_num = datagram->to,
-				   .remote_qpn = datagram->from, .remote = &datagram->source);
+		SOFT_TRACE_DROPPED(.reason = "DESTINATION_GID", .qp_num = datagram->dest_qpn,
+				   .remote_qpn = datagram->src_qpn, .remote = &datagram->source);
 		return;
 	}
 	soft_list_each (struct attachment, attachment, &group->members, of_group)

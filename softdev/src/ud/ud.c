@@ -22,8 +22,8 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 	struct soft_datagram datagram = {
 		.source = to->path.source,
 		.destination = to->path.destination,
-		.to = to->qpn,
-		.from = qp->ibv.qp_num,
+		.dest_qpn = to->qpn,
+		.src_qpn = qp->ibv.qp_num,
 		/* If the high bit is set, use the queue pair's own Q_Key instead (IBTA 10.2.5). */
 		.qkey = to->qkey & OWN_QKEY ? qp->attr.qkey : to->qkey,
 		.psn = send->psn & SOFT_PSN_MASK,
@@ -184,8 +184,8 @@ static bool put(struct soft_qp *qp, uint32_t offset, const uint8_t *data, uint32
 
 static void dropped(const struct soft_datagram *datagram, const char *reason)
 {
-	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = datagram->to, .remote_qpn = datagram->from,
-			   .remote = &datagram->source);
+	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = datagram->dest_qpn,
+			   .remote_qpn = datagram->src_qpn, .remote = &datagram->source);
 }
 
 void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, const uint8_t *payload,
@@ -237,7 +237,7 @@ void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload, uint32_t length)
 {
 	soft_assert_locked();
-	struct soft_qp *qp = soft_qp_find(datagram->to);
+	struct soft_qp *qp = soft_qp_find(datagram->dest_qpn);
 
 	/* The destination GID must belong to the queue pair's device. */
 	if (qp && soft_gid_index(soft_qp_hca(qp), &datagram->destination) >= 0)

@@ -105,7 +105,7 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 	const uint32_t pad = soft_roce_pad(packet->length);
 	size_t headers;
 
-	packet->to = pair->qp->attr.dest_qp_num;
+	packet->dest_qpn = pair->qp->attr.dest_qp_num;
 	headers = soft_roce_encode(at, packet);
 	take_bytes(payload, at + headers, packet->length);
 	memcpy(at + headers + packet->length, zeros, pad);
@@ -113,7 +113,7 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 		soft_roce_staged(&pair->out, (uint32_t)headers + packet->length + pad);
 	else
 		SOFT_TRACE_DROPPED(.reason = "NO_ROOM", .qp_num = pair->qp->ibv.qp_num,
-				   .remote_qpn = packet->to, .remote = &pair->peer);
+				   .remote_qpn = packet->dest_qpn, .remote = &pair->peer);
 }
 
 /* Returns the responder's message sequence number (MSN) at this PSN. */
@@ -304,8 +304,9 @@ void soft_roce_dropped(const char *reason, const struct soft_roce_packet *packet
 		return;
 	const bool known = soft_gid_from(&gid, (const struct sockaddr *)from);
 
-	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = packet ? packet->to : 0,
-			   .remote_qpn = packet ? packet->from : 0, .remote = known ? &gid : NULL);
+	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = packet ? packet->dest_qpn : 0,
+			   .remote_qpn = packet ? packet->src_qpn : 0,
+			   .remote = known ? &gid : NULL);
 }
 
 void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
@@ -331,11 +332,11 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 		soft_roce_take_datagram(at, from, &packet, bytes, length, traffic_class);
 		return;
 	}
-	pair = soft_table_find(&soft_device.roce->pairs, packet.to);
+	pair = soft_table_find(&soft_device.roce->pairs, packet.dest_qpn);
 	if (pair)
 		reason = objection(pair, at, from, &packet);
 	else
-		reason = soft_trace_on && soft_qp_find(packet.to) ? "QP_STATE" : "QPN";
+		reason = soft_trace_on && soft_qp_find(packet.dest_qpn) ? "QP_STATE" : "QPN";
 	if (!reason && !soft_icrc_check(&pair->in, bytes, length))
 		reason = "ICRC";
 	if (reason) {
@@ -358,7 +359,7 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 		record = bytes + (packet.payload - bytes) - SOFT_FRAME_HEADER;
 	soft_frame_encode(record, &frame);
 	pair->chan->calls->data(pair->chan, record, SOFT_FRAME_HEADER + frame.length, 0);
-	pair = soft_table_find(&soft_device.roce->pairs, packet.to);
+	pair = soft_table_find(&soft_device.roce->pairs, packet.dest_qpn);
 	if (!pair)
 		return;
 	/* Acknowledge within a message too, because the requester's window may be smaller than the
