@@ -12,7 +12,7 @@
 #include "ud/ud.h"
 #include "link/link.h"
 
-static const struct soft_roce_takers takers = {
+static const struct soft_roce_datagram_ops datagram_ops = {
 	.datagram = soft_ud_input,
 	.mad = soft_cm_mad_received,
 };
@@ -70,7 +70,7 @@ void soft_device_make(void)
 	soft_device.objects->datagrams = &soft_ud_transport;
 	soft_device.objects->links = &soft_links_calls;
 	soft_device.paths->acceptor = &acceptor;
-	soft_roce_use(&takers);
+	soft_roce_set_datagram_ops(&datagram_ops);
 	soft_links_use_cm(soft_cm_offer);
 }
 

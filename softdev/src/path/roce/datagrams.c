@@ -187,13 +187,14 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 	if (packet->opcode == (SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY_IMMEDIATE))
 		datagram.flags |= SOFT_DATAGRAM_IMMEDIATE;
 	if (is_mad)
-		soft_device.roce->takers->mad(&datagram.source, &at->gid, packet->payload,
-					      packet->length);
+		soft_device.roce->datagram_ops->mad(&datagram.source, &at->gid, packet->payload,
+						    packet->length);
 	else
-		soft_device.roce->takers->datagram(&datagram, packet->payload, packet->length);
+		soft_device.roce->datagram_ops->datagram(&datagram, packet->payload,
+							 packet->length);
 }
 
-void soft_roce_use(const struct soft_roce_takers *takers)
+void soft_roce_set_datagram_ops(const struct soft_roce_datagram_ops *ops)
 {
-	soft_device.roce->takers = takers;
+	soft_device.roce->datagram_ops = ops;
 }

@@ -98,7 +98,7 @@ struct soft_roce {
 	struct soft_timer again; /* offers room to waiting channels in the next step */
 
 	/* datagrams.c */
-	const struct soft_roce_takers *takers;
+	const struct soft_roce_datagram_ops *datagram_ops;
 	unsigned holders;
 
 	/* sockets.c */
