@@ -429,7 +429,7 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 	return rc;
 }
 
-static void offer(void)
+static void offer_room(void)
 {
 	for (int i = 0; i < SOFT_MAX_HCAS; i++)
 		if (soft_path_has_waiting(&soft_device.roce->paths[i]))
@@ -441,14 +441,14 @@ void soft_roce_unblocked(void)
 	soft_device.roce->blocked = false;
 	soft_roce_flush();
 	if (!soft_device.roce->blocked)
-		offer();
+		offer_room();
 }
 
-static void again(struct soft_timer *timer)
+static void room_timer_expired(struct soft_timer *timer)
 {
 	(void)timer;
 	if (!soft_device.roce->blocked)
-		offer();
+		offer_room();
 }
 
 /* Send the staged packets, and schedule the channels that wait for room. */
@@ -458,12 +458,12 @@ static void flush(struct soft_deferred *deferred)
 
 	soft_roce_flush();
 	if (soft_path_has_waiting(path) && !soft_device.roce->blocked)
-		soft_timer_start(&soft_device.roce->again, soft_now());
+		soft_timer_start(&soft_device.roce->room_timer, soft_now());
 }
 
 static void begin(void)
 {
-	soft_device.roce->again = (struct soft_timer){.expired = again};
+	soft_device.roce->room_timer = (struct soft_timer){.expired = room_timer_expired};
 	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		soft_device.roce->paths[i] = (struct soft_path){.ports = 1u << i};
 		soft_path_init(&soft_device.roce->paths[i], &calls, flush);
@@ -480,7 +480,7 @@ static void create(void)
 /* Send the last packets and close the sockets. The links and their pairs have ended already. */
 static void stop(void)
 {
-	soft_timer_stop(&soft_device.roce->again);
+	soft_timer_stop(&soft_device.roce->room_timer);
 	soft_roce_sockets_close(true);
 }
 

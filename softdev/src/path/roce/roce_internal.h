@@ -95,7 +95,7 @@ struct soft_roce_run {
 struct soft_roce {
 	struct soft_path paths[SOFT_MAX_HCAS]; /* one per device */
 	struct soft_table pairs; /* by local queue pair number */
-	struct soft_timer again; /* offers room to waiting channels in the next step */
+	struct soft_timer room_timer; /* offers room to waiting channels in the next step */
 
 	/* datagrams.c */
 	const struct soft_roce_datagram_ops *datagram_ops;

@@ -346,7 +346,7 @@ static void close_address(struct soft_roce_address *address)
 {
 	forget_staged();
 	if (soft_device.roce->blocked)
-		soft_timer_start(&soft_device.roce->again, soft_now());
+		soft_timer_start(&soft_device.roce->room_timer, soft_now());
 	soft_device.roce->blocked = false;
 	for (int i = 0; i < SOFT_ROCE_SENDERS; i++)
 		if (address->senders[i].port)
