@@ -42,9 +42,9 @@ struct soft_roce_address {
 	bool held; /* in use by datagrams.c */
 	uint32_t room; /* bytes of packets that the receive buffer holds */
 	bool busy; /* packets are being read; do not free */
-	bool left; /* whether the port's owner has closed the connection */
+	bool owner_closed; /* whether the port's owner has closed the connection */
 	struct soft_node node;
-	struct soft_acceptor door; /* listening socket for guests; closed in a guest */
+	struct soft_acceptor acceptor; /* listening socket for guests; closed in a guest */
 	struct soft_node guests;
 	struct soft_roce_sender senders[SOFT_ROCE_SENDERS]; /* port is 0 until opened */
 };
@@ -156,7 +156,7 @@ void soft_roce_sockets_close(bool flush);
 enum { SOFT_ROCE_FROM = sizeof(struct sockaddr_in6) + 1 };
 static inline bool soft_roce_is_guest(const struct soft_roce_address *address)
 {
-	return address->door.watch.fd < 0;
+	return address->acceptor.watch.fd < 0;
 }
 /* Become the owner of the address and accept guests. If another process owns it, connect to that
  * process as a guest, with the descriptor of `address->watch`. Returns 0 or an errno value. */

@@ -308,7 +308,8 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 
 	for (int i = 0; i < count; i++) {
 		if (guest && messages[i].msg_len <= SOFT_ROCE_FROM) {
-			address->left = true; /* the port's owner has closed the connection */
+			address->owner_closed =
+				true; /* the port's owner has closed the connection */
 			return 0;
 		}
 		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_FROM : 0);
@@ -372,11 +373,11 @@ static void readable(struct soft_fd_watch *watch)
 		budget -= bytes < budget ? bytes : budget;
 	}
 	address->busy = false;
-	if (address->left && address->users) {
+	if (address->owner_closed && address->users) {
 		soft_watch_close(&address->watch);
 		(void)receive_at(address);
 	}
-	address->left = false;
+	address->owner_closed = false;
 	soft_roce_address_release(NULL);
 }
 
@@ -460,7 +461,7 @@ static void tell_not_open(const union ibv_gid *gid, int error)
 static int receive_at(struct soft_roce_address *address)
 {
 	if (soft_device.platform->network) {
-		address->door.watch.fd = -1;
+		address->acceptor.watch.fd = -1;
 		address->room = SOFT_ROCE_BUFFER / 4;
 		return 0;
 	}
