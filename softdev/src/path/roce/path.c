@@ -60,7 +60,7 @@ static void progress(struct soft_roce_pair *pair)
 	 * about the network's capacity (RFC 7661). */
 	const bool used = (uint64_t)(qp->sq.unsent - pair->unacked) * mtu >= pair->window / 2;
 
-	if (!pair->begun || !acked)
+	if (!pair->has_sent_request || !acked)
 		return;
 	pair->unacked = qp->sq.unacked;
 	if (used)
@@ -155,9 +155,9 @@ static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *m
 	/* Do not notify for acknowledgements, because the peer cannot relieve congestion by sending
 	 * fewer of them. */
 	if (operation == SOFT_ROCE_ACKNOWLEDGE || operation == SOFT_ROCE_ATOMIC_ACKNOWLEDGE ||
-	    soft_now() < pair->notifies_at)
+	    soft_now() < pair->next_notification_ns)
 		return;
-	pair->notifies_at = soft_now() + NOTIFICATION_NS;
+	pair->next_notification_ns = soft_now() + NOTIFICATION_NS;
 	send_packet(pair, &packet, &(struct reader){.iov = &payload});
 	soft_defer(&pair->chan->path->flush);
 }
@@ -192,8 +192,8 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	}
 	if (!soft_roce_from_frame(&packet, frame, small))
 		return;
-	if (soft_is_request(frame) && !pair->begun) {
-		pair->begun = true;
+	if (soft_is_request(frame) && !pair->has_sent_request) {
+		pair->has_sent_request = true;
 		pair->unacked = pair->recovered = pair->qp->sq.unacked;
 	}
 	for (bool first = soft_is_first(frame);; first = false) {

@@ -24,7 +24,7 @@ enum {
 struct soft_roce_sender {
 	struct soft_fd_watch watch;
 	uint16_t port; /* source port */
-	bool one_by_one; /* the kernel cannot split runs on this socket */
+	bool no_segmentation; /* the kernel cannot split runs on this socket */
 };
 
 /* A guest: another process that receives packets through this one. */
@@ -71,12 +71,12 @@ struct soft_roce_pair {
 	struct soft_icrc_flow in;
 	/* Request window, counted in PSNs. */
 	struct soft_window psns;
-	bool begun;
+	bool has_sent_request;
 	uint32_t unacked; /* `sq.unacked` at the last window update */
 	uint32_t recovered; /* losses count as the same event until this PSN is acknowledged */
 	uint64_t window; /* congestion window in bytes */
 	uint64_t threshold; /* slow start threshold in bytes */
-	uint64_t notifies_at; /* earliest time of the next congestion notification */
+	uint64_t next_notification_ns; /* earliest time of the next congestion notification */
 };
 
 /* Packets that one system call sends to the same destination. All have the same length, but the

@@ -78,7 +78,7 @@ static bool must_wait(const struct soft_roce_run *run, int error)
 	case EINVAL:
 		/* The kernel cannot split runs if the network device lacks checksum offload
 		 * (udp(7)). */
-		run->sender->one_by_one |= run->count > 1;
+		run->sender->no_segmentation |= run->count > 1;
 		return false;
 	default:
 		return false;
@@ -206,7 +206,7 @@ static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t
 			: NULL;
 
 	return run && !soft_device.roce->blocked && run->sender == flow->sender &&
-			       !run->sender->one_by_one &&
+			       !run->sender->no_segmentation &&
 			       run->length == (uint32_t)run->segment * run->count &&
 			       run->traffic_class == flow->traffic_class &&
 			       length <= run->segment && run->count < MAX_SEGMENTS &&
