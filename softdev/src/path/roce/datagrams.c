@@ -125,7 +125,7 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 		at += payload[i].iov_len;
 	}
 	memset(at, 0, SOFT_ROCE_PAD_MAX);
-	soft_roce_staged(&flow, (uint32_t)(at - staged) + soft_roce_pad(packet.length));
+	soft_roce_commit_staged(&flow, (uint32_t)(at - staged) + soft_roce_pad(packet.length));
 	soft_defer(&soft_device.roce->paths[0].flush);
 	return true;
 }
@@ -145,10 +145,10 @@ void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, cons
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
-void soft_roce_take_datagram(const struct soft_roce_address *at,
-			     const struct sockaddr_storage *from,
-			     const struct soft_roce_packet *packet, const uint8_t *bytes,
-			     size_t length, uint8_t traffic_class)
+void soft_roce_receive_datagram(const struct soft_roce_address *at,
+				const struct sockaddr_storage *from,
+				const struct soft_roce_packet *packet, const uint8_t *bytes,
+				size_t length, uint8_t traffic_class)
 {
 	const bool is_mad = packet->dest_qpn == SOFT_ROCE_GSI;
 	struct soft_datagram datagram = {

@@ -110,7 +110,7 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 	take_bytes(payload, at + headers, packet->length);
 	memcpy(at + headers + packet->length, zeros, pad);
 	if (staged)
-		soft_roce_staged(&pair->out, (uint32_t)headers + packet->length + pad);
+		soft_roce_commit_staged(&pair->out, (uint32_t)headers + packet->length + pad);
 	else
 		SOFT_TRACE_DROPPED(.reason = "NO_ROOM", .qp_num = pair->qp->ibv.qp_num,
 				   .remote_qpn = packet->dest_qpn, .remote = &pair->peer);
@@ -309,8 +309,8 @@ void soft_roce_dropped(const char *reason, const struct soft_roce_packet *packet
 			   .remote = known ? &gid : NULL);
 }
 
-void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, uint8_t traffic_class)
+void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_storage *from,
+		       uint8_t *bytes, size_t length, uint8_t traffic_class)
 {
 	soft_assert_locked();
 	struct soft_roce_packet packet;
@@ -329,7 +329,7 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 		return;
 	}
 	if ((packet.opcode & SOFT_ROCE_SERVICE) == SOFT_ROCE_UD) {
-		soft_roce_take_datagram(at, from, &packet, bytes, length, traffic_class);
+		soft_roce_receive_datagram(at, from, &packet, bytes, length, traffic_class);
 		return;
 	}
 	pair = soft_table_find(&soft_device.roce->pairs, packet.dest_qpn);

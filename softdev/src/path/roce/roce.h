@@ -45,7 +45,7 @@ void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, cons
 			size_t length);
 
 /* Handle a datagram from a simulated network. The 64 bytes before `bytes` may be overwritten. */
-void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
-		       uint8_t *bytes, size_t length);
+void soft_roce_receive_simulated(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
+				 uint8_t *bytes, size_t length);
 
 extern const struct soft_subsystem soft_roce_subsystem;

@@ -147,13 +147,13 @@ size_t soft_roce_room(void);
 uint8_t *soft_roce_stage(void);
 /* Add the packet that the caller has written at soft_roce_stage() to a run, and append its ICRC.
  * `length` includes the padding. */
-void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length);
+void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length);
 void soft_roce_flush(void);
 void soft_roce_sockets_close(bool flush);
 
 /* share.c */
 /* Size of the prefix of a packet for a guest: the sender's address and traffic class. */
-enum { SOFT_ROCE_FROM = sizeof(struct sockaddr_in6) + 1 };
+enum { SOFT_ROCE_GUEST_PREFIX = sizeof(struct sockaddr_in6) + 1 };
 static inline bool soft_roce_is_guest(const struct soft_roce_address *address)
 {
 	return address->acceptor.watch.fd < 0;
@@ -164,12 +164,12 @@ int soft_roce_share(struct soft_roce_address *address);
 void soft_roce_unshare(struct soft_roce_address *address);
 /* Forward a packet to the guests that it is addressed to. Returns false if this process must handle
  * the packet too. */
-bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, uint8_t traffic_class);
+bool soft_roce_forward(struct soft_roce_address *address, struct sockaddr_storage *from,
+		       uint8_t *bytes, size_t length, uint8_t traffic_class);
 
 /* Handle a received packet (path.c). May overwrite the SOFT_FRAME_HEADER bytes before `bytes`. */
-void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, uint8_t traffic_class);
+void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_storage *from,
+		       uint8_t *bytes, size_t length, uint8_t traffic_class);
 /* Resume sending when a full socket accepts more (path.c). */
 void soft_roce_unblocked(void);
 
@@ -178,9 +178,9 @@ void soft_roce_dropped(const char *reason, const struct soft_roce_packet *packet
 		       const struct sockaddr_storage *from);
 
 /* Handle a UD packet (datagrams.c). */
-void soft_roce_take_datagram(const struct soft_roce_address *at,
-			     const struct sockaddr_storage *from,
-			     const struct soft_roce_packet *packet, const uint8_t *bytes,
-			     size_t length, uint8_t traffic_class);
+void soft_roce_receive_datagram(const struct soft_roce_address *at,
+				const struct sockaddr_storage *from,
+				const struct soft_roce_packet *packet, const uint8_t *bytes,
+				size_t length, uint8_t traffic_class);
 /* Implements `port_changed` of soft_roce_subsystem. */
 void soft_roce_port_changed(enum soft_port_change change, uint32_t ports);

@@ -90,19 +90,19 @@ static void accept_guest(struct soft_acceptor *acceptor, int fd,
 		forget(guest);
 }
 
-bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, uint8_t traffic_class)
+bool soft_roce_forward(struct soft_roce_address *address, struct sockaddr_storage *from,
+		       uint8_t *bytes, size_t length, uint8_t traffic_class)
 {
 	if (soft_list_empty(&address->guests) || length < QPN_OFFSET + 3)
 		return false;
 	const uint8_t *at = bytes + QPN_OFFSET;
 	const uint32_t qpn = (uint32_t)at[0] << 16 | (uint32_t)at[1] << 8 | at[2];
-	struct iovec iov[] = {{from, SOFT_ROCE_FROM}, {bytes, length}};
+	struct iovec iov[] = {{from, SOFT_ROCE_GUEST_PREFIX}, {bytes, length}};
 	const struct msghdr record = {.msg_iov = iov, .msg_iovlen = 2};
 
 	if (qpn != SOFT_ROCE_GSI && soft_qpn_ip_port(qpn) == soft_ip_port())
 		return false;
-	((uint8_t *)from)[SOFT_ROCE_FROM - 1] = traffic_class;
+	((uint8_t *)from)[SOFT_ROCE_GUEST_PREFIX - 1] = traffic_class;
 	soft_list_each (struct soft_roce_guest, guest, &address->guests, node)
 		if (qpn == SOFT_ROCE_GSI || soft_qpn_ip_port(qpn) == guest->ip_port)
 			/* Drop the packet if the guest's socket is full, as a network may do. */

@@ -216,7 +216,7 @@ static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t
 		       : NULL;
 }
 
-void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
+void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length)
 {
 	uint8_t *at = soft_device.roce->staged + soft_device.roce->staged_length;
 	const uint32_t whole = length + SOFT_ROCE_ICRC;
@@ -290,7 +290,7 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 	size_t bytes = 0;
 
 	for (int i = 0; i < READS_PER_CALL; i++) {
-		iov[i][0] = (struct iovec){&from[i], SOFT_ROCE_FROM};
+		iov[i][0] = (struct iovec){&from[i], SOFT_ROCE_GUEST_PREFIX};
 		iov[i][1] = (struct iovec){soft_device.roce->input + (size_t)i * INPUT + HEADROOM,
 					   INPUT - HEADROOM};
 		messages[i].msg_hdr = (struct msghdr){
@@ -307,23 +307,24 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 	int count = recvmmsg(address->watch.fd, messages, READS_PER_CALL, MSG_DONTWAIT, NULL);
 
 	for (int i = 0; i < count; i++) {
-		if (guest && messages[i].msg_len <= SOFT_ROCE_FROM) {
+		if (guest && messages[i].msg_len <= SOFT_ROCE_GUEST_PREFIX) {
 			address->owner_closed =
 				true; /* the port's owner has closed the connection */
 			return 0;
 		}
-		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_FROM : 0);
+		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_GUEST_PREFIX : 0);
 		const size_t segment = segment_of(&messages[i].msg_hdr, length);
-		const uint8_t traffic_class = guest ? ((uint8_t *)&from[i])[SOFT_ROCE_FROM - 1]
-						    : traffic_class_of(&messages[i].msg_hdr);
+		const uint8_t traffic_class =
+			guest ? ((uint8_t *)&from[i])[SOFT_ROCE_GUEST_PREFIX - 1]
+			      : traffic_class_of(&messages[i].msg_hdr);
 
 		for (size_t done = 0; done < length; done += segment) {
 			uint8_t *at = (uint8_t *)iov[i][1].iov_base + done;
 			const size_t one = length - done < segment ? length - done : segment;
 
-			if (!soft_roce_pass(address, &from[i], at, one, traffic_class) &&
+			if (!soft_roce_forward(address, &from[i], at, one, traffic_class) &&
 			    !only_pass)
-				soft_roce_take(address, &from[i], at, one, traffic_class);
+				soft_roce_receive(address, &from[i], at, one, traffic_class);
 		}
 		bytes += length + 1;
 	}
@@ -332,7 +333,7 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 
 /* Forward unread packets to the guests, because closing the socket would lose them. They include
  * packets that this process itself has sent to guests, such as its last acknowledgements. */
-static void pass_rest(struct soft_roce_address *address)
+static void forward_unread(struct soft_roce_address *address)
 {
 	/* The input buffer is in use while a packet is handled. */
 	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
@@ -535,7 +536,7 @@ void soft_roce_address_release(struct soft_roce_address *address)
 		if (it->users || it->busy)
 			continue;
 		soft_roce_flush();
-		pass_rest(it);
+		forward_unread(it);
 		close_address(it);
 	}
 }
@@ -591,8 +592,8 @@ bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *addre
 	return true;
 }
 
-void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
-		       uint8_t *bytes, size_t length)
+void soft_roce_receive_simulated(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
+				 uint8_t *bytes, size_t length)
 {
 	struct soft_roce_address *address = soft_roce_address_at(at);
 	struct sockaddr_storage sender;
@@ -601,7 +602,7 @@ void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint1
 		return;
 	soft_gid_address(from, at, port, &sender);
 	address->busy = true;
-	soft_roce_take(address, &sender, bytes, length, 0);
+	soft_roce_receive(address, &sender, bytes, length, 0);
 	address->busy = false;
 	soft_roce_address_release(NULL);
 }
@@ -614,7 +615,7 @@ __attribute__((destructor)) static void at_exit(void)
 		return;
 	soft_roce_flush();
 	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
-		pass_rest(it);
+		forward_unread(it);
 	soft_unlock();
 }
 
@@ -625,7 +626,7 @@ void soft_roce_sockets_close(bool flush)
 		soft_roce_flush();
 	soft_list_drain (struct soft_roce_address, address, &soft_device.roce->addresses, node) {
 		if (flush)
-			pass_rest(address);
+			forward_unread(address);
 		close_address(address);
 	}
 	forget_staged();

@@ -432,8 +432,8 @@ static void arrive(struct flight *flight)
 	if (machine->state == AIORDMA_SIM_UP) {
 		aiordma_sim_enter(machine->number);
 		soft_lock();
-		soft_roce_arrived(&flight->to_gid, &flight->from_gid, flight->port,
-				  flight->bytes + HEADROOM, flight->length);
+		soft_roce_receive_simulated(&flight->to_gid, &flight->from_gid, flight->port,
+					    flight->bytes + HEADROOM, flight->length);
 		soft_unlock();
 	}
 	free(flight);
