@@ -108,7 +108,7 @@ struct soft_roce {
 	struct soft_roce_run *runs;
 	uint32_t run_count, run_sent;
 	bool blocked; /* a socket's send buffer is full */
-	bool too_long_told;
+	bool too_long_reported;
 };
 
 /* packets.c */

@@ -47,17 +47,17 @@ static void writable(struct soft_fd_watch *watch)
 	soft_roce_unblocked();
 }
 
-static void forget_staged(void)
+static void discard_staged(void)
 {
 	soft_device.roce->staged_length = soft_device.roce->run_count = soft_device.roce->run_sent =
 		0;
 }
 
-static void tell_too_long(uint32_t length)
+static void report_too_long(uint32_t length)
 {
-	if (soft_device.roce->too_long_told)
+	if (soft_device.roce->too_long_reported)
 		return;
-	soft_device.roce->too_long_told = true;
+	soft_device.roce->too_long_reported = true;
 	fprintf(stderr,
 		"aiordma: a RoCE packet of %u bytes exceeds the MTU of the network; reduce the "
 		"path_mtu of the queue pairs, or increase the MTU of the network interface\n",
@@ -66,13 +66,13 @@ static void tell_too_long(uint32_t length)
 
 /* Returns whether to send a run again when the socket accepts more. All other unsent runs are
  * dropped. */
-static bool must_wait(const struct soft_roce_run *run, int error)
+static bool must_retry(const struct soft_roce_run *run, int error)
 {
 	switch (error) {
 	case EAGAIN:
 		return !soft_watch(&run->sender->watch, EPOLLOUT);
 	case EMSGSIZE:
-		tell_too_long(run->segment);
+		report_too_long(run->segment);
 		return false;
 	case EIO:
 	case EINVAL:
@@ -110,7 +110,7 @@ static void send_run(const struct soft_network *network, const struct soft_roce_
 	soft_device.roce->run_sent++;
 }
 
-static void lose_run(const struct soft_roce_run *run)
+static void drop_run(const struct soft_roce_run *run)
 {
 	union ibv_gid to;
 
@@ -153,10 +153,10 @@ static void send_runs(const struct soft_roce_run *runs, unsigned count)
 	while (sent < 0 && errno == EINTR);
 	if (sent > 0)
 		soft_device.roce->run_sent += (uint32_t)sent;
-	else if (must_wait(runs, errno))
+	else if (must_retry(runs, errno))
 		soft_device.roce->blocked = true;
 	else
-		lose_run(runs);
+		drop_run(runs);
 }
 
 void soft_roce_flush(void)
@@ -178,7 +178,7 @@ void soft_roce_flush(void)
 		send_runs(runs, count);
 	}
 	if (!soft_device.roce->blocked)
-		forget_staged();
+		discard_staged();
 }
 
 size_t soft_roce_room(void)
@@ -346,7 +346,7 @@ static void forward_unread(struct soft_roce_address *address)
 /* Close and free an address. Drops all staged packets, because some may refer to its sockets. */
 static void close_address(struct soft_roce_address *address)
 {
-	forget_staged();
+	discard_staged();
 	if (soft_device.roce->blocked)
 		soft_timer_start(&soft_device.roce->room_timer, soft_now());
 	soft_device.roce->blocked = false;
@@ -403,7 +403,7 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 
 /* Create a UDP socket that is bound to this address and port and never fragments packets. Returns
  * -1 and sets errno on failure. */
-static int bound(const union ibv_gid *gid, uint16_t port)
+static int bind_socket(const union ibv_gid *gid, uint16_t port)
 {
 	struct sockaddr_storage address;
 	const socklen_t length = soft_gid_address(gid, gid, port, &address);
@@ -441,7 +441,7 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 	return fd;
 }
 
-static void tell_not_open(const union ibv_gid *gid, int error)
+static void report_not_open(const union ibv_gid *gid, int error)
 {
 	char text[INET6_ADDRSTRLEN] = "";
 
@@ -470,7 +470,7 @@ static int receive_at(struct soft_roce_address *address)
 	socklen_t length = sizeof(room);
 
 	if (!error && !soft_roce_is_guest(address)) {
-		address->watch.fd = bound(&address->gid, SOFT_ROCE_PORT);
+		address->watch.fd = bind_socket(&address->gid, SOFT_ROCE_PORT);
 		error = address->watch.fd < 0 ? errno : 0;
 		soft_set_option(address->watch.fd, IPPROTO_UDP, UDP_GRO, 1);
 	}
@@ -482,7 +482,7 @@ static int receive_at(struct soft_roce_address *address)
 		error = soft_watch(&address->watch, EPOLLIN);
 	if (error) {
 		if (error != EADDRNOTAVAIL) /* an error that the caller may expect */
-			tell_not_open(&address->gid, error);
+			report_not_open(&address->gid, error);
 		soft_watch_close(&address->watch);
 		soft_roce_unshare(address);
 	}
@@ -560,7 +560,7 @@ static struct soft_roce_sender *sender_of(struct soft_roce_address *address, uin
 			sender->port = number;
 			return sender;
 		}
-		fd = bound(&address->gid, number);
+		fd = bind_socket(&address->gid, number);
 	}
 	if (fd < 0)
 		return NULL;
@@ -629,7 +629,7 @@ void soft_roce_sockets_close(bool flush)
 			forward_unread(address);
 		close_address(address);
 	}
-	forget_staged();
+	discard_staged();
 	soft_device.roce->blocked = false;
 	soft_device.roce->holders = 0;
 	free(soft_device.roce->input);
