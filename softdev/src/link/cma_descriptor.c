@@ -106,9 +106,9 @@ static void lost(struct soft_link *link)
 {
 	soft_link_loses(link);
 	if (soft_is_request(&link->frame))
-		soft_responder_missed(link->qp);
+		soft_responder_report_gap(link->qp);
 	else
-		soft_requester_missed(link->qp);
+		soft_requester_implied_nak(link->qp);
 }
 
 static void failed(struct soft_link *link, enum soft_cma_result reached)

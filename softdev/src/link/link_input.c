@@ -54,7 +54,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 		return false;
 	if (frame->pieces && !soft_cma_desc_allowed(link))
 		return false;
-	if (frame->flags & SOFT_FRAME_ACK && !soft_acknowledged(link->qp, frame->ack))
+	if (frame->flags & SOFT_FRAME_ACK && !soft_complete_acknowledged(link->qp, frame->ack))
 		return false;
 	if (link->base.state != SOFT_LINK_UP)
 		return true; /* a completion has ended the queue pair */

@@ -156,7 +156,7 @@ static bool add_next(struct batch *batch,
 {
 	struct soft_qp *qp = batch->link->qp;
 	const struct soft_tx_cursor before = batch->cursor;
-	uint32_t done = soft_responder_done(qp, &before);
+	uint32_t done = soft_responder_ack_psn(qp, &before);
 
 	for (int with_cma = 1; with_cma >= 0; with_cma--) {
 		batch->cursor = before;
@@ -226,7 +226,7 @@ static void add_control(struct batch *batch)
 {
 	struct soft_link *link = batch->link;
 	struct soft_qp *qp = link->qp;
-	uint32_t done = soft_responder_done(qp, &batch->cursor);
+	uint32_t done = soft_responder_ack_psn(qp, &batch->cursor);
 	bool nak = link->base.nak_opcode && batch->cursor.response == qp->responder.response_tail;
 
 	if ((!nak && done == batch->cursor.acked) || !has_room(batch))
@@ -414,7 +414,7 @@ void soft_link_write_end(struct soft_link *link)
 		struct soft_tx_cursor cursor = {.acked = link->qp->responder.acked};
 
 		soft_responder_seek(link->qp, &cursor, link->qp->responder.response_head);
-		frame.ack = soft_responder_done(link->qp, &cursor);
+		frame.ack = soft_responder_ack_psn(link->qp, &cursor);
 		soft_frame_encode(link->header, &frame);
 	}
 	if (link->chan.path && !soft_chan_room(&link->chan, iov.iov_len)) {

@@ -30,7 +30,7 @@ static void taken_in(struct soft_link *link, uint32_t psn)
 			break;
 		}
 	}
-	(void)soft_acknowledged(qp, soft_psn_add(psn, SOFT_PSN_MASK));
+	(void)soft_complete_acknowledged(qp, soft_psn_add(psn, SOFT_PSN_MASK));
 }
 
 static bool is_exact(const struct soft_link *link)

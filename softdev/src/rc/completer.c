@@ -53,7 +53,7 @@ static void answered(struct soft_qp *qp, uint32_t psn)
 		sq->next_psn = psn;
 }
 
-bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
+bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn)
 {
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
@@ -78,7 +78,7 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 			break;
 		}
 		answered(qp, end);
-		soft_requester_done(qp);
+		soft_requester_skip_oldest(qp);
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 	}
 	if (sq->unacked != before)
@@ -86,7 +86,7 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 	/* Only data completes a READ or an atomic. An acknowledgement of a later PSN means that the
 	 * data was lost. */
 	if (sq->unacked != until && qp->ibv.state != IBV_QPS_ERR)
-		soft_requester_missed(qp);
+		soft_requester_implied_nak(qp);
 	return true;
 }
 
@@ -193,7 +193,7 @@ enum soft_sink soft_response_begin(struct soft_qp *qp, struct soft_frame *frame)
 	 * peer sends this acknowledgement only to select the stream (selection.c). */
 	if (frame->opcode == SOFT_ACK && qp->ibv.state == IBV_QPS_RTR)
 		return SOFT_SINK_NONE;
-	if (!soft_acknowledged(qp, done))
+	if (!soft_complete_acknowledged(qp, done))
 		return SOFT_SINK_BROKEN;
 	if (frame->opcode == SOFT_ACK)
 		return SOFT_SINK_NONE;
@@ -236,7 +236,7 @@ static void complete_read(struct soft_qp *qp)
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
 	answered(qp, send->psn + send->psns);
-	soft_requester_done(qp);
+	soft_requester_skip_oldest(qp);
 	soft_complete_send(qp, IBV_WC_SUCCESS);
 	after_completion(qp);
 }

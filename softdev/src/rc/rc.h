@@ -52,10 +52,10 @@ void soft_requester_go_back(struct soft_qp *qp);
 void soft_requester_retry(struct soft_qp *qp);
 /* Retransmit after an implied NAK, which is a response to a later request. Further implied NAKs of
  * the same loss are ignored. */
-void soft_requester_missed(struct soft_qp *qp);
+void soft_requester_implied_nak(struct soft_qp *qp);
 /* Update the transmit position before the oldest request completes. The request may still be due
  * for retransmission. */
-void soft_requester_done(struct soft_qp *qp);
+void soft_requester_skip_oldest(struct soft_qp *qp);
 /* Expect a NAK for the oldest request, because the peer has withdrawn its response. Until the NAK
  * arrives or the link ends, responses to later requests do not cause a retransmission. */
 void soft_requester_await_nak(struct soft_qp *qp);
@@ -72,12 +72,12 @@ static inline bool soft_responder_is_full(const struct soft_responder *responder
 /* ---- resp_retransmit.c (IBTA 9.7.4.1.2, 9.7.5.1) --------------------------------------------- */
 
 /* Handle a request whose PSN is not the expected one. */
-enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame);
+enum soft_sink soft_responder_unexpected_psn(struct soft_qp *qp, const struct soft_frame *frame);
 /* Returns the latest executed request with `opcode` that includes `psn`, or NULL. Only requests
  * that may still be unanswered are remembered (IBTA 9.4.5). */
 struct soft_known_read *soft_responder_find(const struct soft_responder *responder, uint8_t opcode,
 					    uint32_t psn);
-void soft_responder_missed(struct soft_qp *qp); /* sends one NAK per gap */
+void soft_responder_report_gap(struct soft_qp *qp); /* sends one NAK per gap */
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
 struct soft_response *soft_responder_queue_response(struct soft_qp *qp,
 						    const struct soft_frame *frame, uint8_t opcode,
@@ -121,7 +121,7 @@ static inline void soft_responder_seek(const struct soft_qp *qp, struct soft_tx_
 		cursor->response_psn = soft_response_at(qp, response)->psn;
 }
 /* Returns the last PSN that a frame sent at `cursor` may acknowledge. */
-uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
+uint32_t soft_responder_ack_psn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
 /* Returns the number of messages (MSN) that a frame sent at `cursor` may acknowledge. */
 uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
 
@@ -145,7 +145,7 @@ enum soft_sink soft_response_begin(struct soft_qp *qp, struct soft_frame *frame)
 /* Handle a response whose payload has arrived. */
 void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
 /* Complete all requests up to `psn`. Returns false if the PSN is invalid. */
-bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
+bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn);
 
 void soft_request_unwritable(struct soft_qp *qp,
 			     const struct soft_frame *frame); /* refuses the request */

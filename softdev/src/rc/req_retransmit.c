@@ -49,7 +49,7 @@ void soft_requester_retry(struct soft_qp *qp)
 	soft_qp_link_output(qp->link);
 }
 
-void soft_requester_missed(struct soft_qp *qp)
+void soft_requester_implied_nak(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	/* Retransmit only once, although every response in flight reports the same loss. */
@@ -65,7 +65,7 @@ void soft_requester_await_nak(struct soft_qp *qp)
 	qp->loss_reported = true;
 }
 
-void soft_requester_done(struct soft_qp *qp)
+void soft_requester_skip_oldest(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;

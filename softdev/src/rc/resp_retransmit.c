@@ -132,7 +132,7 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 	}
 }
 
-enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
+enum soft_sink soft_responder_unexpected_psn(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	soft_assert_locked();
 	if (soft_psn_before(frame->psn, qp->responder.psn))
@@ -140,12 +140,12 @@ enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_
 	else {
 		if (!qp->responder.awaiting_resend) /* once per gap */
 			trace_psn(qp, frame->psn);
-		soft_responder_missed(qp);
+		soft_responder_report_gap(qp);
 	}
 	return SOFT_SINK_DISCARD;
 }
 
-void soft_responder_missed(struct soft_qp *qp)
+void soft_responder_report_gap(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	if (!qp->responder.awaiting_resend)

@@ -184,7 +184,7 @@ static bool has_room_for_response(const struct soft_qp *qp)
 /* Treat the packet as lost, so that the requester retransmits it. */
 static enum soft_sink lose(struct soft_qp *qp)
 {
-	soft_responder_missed(qp);
+	soft_responder_report_gap(qp);
 	return SOFT_SINK_DISCARD;
 }
 
@@ -421,7 +421,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 	}
 	if (frame->psn != responder->psn && !soft_trim(qp, frame, responder->psn)) {
 		if (!soft_qp_is_uc(qp))
-			return soft_responder_out_of_turn(qp, frame);
+			return soft_responder_unexpected_psn(qp, frame);
 		SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = qp->ibv.qp_num,
 				   .remote_qpn = qp->attr.dest_qp_num, .has_psn = true,
 				   .psn = frame->psn, .expected_psn = responder->psn);
@@ -666,7 +666,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
+uint32_t soft_responder_ack_psn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
 {
 	soft_assert_locked();
 	const struct soft_responder *responder = &qp->responder;
