@@ -189,7 +189,7 @@ static void answer_lost(const struct soft_cma_export *export)
 	if (!qp || link->base.state != SOFT_LINK_UP ||
 	    !soft_psn_before(export->psn, qp->responder.psn))
 		return;
-	soft_responder_withdrawn(qp, qp->responder.response_head, export->psn, &export->response);
+	soft_responder_withdraw(qp, qp->responder.response_head, export->psn, &export->response);
 }
 
 static bool opened_by(const struct soft_cma_export *export, const void *what)

@@ -186,9 +186,9 @@ static bool add_answer(struct batch *batch)
 	while (!add_next(batch, soft_responder_next, &out, &there)) {
 		if (!there)
 			return false;
-		if (!soft_responder_withdrawn_again(qp, out.index)) {
-			soft_responder_withdrawn(qp, out.index, out.frame.psn,
-						 soft_response_at(qp, out.index));
+		if (!soft_responder_withdraw_repeated(qp, out.index)) {
+			soft_responder_withdraw(qp, out.index, out.frame.psn,
+						soft_response_at(qp, out.index));
 			return false;
 		}
 	}

@@ -100,12 +100,12 @@ void soft_responder_forget(struct soft_qp *qp); /* frees memory; does not requir
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
 /* Refuse the accepted request with PSN `psn`, whose memory has been deregistered, and all later
  * requests. Drops the responses from `index` on. The trace records the response `withdrawn`. */
-void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn,
-			      const struct soft_response *withdrawn);
+void soft_responder_withdraw(struct soft_qp *qp, uint32_t index, uint32_t psn,
+			     const struct soft_response *withdrawn);
 /* Replace a repeated response with a NAK, because its memory has been deregistered. Other requests
  * are not affected. Returns false if this is not a repeated response. */
-bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index);
-void soft_responder_refuse_again(struct soft_qp *qp, struct soft_response *response);
+bool soft_responder_withdraw_repeated(struct soft_qp *qp, uint32_t index);
+void soft_responder_refuse_repeated(struct soft_qp *qp, struct soft_response *response);
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);

@@ -85,7 +85,7 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 	     (frame->dma_length &&
 	      !soft_remote_range(qp, soft_remote_pd(qp, frame->ack), frame->rkey, frame->address,
 				 frame->dma_length, IBV_ACCESS_REMOTE_READ))))
-		soft_responder_refuse_again(qp, response);
+		soft_responder_refuse_repeated(qp, response);
 }
 
 static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)

@@ -124,8 +124,8 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *
 }
 
 /* Record the reason for refusing access in the trace. The NAK does not reveal it to the peer. */
-static void tell_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t rkey,
-			 uint64_t address, uint64_t length, unsigned rights)
+static void trace_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t rkey,
+			  uint64_t address, uint64_t length, unsigned rights)
 {
 	const char *reason = soft_remote_objection(qp, soft_remote_pd(qp, srq_num), rkey, address,
 						   length, rights);
@@ -147,8 +147,8 @@ static enum soft_sink refuse_access(struct soft_qp *qp, const struct soft_frame 
 				    uint64_t length, unsigned rights)
 {
 	if (soft_trace_on)
-		tell_refusal(qp, qp->responder.srq_num, frame->rkey, frame->address, length,
-			     rights);
+		trace_refusal(qp, qp->responder.srq_num, frame->rkey, frame->address, length,
+			      rights);
 	return refuse(qp, SOFT_NAK_REMOTE_ACCESS, NULL);
 }
 
@@ -769,35 +769,35 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	response->partly_sent = true;
 }
 
-static void tell_withdrawn(const struct soft_qp *qp, const struct soft_response *response)
+static void trace_withdrawn(const struct soft_qp *qp, const struct soft_response *response)
 {
 	if (soft_trace_on)
-		tell_refusal(qp, response->srq_num, response->rkey, response->address,
-			     response->length, IBV_ACCESS_REMOTE_READ);
+		trace_refusal(qp, response->srq_num, response->rkey, response->address,
+			      response->length, IBV_ACCESS_REMOTE_READ);
 }
 
-void soft_responder_refuse_again(struct soft_qp *qp, struct soft_response *response)
+void soft_responder_refuse_repeated(struct soft_qp *qp, struct soft_response *response)
 {
 	soft_assert_locked();
 	response->refused = true;
-	tell_withdrawn(qp, response);
+	trace_withdrawn(qp, response);
 }
 
-bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index)
+bool soft_responder_withdraw_repeated(struct soft_qp *qp, uint32_t index)
 {
 	soft_assert_locked();
 	struct soft_response *response = soft_response_at(qp, index);
 
 	if (response->is_uncounted)
-		soft_responder_refuse_again(qp, response);
+		soft_responder_refuse_repeated(qp, response);
 	return response->is_uncounted;
 }
 
-void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn,
-			      const struct soft_response *withdrawn)
+void soft_responder_withdraw(struct soft_qp *qp, uint32_t index, uint32_t psn,
+			     const struct soft_response *withdrawn)
 {
 	soft_assert_locked();
-	tell_withdrawn(qp, withdrawn);
+	trace_withdrawn(qp, withdrawn);
 	qp->responder.response_tail = index;
 	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, psn);
 }
