@@ -163,7 +163,7 @@ static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum sof
 
 /* Send an RNR NAK, because no receive is posted. The requester waits and then repeats the packet
  * (IBTA 9.7.5.2.8). A UC queue pair drops the message instead. */
-static enum soft_sink not_ready(struct soft_qp *qp)
+static enum soft_sink send_rnr_nak(struct soft_qp *qp)
 {
 	SOFT_TRACE(request_refused, qp, "NO_RECEIVE");
 	if (soft_qp_is_uc(qp))
@@ -182,7 +182,7 @@ static bool has_room_for_response(const struct soft_qp *qp)
 }
 
 /* Treat the packet as lost, so that the requester retransmits it. */
-static enum soft_sink lose(struct soft_qp *qp)
+static enum soft_sink drop_as_lost(struct soft_qp *qp)
 {
 	soft_responder_report_gap(qp);
 	return SOFT_SINK_DISCARD;
@@ -192,20 +192,20 @@ static enum soft_sink lose(struct soft_qp *qp)
  * lost if a slot holds a repeated response, or the response to a FLUSH or an ATOMIC WRITE, because
  * the requester is then not at fault. Not all requesters count FLUSHes and ATOMIC WRITEs. rdma_rxe
  * counts only ATOMIC WRITEs. */
-static enum soft_sink too_many(struct soft_qp *qp)
+static enum soft_sink refuse_excess_read(struct soft_qp *qp)
 {
 	const struct soft_responder *responder = &qp->responder;
 
 	for (uint32_t i = responder->response_head; i != responder->response_tail; i++) {
 		if (soft_response_at(qp, i)->is_uncounted)
-			return lose(qp);
+			return drop_as_lost(qp);
 	}
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST, "READS"); /* IBTA 9.7.4.3.1 */
 }
 
 /* Returns whether the peer may access the memory that the frame addresses. A length of 0 needs no
  * valid key (IBTA 9.4.3, 9.4.4: C9-88). */
-static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
+static bool is_accessible(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
 {
 	return frame->dma_length == 0 ||
 	       soft_remote_range(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
@@ -219,7 +219,7 @@ static uint64_t end_of(const struct soft_qp *qp, const struct soft_frame *frame)
 }
 
 /* Accept a SEND packet, unless the message is longer than the receive. */
-static enum soft_sink take_send(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink accept_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	uint64_t end = end_of(qp, frame);
 
@@ -234,7 +234,7 @@ static enum soft_sink take_send(struct soft_qp *qp, const struct soft_frame *fra
 }
 
 /* Accept a WRITE packet. The last packet of a WRITE with immediate needs a receive. */
-static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink accept_write(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	uint64_t end = end_of(qp, frame), total = qp->responder.dma_length;
 
@@ -242,7 +242,7 @@ static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *fr
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.6 */
 	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
 		if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
-			return not_ready(qp);
+			return send_rnr_nak(qp);
 		qp->responder.has_receive = true;
 	}
 	return frame->length ? SOFT_SINK_WRITE : SOFT_SINK_NONE;
@@ -251,18 +251,18 @@ static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *fr
 static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
-		return not_ready(qp);
+		return send_rnr_nak(qp);
 	qp->responder.has_receive = true;
-	return take_send(qp, frame);
+	return accept_send(qp, frame);
 }
 
 static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE))
 		return refuse_right(qp, frame, IBV_ACCESS_REMOTE_WRITE);
-	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_WRITE))
+	if (!is_accessible(qp, frame, IBV_ACCESS_REMOTE_WRITE))
 		return refuse_access(qp, frame, frame->dma_length, IBV_ACCESS_REMOTE_WRITE);
-	return take_write(qp, frame);
+	return accept_write(qp, frame);
 }
 
 static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *frame)
@@ -270,8 +270,8 @@ static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *fr
 	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ))
 		return refuse_right(qp, frame, IBV_ACCESS_REMOTE_READ);
 	if (!has_room_for_response(qp))
-		return too_many(qp);
-	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_READ))
+		return refuse_excess_read(qp);
+	if (!is_accessible(qp, frame, IBV_ACCESS_REMOTE_READ))
 		return refuse_access(qp, frame, frame->dma_length, IBV_ACCESS_REMOTE_READ);
 	return SOFT_SINK_NONE;
 }
@@ -294,7 +294,7 @@ static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
 static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (soft_is_read(frame->opcode) && !has_room_for_response(qp))
-		return too_many(qp);
+		return refuse_excess_read(qp);
 	if (!(qp->attr.qp_access_flags & atomic_right(frame)))
 		return refuse_right(qp, frame, atomic_right(frame));
 	if (frame->address % sizeof(uint64_t)) /* IBTA 9.4.5 (C9-104) */
@@ -334,7 +334,7 @@ static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *f
 }
 
 /* Returns whether the frame's fields are valid for its opcode. */
-static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame)
+static bool is_well_formed(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	/* An XRC initiator accepts no requests. Only requests to an XRC target name a shared
 	 * receive queue, and they must do so. */
@@ -364,7 +364,7 @@ static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame
 
 /* Select the shared receive queue of an XRC message. Returns 0, or a NAK if the domain has no such
  * queue or the queue's CQ has overrun. */
-static enum soft_nak name_srq(struct soft_qp *qp, uint32_t number)
+static enum soft_nak select_srq(struct soft_qp *qp, uint32_t number)
 {
 	const struct soft_srq *srq = soft_xrc_find(qp->xrcd, number);
 
@@ -375,7 +375,7 @@ static enum soft_nak name_srq(struct soft_qp *qp, uint32_t number)
 }
 
 /* Cancel an unsent sequence NAK after the expected request has arrived. */
-static void found(struct soft_qp *qp)
+static void cancel_sequence_nak(struct soft_qp *qp)
 {
 	struct soft_qp_link *link = qp->link;
 
@@ -385,7 +385,7 @@ static void found(struct soft_qp *qp)
 }
 
 /* Handle the next packet of the current SEND or WRITE. */
-static enum soft_sink go_on(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink continue_message(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	struct soft_responder *responder = &qp->responder;
 
@@ -395,9 +395,9 @@ static enum soft_sink go_on(struct soft_qp *qp, const struct soft_frame *frame)
 	responder->flags = frame->flags;
 	responder->immediate = frame->immediate;
 	if (frame->opcode == SOFT_WRITE)
-		return take_write(qp, frame);
+		return accept_write(qp, frame);
 	responder->rkey = frame->rkey;
-	return take_send(qp, frame);
+	return accept_send(qp, frame);
 }
 
 enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
@@ -405,7 +405,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
-	if (!well_formed(qp, frame))
+	if (!is_well_formed(qp, frame))
 		return SOFT_SINK_BROKEN;
 	if (responder->failed)
 		return SOFT_SINK_DISCARD;
@@ -427,11 +427,11 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 				   .psn = frame->psn, .expected_psn = responder->psn);
 		return drop(qp);
 	}
-	found(qp);
+	cancel_sequence_nak(qp);
 	if (responder->active == (soft_is_first(frame) && !frame->skip))
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.2 */
 	if (responder->active)
-		return go_on(qp, frame);
+		return continue_message(qp, frame);
 	/* If the peer used a different path MTU, its PSNs would stand for different offsets. This
 	 * is checked here because a CM stream has no handshake that compares the MTUs. */
 	if (frame->syndrome && frame->opcode != SOFT_FLUSH && frame->syndrome != qp->attr.path_mtu)
@@ -452,13 +452,13 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 	responder->address = frame->address;
 	responder->rkey = frame->rkey;
 	if (qp->xrcd) {
-		enum soft_nak nak = name_srq(qp, frame->ack);
+		enum soft_nak nak = select_srq(qp, frame->ack);
 
 		if (nak)
 			return refuse(qp, nak, "SRQ");
 	}
 	if (soft_is_empty_read(frame->opcode) && soft_responder_is_full(responder))
-		return lose(qp);
+		return drop_as_lost(qp);
 	switch (frame->opcode) {
 	case SOFT_SEND:
 		return begin_send(qp, frame);
@@ -551,7 +551,7 @@ struct soft_response *soft_responder_queue_response(struct soft_qp *qp,
 	return response;
 }
 
-static void answer_empty(struct soft_qp *qp, const struct soft_frame *frame)
+static void queue_empty_response(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	struct soft_responder *responder = &qp->responder;
 
@@ -591,7 +591,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 
 		memcpy(&value, arguments, sizeof(value));
 		__atomic_store_n(at, value, __ATOMIC_SEQ_CST);
-		answer_empty(qp, frame);
+		queue_empty_response(qp, frame);
 		return true;
 	}
 	if (frame->opcode == SOFT_FETCH_ADD)
@@ -651,7 +651,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
 		break;
 	case SOFT_FLUSH: /* the response is published after earlier writes */
-		answer_empty(qp, frame);
+		queue_empty_response(qp, frame);
 		break;
 	default:
 		if (!do_atomic(qp, frame, small)) {
