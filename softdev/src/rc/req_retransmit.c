@@ -18,7 +18,7 @@
 #define MIN_NS 1000000u
 
 /* Returns whether a response is outstanding on a link that may lose it. */
-static bool may_miss(const struct soft_qp *qp)
+static bool may_lose_response(const struct soft_qp *qp)
 {
 	return qp->sq.unacked != qp->sq.unsent && !qp->rnr_waiting && qp->link &&
 	       qp->link->state == SOFT_LINK_UP && qp->link->is_lossy;
@@ -91,7 +91,8 @@ void soft_requester_await(struct soft_qp *qp)
 	uint64_t time = (uint64_t)4096 << qp->attr.timeout;
 
 	/* A timeout of 0 disables the timer (IBTA 9.7.6.1.3). */
-	if (!may_miss(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout || qp->retry_timer.running)
+	if (!may_lose_response(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout ||
+	    qp->retry_timer.running)
 		return;
 	soft_timer_start(&qp->retry_timer, soft_now() + (time < MIN_NS ? MIN_NS : time));
 }
@@ -101,7 +102,7 @@ void soft_retry_expired(struct soft_timer *timer)
 	soft_assert_locked();
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, retry_timer);
 
-	if (!may_miss(qp))
+	if (!may_lose_response(qp))
 		return;
 	/* Packets that are still waiting to be sent cannot be lost. */
 	if (soft_port_is_down(qp) || qp->link->blocked) {

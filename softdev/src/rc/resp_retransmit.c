@@ -23,7 +23,7 @@ static void trace_psn(const struct soft_qp *qp, uint32_t psn)
 }
 
 /* Drop the unsent responses from `psn` on. The requester will repeat their requests. */
-static void forget_answers(struct soft_qp *qp, uint32_t psn)
+static void drop_unsent_responses(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_responder *responder = &qp->responder;
 	uint32_t tail = responder->response_head;
@@ -35,12 +35,13 @@ static void forget_answers(struct soft_qp *qp, uint32_t psn)
 }
 
 /* Queue a repeated response and drop the unsent ones after it. Returns NULL if no slot is free. */
-static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame *frame,
-				    uint8_t opcode, uint32_t length, const uint8_t *result)
+static struct soft_response *queue_repeated_response(struct soft_qp *qp,
+						     const struct soft_frame *frame, uint8_t opcode,
+						     uint32_t length, const uint8_t *result)
 {
 	struct soft_responder *responder = &qp->responder;
 
-	forget_answers(qp, frame->psn);
+	drop_unsent_responses(qp, frame->psn);
 	if (soft_responder_is_full(responder))
 		return NULL;
 	struct soft_response *response = soft_responder_queue_response(qp, frame, opcode, length);
@@ -66,7 +67,7 @@ struct soft_known_read *soft_responder_find(const struct soft_responder *respond
 	return NULL;
 }
 
-static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
+static void repeat_read(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	const struct soft_known_read *read =
 		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
@@ -78,7 +79,8 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 		trace_psn(qp, frame->psn);
 		return;
 	}
-	struct soft_response *response = answer(qp, frame, SOFT_READ_DATA, frame->dma_length, NULL);
+	struct soft_response *response =
+		queue_repeated_response(qp, frame, SOFT_READ_DATA, frame->dma_length, NULL);
 
 	if (response &&
 	    (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ) ||
@@ -88,20 +90,22 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 		soft_responder_refuse_repeated(qp, response);
 }
 
-static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
+static void repeat_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	const struct soft_known_read *read =
 		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
 
 	if (read)
-		answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT, read->result);
+		queue_repeated_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT,
+					read->result);
 	else
 		trace_psn(qp, frame->psn);
 }
 
 /* Returns whether the request repeats a remembered FLUSH or ATOMIC WRITE, whose response looks like
  * that of an empty READ. An unknown request may be a guess and is only acknowledged. */
-static bool was_empty_read(const struct soft_responder *responder, const struct soft_frame *frame)
+static bool repeats_empty_read(const struct soft_responder *responder,
+			       const struct soft_frame *frame)
 {
 	for (uint32_t i = 0; i < SOFT_KNOWN_EMPTY && i < responder->empty_count; i++)
 		if (responder->empty[i] == frame->psn)
@@ -109,26 +113,26 @@ static bool was_empty_read(const struct soft_responder *responder, const struct 
 	return false;
 }
 
-static void acknowledge_again(struct soft_qp *qp)
+static void repeat_ack(struct soft_qp *qp)
 {
 	/* Step back by one PSN to acknowledge the last one again. */
 	qp->responder.acked = soft_psn_add(qp->responder.acked, SOFT_PSN_MASK);
 	soft_qp_link_output(qp->link);
 }
 
-static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
+static void repeat_response(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (frame->opcode == SOFT_READ)
-		read_again(qp, frame);
+		repeat_read(qp, frame);
 	else if (soft_is_read(frame->opcode))
-		atomic_again(qp, frame);
-	else if (was_empty_read(&qp->responder, frame))
-		answer(qp, frame, SOFT_READ_DATA, 0, NULL);
+		repeat_atomic(qp, frame);
+	else if (repeats_empty_read(&qp->responder, frame))
+		queue_repeated_response(qp, frame, SOFT_READ_DATA, 0, NULL);
 	else { /* within a message as well, because a requester with a window may wait for it */
 		/* If no request has been accepted yet, the packet cannot be a duplicate. */
 		if (!qp->comm_established)
 			trace_psn(qp, frame->psn);
-		acknowledge_again(qp);
+		repeat_ack(qp);
 	}
 }
 
@@ -136,7 +140,7 @@ enum soft_sink soft_responder_unexpected_psn(struct soft_qp *qp, const struct so
 {
 	soft_assert_locked();
 	if (soft_psn_before(frame->psn, qp->responder.psn))
-		answer_again(qp, frame);
+		repeat_response(qp, frame);
 	else {
 		if (!qp->responder.awaiting_resend) /* once per gap */
 			trace_psn(qp, frame->psn);
