@@ -11,7 +11,7 @@
 
 /* Continue after a completion, which may lift a fence, free a slot for a READ, or finish
  * draining. */
-static void after_completion(struct soft_qp *qp)
+static void continue_sending(struct soft_qp *qp)
 {
 	qp->rnr_retries_remaining = qp->attr.rnr_retry;
 	qp->rnr_refused = false;
@@ -26,7 +26,7 @@ static void after_completion(struct soft_qp *qp)
 
 /* Remove the READ parts whose data has arrived up to `psn`. A part that has not yet been requested
  * again after a loss is not counted in `reads`. */
-static void parts_answered(struct soft_qp *qp, uint32_t psn)
+static void remove_answered_parts(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_window *window = qp->window;
 
@@ -42,12 +42,12 @@ static void parts_answered(struct soft_qp *qp, uint32_t psn)
 
 /* Record that all PSNs before `psn` have been answered, and skip any of them that would have been
  * retransmitted. */
-static void answered(struct soft_qp *qp, uint32_t psn)
+static void mark_answered(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_send_queue *sq = &qp->sq;
 
 	if (qp->window)
-		parts_answered(qp, psn);
+		remove_answered_parts(qp, psn);
 	sq->unacked = psn;
 	if ((int32_t)(sq->next_psn - psn) < 0)
 		sq->next_psn = psn;
@@ -74,15 +74,15 @@ bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn)
 		if (soft_send_is_read(send))
 			break;
 		if ((int32_t)(until - end) < 0) {
-			answered(qp, until);
+			mark_answered(qp, until);
 			break;
 		}
-		answered(qp, end);
+		mark_answered(qp, end);
 		soft_requester_skip_oldest(qp);
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 	}
 	if (sq->unacked != before)
-		after_completion(qp);
+		continue_sending(qp);
 	/* Only data completes a READ or an atomic. An acknowledgement of a later PSN means that the
 	 * data was lost. */
 	if (sq->unacked != until && qp->ibv.state != IBV_QPS_ERR)
@@ -105,7 +105,7 @@ static uint64_t rnr_delay_ns(uint8_t code)
 	return (uint64_t)delays[code & 31] * 10000u;
 }
 
-static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink handle_rnr_nak(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (qp->rnr_waiting)
 		return SOFT_SINK_NONE; /* a duplicate */
@@ -128,14 +128,14 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 
 /* Handle a sequence NAK, which reports that the first unacknowledged PSN is missing (IBTA
  * 9.7.5.2.3). */
-static enum soft_sink gap(struct soft_qp *qp)
+static enum soft_sink handle_sequence_nak(struct soft_qp *qp)
 {
 	if (!qp->rnr_waiting && qp->sq.next_psn != qp->sq.unacked) /* false for a duplicate NAK */
 		soft_requester_retry(qp);
 	return SOFT_SINK_NONE;
 }
 
-static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink handle_nak(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	static const enum ibv_wc_status statuses[] = {
 		[SOFT_NAK_INVALID_REQUEST] = IBV_WC_REM_INV_REQ_ERR,
@@ -145,7 +145,7 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 	};
 
 	if (frame->syndrome == SOFT_NAK_SEQUENCE)
-		return gap(qp);
+		return handle_sequence_nak(qp);
 	if (frame->syndrome > SOFT_NAK_REQUESTERS_MEMORY || !statuses[frame->syndrome])
 		return SOFT_SINK_BROKEN;
 	soft_send_fail(qp, statuses[frame->syndrome]);
@@ -211,9 +211,9 @@ enum soft_sink soft_response_begin(struct soft_qp *qp, struct soft_frame *frame)
 	case SOFT_ATOMIC_DATA:
 		return begin_atomic_data(qp, frame);
 	case SOFT_RNR_NAK:
-		return receiver_not_ready(qp, frame);
+		return handle_rnr_nak(qp, frame);
 	default:
-		return refused(qp, frame);
+		return handle_nak(qp, frame);
 	}
 }
 
@@ -235,10 +235,10 @@ static void complete_read(struct soft_qp *qp)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
-	answered(qp, send->psn + send->psns);
+	mark_answered(qp, send->psn + send->psns);
 	soft_requester_skip_oldest(qp);
 	soft_complete_send(qp, IBV_WC_SUCCESS);
-	after_completion(qp);
+	continue_sending(qp);
 }
 
 /* Complete an atomic operation. The old value arrives in little-endian byte order and is stored in
@@ -272,7 +272,7 @@ void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame, const
 	} else if (frame->opcode == SOFT_READ_DATA && soft_is_last(frame)) {
 		complete_read(qp);
 	} else if (frame->opcode == SOFT_READ_DATA) {
-		answered(qp, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
+		mark_answered(qp, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
 		soft_requester_progress(qp);
 		if (qp->sq.next != qp->sq.tail) /* requests may have waited for these PSNs */
 			soft_qp_link_output(qp->link);
