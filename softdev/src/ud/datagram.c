@@ -79,7 +79,7 @@ static int bound(int family, uint16_t port)
 	return fd;
 }
 
-static bool go_deaf(int fd)
+static bool block_input(int fd)
 {
 	struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
 	const struct sock_fprog program = {.len = 1, .filter = nothing};
@@ -93,7 +93,7 @@ static bool go_deaf(int fd)
 }
 
 /* Start receiving datagrams. Errors are ignored, because any datagram may be lost. */
-static void listen_up(void)
+static void start_receiving(void)
 {
 	soft_set_option(soft_device.ud->socket.fd, SOL_SOCKET, SO_DETACH_FILTER, 0);
 	soft_watch(&soft_device.ud->socket, EPOLLIN);
@@ -107,25 +107,25 @@ bool soft_datagram_reserve(uint16_t port)
 	soft_watch_close(&ud->socket);
 	ud->socket.ready = ready;
 	ud->socket.fd = bound(AF_INET6, port);
-	ud->six = ud->socket.fd >= 0;
-	if (!ud->six && errno != EADDRINUSE)
+	ud->is_ipv6 = ud->socket.fd >= 0;
+	if (!ud->is_ipv6 && errno != EADDRINUSE)
 		ud->socket.fd = bound(AF_INET, port);
-	if (ud->socket.fd < 0 || !go_deaf(ud->socket.fd)) {
+	if (ud->socket.fd < 0 || !block_input(ud->socket.fd)) {
 		soft_watch_close(&ud->socket);
 		return false;
 	}
 	soft_set_receive_buffer(ud->socket.fd, BUFFER);
 	/* A message may be longer than the network's MTU; let IP fragment it. */
 	soft_set_option(ud->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
-	if (ud->six)
+	if (ud->is_ipv6)
 		soft_set_option(ud->socket.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IP_PMTUDISC_DONT);
 	/* Disable the kernel's multicast loop. Members on this host receive messages through the
 	 * loopback interface and would otherwise receive some of them twice. IPV6_MULTICAST_LOOP
 	 * also applies to IPv4 messages that an IPv6 socket sends. */
-	soft_set_option(ud->socket.fd, ud->six ? IPPROTO_IPV6 : IPPROTO_IP,
-			ud->six ? IPV6_MULTICAST_LOOP : IP_MULTICAST_LOOP, 0);
+	soft_set_option(ud->socket.fd, ud->is_ipv6 ? IPPROTO_IPV6 : IPPROTO_IP,
+			ud->is_ipv6 ? IPV6_MULTICAST_LOOP : IP_MULTICAST_LOOP, 0);
 	if (ud->holders)
-		listen_up();
+		start_receiving();
 	return true;
 }
 
@@ -142,7 +142,7 @@ void soft_datagram_hold(void)
 	if (soft_device.ud->packets)
 		return;
 	if (!soft_device.ud->holders)
-		listen_up();
+		start_receiving();
 	soft_device.ud->holders++;
 }
 
@@ -154,7 +154,7 @@ void soft_datagram_release(void)
 	if (!ud->holders || --ud->holders || ud->socket.fd < 0)
 		return;
 	soft_unwatch(&ud->socket);
-	go_deaf(ud->socket.fd);
+	block_input(ud->socket.fd);
 }
 
 /* ---- sending ------------------------------------------------------------------------------- */
@@ -164,7 +164,7 @@ void soft_datagram_release(void)
 static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
 			    struct sockaddr_storage *to)
 {
-	if (soft_device.ud->six) {
+	if (soft_device.ud->is_ipv6) {
 		struct sockaddr_in6 *in6 = (void *)to;
 
 		*in6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(port)};

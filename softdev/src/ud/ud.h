@@ -32,7 +32,7 @@ enum {
 
 struct soft_ud {
 	struct soft_fd_watch socket; /* datagram.c */
-	bool six; /* whether `socket` is an IPv6 socket, which handles both families */
+	bool is_ipv6; /* whether `socket` is an IPv6 socket, which handles both families */
 	unsigned holders;
 
 	const struct soft_ud_packets *packets;
