@@ -34,7 +34,7 @@ static const struct soft_gsi_calls gsi = {
  * child may use a different kind of link. */
 static int choose_carriers(void)
 {
-	soft_ud_use(soft_links_are_roce() ? &packets : NULL);
+	soft_ud_set_packets(soft_links_are_roce() ? &packets : NULL);
 	soft_cm_use_gsi(soft_links_are_roce() ? &gsi : NULL);
 	return soft_links_are_roce() ? soft_check_packet_calls() : 0;
 }

@@ -454,8 +454,8 @@ static void run_datagrams(void)
 		struct soft_qp *qp = soft_qp_find(envelope.qp_num);
 
 		if (qp)
-			soft_ud_take(qp, &envelope.datagram, packet->bytes + sizeof(envelope),
-				     packet->length - (uint32_t)sizeof(envelope));
+			soft_ud_deliver(qp, &envelope.datagram, packet->bytes + sizeof(envelope),
+					packet->length - (uint32_t)sizeof(envelope));
 		free(packet);
 	}
 	queue->busy = false;

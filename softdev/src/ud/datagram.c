@@ -61,7 +61,7 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram)
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-static int bound(int family, uint16_t port)
+static int bind_socket(int family, uint16_t port)
 {
 	struct sockaddr_storage address = {.ss_family = (sa_family_t)family};
 	int fd = socket(family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -106,10 +106,10 @@ bool soft_datagram_reserve(uint16_t port)
 
 	soft_watch_close(&ud->socket);
 	ud->socket.ready = ready;
-	ud->socket.fd = bound(AF_INET6, port);
+	ud->socket.fd = bind_socket(AF_INET6, port);
 	ud->is_ipv6 = ud->socket.fd >= 0;
 	if (!ud->is_ipv6 && errno != EADDRINUSE)
-		ud->socket.fd = bound(AF_INET, port);
+		ud->socket.fd = bind_socket(AF_INET, port);
 	if (ud->socket.fd < 0 || !block_input(ud->socket.fd)) {
 		soft_watch_close(&ud->socket);
 		return false;
@@ -223,7 +223,7 @@ static int transmit(struct msghdr *message, const struct soft_datagram *datagram
 }
 
 /* Record in the trace that a datagram could not be sent. Its message is lost. */
-static void unsent(const struct soft_datagram *datagram)
+static void trace_unsent(const struct soft_datagram *datagram)
 {
 	SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->src_qpn,
 			   .remote_qpn = datagram->dest_qpn, .remote = &datagram->destination);
@@ -244,14 +244,14 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 
 	if (soft_device.ud->socket.fd < 0 || !message.msg_namelen ||
 	    soft_gid_is_ipv4(&path->destination) != soft_gid_is_ipv4(&path->source)) {
-		unsent(datagram);
+		trace_unsent(datagram);
 		return true;
 	}
 	soft_put_source(&message, soft_gid_is_ipv4(&path->destination), &path->source, 0);
 	int error = transmit(&message, datagram, payload, count);
 
 	if (error && error != EAGAIN)
-		unsent(datagram);
+		trace_unsent(datagram);
 	return error != EAGAIN;
 }
 
@@ -278,8 +278,8 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 /* Returns whether the source GID and queue pair number match the sender's address and port. The GID
  * is not checked if it is an IPv6 GID in a multicast message, because multicast messages are sent
  * over IPv4. */
-static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid *from,
-		      uint16_t from_port)
+static bool has_valid_source(const struct soft_datagram *datagram, const union ibv_gid *from,
+			     uint16_t from_port)
 {
 	return from_port == soft_qpn_ip_port(datagram->src_qpn) &&
 	       (!memcmp(from, &datagram->source, sizeof(*from)) ||
@@ -319,7 +319,7 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 		if (n < SOFT_DATAGRAM_HEADER || message.msg_flags & MSG_TRUNC ||
 		    !soft_datagram_decode(input, &datagram))
 			SOFT_TRACE_DROPPED(.reason = "HEADER", .remote = &gid);
-		else if (!is_honest(&datagram, &gid, soft_address_port(&from)))
+		else if (!has_valid_source(&datagram, &gid, soft_address_port(&from)))
 			SOFT_TRACE_DROPPED(.reason = "SOURCE", .qp_num = datagram.dest_qpn,
 					   .remote_qpn = datagram.src_qpn, .remote = &gid);
 		else
@@ -328,8 +328,8 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 	}
 }
 
-static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagram,
-		 const uint8_t *payload, uint32_t length)
+static void receive_datagram(struct soft_fd_watch *watch, const struct soft_datagram *datagram,
+			     const uint8_t *payload, uint32_t length)
 {
 	(void)watch;
 	soft_ud_input(datagram, payload, length);
@@ -337,5 +337,5 @@ static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagr
 
 static void ready(struct soft_fd_watch *watch)
 {
-	soft_datagram_read(watch, take);
+	soft_datagram_read(watch, receive_datagram);
 }

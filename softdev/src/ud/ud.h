@@ -85,7 +85,7 @@ struct soft_ud_packets {
 	bool (*send)(const struct soft_datagram *datagram, const struct iovec *payload, int count);
 };
 /* Use `packets` in place of datagram.c, or datagram.c again if it is NULL. */
-void soft_ud_use(const struct soft_ud_packets *packets);
+void soft_ud_set_packets(const struct soft_ud_packets *packets);
 
 /* ---- multicast.c --------------------------------------------------------------------------- */
 
@@ -102,8 +102,8 @@ void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload,
 void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 		     const uint8_t *payload, uint32_t length);
 /* Deliver a datagram without injecting faults. */
-void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, const uint8_t *payload,
-		  uint32_t length);
+void soft_ud_deliver(struct soft_qp *qp, const struct soft_datagram *datagram,
+		     const uint8_t *payload, uint32_t length);
 
 extern const struct soft_transport soft_ud_transport;
 extern const struct soft_subsystem soft_ud_subsystem;
