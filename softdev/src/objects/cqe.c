@@ -53,7 +53,7 @@ static void explain(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_
 	uint32_t lkey;
 	const char *reason = soft_local_objection(pd, sges, num_sge, rights, &lkey);
 
-	soft_trace_why(reason, lkey);
+	soft_trace_failure_reason(reason, lkey);
 }
 
 void soft_fail_send(struct soft_qp *qp, enum ibv_wc_status status)

@@ -22,11 +22,11 @@ struct soft_srq;
 struct soft_trace {
 	bool on;
 	uint32_t requests; /* last request number assigned; 0 if none */
-	const char *why; /* reason for the next failed completion, or NULL */
-	uint32_t lkey; /* key to which `why` refers */
+	const char *failure_reason; /* reason for the next failed completion, or NULL */
+	uint32_t lkey; /* key to which `failure_reason` refers */
 	uint64_t drops_until; /* when a full burst of drop records is allowed again */
 	uint32_t drops_omitted; /* dropped packets not recorded since the last drop record */
-	pid_t asked; /* process whose environment has been read */
+	pid_t env_pid; /* process whose environment has been read */
 	struct soft_trace_file {
 		char path[PATH_MAX];
 		int fd; /* -1 if none */
@@ -75,7 +75,7 @@ void soft_trace_event(const struct ibv_async_event *event);
 /* Record that a queue pair retransmits requests after a loss or an RNR NAK. */
 void soft_trace_retry(const struct soft_qp *qp, const char *cause);
 /* Note why memory was not accessible, and its key, for the record of the next completion. */
-void soft_trace_why(const char *reason, uint32_t lkey);
+void soft_trace_failure_reason(const char *reason, uint32_t lkey);
 void soft_trace_registered(const struct soft_range *range);
 /* Record that a region has been deregistered or a window has been unbound. */
 void soft_trace_key_ended(uint32_t key);
