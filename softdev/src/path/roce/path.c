@@ -39,7 +39,7 @@ static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 
 /* Halve the window after a loss or congestion. All losses among the packets then in flight count as
  * one. */
-static void shrink(struct soft_window *window)
+static void shrink_window(struct soft_window *window)
 {
 	struct soft_roce_pair *pair = soft_container(window, struct soft_roce_pair, psns);
 
@@ -51,7 +51,7 @@ static void shrink(struct soft_window *window)
 }
 
 /* Grow the window after acknowledgements. */
-static void progress(struct soft_roce_pair *pair)
+static void grow_window(struct soft_roce_pair *pair)
 {
 	struct soft_qp *qp = pair->qp;
 	const uint64_t mtu = (uint64_t)1 << soft_mtu_shift(qp);
@@ -77,7 +77,7 @@ struct reader {
 	size_t at; /* offset in the first iovec */
 };
 
-static void take_bytes(struct reader *reader, uint8_t *to, size_t length)
+static void read_bytes(struct reader *reader, uint8_t *to, size_t length)
 {
 	while (length) {
 		size_t part = reader->iov->iov_len - reader->at;
@@ -107,7 +107,7 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 
 	packet->dest_qpn = pair->qp->attr.dest_qp_num;
 	headers = soft_roce_encode(at, packet);
-	take_bytes(payload, at + headers, packet->length);
+	read_bytes(payload, at + headers, packet->length);
 	memcpy(at + headers + packet->length, zeros, pad);
 	if (staged)
 		soft_roce_commit_staged(&pair->out, (uint32_t)headers + packet->length + pad);
@@ -187,7 +187,7 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	uint32_t left = frame->length;
 
 	if (is_small(frame)) {
-		take_bytes(payload, small, left);
+		read_bytes(payload, small, left);
 		left = 0;
 	}
 	if (!soft_roce_from_frame(&packet, frame, small))
@@ -246,7 +246,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	if (kind == SOFT_RECORD_END)
 		end(pair);
 	for (int i = 0; kind == SOFT_RECORD_DATA && i < ends[count - 1].frames; i++) {
-		take_bytes(&reader, header, sizeof(header));
+		read_bytes(&reader, header, sizeof(header));
 		soft_frame_decode(header, &frame);
 		send_frame(pair, &frame, &reader);
 		if (acknowledges(pair, &frame))
@@ -273,9 +273,9 @@ static const struct soft_path_calls calls = {
 
 /* Returns the reason to drop the packet, or NULL. A packet must come from the queue pair's peer, to
  * its address, and with its transport service. */
-static const char *objection(struct soft_roce_pair *pair, const struct soft_roce_address *at,
-			     const struct sockaddr_storage *from,
-			     const struct soft_roce_packet *packet)
+static const char *drop_reason(struct soft_roce_pair *pair, const struct soft_roce_address *at,
+			       const struct sockaddr_storage *from,
+			       const struct soft_roce_packet *packet)
 {
 	union ibv_gid gid;
 
@@ -334,7 +334,7 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 	}
 	pair = soft_table_find(&soft_device.roce->pairs, packet.dest_qpn);
 	if (pair)
-		reason = objection(pair, at, from, &packet);
+		reason = drop_reason(pair, at, from, &packet);
 	else
 		reason = soft_trace_on && soft_qp_find(packet.dest_qpn) ? "QP_STATE" : "QPN";
 	if (!reason && !soft_icrc_check(&pair->in, bytes, length))
@@ -345,7 +345,7 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 	}
 	if (packet.opcode == SOFT_ROCE_CNP) {
 		if (pair->qp->sq.unacked != pair->qp->sq.unsent && pair->qp->window)
-			shrink(&pair->psns);
+			shrink_window(&pair->psns);
 		return;
 	}
 	if (!soft_roce_to_frame(&frame, &packet, 1u << soft_mtu_shift(pair->qp),
@@ -366,7 +366,7 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 	 * message. */
 	if (packet.ack_request && !soft_is_last(&frame))
 		soft_qp_link_output(pair->qp->link);
-	progress(pair);
+	grow_window(pair);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -397,7 +397,7 @@ static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp
 	pair->qp = qp;
 	pair->service = service_of(qp->ibv.qp_type);
 	pair->threshold = MAX_WINDOW;
-	pair->psns.on_loss = shrink;
+	pair->psns.on_loss = shrink_window;
 	set_window(pair, INITIAL_WINDOW);
 	return pair;
 }
