@@ -51,7 +51,7 @@ static void explain(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_
 		    unsigned rights)
 {
 	uint32_t lkey;
-	const char *reason = soft_local_objection(pd, sges, num_sge, rights, &lkey);
+	const char *reason = soft_local_denial_reason(pd, sges, num_sge, rights, &lkey);
 
 	soft_trace_failure_reason(reason, lkey);
 }

@@ -127,8 +127,8 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *
 static void trace_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t rkey,
 			  uint64_t address, uint64_t length, unsigned rights)
 {
-	const char *reason = soft_remote_objection(qp, soft_remote_pd(qp, srq_num), rkey, address,
-						   length, rights);
+	const char *reason = soft_remote_denial_reason(qp, soft_remote_pd(qp, srq_num), rkey,
+						       address, length, rights);
 
 	/* No objection is found if a re-registered region allows the access again. */
 	soft_trace_no_access(qp, reason ? reason : "KEY", rkey, address, length, rights);

@@ -82,7 +82,7 @@ void soft_trace_key_ended(uint32_t key);
 /* Record that a peer's request has been refused for a reason other than memory access. */
 void soft_trace_request_refused(const struct soft_qp *qp, const char *reason);
 /* Record that the queue pair's peer has been refused access to memory, with the reason
- * (soft_remote_objection) and the requested access. If `rights` is 0, the peer wanted to invalidate
+ * (soft_remote_denial_reason) and the requested access. If `rights` is 0, the peer wanted to invalidate
  * the window with this key. */
 void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
 			  uint64_t address, uint64_t length, unsigned rights);
