@@ -25,7 +25,7 @@
 #define BACKOFF_NS 250000000u
 
 enum {
-	LONG = 32 * 1024, /* minimum length of a measured copy */
+	MIN_MEASURED = 32 * 1024, /* minimum length of a measured copy */
 	WEIGHT = 8, /* sum of the weights of the mean (7) and a new measurement (1) */
 	WAKEUP_FACTOR =
 		16, /* factor for the ring's time if the ring wakes a side; 10 was measured */
@@ -204,7 +204,7 @@ static uint64_t mean_with(uint64_t mean, uint64_t ns, size_t length)
 
 uint64_t soft_cma_ring_start(size_t length)
 {
-	return length < LONG ? 0 : soft_now();
+	return length < MIN_MEASURED ? 0 : soft_now();
 }
 
 void soft_cma_ring_wrote(struct soft_cma *cma, uint64_t since, size_t length)
@@ -255,7 +255,7 @@ static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iov
 {
 	size_t length = total_length(to, to_count);
 
-	if (length < LONG)
+	if (length < MIN_MEASURED)
 		return read_all(cma, to, to_count, from, from_count);
 	struct thread_usage before = cma->was_slow ? get_thread_usage() : (struct thread_usage){0};
 	uint64_t since = soft_now();

@@ -30,12 +30,12 @@ struct header {
 
 _Static_assert(sizeof(struct header) == SOFT_RECORD_HEADER, "the record's header has no holes");
 
-static uint64_t whole(uint64_t length)
+static uint64_t record_size(uint64_t length)
 {
 	return SOFT_RECORD_HEADER + ((length + 15) & ~(uint64_t)15);
 }
 
-static uint8_t *at(const struct soft_ring *ring, uint64_t position)
+static uint8_t *ring_address(const struct soft_ring *ring, uint64_t position)
 {
 	return ring->bytes + (position & (SOFT_RING_SIZE - 1));
 }
@@ -106,7 +106,7 @@ ssize_t soft_ring_room(struct soft_ring *ring, size_t least)
 
 static void put_header(struct soft_ring *ring, const struct header *header)
 {
-	memcpy(at(ring, ring->position), header, sizeof(*header));
+	memcpy(ring_address(ring, ring->position), header, sizeof(*header));
 }
 
 /* Skip to the start of the ring if the reader has read everything, because the first WARM bytes are
@@ -127,11 +127,11 @@ static void return_to_start(struct soft_ring *ring, uint64_t size)
 void soft_ring_put(struct soft_ring *ring, const struct soft_record *record,
 		   const struct iovec *payload, int count)
 {
-	uint64_t size = whole(record->length);
+	uint64_t size = record_size(record->length);
 
 	return_to_start(ring, size);
 	put_header(ring, &(struct header){record->kind, record->to, record->from, record->length});
-	uint8_t *to = at(ring, ring->position) + SOFT_RECORD_HEADER;
+	uint8_t *to = ring_address(ring, ring->position) + SOFT_RECORD_HEADER;
 
 	for (int i = 0; i < count; i++) {
 		soft_copy(to, payload[i].iov_base, payload[i].iov_len);
@@ -188,15 +188,15 @@ static int peek(const struct soft_ring *ring, struct soft_record *record)
 		return 0;
 	if (there < SOFT_RECORD_HEADER)
 		return -EPROTO;
-	memcpy(&header, at(ring, ring->position), sizeof(header));
-	if (whole(header.length) > there)
+	memcpy(&header, ring_address(ring, ring->position), sizeof(header));
+	if (record_size(header.length) > there)
 		return -EPROTO; /* writers publish only complete records */
 	*record = (struct soft_record){
 		.kind = header.kind,
 		.to = header.to,
 		.from = header.from,
 		.length = header.length,
-		.payload = at(ring, ring->position) + SOFT_RECORD_HEADER,
+		.payload = ring_address(ring, ring->position) + SOFT_RECORD_HEADER,
 	};
 	return 1;
 }
@@ -215,7 +215,7 @@ int soft_ring_next(struct soft_ring *ring, struct soft_record *record)
 
 		if (rc != 1 || record->kind != SKIP)
 			return rc;
-		release(ring, whole(record->length));
+		release(ring, record_size(record->length));
 	}
 }
 
@@ -233,7 +233,7 @@ int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record)
 
 		if (rc != 1)
 			return rc;
-		rest->position += whole(record->length);
+		rest->position += record_size(record->length);
 		if (record->kind != SKIP)
 			return 1;
 	}
@@ -241,7 +241,7 @@ int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record)
 
 void soft_ring_release(struct soft_ring *ring, const struct soft_record *record)
 {
-	release(ring, whole(record->length));
+	release(ring, record_size(record->length));
 }
 
 bool soft_ring_arm(struct soft_ring *ring)
