@@ -308,7 +308,7 @@ void soft_path_offer_room(struct soft_path *path)
 
 /* Find the channel that was accepted under the peer's number. Search from the newest channel,
  * because a withdrawal follows soon after its OPEN. */
-static struct soft_chan *accepted_from(const struct soft_path *path, uint32_t remote_id)
+static struct soft_chan *find_accepted(const struct soft_path *path, uint32_t remote_id)
 {
 	for (struct soft_node *at = path->chans.previous; at != &path->chans; at = at->previous) {
 		struct soft_chan *chan = soft_container(at, struct soft_chan, node);
@@ -345,7 +345,7 @@ static bool receive_ctrl(struct soft_path *path, enum soft_record_kind kind, uin
 		return true;
 	case SOFT_RECORD_END:
 		if (from && !chan)
-			chan = accepted_from(path, from);
+			chan = find_accepted(path, from);
 		if (from && !chan)
 			soft_device.paths->acceptor->withdrawn(path, from);
 		if (chan) {
