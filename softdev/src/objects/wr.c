@@ -114,7 +114,7 @@ static void wr_start(struct ibv_qp_ex *ex)
 	batch->count = 0;
 }
 
-static void end(struct soft_batch *batch)
+static void end_batch(struct soft_batch *batch)
 {
 	batch->open = false;
 	pthread_mutex_unlock(&batch->mutex);
@@ -122,7 +122,7 @@ static void end(struct soft_batch *batch)
 
 /* Link the requests and set their SGE lists. Pointers cannot be set earlier, because the arrays
  * move when they grow. */
-static void chain(const struct soft_qp *qp)
+static void link_requests(const struct soft_qp *qp)
 {
 	struct soft_batch *batch = qp->batch;
 
@@ -146,7 +146,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
 	enum soft_refusal refusal = batch->refusal;
 	struct ibv_send_wr *refused = &batch->refused;
 
-	chain(qp);
+	link_requests(qp);
 	soft_lock();
 	if (!refusal && batch->count)
 		refusal = soft_post_batch(qp, batch->wrs, &refused);
@@ -154,7 +154,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
 		SOFT_TRACE(refused, "qp_num", qp->ibv.qp_num, refused->opcode, refused->wr_id,
 			   &soft_refusals[refusal]);
 	soft_unlock();
-	end(batch);
+	end_batch(batch);
 	return soft_refusals[refusal].error;
 }
 
@@ -163,7 +163,7 @@ static void wr_abort(struct ibv_qp_ex *ex)
 	struct soft_batch *batch = qp_of(ex)->batch;
 
 	if (batch->open)
-		end(batch);
+		end_batch(batch);
 }
 
 /* ---- builders ------------------------------------------------------------------------------ */
@@ -313,7 +313,7 @@ static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, 
 
 /* Returns the last request for a setter, or NULL if no batch is open or the batch has failed. The
  * batch fails if it is empty or `accepts` is false. */
-static struct ibv_send_wr *last(struct ibv_qp_ex *ex, bool accepts)
+static struct ibv_send_wr *last_request(struct ibv_qp_ex *ex, bool accepts)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
 
@@ -326,17 +326,17 @@ static struct ibv_send_wr *last(struct ibv_qp_ex *ex, bool accepts)
 
 /* Returns the last request for a peer setter of one queue pair type, or NULL if the setter does not
  * apply or the batch has failed. */
-static struct ibv_send_wr *last_of(struct ibv_qp_ex *ex, enum ibv_qp_type type)
+static struct ibv_send_wr *last_request_of_type(struct ibv_qp_ex *ex, enum ibv_qp_type type)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
 
-	return last(ex, batch->accepts_peer && ex->qp_base.qp_type == type);
+	return last_request(ex, batch->accepts_peer && ex->qp_base.qp_type == type);
 }
 
 static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t num_sge, const struct ibv_sge *sg_list)
 {
 	struct soft_qp *qp = qp_of(ex);
-	struct ibv_send_wr *wr = last(ex, qp->batch->accepts_data);
+	struct ibv_send_wr *wr = last_request(ex, qp->batch->accepts_data);
 
 	if (!wr)
 		return;
@@ -361,7 +361,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t num_buf,
 				    const struct ibv_data_buf *buf_list)
 {
 	struct soft_qp *qp = qp_of(ex);
-	struct ibv_send_wr *wr = last(ex, qp->batch->accepts_data);
+	struct ibv_send_wr *wr = last_request(ex, qp->batch->accepts_data);
 	size_t length = 0;
 
 	if (!wr)
@@ -391,7 +391,7 @@ static void wr_set_inline_data(struct ibv_qp_ex *ex, void *addr, size_t length)
 static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t remote_qpn,
 			   uint32_t remote_qkey)
 {
-	struct ibv_send_wr *wr = last_of(ex, IBV_QPT_UD);
+	struct ibv_send_wr *wr = last_request_of_type(ex, IBV_QPT_UD);
 
 	if (!wr)
 		return;
@@ -402,7 +402,7 @@ static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t rem
 
 static void wr_set_xrc_srqn(struct ibv_qp_ex *ex, uint32_t remote_srqn)
 {
-	struct ibv_send_wr *wr = last_of(ex, IBV_QPT_XRC_SEND);
+	struct ibv_send_wr *wr = last_request_of_type(ex, IBV_QPT_XRC_SEND);
 
 	if (wr)
 		wr->qp_type.xrc.remote_srqn = remote_srqn;
