@@ -66,7 +66,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 
 /* Remove the `run` oldest completions, which must be contiguous in the ring. The caller holds the
  * CQ's lock. */
-static void drop(struct soft_cq *cq, uint32_t run)
+static void remove_oldest(struct soft_cq *cq, uint32_t run)
 {
 	cq->first += run;
 	if (cq->first == cq->capacity)
@@ -78,7 +78,7 @@ static void drop(struct soft_cq *cq, uint32_t run)
 
 /* Disarm the CQ and queue its event on the channel. The caller holds the CQ's lock and the engine's
  * lock. */
-static void announce(struct soft_cq *cq)
+static void raise_event(struct soft_cq *cq)
 {
 	struct soft_comp_channel *channel = channel_of(cq);
 
@@ -103,7 +103,7 @@ static void raise_or_moderate_event(struct soft_cq *cq)
 {
 	cq->moderated_count++;
 	if (!is_moderated(cq) || cq->moderated_count >= cq->moderation.cq_count)
-		announce(cq);
+		raise_event(cq);
 	else if (cq->moderated_count == 1)
 		soft_timer_start(&cq->moderation_timer,
 				 soft_now() + cq->moderation.cq_period * (uint64_t)1000);
@@ -115,7 +115,7 @@ static void moderation_expired(struct soft_timer *timer)
 
 	pthread_mutex_lock(&cq->lock);
 	if (cq->moderated_count)
-		announce(cq);
+		raise_event(cq);
 	pthread_mutex_unlock(&cq->lock);
 }
 
@@ -133,7 +133,7 @@ int soft_modify_cq(struct ibv_cq *ibv, struct ibv_modify_cq_attr *attr)
 	cq->moderation = attr->moderate;
 	/* Raise the event that the previous setting has delayed. */
 	if (cq->moderated_count)
-		announce(cq);
+		raise_event(cq);
 	pthread_mutex_unlock(&cq->lock);
 	soft_unlock();
 	return 0;
@@ -175,7 +175,8 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		return false;
 	}
 	if (cq->count == cq->capacity)
-		drop(cq, 1); /* the new completion replaces the oldest (ibv_create_cq_ex(3)) */
+		remove_oldest(cq,
+			      1); /* the new completion replaces the oldest (ibv_create_cq_ex(3)) */
 	uint32_t at = cq->first + cq->count;
 
 	if (at >= cq->capacity)
@@ -230,7 +231,7 @@ static int pop(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stam
 		memcpy(&wc[taken], &cq->ring[cq->first], run * sizeof(*wc));
 		if (stamps && cq->stamps)
 			memcpy(&stamps[taken], &cq->stamps[cq->first], run * sizeof(*stamps));
-		drop(cq, run);
+		remove_oldest(cq, run);
 		taken += (int)run;
 	}
 	/* An overflowed CQ cannot be used (ibv_poll_cq(3)). Report the overflow only after all
