@@ -36,8 +36,8 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 
 /* Check the arguments of a registration and fill in its range. `promised` skips the check for holes
  * (soft_reg_own_mr). Returns 0 or an errno value. */
-static int describe(struct soft_range *range, void *addr, size_t length, uint64_t iova,
-		    unsigned access, bool promised)
+static int init_range(struct soft_range *range, void *addr, size_t length, uint64_t iova,
+		      unsigned access, bool promised)
 {
 	int rc = soft_mr_access(&access, RIGHTS);
 
@@ -103,7 +103,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 			     unsigned access, bool promised)
 {
 	struct soft_mr mr = {.ibv.addr = addr};
-	int rc = describe(&mr.range, addr, length, iova, access, promised);
+	int rc = init_range(&mr.range, addr, length, iova, access, promised);
 
 	return soft_call_pointer_result("ibv_reg_mr", "pd", soft_pd_root(pd)->handle,
 					rc ? soft_finish_create(rc, NULL)
@@ -202,12 +202,12 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 	bool input = rc;
 
 	if (!rc) /* without the lock, because faulting in pages may take long */
-		rc = describe(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
-			      moved ? (uintptr_t)addr : mr->range.start,
-			      flags & IBV_REREG_MR_CHANGE_ACCESS
-				      ? (unsigned)access
-				      : mr->range.access & ~SOFT_ACCESS_CMA,
-			      false);
+		rc = init_range(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
+				moved ? (uintptr_t)addr : mr->range.start,
+				flags & IBV_REREG_MR_CHANGE_ACCESS
+					? (unsigned)access
+					: mr->range.access & ~SOFT_ACCESS_CMA,
+				false);
 	soft_lock();
 	if (!input && mr->windows) {
 		rc = soft_refuse(EBUSY, "IN_USE"); /* a window was bound in the meantime */

@@ -11,7 +11,7 @@
 enum { ALIGNMENT = 64 };
 
 struct block {
-	struct soft_pd *from; /* NULL for the C library */
+	struct soft_pd *pd; /* NULL for the C library */
 	uint64_t resource_type;
 };
 
@@ -45,7 +45,7 @@ void *soft_queue_alloc(struct ibv_pd *ibv, size_t count, size_t size, enum soft_
 	/* The allocator should have zeroed the block, but the device must not trust its
 	 * contents. */
 	memset(block, 0, length);
-	*block = (struct block){.from = pd, .resource_type = resource};
+	*block = (struct block){.pd = pd, .resource_type = resource};
 	count_block(pd, 1);
 	return block + 1;
 }
@@ -55,7 +55,7 @@ void soft_queue_free(void *memory)
 	if (!memory)
 		return;
 	struct block *block = (struct block *)memory - 1;
-	struct soft_pd *pd = block->from;
+	struct soft_pd *pd = block->pd;
 
 	if (!pd) {
 		free(block);
