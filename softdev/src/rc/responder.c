@@ -105,7 +105,7 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 }
 
 /* Drop the current message of a UC queue pair. The next message will use its receive. */
-static enum soft_sink drop(struct soft_qp *qp)
+static enum soft_sink drop_message(struct soft_qp *qp)
 {
 	qp->responder.active = false;
 	return SOFT_SINK_DISCARD;
@@ -118,7 +118,7 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *
 	if (reason)
 		SOFT_TRACE(request_refused, qp, reason);
 	if (soft_qp_is_uc(qp))
-		return drop(qp);
+		return drop_message(qp);
 	soft_responder_fail(qp, nak, qp->responder.psn);
 	return SOFT_SINK_DISCARD;
 }
@@ -167,7 +167,7 @@ static enum soft_sink send_rnr_nak(struct soft_qp *qp)
 {
 	SOFT_TRACE(request_refused, qp, "NO_RECEIVE");
 	if (soft_qp_is_uc(qp))
-		return drop(qp);
+		return drop_message(qp);
 	qp->responder.awaiting_resend = true;
 	soft_responder_nak(qp, SOFT_RNR_NAK, qp->attr.min_rnr_timer);
 	return SOFT_SINK_DISCARD;
@@ -285,7 +285,7 @@ static unsigned atomic_right(const struct soft_frame *frame)
 }
 
 /* Returns the word on which an atomic operates, or NULL if the peer may not access it. */
-static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
+static uint64_t *atomic_target(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	return soft_remote_memory(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
 				  frame->address, sizeof(uint64_t), atomic_right(frame));
@@ -299,7 +299,7 @@ static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *
 		return refuse_right(qp, frame, atomic_right(frame));
 	if (frame->address % sizeof(uint64_t)) /* IBTA 9.4.5 (C9-104) */
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "ALIGNMENT");
-	uint64_t *at = word(qp, frame);
+	uint64_t *at = atomic_target(qp, frame);
 
 	if (!at)
 		return refuse_access(qp, frame, sizeof(uint64_t), atomic_right(frame));
@@ -425,7 +425,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 		SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = qp->ibv.qp_num,
 				   .remote_qpn = qp->attr.dest_qp_num, .has_psn = true,
 				   .psn = frame->psn, .expected_psn = responder->psn);
-		return drop(qp);
+		return drop_message(qp);
 	}
 	cancel_sequence_nak(qp);
 	if (responder->active == (soft_is_first(frame) && !frame->skip))
@@ -581,7 +581,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 	struct soft_responder *responder = &qp->responder;
 	uint64_t first = soft_take64(arguments);
 	uint64_t before = first;
-	uint64_t *at = word(qp, frame);
+	uint64_t *at = atomic_target(qp, frame);
 
 	if (!at)
 		return false;
