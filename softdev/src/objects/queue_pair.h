@@ -63,8 +63,8 @@ struct soft_send_queue {
 struct soft_window {
 	uint32_t psns;
 	uint32_t read_psns; /* limit if the next request is a READ */
-	void (*on_loss)(
-		struct soft_window *window); /* called before lost packets are retransmitted */
+	/* called before lost packets are retransmitted */
+	void (*on_loss)(struct soft_window *window);
 	/* End PSNs of the READ requests in flight that cover only part of a READ. */
 	uint32_t part_head, part_tail;
 	uint32_t part_ends[SOFT_READ_PARTS];

@@ -15,8 +15,8 @@ enum {
 /* A device in the list of ibv_get_device_list(3), with its only port. IBTA calls it a host channel
  * adapter. */
 struct soft_hca {
-	/* `provider_marker` must follow immediately. Provider libraries recognize their own devices by a
-	 * marker behind struct ibv_device (mlx5dv_is_supported(3)), and find zeros here. */
+	/* `provider_marker` must follow immediately. Provider libraries recognize their own devices
+	 * by a marker behind struct ibv_device (mlx5dv_is_supported(3)), and find zeros here. */
 	struct ibv_device device;
 	char provider_marker[1024];
 	uint32_t port; /* bit of the port in port masks */

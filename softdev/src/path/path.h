@@ -4,9 +4,9 @@
  * (tcp/), and RoCE v2 packets (roce/), for which sim/ simulates a network. A path accepts records
  * from the channels of queue pairs and delivers the records it receives. Rings and TCP streams
  * connect two processes, and each record arrives whole and in order, or not at all. A RoCE v2 path
- * connects a device with all others, and records may be lost, duplicated and delayed (`is_lossy`). Its
- * channels are opened with soft_chan_attach(), and rc/ retransmits lost records. A channel belongs
- * to one queue pair and has a number at each end, so another queue pair costs only memory.
+ * connects a device with all others, and records may be lost, duplicated and delayed (`is_lossy`).
+ * Its channels are opened with soft_chan_attach(), and rc/ retransmits lost records. A channel
+ * belongs to one queue pair and has a number at each end, so another queue pair costs only memory.
  *
  * Peers are not trusted. A peer that violates the format loses all of its own channels, but no
  * others. All functions require the engine's lock.
@@ -58,8 +58,9 @@ struct soft_chan_ops {
 	void (*writable)(struct soft_chan *chan);
 	/* Report a record that this side sent and the peer's process had not read when it ended. */
 	void (*report_unread)(struct soft_chan *chan, const uint8_t *bytes, size_t length);
-	/* Called when the peer's process has ended, before `closed`. Each record that it had not read
-	 * has been passed to `report_unread`, or is among the last `missing` bytes written here. */
+	/* Called when the peer's process has ended, before `closed`. Each record that it had not
+	 * read has been passed to `report_unread`, or is among the last `missing` bytes written
+	 * here. */
 	void (*peer_exited)(struct soft_chan *chan, uint64_t missing);
 	/* Returns whether to probe the other machine although its kernel has everything that was
 	 * sent. If `waiting` is set, only a channel that expects a response is probed, otherwise
@@ -136,8 +137,8 @@ struct soft_path {
 
 /* ---- for links ----------------------------------------------------------------------------- */
 
-/* Request a channel. `accepted` or `closed` is called later, never from this function. Returns 0, or
- * an errno value if the request failed. */
+/* Request a channel. `accepted` or `closed` is called later, never from this function. Returns 0,
+ * or an errno value if the request failed. */
 int soft_chan_open(struct soft_chan *chan, struct soft_path *path,
 		   const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
 /* Accept a requested channel. Returns 0, or an errno value after refusing the request. */

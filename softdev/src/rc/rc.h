@@ -17,8 +17,8 @@ struct soft_tx_cursor {
 	uint32_t next, next_psn, reads;
 	uint32_t response, response_psn;
 	uint32_t acked;
-	uint32_t
-		max_payload; /* maximum payload of the next frame in bytes; a multiple of every MTU */
+	/* maximum payload of the next frame in bytes; a multiple of every MTU */
+	uint32_t max_payload;
 	uint32_t cma_max; /* maximum payload of a frame with a descriptor; 0 if disabled */
 	uint32_t cma_min; /* minimum payload of a frame with a descriptor */
 };

@@ -82,8 +82,8 @@ void soft_trace_key_ended(uint32_t key);
 /* Record that a peer's request has been refused for a reason other than memory access. */
 void soft_trace_request_refused(const struct soft_qp *qp, const char *reason);
 /* Record that the queue pair's peer has been refused access to memory, with the reason
- * (soft_remote_denial_reason) and the requested access. If `rights` is 0, the peer wanted to invalidate
- * the window with this key. */
+ * (soft_remote_denial_reason) and the requested access. If `rights` is 0, the peer wanted to
+ * invalidate the window with this key. */
 void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
 			  uint64_t address, uint64_t length, unsigned rights);
 /* A packet that is dropped without telling its sender the reason. Any host can send such packets,
@@ -109,9 +109,9 @@ extern const struct soft_subsystem soft_trace_subsystem;
 /* The reason for refusing the current call, noted per thread.
  *
  * The code that detects the error returns soft_refuse(), which stores the note. The call returns
- * through soft_call_result() or soft_call_pointer_result(), which write the record and clear the note. A note
- * is used only with the errno value for which it was created. A failure without a matching note is
- * recorded with its errno value alone.
+ * through soft_call_result() or soft_call_pointer_result(), which write the record and clear the
+ * note. A note is used only with the errno value for which it was created. A failure without a
+ * matching note is recorded with its errno value alone.
  */
 
 struct soft_refusal_note {

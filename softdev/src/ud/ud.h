@@ -61,8 +61,8 @@ void soft_datagram_shutdown(void);
 void soft_put_source(struct msghdr *message, bool ipv4, const union ibv_gid *source,
 		     uint32_t ifindex);
 
-/* Send a datagram to the process of the queue pair `datagram->to`. Returns false if the socket is
- * full and the caller must retry. A datagram that fails for another reason is lost. */
+/* Send a datagram to the process of the queue pair `datagram->dest_qpn`. Returns false if the
+ * socket is full and the caller must retry. A datagram that fails for another reason is lost. */
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			const struct iovec *payload, int count);
 /* Send a datagram to an IPv4 address and port through an interface. Returns 0 or an errno value. */

@@ -308,8 +308,8 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 
 	for (int i = 0; i < count; i++) {
 		if (guest && messages[i].msg_len <= SOFT_ROCE_GUEST_PREFIX) {
-			address->owner_closed =
-				true; /* the port's owner has closed the connection */
+			/* The port's owner has closed the connection. */
+			address->owner_closed = true;
 			return 0;
 		}
 		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_GUEST_PREFIX : 0);

@@ -5,8 +5,8 @@
  * They run at the same time, but they occupy two cores and wake a sleeping side repeatedly. All
  * these times depend on the machine, the page size and the caches, and vary by a factor of five, so
  * both methods are measured. A copy counts as slow if it takes longer than both copies through the
- * ring together. If the application sleeps while it waits, the limit is WAKEUP_FACTOR times as long. After
- * two slow copies in a row, the copying side asks the peer to use the ring for a while
+ * ring together. If the application sleeps while it waits, the limit is WAKEUP_FACTOR times as
+ * long. After two slow copies in a row, the copying side asks the peer to use the ring for a while
  * (`backoff_until`). Records that arrive through the ring in the meantime update the measured cost
  * of the ring.
  *
@@ -27,8 +27,8 @@
 enum {
 	MIN_MEASURED = 32 * 1024, /* minimum length of a measured copy */
 	WEIGHT = 8, /* sum of the weights of the mean (7) and a new measurement (1) */
-	WAKEUP_FACTOR =
-		16, /* factor for the ring's time if the ring wakes a side; 10 was measured */
+	/* factor for the ring's time if the ring wakes a side; 10 was measured */
+	WAKEUP_FACTOR = 16,
 };
 
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer)
