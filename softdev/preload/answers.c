@@ -56,7 +56,7 @@ ANSWER(name)
 	return print_text(text, "embedded%d\n", number);
 }
 
-_Static_assert(CM_MINOR == NODE_MINOR + SOFT_HCAS_MOST, "each device has a node");
+_Static_assert(CM_MINOR == NODE_MINOR + SOFT_MAX_HCAS, "each device has a node");
 
 int preload_devices(void)
 {

@@ -19,7 +19,7 @@ DEVICE = f"{ROOT}/embedded0"
 ENTRY = re.compile(r'^(LINK|NODE|TEXT)\((DEVICE )?"([^"]+)"', re.MULTILINE)
 
 STATE = Path(__file__).parents[1] / "src" / "objects" / "state.h"
-DEVICES = int(re.findall(r"SOFT_HCAS_MOST = (\d+)", STATE.read_text())[0])
+DEVICES = int(re.findall(r"SOFT_MAX_HCAS = (\d+)", STATE.read_text())[0])
 
 # Listings of longer tables show only the first entries, because each entry is a file in the wheel.
 # Devices other than the first one have a single GID.

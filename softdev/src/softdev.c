@@ -12,7 +12,7 @@
 #include "ud/ud.h"
 #include "link/link.h"
 
-static const struct soft_roce_takers takers = {
+static const struct soft_roce_datagram_ops datagram_ops = {
 	.datagram = soft_ud_input,
 	.mad = soft_cm_mad_received,
 };
@@ -34,7 +34,7 @@ static const struct soft_gsi_calls gsi = {
  * child may use a different kind of link. */
 static int choose_carriers(void)
 {
-	soft_ud_use(soft_links_are_roce() ? &packets : NULL);
+	soft_ud_set_packets(soft_links_are_roce() ? &packets : NULL);
 	soft_cm_use_gsi(soft_links_are_roce() ? &gsi : NULL);
 	return soft_links_are_roce() ? soft_check_packet_calls() : 0;
 }
@@ -70,7 +70,7 @@ void soft_device_make(void)
 	soft_device.objects->datagrams = &soft_ud_transport;
 	soft_device.objects->links = &soft_links_calls;
 	soft_device.paths->acceptor = &acceptor;
-	soft_roce_use(&takers);
+	soft_roce_set_datagram_ops(&datagram_ops);
 	soft_links_use_cm(soft_cm_handle_rtr);
 }
 

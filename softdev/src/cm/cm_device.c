@@ -112,7 +112,7 @@ void soft_cm_device_sweep(void)
 {
 	soft_engine_check_descriptors(); /* acquires the mutex itself, so it must come first */
 	pthread_mutex_lock(&soft_device.cm->open_mutex);
-	for (int i = 0; i < SOFT_HCAS_MOST; i++)
+	for (int i = 0; i < SOFT_MAX_HCAS; i++)
 		if (soft_device.cm->devices[i].is_open)
 			sweep(&soft_device.cm->devices[i]);
 	pthread_mutex_unlock(&soft_device.cm->open_mutex);
@@ -187,15 +187,15 @@ void soft_cm_device_each(uint32_t ports, void (*callback)(struct soft_cm_id *id)
 /* Returns a list of the device contexts, which stay open until the list is freed. */
 struct ibv_context **soft_rdma_get_devices(int *num_devices)
 {
-	struct ibv_context **list = calloc(SOFT_HCAS_MOST + 1, sizeof(*list)); /* NULL-terminated */
+	struct ibv_context **list = calloc(SOFT_MAX_HCAS + 1, sizeof(*list)); /* NULL-terminated */
 	int error, count = 0;
 
 	if (!list)
 		return NULL;
 	error = soft_cm_device_get();
 	if (error)
-		return soft_made(error, list);
-	for (; count < SOFT_HCAS_MOST && soft_device.cm->devices[count].is_open; count++)
+		return soft_finish_create(error, list);
+	for (; count < SOFT_MAX_HCAS && soft_device.cm->devices[count].is_open; count++)
 		list[count] = &soft_device.cm->devices[count].own.extended.context;
 	if (num_devices)
 		*num_devices = count;

@@ -22,7 +22,7 @@ struct rdma_event_channel *soft_rdma_create_event_channel(void)
 			soft_engine_put();
 	}
 	if (error)
-		return soft_made(error, channel);
+		return soft_finish_create(error, channel);
 	channel->fork_generation = soft_engine_fork_generation();
 	soft_list_init(&channel->events);
 	soft_list_init(&channel->ids);

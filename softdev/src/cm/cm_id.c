@@ -13,7 +13,7 @@ int soft_cm_fail(int error)
 struct soft_cm_id *soft_cm_enter(struct rdma_cm_id *application)
 {
 	if (!application)
-		return soft_made(EINVAL, NULL);
+		return soft_finish_create(EINVAL, NULL);
 	soft_lock();
 	return soft_cm_id_of(application);
 }
@@ -28,7 +28,7 @@ struct soft_cm_id *soft_cm_enter_device(struct rdma_cm_id *application)
 {
 	int error = application ? soft_cm_device_get() : EINVAL;
 
-	return error ? soft_made(error, NULL) : soft_cm_enter(application);
+	return error ? soft_finish_create(error, NULL) : soft_cm_enter(application);
 }
 
 int soft_cm_leave_device(int error)
@@ -202,7 +202,7 @@ static void forked(void)
 {
 	struct soft_cm *cm = soft_device.cm;
 
-	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		cm->devices[i].is_open = false;
 		cm->devices[i].holds = 0;
 	}

@@ -55,7 +55,7 @@ struct soft_cm {
 		struct soft_context own; /* context in id->verbs */
 		struct ibv_pd *pd;
 		unsigned holds;
-	} devices[SOFT_HCAS_MOST];
+	} devices[SOFT_MAX_HCAS];
 	struct soft_node attached; /* list of soft_cm_id.on_device */
 
 	/* cm_event.c */

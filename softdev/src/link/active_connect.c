@@ -66,7 +66,7 @@ static bool attempt_tcp(struct soft_link *link)
 	link->over_tcp = true;
 	if (soft_qp_gid(qp, &own))
 		return false; /* the GID table entry currently has no address */
-	const struct soft_tcp_ends ends = {
+	const struct soft_tcp_addresses ends = {
 		.own = own.gid,
 		.peer = soft_qp_peer_gid(qp),
 		.port = soft_qpn_ip_port(qp->attr.dest_qp_num),

@@ -22,7 +22,7 @@ uint32_t soft_cma_desc_max(const struct soft_link *link, uint32_t *least)
 	/* The memory must not change before the peer has copied it. A UC request completes as soon
 	 * as it has been sent. On a link that duplicates or delays frames, a frame may arrive after
 	 * its request has completed. */
-	return cma && soft_qp_is_reliable(link->qp) && !link->base.loses && soft_cma_is_open(cma)
+	return cma && soft_qp_is_reliable(link->qp) && !link->base.is_lossy && soft_cma_is_open(cma)
 		       ? SOFT_CMA_FRAME_MAX
 		       : 0;
 }
@@ -33,7 +33,7 @@ static bool is_export_done(const struct soft_cma_export *export, const void *unu
 {
 	(void)unused;
 	return !export->link ||
-	       (!export->answer && (int32_t)(export->index - export->link->qp->sq.oldest) < 0);
+	       (!export->is_response && (int32_t)(export->index - export->link->qp->sq.oldest) < 0);
 }
 
 bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
@@ -60,12 +60,13 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 	export->link = link;
 	export->index = out->index;
 	export->psn = out->frame.psn;
-	export->answer = out->frame.opcode == SOFT_READ_DATA;
-	if (export->answer) {
+	export->is_response = out->frame.opcode == SOFT_READ_DATA;
+	if (export->is_response) {
 		const struct soft_response *response = soft_response_at(link->qp, out->index);
 
 		export->response = *response;
-		export->response.address += soft_place_of(link->qp, out->frame.psn, response->psn);
+		export->response.address +=
+			soft_message_offset(link->qp, out->frame.psn, response->psn);
 		export->response.length = out->frame.length;
 	}
 	desc.slot = export->slot;
@@ -106,9 +107,9 @@ static void lost(struct soft_link *link)
 {
 	soft_link_set_lossy(link);
 	if (soft_is_request(&link->frame))
-		soft_responder_missed(link->qp);
+		soft_responder_report_gap(link->qp);
 	else
-		soft_requester_missed(link->qp);
+		soft_requester_implied_nak(link->qp);
 }
 
 static void failed(struct soft_link *link, enum soft_cma_result reached)
@@ -191,15 +192,15 @@ static void refuse_read(const struct soft_cma_export *export)
 	if (!qp || link->base.state != SOFT_LINK_UP ||
 	    !soft_psn_before(export->psn, qp->responder.psn))
 		return;
-	soft_responder_withdrawn(qp, qp->responder.response_head, export->psn, &export->response);
+	soft_responder_withdraw(qp, qp->responder.response_head, export->psn, &export->response);
 }
 
 static bool uses_key(const struct soft_cma_export *export, const void *what)
 {
 	uint32_t key = *(const uint32_t *)what;
 
-	if (export->answer || is_export_done(export, NULL))
-		return export->answer && export->response.rkey == key;
+	if (export->is_response || is_export_done(export, NULL))
+		return export->is_response && export->response.rkey == key;
 	const struct soft_qp *qp = export->link->qp;
 	const struct ibv_sge *sges = soft_send_sges(qp, export->index);
 
@@ -220,14 +221,14 @@ void soft_cma_revoke_key(uint32_t key)
 		/* Only responses need a NAK from this side. The peer refuses a revoked request with
 		 * a NAK for unreadable memory. */
 		for (unsigned i = 0; i < count; i++)
-			if (lost[i].answer)
+			if (lost[i].is_response)
 				refuse_read(&lost[i]);
 	}
 }
 
 static bool request_on_link(const struct soft_cma_export *export, const void *what)
 {
-	return export->link == what && !export->answer;
+	return export->link == what && !export->is_response;
 }
 
 static void revoke_requests(const struct soft_link *link)

@@ -456,8 +456,8 @@ static void run_datagrams(void)
 		struct soft_qp *qp = soft_qp_find(envelope.qp_num);
 
 		if (qp)
-			soft_ud_take(qp, &envelope.datagram, packet->bytes + sizeof(envelope),
-				     packet->length - (uint32_t)sizeof(envelope));
+			soft_ud_deliver(qp, &envelope.datagram, packet->bytes + sizeof(envelope),
+					packet->length - (uint32_t)sizeof(envelope));
 		free(packet);
 	}
 	queue->busy = false;
@@ -495,7 +495,7 @@ static bool intercepts_datagram(const struct soft_qp *qp, const struct soft_data
 
 	if (!packet) { /* a datagram may always be lost */
 		SOFT_TRACE_DROPPED(.reason = "NO_ROOM", .qp_num = qp->ibv.qp_num,
-				   .remote_qpn = datagram->from, .remote = &datagram->source);
+				   .remote_qpn = datagram->src_qpn, .remote = &datagram->source);
 		return true;
 	}
 	memcpy(packet->bytes, &envelope, sizeof(envelope));

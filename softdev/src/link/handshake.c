@@ -95,8 +95,8 @@ void soft_handshake_trace_drop(struct soft_link *link, const struct soft_qp *qp,
 		return;
 	link->drop_traced = true;
 	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = qp ? qp->ibv.qp_num : hello->to,
-			   .remote_qpn = hello->from, .remote = tcp ? &tcp->names.peer : NULL,
-			   .has_psn = compared,
+			   .remote_qpn = hello->from,
+			   .remote = tcp ? &tcp->socket_addresses.peer : NULL, .has_psn = compared,
 			   .psn = !compared ? 0
 				  : sent    ? hello->send_psn
 					    : qp->attr.sq_psn,
@@ -189,7 +189,7 @@ static void add_pending(struct soft_link *link)
 
 	link->base.state = SOFT_LINK_PENDING;
 	if (tcp)
-		soft_gid_address(&tcp->names.peer, &tcp->names.own, 0, &peer);
+		soft_gid_address(&tcp->socket_addresses.peer, &tcp->socket_addresses.own, 0, &peer);
 	soft_places_add(&soft_device.links->pending_links, &link->pending, &peer);
 	link->timer.expired = pending_expired;
 	soft_timer_start(&link->timer, soft_now() + PENDING_TIMEOUT_NS);
@@ -205,7 +205,7 @@ static bool may_replace_stream(const struct soft_path *path, const struct soft_l
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
-	return !tcp || (tcp->of_cm && (!link || soft_tcp_path_is_beside(tcp, link->watch.fd)));
+	return !tcp || (tcp->of_cm && (!link || soft_tcp_path_is_parallel(tcp, link->watch.fd)));
 }
 
 /* Returns whether the peer may learn immediately that its HELLO is not expected. This is safe if

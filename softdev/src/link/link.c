@@ -80,7 +80,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	soft_timer_stop(&link->timer);
 	link->timer.expired = linger_expired;
 	link->base.state = SOFT_LINK_UP;
-	link->base.loses |= link->chan.path->calls->loses;
+	link->base.is_lossy |= link->chan.path->calls->is_lossy;
 	link->qp = qp;
 	qp->link = &link->base;
 	qp->no_peer = false;
@@ -135,7 +135,7 @@ void soft_link_finish(struct soft_link *link, int error)
 		link->qp = NULL;
 		qp->link = NULL;
 		if (was_up)
-			soft_qp_link_gone(qp, error);
+			soft_qp_link_ended(qp, error);
 	}
 	if (!link->busy)
 		free(link);
@@ -198,9 +198,9 @@ void soft_link_output_now(struct soft_link *link)
 
 void soft_link_set_lossy(struct soft_link *link)
 {
-	if (link->base.loses)
+	if (link->base.is_lossy)
 		return;
-	link->base.loses = true;
+	link->base.is_lossy = true;
 	link->base.loses_pending = !soft_qp_is_uc(link->qp);
 	soft_link_output(link);
 	soft_requester_await(link->qp);
@@ -269,7 +269,7 @@ int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t l
 	if (rc)
 		soft_link_finish(link, rc);
 	else if (length)
-		soft_tcp_path_take(soft_tcp_path_of(link->chan.path), already_read, length);
+		soft_tcp_path_input(soft_tcp_path_of(link->chan.path), already_read, length);
 	return rc;
 }
 
@@ -329,10 +329,10 @@ static uint16_t lid(struct soft_hca *hca)
 
 const struct soft_link_calls soft_links_calls = {
 	.begin = soft_connect_begin,
-	.again = soft_reconnect,
+	.reconnect = soft_reconnect,
 	.ready = ready,
 	.close = close_orderly,
-	.leave = soft_link_close,
+	.detach = soft_link_close,
 	.acknowledge = soft_ack_delay,
 	.silence_limit = soft_liveness_limit,
 	.revoke_requests = soft_cma_flush,

@@ -160,14 +160,14 @@ static void silent(struct soft_chan *chan)
 const struct soft_chan_ops soft_link_chan_calls = {
 	.accepted = accepted,
 	.data = data,
-	.place = place,
-	.placed = placed,
+	.map_payload = place,
+	.payload_stored = placed,
 	.writable = writable,
-	.unread = unread,
-	.exited = exited,
-	.probes = probes,
+	.report_unread = unread,
+	.peer_exited = exited,
+	.needs_probe = probes,
 	.silent = silent,
-	.gone = gone,
+	.closed = gone,
 };
 
 void soft_link_set_liveness_limit(struct soft_link *link)
@@ -213,7 +213,7 @@ bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_lin
 int soft_link_over_stream(struct soft_link *link, int fd)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_adopt(fd);
-	int rc = tcp ? soft_chan_enter(&link->chan, &tcp->path, STREAM_CHAN, STREAM_CHAN) : ENOMEM;
+	int rc = tcp ? soft_chan_attach(&link->chan, &tcp->path, STREAM_CHAN, STREAM_CHAN) : ENOMEM;
 
 	if (rc && tcp)
 		tcp->path.calls->idle(&tcp->path, false);

@@ -10,8 +10,8 @@ int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, 
 	if (link->sink == SOFT_SINK_DISCARD || link->received < link->frame.skip)
 		return 0;
 	int count = link->sink == SOFT_SINK_READ
-			    ? soft_answer_scatter(link->qp, &link->frame, link->received, length,
-						  iov, room)
+			    ? soft_response_scatter(link->qp, &link->frame, link->received, length,
+						    iov, room)
 			    : soft_request_scatter(link->qp, &link->frame, link->received, length,
 						   iov, room);
 
@@ -33,7 +33,7 @@ static void end(struct soft_link *link)
 	if (soft_is_request(&link->frame))
 		soft_request_end(link->qp, &link->frame, link->small);
 	else
-		soft_answer_end(link->qp, &link->frame, link->small);
+		soft_response_end(link->qp, &link->frame, link->small);
 }
 
 void soft_link_placed(struct soft_link *link, uint32_t length)
@@ -54,7 +54,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 		return false;
 	if (frame->pieces && !soft_cma_desc_allowed(link))
 		return false;
-	if (frame->flags & SOFT_FRAME_ACK && !soft_acknowledged(link->qp, frame->ack))
+	if (frame->flags & SOFT_FRAME_ACK && !soft_complete_acknowledged(link->qp, frame->ack))
 		return false;
 	if (link->base.state != SOFT_LINK_UP)
 		return true; /* a completion has ended the queue pair */
@@ -68,7 +68,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 		return true;
 	}
 	if (frame->opcode == SOFT_LOSES) {
-		link->base.loses = true;
+		link->base.is_lossy = true;
 		soft_requester_await(link->qp);
 		return frame->length == 0;
 	}
@@ -87,7 +87,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	case SOFT_RNR_NAK:
 	case SOFT_READ_DATA:
 	case SOFT_ATOMIC_DATA:
-		link->sink = soft_answer_begin(link->qp, frame);
+		link->sink = soft_response_begin(link->qp, frame);
 		break;
 	default:
 		return false;
@@ -203,7 +203,7 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 					   .expected_psn = link->qp ? link->qp->responder.psn : 0);
 			/* Any host can send a datagram, so an invalid one does not end a RoCE
 			 * link. */
-			if (!link->chan.path || !link->chan.path->calls->loses)
+			if (!link->chan.path || !link->chan.path->calls->is_lossy)
 				soft_link_finish(link, EPROTO);
 			return;
 		}

@@ -34,7 +34,7 @@ static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct i
 {
 	if (out->frame.length == 0)
 		return 0;
-	if (out->answer)
+	if (out->is_response)
 		return soft_responder_gather(qp, out, iov);
 	return soft_requester_gather(qp, out, iov, room);
 }
@@ -42,12 +42,12 @@ static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct i
 /* Returns the room required for the longest possible frame. */
 static size_t frame_room(const struct soft_link *link)
 {
-	return SOFT_FRAME_HEADER + (size_t)link->chan.path->calls->frame_most;
+	return SOFT_FRAME_HEADER + (size_t)link->chan.path->calls->max_frame;
 }
 
 static bool has_room(const struct batch *batch)
 {
-	return batch->frame_count < batch->link->chan.path->calls->frames_most &&
+	return batch->frame_count < batch->link->chan.path->calls->max_frames &&
 	       batch->bytes < SOFT_STEP_BYTES &&
 	       batch->cma_bytes < SOFT_CMA_FRAME_MAX && /* see soft_cma_desc_receive */
 	       batch->room - batch->bytes >= frame_room(batch->link) &&
@@ -141,7 +141,7 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 		out->frame.ack = done;
 	}
 	if (batch->bytes - last_end(batch).bytes + frame_room(batch->link) >
-	    batch->link->chan.path->calls->record_most)
+	    batch->link->chan.path->calls->max_record)
 		end_record(batch);
 	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out);
 }
@@ -156,17 +156,17 @@ static bool add_next(struct batch *batch,
 {
 	struct soft_qp *qp = batch->link->qp;
 	const struct soft_tx_cursor before = batch->cursor;
-	uint32_t done = soft_responder_done(qp, &before);
+	uint32_t done = soft_responder_ack_psn(qp, &before);
 
 	for (int with_cma = 1; with_cma >= 0; with_cma--) {
 		batch->cursor = before;
-		batch->cursor.cma_most =
-			with_cma ? soft_cma_desc_max(batch->link, &batch->cursor.cma_least) : 0;
+		batch->cursor.cma_max =
+			with_cma ? soft_cma_desc_max(batch->link, &batch->cursor.cma_min) : 0;
 		*has_frame = next(qp, &batch->cursor, out);
 		if (!*has_frame)
 			return false;
 		if (add_whole(batch, out, done, before.acked)) {
-			if (!out->answer)
+			if (!out->is_response)
 				batch->cursor.acked = done;
 			return true;
 		}
@@ -186,9 +186,9 @@ static bool add_response(struct batch *batch)
 	while (!add_next(batch, soft_responder_next, &out, &has_frame)) {
 		if (!has_frame)
 			return false;
-		if (!soft_responder_withdrawn_again(qp, out.index)) {
-			soft_responder_withdrawn(qp, out.index, out.frame.psn,
-						 soft_response_at(qp, out.index));
+		if (!soft_responder_withdraw_repeated(qp, out.index)) {
+			soft_responder_withdraw(qp, out.index, out.frame.psn,
+						soft_response_at(qp, out.index));
 			return false;
 		}
 	}
@@ -226,7 +226,7 @@ static void add_control(struct batch *batch)
 {
 	struct soft_link *link = batch->link;
 	struct soft_qp *qp = link->qp;
-	uint32_t done = soft_responder_done(qp, &batch->cursor);
+	uint32_t done = soft_responder_ack_psn(qp, &batch->cursor);
 	bool nak = link->base.nak_opcode && batch->cursor.response == qp->responder.response_tail;
 
 	if ((!nak && done == batch->cursor.acked) || !has_room(batch))
@@ -263,9 +263,9 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 		.next_psn = qp->sq.next_psn,
 		.reads = qp->sq.reads,
 		.acked = qp->responder.acked,
-		.most = link->chan.path->calls->frame_most,
+		.max_payload = link->chan.path->calls->max_frame,
 	};
-	soft_responder_answer_at(qp, &batch->cursor, qp->responder.response_head);
+	soft_responder_seek(qp, &batch->cursor, qp->responder.response_head);
 	add_loses(batch);
 	do {
 		answered = batch->cursor.response != qp->responder.response_tail &&
@@ -302,7 +302,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 		soft_engine_count_part();
 	if (out->frame.flags & SOFT_FRAME_ACK)
 		acknowledged(link, out->frame.ack);
-	if (out->answer) {
+	if (out->is_response) {
 		soft_responder_commit(qp, out);
 		return;
 	}
@@ -381,7 +381,7 @@ void soft_link_write(struct soft_link *link)
 		if (link->base.state == SOFT_LINK_UP &&
 		    (written < batch.record_count ||
 		     (has_more(qp) &&
-		      (total >= SOFT_STEP_BYTES || soft_path_waits(link->chan.path))))) {
+		      (total >= SOFT_STEP_BYTES || soft_path_has_waiting(link->chan.path))))) {
 			block(link);
 			break;
 		}
@@ -389,7 +389,7 @@ void soft_link_write(struct soft_link *link)
 			break; /* everything has been sent */
 	}
 	if (qp->ibv.state != IBV_QPS_ERR) {
-		soft_send_settle(qp);
+		soft_send_advance(qp);
 		soft_qp_check_drained(qp);
 	}
 }
@@ -413,8 +413,8 @@ void soft_link_write_end(struct soft_link *link)
 		};
 		struct soft_tx_cursor cursor = {.acked = link->qp->responder.acked};
 
-		soft_responder_answer_at(link->qp, &cursor, link->qp->responder.response_head);
-		frame.ack = soft_responder_done(link->qp, &cursor);
+		soft_responder_seek(link->qp, &cursor, link->qp->responder.response_head);
+		frame.ack = soft_responder_ack_psn(link->qp, &cursor);
 		soft_frame_encode(link->header, &frame);
 	}
 	if (link->chan.path && !soft_chan_room(&link->chan, iov.iov_len)) {

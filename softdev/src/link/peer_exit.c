@@ -30,12 +30,12 @@ static void complete_requests(struct soft_link *link, uint32_t psn)
 			break;
 		}
 	}
-	(void)soft_acknowledged(qp, soft_psn_add(psn, SOFT_PSN_MASK));
+	(void)soft_complete_acknowledged(qp, soft_psn_add(psn, SOFT_PSN_MASK));
 }
 
 static bool is_exact(const struct soft_link *link)
 {
-	return link->base.state == SOFT_LINK_UP && !link->base.loses && !link->delay_queue &&
+	return link->base.state == SOFT_LINK_UP && !link->base.is_lossy && !link->delay_queue &&
 	       !soft_qp_is_uc(link->qp) && link->qp->sq.oldest != link->qp->sq.next;
 }
 

@@ -46,8 +46,8 @@ enum soft_datagram_flag {
 struct soft_datagram {
 	union ibv_gid source;
 	union ibv_gid destination;
-	uint32_t to;
-	uint32_t from;
+	uint32_t dest_qpn;
+	uint32_t src_qpn;
 	uint32_t qkey;
 	uint32_t immediate; /* network byte order */
 	uint32_t psn; /* used by RoCE packets only */

@@ -70,7 +70,7 @@ struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
 	struct soft_objects *objects = soft_device.objects;
 	int rc = 0;
-	struct soft_ah *ah = soft_object(pd->context, sizeof(*ah), &rc);
+	struct soft_ah *ah = soft_alloc_object(pd->context, sizeof(*ah), &rc);
 
 	soft_lock();
 	if (!rc)
@@ -84,7 +84,8 @@ struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 		objects->ah_count++;
 	}
 	soft_unlock();
-	return soft_call_made("ibv_create_ah", "pd", soft_pd_root(pd)->handle, soft_made(rc, ah));
+	return soft_call_pointer_result("ibv_create_ah", "pd", soft_pd_root(pd)->handle,
+					soft_finish_create(rc, ah));
 }
 
 /* Destroy an address handle. Posted requests have their own copy of its path. */

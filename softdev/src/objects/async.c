@@ -42,13 +42,13 @@ void soft_async_forget(struct soft_context *context, const void *element)
 
 /* Counters of an object's retrieved and acknowledged events, with the mutex and condition variable
  * that protect them. */
-struct counted {
+struct event_counters {
 	pthread_mutex_t *mutex; /* NULL for port events, which are not counted */
 	pthread_cond_t *cond;
-	uint32_t *taken, *acknowledged;
+	uint32_t *retrieved, *acknowledged;
 };
 
-static struct counted counted_of(const struct ibv_async_event *event)
+static struct event_counters event_counters_of(const struct ibv_async_event *event)
 {
 	struct soft_cq *cq = soft_cq_of(event->element.cq);
 	struct soft_qp *qp = soft_qp_of(event->element.qp);
@@ -56,34 +56,37 @@ static struct counted counted_of(const struct ibv_async_event *event)
 
 	switch (event->event_type) {
 	case IBV_EVENT_CQ_ERR:
-		return (struct counted){&cq->ibv.mutex, &cq->ibv.cond, &cq->async_events_taken,
-					&cq->ibv.async_events_completed};
+		return (struct event_counters){&cq->ibv.mutex, &cq->ibv.cond,
+					       &cq->async_events_retrieved,
+					       &cq->ibv.async_events_completed};
 	case IBV_EVENT_QP_FATAL:
 	case IBV_EVENT_QP_REQ_ERR:
 	case IBV_EVENT_QP_ACCESS_ERR:
 	case IBV_EVENT_COMM_EST:
 	case IBV_EVENT_SQ_DRAINED:
 	case IBV_EVENT_QP_LAST_WQE_REACHED:
-		return (struct counted){&qp->ibv.mutex, &qp->ibv.cond, &qp->async_events_taken,
-					&qp->ibv.events_completed};
+		return (struct event_counters){&qp->ibv.mutex, &qp->ibv.cond,
+					       &qp->async_events_retrieved,
+					       &qp->ibv.events_completed};
 	case IBV_EVENT_SRQ_LIMIT_REACHED:
-		return (struct counted){&srq->ibv.mutex, &srq->ibv.cond, &srq->async_events_taken,
-					&srq->ibv.events_completed};
+		return (struct event_counters){&srq->ibv.mutex, &srq->ibv.cond,
+					       &srq->async_events_retrieved,
+					       &srq->ibv.events_completed};
 	default:
-		return (struct counted){0};
+		return (struct event_counters){0};
 	}
 }
 
 /* Count an event before returning it, so that destroying the object waits for the
  * acknowledgement. */
-static void note_taken(const struct ibv_async_event *event)
+static void count_retrieved(const struct ibv_async_event *event)
 {
-	const struct counted counted = counted_of(event);
+	const struct event_counters counted = event_counters_of(event);
 
 	if (!counted.mutex)
 		return;
 	pthread_mutex_lock(counted.mutex);
-	++*counted.taken;
+	++*counted.retrieved;
 	pthread_mutex_unlock(counted.mutex);
 }
 
@@ -110,7 +113,7 @@ int soft_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *ev
 		if (!soft_list_empty(&context->async_events)) {
 			entry = soft_list_first(&context->async_events, struct entry, node);
 			soft_list_remove(&entry->node);
-			note_taken(&entry->event);
+			count_retrieved(&entry->event);
 		}
 		if (soft_list_empty(&context->async_events))
 			soft_channel_consume(&context->async);
@@ -132,7 +135,7 @@ int soft_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *ev
 
 void soft_ibv_ack_async_event(struct ibv_async_event *event)
 {
-	const struct counted counted = counted_of(event);
+	const struct event_counters counted = event_counters_of(event);
 
 	if (!counted.mutex)
 		return;

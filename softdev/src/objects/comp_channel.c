@@ -11,12 +11,12 @@ static struct soft_comp_channel *channel_of(struct ibv_comp_channel *channel)
 struct ibv_comp_channel *soft_ibv_create_comp_channel(struct ibv_context *context)
 {
 	int rc = 0;
-	struct soft_comp_channel *channel = soft_object(context, sizeof(*channel), &rc);
+	struct soft_comp_channel *channel = soft_alloc_object(context, sizeof(*channel), &rc);
 
 	if (!rc)
 		rc = soft_channel_init(&channel->channel);
 	if (rc)
-		return soft_made(rc, channel);
+		return soft_finish_create(rc, channel);
 	channel->channel.completions = true;
 	channel->ibv = (struct ibv_comp_channel){.context = context, .fd = channel->channel.fd};
 	pthread_mutex_init(&channel->mutex, NULL);
@@ -51,15 +51,15 @@ void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *
 	pthread_mutex_lock(&channel->mutex);
 	if (cq->events_waiting++ == 0)
 		soft_list_append(&channel->ready, &cq->ready_node);
-	soft_hint_set(&channel->any, true);
+	soft_hint_set(&channel->has_ready, true);
 	soft_channel_signal(&channel->channel);
 	pthread_mutex_unlock(&channel->mutex);
 }
 
 /* Record that all events have been retrieved. The caller holds the channel's mutex. */
-static void all_taken(struct soft_comp_channel *channel)
+static void clear_ready(struct soft_comp_channel *channel)
 {
-	soft_hint_set(&channel->any, false);
+	soft_hint_set(&channel->has_ready, false);
 	soft_channel_consume(&channel->channel);
 }
 
@@ -69,17 +69,17 @@ void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq 
 	cq->events_waiting = 0;
 	soft_list_remove(&cq->ready_node);
 	if (soft_list_empty(&channel->ready))
-		all_taken(channel);
+		clear_ready(channel);
 	pthread_mutex_unlock(&channel->mutex);
 }
 
-static struct soft_cq *take(struct soft_comp_channel *channel)
+static struct soft_cq *pop_ready(struct soft_comp_channel *channel)
 {
 	struct soft_cq *cq = NULL;
 
 	/* The hint always covers events of this thread's own step. It may miss an event that
 	 * another thread adds concurrently, but that event makes the fd readable. */
-	if (!soft_hint_get(&channel->any))
+	if (!soft_hint_get(&channel->has_ready))
 		return NULL;
 	pthread_mutex_lock(&channel->mutex);
 	if (!soft_list_empty(&channel->ready)) {
@@ -87,10 +87,10 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 		soft_list_remove(&cq->ready_node);
 		if (--cq->events_waiting)
 			soft_list_append(&channel->ready, &cq->ready_node);
-		cq->events_taken++;
+		cq->events_retrieved++;
 	}
 	if (soft_list_empty(&channel->ready))
-		all_taken(channel);
+		clear_ready(channel);
 	else
 		soft_channel_announce(&channel->channel);
 	pthread_mutex_unlock(&channel->mutex);
@@ -114,12 +114,12 @@ int soft_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void
 
 	/* A non-blocking caller runs a step first, because it polls or has just been woken. A
 	 * blocking caller waits first, which takes no longer than an idle step if work is ready. */
-	while (!(found = take(channel))) {
+	while (!(found = pop_ready(channel))) {
 		if (!nonblocking)
 			rc = sleep_until_work(channel);
 		if (!rc) {
 			soft_progress_for(&channel->channel);
-			found = take(channel);
+			found = pop_ready(channel);
 		}
 		if (found)
 			break;

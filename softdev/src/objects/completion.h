@@ -10,7 +10,7 @@ struct soft_comp_channel {
 	struct soft_channel channel;
 	pthread_mutex_t mutex; /* protects the following members; nested inside a CQ's lock */
 	struct soft_node ready; /* CQs with pending events */
-	bool any; /* atomic hint whether `ready` has entries, read without the mutex */
+	bool has_ready; /* atomic hint whether `ready` has entries, read without the mutex */
 };
 
 enum soft_armed { SOFT_UNARMED, SOFT_ARMED_SOLICITED, SOFT_ARMED };
@@ -40,16 +40,16 @@ struct soft_cq {
 	unsigned users; /* number of send and receive queues that use this CQ */
 	struct soft_deferred overrun_work;
 	struct ibv_moderate_cq moderation;
-	uint32_t held_back; /* completions held back by moderation */
+	uint32_t moderated_count; /* completions held back by moderation */
 	struct soft_timer moderation_timer;
 	struct soft_cq_reader *reader; /* see cq_ex.c; NULL if created by create_cq */
 	struct ibv_pd *parent_domain; /* or NULL */
 	/* members protected by the completion channel's mutex */
 	struct soft_node ready_node;
 	uint32_t events_waiting;
-	uint32_t events_taken;
+	uint32_t events_retrieved;
 	/* member protected by ibv.mutex */
-	uint32_t async_events_taken;
+	uint32_t async_events_retrieved;
 };
 
 static inline struct soft_cq *soft_cq_of(struct ibv_cq *cq)
@@ -66,7 +66,7 @@ void soft_cq_publish(struct soft_cq *cq, void *cq_context);
 /* Take up to `room` completions, with their timestamps unless `stamps` is NULL. Runs a step if the
  * CQ is empty. Returns the number of completions, or -1 if there are none because the CQ has
  * overflowed. */
-int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps);
+int soft_cq_pop(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps);
 int soft_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 /* Add a completion. Returns false if the completion is lost because the CQ has overflowed. For
  * `solicited`, see ibv_req_notify_cq(3). */

@@ -66,7 +66,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 
 /* Remove the `run` oldest completions, which must be contiguous in the ring. The caller holds the
  * CQ's lock. */
-static void drop(struct soft_cq *cq, uint32_t run)
+static void remove_oldest(struct soft_cq *cq, uint32_t run)
 {
 	cq->first += run;
 	if (cq->first == cq->capacity)
@@ -78,11 +78,11 @@ static void drop(struct soft_cq *cq, uint32_t run)
 
 /* Disarm the CQ and queue its event on the channel. The caller holds the CQ's lock and the engine's
  * lock. */
-static void announce(struct soft_cq *cq)
+static void raise_event(struct soft_cq *cq)
 {
 	struct soft_comp_channel *channel = channel_of(cq);
 
-	cq->held_back = 0;
+	cq->moderated_count = 0;
 	soft_timer_stop(&cq->moderation_timer);
 	set_armed(cq, SOFT_UNARMED);
 	if (channel)
@@ -91,7 +91,7 @@ static void announce(struct soft_cq *cq)
 
 /* Returns whether the CQ moderates its events. Moderation requires both a count and a period,
  * because a count alone could delay an event forever. */
-static bool moderated(const struct soft_cq *cq)
+static bool is_moderated(const struct soft_cq *cq)
 {
 	return cq->moderation.cq_count > 1 && cq->moderation.cq_period;
 }
@@ -99,23 +99,23 @@ static bool moderated(const struct soft_cq *cq)
 /* Raise an event for a new completion, or delay it if the CQ moderates its events. A delayed event
  * is raised after cq_count completions, or cq_period microseconds after the first
  * (ibv_modify_cq(3)). */
-static void deserves_event(struct soft_cq *cq)
+static void raise_or_moderate_event(struct soft_cq *cq)
 {
-	cq->held_back++;
-	if (!moderated(cq) || cq->held_back >= cq->moderation.cq_count)
-		announce(cq);
-	else if (cq->held_back == 1)
+	cq->moderated_count++;
+	if (!is_moderated(cq) || cq->moderated_count >= cq->moderation.cq_count)
+		raise_event(cq);
+	else if (cq->moderated_count == 1)
 		soft_timer_start(&cq->moderation_timer,
 				 soft_now() + cq->moderation.cq_period * (uint64_t)1000);
 }
 
-static void held_back_long_enough(struct soft_timer *timer)
+static void moderation_expired(struct soft_timer *timer)
 {
 	struct soft_cq *cq = soft_container(timer, struct soft_cq, moderation_timer);
 
 	pthread_mutex_lock(&cq->lock);
-	if (cq->held_back)
-		announce(cq);
+	if (cq->moderated_count)
+		raise_event(cq);
 	pthread_mutex_unlock(&cq->lock);
 }
 
@@ -132,8 +132,8 @@ int soft_modify_cq(struct ibv_cq *ibv, struct ibv_modify_cq_attr *attr)
 	pthread_mutex_lock(&cq->lock);
 	cq->moderation = attr->moderate;
 	/* Raise the event that the previous setting has delayed. */
-	if (cq->held_back)
-		announce(cq);
+	if (cq->moderated_count)
+		raise_event(cq);
 	pthread_mutex_unlock(&cq->lock);
 	soft_unlock();
 	return 0;
@@ -150,7 +150,7 @@ static uint64_t wallclock(void)
 }
 
 /* Returns whether fault injection makes the CQ overflow. */
-static bool finds_full(const struct soft_cq *cq)
+static bool inject_overrun(const struct soft_cq *cq)
 {
 	return soft_faults_set &&
 	       soft_fault_next(SOFT_FAULT_OVERRUN, soft_hca_of(cq->ibv.context)->port,
@@ -165,7 +165,7 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		pthread_mutex_unlock(&cq->lock);
 		return false;
 	}
-	if ((cq->count == cq->capacity || finds_full(cq)) && !cq->ignore_overrun) {
+	if ((cq->count == cq->capacity || inject_overrun(cq)) && !cq->ignore_overrun) {
 		cq->overrun = true;
 		pthread_mutex_unlock(&cq->lock);
 		soft_async_event(soft_context_of(cq->ibv.context),
@@ -174,8 +174,9 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		soft_defer(&cq->overrun_work);
 		return false;
 	}
+	/* The new completion replaces the oldest (ibv_create_cq_ex(3)). */
 	if (cq->count == cq->capacity)
-		drop(cq, 1); /* the new completion replaces the oldest (ibv_create_cq_ex(3)) */
+		remove_oldest(cq, 1);
 	uint32_t at = cq->first + cq->count;
 
 	if (at >= cq->capacity)
@@ -186,7 +187,7 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 	soft_publish(&cq->count, cq->count + 1);
 	if (cq->armed == SOFT_ARMED ||
 	    (cq->armed == SOFT_ARMED_SOLICITED && (solicited || wc->status != IBV_WC_SUCCESS)))
-		deserves_event(cq);
+		raise_or_moderate_event(cq);
 	pthread_mutex_unlock(&cq->lock);
 	return true;
 }
@@ -215,7 +216,7 @@ void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
 	pthread_mutex_unlock(&cq->lock);
 }
 
-static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
+static int pop(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
 {
 	int taken = 0;
 
@@ -230,7 +231,7 @@ static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_sta
 		memcpy(&wc[taken], &cq->ring[cq->first], run * sizeof(*wc));
 		if (stamps && cq->stamps)
 			memcpy(&stamps[taken], &cq->stamps[cq->first], run * sizeof(*stamps));
-		drop(cq, run);
+		remove_oldest(cq, run);
 		taken += (int)run;
 	}
 	/* An overflowed CQ cannot be used (ibv_poll_cq(3)). Report the overflow only after all
@@ -242,7 +243,7 @@ static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_sta
 }
 
 /* Perform a step of the device's work because a thread has polled an empty CQ. */
-static void look_for_work(struct soft_cq *cq)
+static void poll_device(struct soft_cq *cq)
 {
 	/* After arming, programs poll once for completions that arrived before, and then wait.
 	 * Waiting performs the step, so skip it here. */
@@ -255,16 +256,16 @@ static void look_for_work(struct soft_cq *cq)
 		soft_progress_missed(soft_counter_add(&cq->empty_polls, 1));
 }
 
-int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
+int soft_cq_pop(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
 {
 	if (soft_observe(&cq->count) == 0)
-		look_for_work(cq);
-	return take(cq, room, wc, stamps);
+		poll_device(cq);
+	return pop(cq, room, wc, stamps);
 }
 
 int soft_poll_cq(struct ibv_cq *ibv, int num_entries, struct ibv_wc *wc)
 {
-	return soft_cq_take(soft_cq_of(ibv), num_entries, wc, NULL);
+	return soft_cq_pop(soft_cq_of(ibv), num_entries, wc, NULL);
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -309,12 +310,12 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 			     int comp_vector, bool stamped, struct ibv_pd *pd)
 {
 	int rc = check(context, cqe, channel, comp_vector);
-	struct soft_cq *cq = soft_object(context, sizeof(*cq), &rc);
+	struct soft_cq *cq = soft_alloc_object(context, sizeof(*cq), &rc);
 
 	if (!rc)
 		rc = make_rings(pd, (uint32_t)cqe, stamped, &cq->ring, &cq->stamps);
 	if (rc)
-		return soft_made(rc, cq);
+		return soft_finish_create(rc, cq);
 	cq->parent_domain = pd;
 	cq->capacity = (uint32_t)cqe;
 	cq->ibv = (struct ibv_cq){.context = context, .channel = channel, .cqe = cqe};
@@ -324,7 +325,7 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 	soft_list_init(&cq->ready_node);
 	soft_list_init(&cq->overrun_work.node);
 	cq->overrun_work.run = fail_users;
-	cq->moderation_timer.expired = held_back_long_enough;
+	cq->moderation_timer.expired = moderation_expired;
 	return cq;
 }
 
@@ -347,7 +348,7 @@ struct ibv_cq *soft_ibv_create_cq(struct ibv_context *context, int cqe, void *cq
 	struct soft_cq *cq = soft_cq_make(context, cqe, channel, comp_vector, false, NULL);
 
 	if (!cq)
-		return soft_call_made("ibv_create_cq", NULL, 0, NULL);
+		return soft_call_pointer_result("ibv_create_cq", NULL, 0, NULL);
 	soft_cq_publish(cq, cq_context);
 	return &cq->ibv;
 }
@@ -420,7 +421,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 		pthread_mutex_unlock(&cq->lock);
 		if (channel) {
 			soft_comp_channel_forget(channel, cq);
-			taken = cq->events_taken;
+			taken = cq->events_retrieved;
 		}
 	}
 	soft_async_forget(context, ibv);
@@ -428,7 +429,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 
 	soft_async_wait(context, &ibv->mutex, &ibv->cond, &ibv->comp_events_completed, &taken);
 	soft_async_wait(context, &ibv->mutex, &ibv->cond, &ibv->async_events_completed,
-			&cq->async_events_taken);
+			&cq->async_events_retrieved);
 	soft_lock();
 	if (channel)
 		channel->ibv.refcnt--;

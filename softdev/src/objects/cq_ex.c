@@ -36,7 +36,7 @@ static int next_poll(struct ibv_cq_ex *ex)
 	struct soft_cq *cq = soft_container(ex, struct soft_cq, ex);
 	struct soft_cq_reader *reader = cq->reader;
 
-	switch (soft_cq_take(cq, 1, &reader->wc, &reader->stamp)) {
+	switch (soft_cq_pop(cq, 1, &reader->wc, &reader->stamp)) {
 	case 1:
 		ex->wr_id = reader->wc.wr_id;
 		ex->status = reader->wc.status;
@@ -184,7 +184,8 @@ struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_i
 	}
 	if (rc) {
 		soft_cq_reader_destroy(reader);
-		return soft_call_made("ibv_create_cq_ex", NULL, 0, soft_made(rc, NULL));
+		return soft_call_pointer_result("ibv_create_cq_ex", NULL, 0,
+						soft_finish_create(rc, NULL));
 	}
 	cq->reader = reader;
 	cq->ignore_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;

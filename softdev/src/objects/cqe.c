@@ -51,9 +51,9 @@ static void explain(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_
 		    unsigned rights)
 {
 	uint32_t lkey;
-	const char *reason = soft_local_objection(pd, sges, num_sge, rights, &lkey);
+	const char *reason = soft_local_denial_reason(pd, sges, num_sge, rights, &lkey);
 
-	soft_trace_why(reason, lkey);
+	soft_trace_failure_reason(reason, lkey);
 }
 
 void soft_fail_send(struct soft_qp *qp, enum ibv_wc_status status)
@@ -83,7 +83,7 @@ static struct ibv_cq *receive_cq(const struct soft_qp *qp)
 
 	if (!qp->xrcd)
 		return qp->ibv.recv_cq;
-	srq = soft_xrc_find(qp->xrcd, qp->taken_from);
+	srq = soft_xrc_find(qp->xrcd, qp->receive_srq_num);
 	return srq ? srq->cq : NULL;
 }
 
@@ -138,7 +138,7 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 		.status = IBV_WC_SUCCESS,
 		.opcode = IBV_WC_RECV,
 		.byte_len = byte_len,
-		.src_qp = datagram->from,
+		.src_qp = datagram->src_qpn,
 		.sl = packet_kind(datagram),
 		.wc_flags = IBV_WC_GRH,
 	};

@@ -14,7 +14,7 @@ struct ibv_device **soft_ibv_get_device_list(int *num_devices)
 		list[i] = &soft_hca_at(i)->device;
 	soft_unlock();
 	if (!list)
-		return soft_made(ENOMEM, NULL);
+		return soft_finish_create(ENOMEM, NULL);
 	if (num_devices)
 		*num_devices = count;
 	return list;
@@ -30,7 +30,7 @@ const char *soft_ibv_get_device_name(struct ibv_device *of)
 	return of->name;
 }
 
-static uint64_t hashed(uint64_t hash, const void *bytes, size_t length)
+static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t length)
 {
 	for (const uint8_t *at = bytes; length--; at++)
 		hash = (hash ^ *at) * 1099511628211u; /* FNV-1a */
@@ -52,8 +52,8 @@ uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
 		(uint8_t)(soft_container(of, struct soft_hca, device) - soft_device.objects->hcas);
 	gethostname(name, sizeof(name) - 1);
 	(void)stat("/proc/self/ns/net", &network);
-	hash = hashed(hash, name, strlen(name));
-	hash = hashed(hash, &network.st_ino, sizeof(network.st_ino));
+	hash = hash_bytes(hash, name, strlen(name));
+	hash = hash_bytes(hash, &network.st_ino, sizeof(network.st_ino));
 	memcpy(&guid[5], &hash, 3);
 	memcpy(&hash, guid, sizeof(hash));
 	return hash;
@@ -126,7 +126,7 @@ struct ibv_context *soft_ibv_open_device(struct ibv_device *of)
 		if (rc)
 			soft_context_stop(context);
 	}
-	return rc ? soft_made(rc, context) : &context->extended.context;
+	return rc ? soft_finish_create(rc, context) : &context->extended.context;
 }
 
 void soft_context_hold(struct soft_context *context)

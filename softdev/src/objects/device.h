@@ -71,7 +71,7 @@ struct soft_pd {
 	struct soft_node node; /* in the list of all PDs (pd.c) */
 	unsigned users;
 	/* set only for parent domains and imported domains */
-	struct soft_pd *of; /* underlying domain */
+	struct soft_pd *underlying; /* underlying domain */
 	bool imported;
 	bool unimported; /* whether it was unimported while in use */
 	struct soft_td *td;
@@ -93,7 +93,7 @@ static inline const struct ibv_pd *soft_pd_root(const struct ibv_pd *ibv)
 {
 	const struct soft_pd *pd = soft_container(ibv, struct soft_pd, ibv);
 
-	return pd->of ? &pd->of->ibv : ibv;
+	return pd->underlying ? &pd->underlying->ibv : ibv;
 }
 
 static inline struct soft_context *soft_context_of(struct ibv_context *context)
@@ -121,7 +121,7 @@ static inline int soft_context_error(const struct ibv_context *context)
 
 /* Allocate a zeroed object for a create call. Returns NULL without allocating if `*rc` is already
  * an errno value. On failure, sets `*rc` to ENOMEM, or to ENODEV in a forked child. */
-static inline void *soft_object(const struct ibv_context *context, size_t size, int *rc)
+static inline void *soft_alloc_object(const struct ibv_context *context, size_t size, int *rc)
 {
 	if (!*rc)
 		*rc = soft_context_error(context);
@@ -134,7 +134,7 @@ static inline void *soft_object(const struct ibv_context *context, size_t size, 
 
 /* Finish a create call. If `rc` is 0, returns `object`, whose first member the application sees.
  * Otherwise frees `object`, sets errno to `rc` and returns NULL. */
-static inline void *soft_made(int rc, void *object)
+static inline void *soft_finish_create(int rc, void *object)
 {
 	if (!rc)
 		return object;
@@ -241,7 +241,7 @@ int soft_hca_count(void);
 struct soft_hca *soft_hca_at(int number); /* returns device 0 if `number` is too high */
 /* Returns whether the queue pair's port is down, or its peer's port if the peer is in this
  * process. */
-bool soft_qp_is_silent(const struct soft_qp *qp);
+bool soft_qp_has_port_down(const struct soft_qp *qp);
 extern const struct soft_subsystem soft_port_subsystem;
 
 /* ---- async.c: asynchronous events of a context --------------------------------------------- */

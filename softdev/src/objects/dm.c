@@ -4,12 +4,12 @@
 #include "extended.h"
 #include "trace/trace.h"
 
-enum { MOST_ALIGNMENT_LOG = 20 };
+enum { MAX_ALIGNMENT_LOG = 20 };
 
 struct soft_dm {
 	struct ibv_dm ibv;
 	struct soft_node node; /* in the list of all device memory */
-	struct soft_dm *of; /* original of an import, or NULL */
+	struct soft_dm *original; /* original of an import, or NULL */
 	uint8_t *memory;
 	size_t length;
 	unsigned users; /* number of regions and imports */
@@ -83,14 +83,14 @@ static void publish(struct soft_dm *dm, struct ibv_context *context)
 
 struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
 {
-	/* soft_object() would fail in a forked child, but rdma-core's tests allocate device memory
-	 * there. */
+	/* soft_alloc_object() would fail in a forked child, but rdma-core's tests allocate device
+	 * memory there. */
 	struct soft_dm *dm = calloc(1, sizeof(*dm));
 	int rc = dm ? 0 : ENOMEM;
 
 	const struct soft_limit limits[] = {
 		{"length", attr->length, SOFT_DM_SIZE},
-		{"log_align_req", attr->log_align_req, MOST_ALIGNMENT_LOG},
+		{"log_align_req", attr->log_align_req, MAX_ALIGNMENT_LOG},
 	};
 
 	if (attr->comp_mask)
@@ -102,7 +102,8 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 	if (!rc)
 		rc = allocate(dm, attr);
 	if (rc)
-		return soft_call_made("ibv_alloc_dm", NULL, 0, soft_made(rc, dm));
+		return soft_call_pointer_result("ibv_alloc_dm", NULL, 0,
+						soft_finish_create(rc, dm));
 	soft_lock();
 	if (attr->length > SOFT_DM_SIZE - soft_device.objects->dm_allocated) {
 		rc = ENOMEM; /* "no more free device memory left" */
@@ -113,7 +114,7 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 	soft_unlock();
 	if (rc)
 		free(dm->memory);
-	return soft_call_made("ibv_alloc_dm", NULL, 0, soft_made(rc, dm));
+	return soft_call_pointer_result("ibv_alloc_dm", NULL, 0, soft_finish_create(rc, dm));
 }
 
 int soft_free_dm(struct ibv_dm *ibv)
@@ -125,8 +126,8 @@ int soft_free_dm(struct ibv_dm *ibv)
 
 	if (!busy) {
 		soft_list_remove(&dm->node);
-		if (dm->of)
-			dm->of->users--;
+		if (dm->original)
+			dm->original->users--;
 		else
 			soft_device.objects->dm_allocated -= dm->length;
 	}
@@ -134,7 +135,7 @@ int soft_free_dm(struct ibv_dm *ibv)
 	if (busy)
 		return soft_call_result("ibv_free_dm", NULL, 0, soft_refuse(EBUSY, "IN_USE"));
 	soft_context_release(soft_context_of(ibv->context));
-	if (!dm->of)
+	if (!dm->original)
 		free(dm->memory);
 	free(dm);
 	return 0;
@@ -148,14 +149,14 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 	int rc = dm ? EINVAL : ENOMEM;
 
 	if (!dm)
-		return soft_made(rc, dm);
+		return soft_finish_create(rc, dm);
 	soft_lock();
 	soft_list_each (struct soft_dm, found, &soft_device.objects->dms, node) {
 		if (found->ibv.handle != dm_handle ||
 		    !soft_contexts_related(found->ibv.context, context))
 			continue;
-		dm->of = found->of ? found->of : found;
-		dm->of->users++;
+		dm->original = found->original ? found->original : found;
+		dm->original->users++;
 		dm->memory = found->memory;
 		dm->length = found->length;
 		publish(dm, context);
@@ -163,7 +164,7 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 		break;
 	}
 	soft_unlock();
-	return soft_made(rc, dm);
+	return soft_finish_create(rc, dm);
 }
 
 /* Release an import, unless a region still uses it. */
@@ -194,8 +195,8 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 	if (!rc && pd->context != ibv->context)
 		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	if (rc)
-		return soft_call_made("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle,
-				      soft_made(rc, NULL));
+		return soft_call_pointer_result("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle,
+						soft_finish_create(rc, NULL));
 	const struct soft_mr mr = {
 		.fixed = true,
 		.dm = dm,
@@ -217,5 +218,5 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 		dm->users--;
 		soft_unlock();
 	}
-	return soft_call_made("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle, region);
+	return soft_call_pointer_result("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle, region);
 }

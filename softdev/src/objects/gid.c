@@ -84,13 +84,13 @@ static int loopback_number(const union ibv_gid *gid)
 {
 	int last = gid->raw[15];
 
-	return !memcmp(gid->raw, soft_gid_loopback.raw, 15) && last <= SOFT_HCAS_MOST ? last - 1
-										      : -1;
+	return !memcmp(gid->raw, soft_gid_loopback.raw, 15) && last <= SOFT_MAX_HCAS ? last - 1
+										     : -1;
 }
 
 /* Returns the lowest device number below `count` whose table contains the GID, or `count` if no
  * table does. */
-static int first_with(const union ibv_gid *gid, int count)
+static int first_hca_with(const union ibv_gid *gid, int count)
 {
 	int number = 0;
 
@@ -105,7 +105,7 @@ int soft_gid_hca_number(const union ibv_gid *gid)
 	int number = loopback_number(gid);
 
 	if (number < 0)
-		number = first_with(gid, count) % count;
+		number = first_hca_with(gid, count) % count;
 	return number;
 }
 
@@ -130,14 +130,14 @@ bool soft_datagram_is_ipv4(const struct soft_datagram *datagram)
 }
 
 /* Address scopes, in the order in which a table lists their addresses. */
-enum reach { BEYOND_THE_LINK, THE_LINK, THE_HOST };
+enum scope { SCOPE_GLOBAL, SCOPE_LINK, SCOPE_HOST };
 
-static enum reach reach_of(const union ibv_gid *gid)
+static enum scope scope_of(const union ibv_gid *gid)
 {
 	if (soft_gid_is_loopback(gid))
-		return THE_HOST;
+		return SCOPE_HOST;
 	/* RFC 4291, 2.5.6 */
-	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80 ? THE_LINK : BEYOND_THE_LINK;
+	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80 ? SCOPE_LINK : SCOPE_GLOBAL;
 }
 
 /* Returns whether the device uses the interface's addresses. */
@@ -154,7 +154,7 @@ static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *at)
 
 /* Store the interface's index and MTU. They stay 0 if the interface no longer exists or no
  * descriptor is available. */
-static void take_interface(struct soft_gid *gid, const struct ifaddrs *at)
+static void read_interface(struct soft_gid *gid, const struct ifaddrs *at)
 {
 	struct ifreq request = {0};
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -169,7 +169,7 @@ static void take_interface(struct soft_gid *gid, const struct ifaddrs *at)
 
 /* Append the interface addresses that have this scope, but leave room for `reserved` entries.
  * Returns the new count. */
-static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, enum reach reach,
+static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, enum scope scope,
 			 struct soft_gid *fresh, int count, int reserved)
 {
 	const int number = __builtin_ctz(hca->port);
@@ -177,11 +177,11 @@ static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, e
 	for (; at && count < SOFT_GIDS - reserved; at = at->ifa_next) {
 		union ibv_gid gid;
 
-		if (at->ifa_addr && soft_gid_from(&gid, at->ifa_addr) && reach_of(&gid) == reach &&
+		if (at->ifa_addr && soft_gid_from(&gid, at->ifa_addr) && scope_of(&gid) == scope &&
 		    has_interface(hca, at) && loopback_number(&gid) < 0 &&
-		    first_with(&gid, number) == number && find(fresh, count, &gid) < 0) {
+		    first_hca_with(&gid, number) == number && find(fresh, count, &gid) < 0) {
 			fresh[count] = (struct soft_gid){.gid = gid};
-			take_interface(&fresh[count++], at);
+			read_interface(&fresh[count++], at);
 		}
 	}
 	return count;
@@ -212,7 +212,7 @@ static struct soft_gid loopback_entry(const struct soft_hca *hca, const struct i
 	for (; at; at = at->ifa_next)
 		if (at->ifa_addr && at->ifa_flags & IFF_UP && soft_gid_from(&gid, at->ifa_addr) &&
 		    !memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
-			take_interface(&entry, at);
+			read_interface(&entry, at);
 	return entry;
 }
 
@@ -231,10 +231,10 @@ static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 	/* If the addresses cannot be read, the loopback address still works. */
 	if (getifaddrs(&addresses))
 		addresses = NULL;
-	for (enum reach reach = 0; reach < THE_HOST; reach++)
-		count = add_addresses(hca, addresses, reach, fresh, count, 1);
+	for (enum scope scope = 0; scope < SCOPE_HOST; scope++)
+		count = add_addresses(hca, addresses, scope, fresh, count, 1);
 	fresh[count++] = loopback_entry(hca, addresses);
-	count = add_addresses(hca, addresses, THE_HOST, fresh, count, 0);
+	count = add_addresses(hca, addresses, SCOPE_HOST, fresh, count, 0);
 	freeifaddrs(addresses);
 	return count;
 }
@@ -375,7 +375,7 @@ bool soft_gid_is_of_host(const union ibv_gid *gid)
 uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own)
 {
 	const struct soft_hca *hca = hca_of(own);
-	int index = reach_of(gid) == THE_LINK ? index_of(hca, own) : -1;
+	int index = scope_of(gid) == SCOPE_LINK ? index_of(hca, own) : -1;
 
 	return index < 0 ? 0 : hca->gids[index].ifindex;
 }

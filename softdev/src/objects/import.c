@@ -72,7 +72,7 @@ struct ibv_context *soft_ibv_import_device(int cmd_fd)
 		rc = context ? soft_context_start(context, device) : ENOMEM;
 	}
 	if (rc)
-		return soft_made(rc, context);
+		return soft_finish_create(rc, context);
 	set_command_file(context, cmd_fd);
 	return &context->extended.context;
 }
@@ -114,7 +114,7 @@ struct ibv_mr *soft_ibv_import_mr(struct ibv_pd *pd, uint32_t mr_handle)
 		soft_pd_of(pd)->users++;
 	}
 	soft_unlock();
-	return soft_made(rc, mr);
+	return soft_finish_create(rc, mr);
 }
 
 void soft_ibv_unimport_mr(struct ibv_mr *ibv)

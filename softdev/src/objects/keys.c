@@ -55,8 +55,8 @@ bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t
 
 /* Check the domain, rights and bounds of an access (IBTA 10.6.3.1, 10.6.7.2.2). Returns NULL, or
  * the reason why it is not allowed. */
-static const char *objection(const struct soft_range *range, const struct ibv_pd *pd,
-			     uint64_t address, uint64_t length, unsigned rights)
+static const char *denial_reason(const struct soft_range *range, const struct ibv_pd *pd,
+				 uint64_t address, uint64_t length, unsigned rights)
 {
 	if (!range)
 		return "KEY";
@@ -69,7 +69,7 @@ static const char *objection(const struct soft_range *range, const struct ibv_pd
 
 /* Check that a window is bound and, if it is of type 2B, belongs to this queue pair (IBTA
  * 10.6.7.2.4). Returns NULL, or the reason why access is not allowed. */
-static const char *window_objection(const struct soft_range *range, const struct soft_qp *qp)
+static const char *window_denial_reason(const struct soft_range *range, const struct soft_qp *qp)
 {
 	if (!range || !range->window)
 		return NULL;
@@ -78,10 +78,11 @@ static const char *window_objection(const struct soft_range *range, const struct
 	return range->qp_num && range->qp_num != qp->ibv.qp_num ? "WINDOW_QP" : NULL;
 }
 
-static const char *local_objection(const struct soft_range *range, const struct ibv_pd *pd,
-				   uint64_t address, uint64_t length, unsigned rights)
+static const char *local_denial_reason(const struct soft_range *range, const struct ibv_pd *pd,
+				       uint64_t address, uint64_t length, unsigned rights)
 {
-	return range && range->window ? "WINDOW" : objection(range, pd, address, length, rights);
+	return range && range->window ? "WINDOW"
+				      : denial_reason(range, pd, address, length, rights);
 }
 
 const struct soft_range *soft_local_range(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
@@ -89,17 +90,17 @@ const struct soft_range *soft_local_range(uint32_t lkey, const struct ibv_pd *pd
 {
 	const struct soft_range *range = soft_range_find(lkey);
 
-	return local_objection(range, pd, address, length, rights) ? NULL : range;
+	return local_denial_reason(range, pd, address, length, rights) ? NULL : range;
 }
 
-const char *soft_local_objection(const struct ibv_pd *pd, const struct ibv_sge *sges,
-				 uint32_t num_sge, unsigned rights, uint32_t *lkey)
+const char *soft_local_denial_reason(const struct ibv_pd *pd, const struct ibv_sge *sges,
+				     uint32_t num_sge, unsigned rights, uint32_t *lkey)
 {
 	*lkey = 0;
 	for (uint32_t i = 0; i < num_sge; i++) {
 		const struct ibv_sge *sge = &sges[i];
-		const char *wrong = local_objection(soft_range_find(sge->lkey), pd, sge->addr,
-						    sge->length, rights);
+		const char *wrong = local_denial_reason(soft_range_find(sge->lkey), pd, sge->addr,
+							sge->length, rights);
 
 		if (!sge->length)
 			continue;
@@ -116,22 +117,25 @@ const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struc
 {
 	const struct soft_range *range = soft_range_find(rkey);
 
-	return window_objection(range, qp) || objection(range, pd, address, length, right) ? NULL
-											   : range;
+	return window_denial_reason(range, qp) || denial_reason(range, pd, address, length, right)
+		       ? NULL
+		       : range;
 }
 
-const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
-				  uint64_t address, uint64_t length, unsigned right)
+const char *soft_remote_denial_reason(const struct soft_qp *qp, const struct ibv_pd *pd,
+				      uint32_t rkey, uint64_t address, uint64_t length,
+				      unsigned right)
 {
 	const struct soft_range *range = soft_range_find(rkey);
-	const char *wrong = window_objection(range, qp);
+	const char *wrong = window_denial_reason(range, qp);
 
 	if (!wrong)
-		wrong = objection(range, pd, address, length, right);
+		wrong = denial_reason(range, pd, address, length, right);
 	return !wrong && range->on_demand ? "PAGES" : wrong;
 }
 
-static void *at(const struct soft_range *range, uint64_t address, uint64_t length, unsigned rights)
+static void *range_memory(const struct soft_range *range, uint64_t address, uint64_t length,
+			  unsigned rights)
 {
 	const unsigned writing =
 		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
@@ -140,7 +144,7 @@ static void *at(const struct soft_range *range, uint64_t address, uint64_t lengt
 	if (!range)
 		return NULL;
 	if (range->null)
-		return rights & writing ? soft_device.objects->sink : soft_device.objects->nothing;
+		return rights & writing ? soft_device.objects->sink : soft_device.objects->zeros;
 	memory = range->memory + (address - range->start);
 	/* The pages may be missing. */
 	return range->on_demand && soft_pages_fault(memory, length, rights & writing) ? NULL
@@ -152,8 +156,8 @@ void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32
 {
 	uint64_t address = sge->addr + offset;
 
-	return at(soft_local_range(sge->lkey, pd, address, length, rights), address, length,
-		  rights);
+	return range_memory(soft_local_range(sge->lkey, pd, address, length, rights), address,
+			    length, rights);
 }
 
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
@@ -167,5 +171,6 @@ bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t
 void *soft_remote_memory(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 			 uint64_t address, uint64_t length, unsigned right)
 {
-	return at(soft_remote_range(qp, pd, rkey, address, length, right), address, length, right);
+	return range_memory(soft_remote_range(qp, pd, rkey, address, length, right), address,
+			    length, right);
 }

@@ -49,8 +49,8 @@ const struct soft_range *soft_local_range(uint32_t lkey, const struct ibv_pd *pd
 /* Returns the trace's reason for a failed access to the SGEs (docs/trace.md). Stores the first key
  * that does not allow the access. If all keys allow it, returns "PAGES" and stores the key of the
  * last nonempty SGE. */
-const char *soft_local_objection(const struct ibv_pd *pd, const struct ibv_sge *sges,
-				 uint32_t num_sge, unsigned rights, uint32_t *lkey);
+const char *soft_local_denial_reason(const struct ibv_pd *pd, const struct ibv_sge *sges,
+				     uint32_t num_sge, unsigned rights, uint32_t *lkey);
 /* Find the range that the queue pair's peer may access with `rkey`. `pd` comes from
  * soft_remote_pd(). Returns NULL if the access is not allowed. */
 const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struct ibv_pd *pd,
@@ -58,8 +58,9 @@ const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struc
 					   unsigned right);
 /* Returns the trace's reason for a failed access by the peer (docs/trace.md). Returns NULL if the
  * key allows the access and the range is not on demand. */
-const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
-				  uint64_t address, uint64_t length, unsigned right);
+const char *soft_remote_denial_reason(const struct soft_qp *qp, const struct ibv_pd *pd,
+				      uint32_t rkey, uint64_t address, uint64_t length,
+				      unsigned right);
 /* Returns whether the peer may use the key with this right, regardless of addresses. */
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 		     unsigned right);

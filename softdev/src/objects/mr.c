@@ -36,8 +36,8 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 
 /* Check the arguments of a registration and fill in its range. `promised` skips the check for holes
  * (soft_reg_own_mr). Returns 0 or an errno value. */
-static int describe(struct soft_range *range, void *addr, size_t length, uint64_t iova,
-		    unsigned access, bool promised)
+static int init_range(struct soft_range *range, void *addr, size_t length, uint64_t iova,
+		      unsigned access, bool promised)
 {
 	int rc = soft_mr_access(&access, RIGHTS);
 
@@ -77,10 +77,10 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 {
 	int rc = 0;
-	struct soft_mr *mr = soft_object(pd->context, sizeof(*mr), &rc);
+	struct soft_mr *mr = soft_alloc_object(pd->context, sizeof(*mr), &rc);
 
 	if (rc)
-		return soft_made(rc, mr);
+		return soft_finish_create(rc, mr);
 	*mr = *what;
 	mr->ibv.context = pd->context;
 	mr->ibv.pd = pd;
@@ -96,17 +96,18 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 		soft_pd_of(pd)->users++;
 	}
 	soft_unlock();
-	return soft_made(rc, mr);
+	return soft_finish_create(rc, mr);
 }
 
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 			     unsigned access, bool promised)
 {
 	struct soft_mr mr = {.ibv.addr = addr};
-	int rc = describe(&mr.range, addr, length, iova, access, promised);
+	int rc = init_range(&mr.range, addr, length, iova, access, promised);
 
-	return soft_call_made("ibv_reg_mr", "pd", soft_pd_root(pd)->handle,
-			      rc ? soft_made(rc, NULL) : soft_mr_register(pd, &mr));
+	return soft_call_pointer_result("ibv_reg_mr", "pd", soft_pd_root(pd)->handle,
+					rc ? soft_finish_create(rc, NULL)
+					   : soft_mr_register(pd, &mr));
 }
 
 struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -201,12 +202,12 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 	bool input = rc;
 
 	if (!rc) /* without the lock, because faulting in pages may take long */
-		rc = describe(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
-			      moved ? (uintptr_t)addr : mr->range.start,
-			      flags & IBV_REREG_MR_CHANGE_ACCESS
-				      ? (unsigned)access
-				      : mr->range.access & ~SOFT_ACCESS_CMA,
-			      false);
+		rc = init_range(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
+				moved ? (uintptr_t)addr : mr->range.start,
+				flags & IBV_REREG_MR_CHANGE_ACCESS
+					? (unsigned)access
+					: mr->range.access & ~SOFT_ACCESS_CMA,
+				false);
 	soft_lock();
 	if (!input && mr->windows) {
 		rc = soft_refuse(EBUSY, "IN_USE"); /* a window was bound in the meantime */

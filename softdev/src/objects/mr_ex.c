@@ -25,13 +25,13 @@ struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
 
 	if (ibv)
 		ibv->rkey = 0;
-	return soft_call_made("ibv_alloc_null_mr", "pd", soft_pd_root(pd)->handle, ibv);
+	return soft_call_pointer_result("ibv_alloc_null_mr", "pd", soft_pd_root(pd)->handle, ibv);
 }
 
 /* ---- ibv_reg_dmabuf_mr(3) ------------------------------------------------------------------ */
 
 /* Returns the size of a file, or SIZE_MAX if it has none. */
-static uint64_t size_of(int fd, const struct stat *status)
+static uint64_t file_size(int fd, const struct stat *status)
 {
 	if (S_ISREG(status->st_mode))
 		return (uint64_t)status->st_size;
@@ -57,7 +57,7 @@ static int check_dmabuf(uint64_t offset, size_t length, uint64_t iova, int fd, u
 		return soft_refuse_value("PAGE_OFFSET", "iova", iova);
 	if (fstat(fd, &status))
 		return errno;
-	uint64_t size = size_of(fd, &status);
+	uint64_t size = file_size(fd, &status);
 
 	*is_file = S_ISREG(status.st_mode);
 	return offset > size || length > size - offset ? soft_refuse(EINVAL, "PAGES") : 0;
@@ -100,7 +100,7 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 	}
 	if (rc)
 		errno = rc;
-	return soft_call_made("ibv_reg_dmabuf_mr", "pd", soft_pd_root(pd)->handle, ibv);
+	return soft_call_pointer_result("ibv_reg_dmabuf_mr", "pd", soft_pd_root(pd)->handle, ibv);
 }
 
 /* ---- ibv_advise_mr(3) ---------------------------------------------------------------------- */

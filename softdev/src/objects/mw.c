@@ -34,11 +34,11 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 	int rc = type == IBV_MW_TYPE_1 || type == IBV_MW_TYPE_2
 			 ? 0
 			 : soft_refuse_value("MW_TYPE", "type", type);
-	struct soft_mw *mw = soft_object(pd->context, sizeof(*mw), &rc);
+	struct soft_mw *mw = soft_alloc_object(pd->context, sizeof(*mw), &rc);
 
 	if (rc)
-		return soft_call_made("ibv_alloc_mw", "pd", soft_pd_root(pd)->handle,
-				      soft_made(rc, mw));
+		return soft_call_pointer_result("ibv_alloc_mw", "pd", soft_pd_root(pd)->handle,
+						soft_finish_create(rc, mw));
 	mw->range = (struct soft_range){.window = true, .pd = soft_pd_root(pd)};
 	soft_lock();
 	rc = soft_range_add(&mw->range);
@@ -52,7 +52,8 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 		.handle = mw->range.key & ~(uint32_t)TAG_MASK,
 		.type = type,
 	};
-	return soft_call_made("ibv_alloc_mw", "pd", soft_pd_root(pd)->handle, soft_made(rc, mw));
+	return soft_call_pointer_result("ibv_alloc_mw", "pd", soft_pd_root(pd)->handle,
+					soft_finish_create(rc, mw));
 }
 
 static void unbind(struct soft_mw *mw)

@@ -15,15 +15,15 @@ struct soft_td {
 
 static struct soft_pd *root_of(struct ibv_pd *pd)
 {
-	return soft_pd_of(pd)->of ? soft_pd_of(pd)->of : soft_pd_of(pd);
+	return soft_pd_of(pd)->underlying ? soft_pd_of(pd)->underlying : soft_pd_of(pd);
 }
 
 /* Fill in the public struct and add the domain to the list. The caller holds the lock. */
 static void publish(struct soft_pd *pd, struct ibv_context *context)
 {
 	pd->ibv = (struct ibv_pd){.context = context, .handle = ++soft_device.objects->handles.pd};
-	if (pd->of)
-		pd->of->users++;
+	if (pd->underlying)
+		pd->underlying->users++;
 	if (pd->td)
 		pd->td->users++;
 	soft_list_append(&soft_device.objects->pds, &pd->node);
@@ -32,7 +32,7 @@ static void publish(struct soft_pd *pd, struct ibv_context *context)
 
 static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *as, int rc)
 {
-	struct soft_pd *pd = soft_object(context, sizeof(*pd), &rc);
+	struct soft_pd *pd = soft_alloc_object(context, sizeof(*pd), &rc);
 
 	if (!rc) {
 		*pd = *as;
@@ -40,7 +40,7 @@ static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *
 		publish(pd, context);
 		soft_unlock();
 	}
-	return soft_made(rc, pd);
+	return soft_finish_create(rc, pd);
 }
 
 struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
@@ -53,7 +53,7 @@ struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
 static void collect_unimported(struct soft_pd *of, struct soft_node *list)
 {
 	soft_list_each_safe (struct soft_pd, pd, &soft_device.objects->pds, node) {
-		if (!pd->unimported || pd->of != of || pd->users)
+		if (!pd->unimported || pd->underlying != of || pd->users)
 			continue;
 		soft_list_remove(&pd->node);
 		soft_list_append(list, &pd->node);
@@ -71,8 +71,8 @@ int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 	collect_unimported(pd, &unimported);
 	bool busy = pd->users > 0;
 
-	if (!busy && pd->of)
-		pd->of->users--;
+	if (!busy && pd->underlying)
+		pd->underlying->users--;
 	if (!busy && pd->td)
 		pd->td->users--;
 	if (!busy)
@@ -122,7 +122,7 @@ struct ibv_pd *soft_alloc_parent_domain(struct ibv_context *context,
 {
 	int rc = check_parent_domain(context, attr);
 	struct soft_pd parent = {
-		.of = rc ? NULL : root_of(attr->pd),
+		.underlying = rc ? NULL : root_of(attr->pd),
 		.td = attr->td ? soft_container(attr->td, struct soft_td, ibv) : NULL,
 	};
 
@@ -137,7 +137,7 @@ struct ibv_pd *soft_alloc_parent_domain(struct ibv_context *context,
 
 bool soft_pd_is_parent(struct ibv_pd *pd)
 {
-	return soft_pd_of(pd)->of && !soft_pd_of(pd)->imported;
+	return soft_pd_of(pd)->underlying && !soft_pd_of(pd)->imported;
 }
 
 /* ---- under another context: ibv_import_pd(3) ----------------------------------------------- */
@@ -145,23 +145,23 @@ bool soft_pd_is_parent(struct ibv_pd *pd)
 struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handle)
 {
 	int rc = 0;
-	struct soft_pd *pd = soft_object(context, sizeof(*pd), &rc);
+	struct soft_pd *pd = soft_alloc_object(context, sizeof(*pd), &rc);
 
 	if (rc)
-		return soft_made(rc, pd);
+		return soft_finish_create(rc, pd);
 	rc = EINVAL;
 	soft_lock();
 	soft_list_each (struct soft_pd, found, &soft_device.objects->pds, node) {
 		if (found->ibv.handle != pd_handle ||
 		    !soft_contexts_related(found->ibv.context, context))
 			continue;
-		*pd = (struct soft_pd){.of = root_of(&found->ibv), .imported = true};
+		*pd = (struct soft_pd){.underlying = root_of(&found->ibv), .imported = true};
 		publish(pd, context);
 		rc = 0;
 		break;
 	}
 	soft_unlock();
-	return soft_made(rc, pd);
+	return soft_finish_create(rc, pd);
 }
 
 /* Release an import. If objects still use it, deallocating the original frees it. */
@@ -181,7 +181,7 @@ void soft_ibv_unimport_pd(struct ibv_pd *ibv)
 struct ibv_td *soft_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr)
 {
 	int rc = attr->comp_mask ? EINVAL : 0;
-	struct soft_td *td = soft_object(context, sizeof(*td), &rc);
+	struct soft_td *td = soft_alloc_object(context, sizeof(*td), &rc);
 
 	if (!rc) {
 		td->ibv.context = context;
@@ -189,7 +189,7 @@ struct ibv_td *soft_alloc_td(struct ibv_context *context, struct ibv_td_init_att
 		soft_context_hold(soft_context_of(context));
 		soft_unlock();
 	}
-	return soft_made(rc, td);
+	return soft_finish_create(rc, td);
 }
 
 int soft_dealloc_td(struct ibv_td *ibv)

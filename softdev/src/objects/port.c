@@ -16,7 +16,7 @@
 
 /* ---- devices ------------------------------------------------------------------------------- */
 
-static bool take_interface(struct soft_hca *hca, const char *name, size_t length)
+static bool parse_interface(struct soft_hca *hca, const char *name, size_t length)
 {
 	if (length >= sizeof(hca->interface))
 		return false;
@@ -30,20 +30,20 @@ static bool take_interface(struct soft_hca *hca, const char *name, size_t length
 
 /* Parse AIORDMA_EMBEDDED_DEVICES, and store the interfaces that it names. Returns the number of
  * devices, or 0 if the value is invalid. */
-static int wanted(const char *text)
+static int parse_devices(const char *text)
 {
 	struct soft_hca *hcas = soft_device.objects->hcas;
 	char *end = NULL;
 	long count = text && *text >= '0' && *text <= '9' ? strtol(text, &end, 10) : 1;
 
-	for (int i = 0; i < SOFT_HCAS_MOST; i++)
+	for (int i = 0; i < SOFT_MAX_HCAS; i++)
 		hcas[i].interface[0] = '\0';
 	if (!text || !*text || (end && !*end))
-		return count <= SOFT_HCAS_MOST ? (int)count : 0;
-	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+		return count <= SOFT_MAX_HCAS ? (int)count : 0;
+	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		const size_t length = strcspn(text, ",");
 
-		if (!take_interface(&hcas[i], text, length))
+		if (!parse_interface(&hcas[i], text, length))
 			return 0;
 		if (!text[length])
 			return i + 1;
@@ -72,9 +72,9 @@ int soft_hca_count(void)
 
 	if (objects->hca_count)
 		return objects->hca_count;
-	int count = wanted(getenv(VARIABLE));
+	int count = parse_devices(getenv(VARIABLE));
 
-	objects->hcas_wrong = !count;
+	objects->hcas_invalid = !count;
 	objects->hca_count = count ? count : 1;
 	for (int i = 0; i < objects->hca_count; i++)
 		make_hca(i);
@@ -93,18 +93,18 @@ struct soft_hca *soft_hca_at(int number)
 
 static int start(void)
 {
-	if (soft_device.objects->hcas_wrong)
+	if (soft_device.objects->hcas_invalid)
 		soft_device.objects->hca_count = 0; /* read the environment again */
 	soft_hca_count();
-	if (!soft_device.objects->hcas_wrong)
+	if (!soft_device.objects->hcas_invalid)
 		return 0;
 	return soft_misconfigured(EINVAL, VARIABLE, getenv(VARIABLE),
 				  "expected a number of devices from 1 to %d, or the names of as "
 				  "many network interfaces of this host, such as eth0,eth1",
-				  SOFT_HCAS_MOST);
+				  SOFT_MAX_HCAS);
 }
 
-static void tell(struct soft_hca *hca, enum ibv_event_type type)
+static void dispatch_event(struct soft_hca *hca, enum ibv_event_type type)
 {
 	const struct ibv_async_event event = {.element.port_num = 1, .event_type = type};
 
@@ -122,7 +122,7 @@ static void for_queue_pairs(struct soft_hca *hca, void (*what)(struct soft_qp *q
 
 /* ---- a port that is down ---------------------------------------------------------------------- */
 
-bool soft_qp_is_silent(const struct soft_qp *qp)
+bool soft_qp_has_port_down(const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
 	uint32_t ports = soft_qp_hca(qp)->port;
@@ -134,7 +134,7 @@ bool soft_qp_is_silent(const struct soft_qp *qp)
 
 static void stall(struct soft_qp *qp)
 {
-	if (soft_qp_is_silent(qp))
+	if (soft_qp_has_port_down(qp))
 		soft_qp_stall(qp);
 }
 
@@ -150,55 +150,55 @@ static void set_down(uint32_t ports)
 
 /* Take a port down, which stops sending and receiving. Reliable queue pairs and their peers fail
  * when their retries are exhausted. */
-static void go_down(struct soft_hca *hca)
+static void set_port_down(struct soft_hca *hca)
 {
 	if (soft_ports_down & hca->port)
 		return;
 	set_down(soft_ports_down | hca->port);
 	EACH_HCA (each)
 		for_queue_pairs(each, stall);
-	tell(hca, IBV_EVENT_PORT_ERR);
+	dispatch_event(hca, IBV_EVENT_PORT_ERR);
 }
 
-static void go_up(struct soft_hca *hca)
+static void set_port_up(struct soft_hca *hca)
 {
 	if (!(soft_ports_down & hca->port))
 		return;
 	set_down(soft_ports_down & ~hca->port);
 	soft_engine_port_changed(SOFT_PORT_UP, hca->port);
-	tell(hca, IBV_EVENT_PORT_ACTIVE);
+	dispatch_event(hca, IBV_EVENT_PORT_ACTIVE);
 }
 
 /* ---- the host's addresses, which are the ports' GIDs ----------------------------------------- */
 
 /* Returns whether the interface does not exist or has no carrier. Returns the previous state if no
  * descriptor is available. */
-static bool is_cut(const struct soft_hca *hca)
+static bool is_link_down(const struct soft_hca *hca)
 {
 	struct ifreq request = {0};
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	bool cut = hca->cut;
+	bool down = hca->link_down;
 
 	memcpy(request.ifr_name, hca->interface, sizeof(hca->interface));
 	if (fd >= 0)
-		cut = ioctl(fd, SIOCGIFFLAGS, &request) || !(request.ifr_flags & IFF_RUNNING);
+		down = ioctl(fd, SIOCGIFFLAGS, &request) || !(request.ifr_flags & IFF_RUNNING);
 	soft_close_fd(&fd);
-	return cut;
+	return down;
 }
 
 /* Set the port state when the state of its interface changes. Unless the interface changes, keep
  * the port state that a test has set. */
 static void follow_interface(struct soft_hca *hca)
 {
-	const bool cut = hca->interface[0] && is_cut(hca);
+	const bool down = hca->interface[0] && is_link_down(hca);
 
-	if (cut == hca->cut)
+	if (down == hca->link_down)
 		return;
-	hca->cut = cut;
-	if (cut)
-		go_down(hca);
+	hca->link_down = down;
+	if (down)
+		set_port_down(hca);
 	else
-		go_up(hca);
+		set_port_up(hca);
 }
 
 /* Update GID tables and port states from the host's addresses and interfaces. */
@@ -207,7 +207,7 @@ static void read_addresses(void)
 	EACH_HCA (hca) {
 		if (soft_gid_refresh(hca)) {
 			soft_engine_port_changed(SOFT_PORT_ADDRESSES, hca->port);
-			tell(hca, IBV_EVENT_GID_CHANGE);
+			dispatch_event(hca, IBV_EVENT_GID_CHANGE);
 		}
 		follow_interface(hca);
 	}
@@ -252,7 +252,7 @@ void soft_port_attach(struct soft_context *context)
 	soft_unlock();
 }
 
-static bool none_is_open(void)
+static bool is_no_context_open(void)
 {
 	bool none = true;
 
@@ -265,7 +265,7 @@ void soft_port_detach(struct soft_context *context)
 {
 	soft_lock();
 	soft_list_remove(&context->of_hca);
-	if (none_is_open())
+	if (is_no_context_open())
 		soft_watch_close(&soft_device.objects->addresses);
 	soft_unlock();
 }
@@ -275,7 +275,7 @@ static void reset(void)
 	EACH_HCA (hca) {
 		soft_list_clear(&hca->contexts);
 		soft_gid_forget(hca);
-		hca->cut = false;
+		hca->link_down = false;
 	}
 	soft_ports_down = 0;
 }
@@ -306,20 +306,20 @@ static void fail(struct soft_hca *hca)
 	for_queue_pairs(hca, soft_qp_error);
 	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
 		context->fatal = true;
-	tell(hca, IBV_EVENT_DEVICE_FATAL);
+	dispatch_event(hca, IBV_EVENT_DEVICE_FATAL);
 }
 
-static int bring_about(struct soft_hca *hca, enum ibv_event_type event)
+static int raise_event(struct soft_hca *hca, enum ibv_event_type event)
 {
 	switch (event) {
 	case IBV_EVENT_PORT_ERR:
-		go_down(hca);
+		set_port_down(hca);
 		return 0;
 	case IBV_EVENT_PORT_ACTIVE:
-		go_up(hca);
+		set_port_up(hca);
 		return 0;
 	case IBV_EVENT_LID_CHANGE:
-		tell(hca, event);
+		dispatch_event(hca, event);
 		soft_engine_port_changed(SOFT_PORT_LID, hca->port);
 		return 0;
 	case IBV_EVENT_DEVICE_FATAL:
@@ -327,12 +327,12 @@ static int bring_about(struct soft_hca *hca, enum ibv_event_type event)
 		return 0;
 	case IBV_EVENT_GID_CHANGE:
 		soft_gid_refresh(hca);
-		tell(hca, event);
+		dispatch_event(hca, event);
 		return 0;
 	case IBV_EVENT_PKEY_CHANGE:
 	case IBV_EVENT_SM_CHANGE:
 	case IBV_EVENT_CLIENT_REREGISTER:
-		tell(hca, event);
+		dispatch_event(hca, event);
 		return 0;
 	default:
 		return EINVAL;
@@ -346,7 +346,7 @@ int aiordma_embedded_raise_on(const char *device, enum ibv_event_type event)
 	soft_lock();
 	EACH_HCA (hca)
 		if (!device || !strcmp(device, hca->device.name))
-			rc = bring_about(hca, event);
+			rc = raise_event(hca, event);
 	soft_unlock();
 	return rc;
 }

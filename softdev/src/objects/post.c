@@ -17,13 +17,14 @@ static enum soft_refusal check_opcode(const struct soft_qp *qp, const struct ibv
 	switch (wr->opcode) {
 	case IBV_WR_SEND:
 	case IBV_WR_SEND_WITH_IMM:
-		return SOFT_TAKEN;
+		return SOFT_ACCEPTED;
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_LOCAL_INV:
 	case IBV_WR_BIND_MW:
-		return soft_qp_is_ud(qp) ? SOFT_REFUSED_OPCODE : SOFT_TAKEN; /* ibv_post_send(3) */
+		return soft_qp_is_ud(qp) ? SOFT_REFUSED_OPCODE
+					 : SOFT_ACCEPTED; /* ibv_post_send(3) */
 	case IBV_WR_RDMA_READ:
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
@@ -33,9 +34,9 @@ static enum soft_refusal check_opcode(const struct soft_qp *qp, const struct ibv
 			return SOFT_REFUSED_FLAGS;
 		__attribute__((fallthrough));
 	case IBV_WR_ATOMIC_WRITE:
-		return soft_qp_is_requester(qp) ? SOFT_TAKEN : SOFT_REFUSED_OPCODE;
+		return soft_qp_is_requester(qp) ? SOFT_ACCEPTED : SOFT_REFUSED_OPCODE;
 	case IBV_WR_FLUSH: /* only ibv_wr_flush() can build it */
-		return built ? SOFT_TAKEN : SOFT_REFUSED_UNSUPPORTED;
+		return built ? SOFT_ACCEPTED : SOFT_REFUSED_UNSUPPORTED;
 	case IBV_WR_TSO:
 	case IBV_WR_DRIVER1:
 		return SOFT_REFUSED_UNSUPPORTED;
@@ -88,7 +89,8 @@ static enum soft_refusal check_send(const struct soft_qp *qp, const struct ibv_s
 	if (wr->send_flags &
 	    ~(unsigned)(IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE))
 		return SOFT_REFUSED_FLAGS;
-	return qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr ? SOFT_REFUSED_FULL : SOFT_TAKEN;
+	return qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr ? SOFT_REFUSED_FULL
+								  : SOFT_ACCEPTED;
 }
 
 /* Fill in the members that depend on the opcode. For a FLUSH, `*length` becomes the length of the
@@ -106,19 +108,19 @@ static enum soft_refusal fill_operation(struct soft_send_wqe *send, const struct
 		/* An atomic operates on exactly 64 bits (IBTA 9.4.5). */
 		if (*length != SOFT_ATOMIC_RESULT)
 			send->status = IBV_WC_LOC_LEN_ERR;
-		return SOFT_TAKEN;
+		return SOFT_ACCEPTED;
 	case IBV_WR_ATOMIC_WRITE:
 		send->remote_address = wr->wr.rdma.remote_addr;
 		send->rkey = wr->wr.rdma.rkey;
 		if (*length != SOFT_ATOMIC_WORD)
 			send->status = IBV_WC_LOC_LEN_ERR;
-		return SOFT_TAKEN;
+		return SOFT_ACCEPTED;
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
 	case IBV_WR_RDMA_READ:
 		send->remote_address = wr->wr.rdma.remote_addr;
 		send->rkey = wr->wr.rdma.rkey;
-		return SOFT_TAKEN;
+		return SOFT_ACCEPTED;
 	case IBV_WR_FLUSH: /* as packed by wr_flush */
 		send->remote_address = wr->wr.atomic.remote_addr;
 		send->rkey = wr->wr.atomic.rkey;
@@ -126,15 +128,15 @@ static enum soft_refusal fill_operation(struct soft_send_wqe *send, const struct
 		*length = wr->wr.atomic.compare_add;
 		send->length = (uint32_t)*length;
 		send->psns = 1;
-		return SOFT_TAKEN;
+		return SOFT_ACCEPTED;
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_LOCAL_INV:
 		send->rkey = wr->invalidate_rkey;
-		return SOFT_TAKEN;
+		return SOFT_ACCEPTED;
 	case IBV_WR_BIND_MW:
-		return soft_bind_prepare(send, wr) ? SOFT_TAKEN : SOFT_REFUSED_BIND;
+		return soft_bind_prepare(send, wr) ? SOFT_ACCEPTED : SOFT_REFUSED_BIND;
 	default:
-		return SOFT_TAKEN;
+		return SOFT_ACCEPTED;
 	}
 }
 
@@ -205,14 +207,14 @@ static enum soft_refusal post_one_send(struct soft_qp *qp, const struct ibv_send
 	copy_data(qp, send, wr, num_sge);
 	qp->sq.psn += send->psns;
 	qp->sq.tail++;
-	return SOFT_TAKEN;
+	return SOFT_ACCEPTED;
 }
 
 /* Post requests until one is refused, and set *bad_wr to that request. */
 static enum soft_refusal post_chain(struct soft_qp *qp, struct ibv_send_wr *wr,
 				    struct ibv_send_wr **bad_wr, bool built)
 {
-	enum soft_refusal refusal = SOFT_TAKEN;
+	enum soft_refusal refusal = SOFT_ACCEPTED;
 
 	/* Requests are refused in RESET, INIT and RTR, kept in SQD until the queue resumes, and
 	 * flushed in SQE and ERR (IBTA 10.3.1). An XRC_RECV queue pair has no send queue. */

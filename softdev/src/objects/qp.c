@@ -24,7 +24,7 @@ void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
 /* Returns a copy of `attr` with ignored members cleared. A queue pair with a shared receive queue
  * ignores the receive limits (ibv_create_qp(3)), and an XRC queue pair ignores the attributes of
  * queues that it does not have. */
-static struct ibv_qp_init_attr relevant(const struct ibv_qp_init_attr *attr)
+static struct ibv_qp_init_attr normalize_attr(const struct ibv_qp_init_attr *attr)
 {
 	struct ibv_qp_init_attr own = *attr;
 
@@ -41,7 +41,7 @@ static struct ibv_qp_init_attr relevant(const struct ibv_qp_init_attr *attr)
 	return own;
 }
 
-static bool is_elsewhere(const struct ibv_context *context, const struct ibv_cq *cq)
+static bool is_of_other_context(const struct ibv_context *context, const struct ibv_cq *cq)
 {
 	return cq && cq->context->device != context->device;
 }
@@ -70,7 +70,8 @@ static int check_create(const struct ibv_context *context, const struct ibv_pd *
 	}
 	if (!pd || !attr->send_cq)
 		return soft_refuse(EINVAL, "NULL_OBJECT");
-	if (is_elsewhere(context, attr->send_cq) || is_elsewhere(context, attr->recv_cq) ||
+	if (is_of_other_context(context, attr->send_cq) ||
+	    is_of_other_context(context, attr->recv_cq) ||
 	    (attr->srq && (attr->srq->context != context || soft_srq_of(attr->srq)->xrcd)))
 		return soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	const struct soft_limit limits[] = {
@@ -85,7 +86,7 @@ static int check_create(const struct ibv_context *context, const struct ibv_pd *
 }
 
 /* Add `change` (1 or -1) to the user count of each object that the queue pair uses. */
-static void count_in(const struct soft_qp *qp, int change)
+static void count_users(const struct soft_qp *qp, int change)
 {
 	const struct ibv_qp *ibv = &qp->ibv;
 
@@ -142,20 +143,20 @@ static uint32_t inline_room(const struct ibv_qp_cap *cap)
 
 struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
-	return soft_call_made("ibv_create_qp", "pd", soft_pd_root(pd)->handle,
-			      soft_qp_create(pd->context, pd, NULL, attr));
+	return soft_call_pointer_result("ibv_create_qp", "pd", soft_pd_root(pd)->handle,
+					soft_qp_create(pd->context, pd, NULL, attr));
 }
 
 struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 			      struct soft_xrcd *xrcd, struct ibv_qp_init_attr *attr)
 {
-	const struct ibv_qp_init_attr own = relevant(attr);
+	const struct ibv_qp_init_attr own = normalize_attr(attr);
 	int rc = soft_context_of(context)->fatal ? soft_refuse(EIO, "FATAL")
 						 : soft_context_error(context);
 
 	if (!rc)
 		rc = check_create(context, pd, xrcd, &own);
-	struct soft_qp *qp = soft_object(context, sizeof(*qp), &rc);
+	struct soft_qp *qp = soft_alloc_object(context, sizeof(*qp), &rc);
 
 	if (!rc) {
 		qp->transport = attr->qp_type == IBV_QPT_UD ? soft_device.objects->datagrams
@@ -176,7 +177,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 		rc = soft_queues_create(qp);
 	}
 	if (rc)
-		return soft_made(rc, qp);
+		return soft_finish_create(rc, qp);
 	qp->sq_sig_all = attr->sq_sig_all;
 	qp->rnr_timer.expired = rnr_expired;
 	qp->reach_timer.expired = reach_expired;
@@ -186,11 +187,11 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 	pthread_cond_init(&qp->ibv.cond, NULL);
 
 	soft_lock();
-	rc = soft_qp_number_take(qp);
+	rc = soft_qp_number_assign(qp);
 	if (!rc) {
 		qp->ibv.handle = qp->ibv.qp_num;
 		soft_list_append(&soft_context_of(context)->qps, &qp->of_context);
-		count_in(qp, 1);
+		count_users(qp, 1);
 		if (qp->transport->created)
 			qp->transport->created();
 		SOFT_TRACE(created, qp);
@@ -200,7 +201,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 		soft_queues_destroy(qp);
 	else
 		attr->cap = qp->cap; /* the granted values (ibv_create_qp(3)) */
-	return soft_made(rc, qp);
+	return soft_finish_create(rc, qp);
 }
 
 int soft_ibv_destroy_qp(struct ibv_qp *ibv)
@@ -219,14 +220,14 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 		qp->transport->destroyed();
 	soft_qp_enter_reset(qp);
 	SOFT_TRACE(destroyed, qp);
-	soft_qp_number_give_back(ibv->qp_num);
+	soft_qp_number_release(ibv->qp_num);
 	soft_list_remove(&qp->of_context);
-	count_in(qp, -1);
+	count_users(qp, -1);
 	soft_async_forget(soft_context_of(ibv->context), ibv);
 	soft_unlock();
 
 	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
-			&ibv->events_completed, &qp->async_events_taken);
+			&ibv->events_completed, &qp->async_events_retrieved);
 	pthread_cond_destroy(&ibv->cond);
 	pthread_mutex_destroy(&ibv->mutex);
 	soft_batch_destroy(qp->batch);
@@ -250,7 +251,7 @@ static void stop_timers(struct soft_qp *qp)
 	soft_timer_stop(&qp->rnr_timer);
 	soft_timer_stop(&qp->reach_timer);
 	soft_timer_stop(&qp->retry_timer);
-	qp->rnr_waiting = qp->answer_missed = false;
+	qp->rnr_waiting = qp->loss_reported = false;
 }
 
 void soft_qp_enter_reset(struct soft_qp *qp)
@@ -260,7 +261,7 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	stop_timers(qp);
 	set_state(qp, IBV_QPS_RESET); /* first, because RESET suppresses completions */
 	soft_links->revoke_requests(qp);
-	soft_links->leave(qp);
+	soft_links->detach(qp);
 	soft_queues_reset(qp);
 	/* Remove the queue pair's completions, as cards do, because its number may soon be used
 	 * again. Completions of XRC shared receive queues stay, because the application would lose
@@ -271,7 +272,7 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 		soft_cq_forget(soft_cq_of(qp->ibv.recv_cq), qp->ibv.qp_num);
 	memset(&qp->attr, 0, sizeof(qp->attr));
 	qp->stream_from_cm = qp->stream_lost = qp->no_peer = false;
-	qp->communicated = qp->draining = false;
+	qp->comm_established = qp->draining = false;
 }
 
 /* Stop draining and report SQ_DRAINED if requested. A failed send queue also raises this event. */
@@ -321,7 +322,7 @@ void soft_qp_check_drained(struct soft_qp *qp)
 /* Connection timeouts for peers on this host and on other hosts. Between hosts, the first packets
  * may be lost, and TCP retransmits them after 1, 3 and 7 s. */
 #define CONNECTING_NS 500000000u
-#define CONNECTING_ELSEWHERE_NS 5000000000u
+#define CONNECTING_REMOTE_NS 5000000000u
 
 uint64_t soft_qp_retry_time(const struct soft_qp *qp)
 {
@@ -334,14 +335,14 @@ static uint64_t connecting_time(const struct soft_qp *qp)
 
 	if (!ah->is_global || soft_gid_is_of_host(&ah->grh.dgid))
 		return CONNECTING_NS;
-	return soft_links->silence_limit() < CONNECTING_ELSEWHERE_NS ? soft_links->silence_limit()
-								     : CONNECTING_ELSEWHERE_NS;
+	return soft_links->silence_limit() < CONNECTING_REMOTE_NS ? soft_links->silence_limit()
+								  : CONNECTING_REMOTE_NS;
 }
 
 /* Start the timer that gives up on the peer, unless it is running. It allows 4.096 us * 2^timeout
  * for each attempt (IBTA 9.7.6.1.3), but at least `least_ns` and at most a minute. A timeout of 0
  * means forever. UC has no timeout attribute and waits for `least_ns`. */
-static void give_up_later(struct soft_qp *qp, uint64_t least_ns)
+static void start_reach_timer(struct soft_qp *qp, uint64_t least_ns)
 {
 	const uint64_t most_ns = 60000000000u;
 	uint64_t time = soft_qp_retry_time(qp);
@@ -367,7 +368,7 @@ void soft_qp_kick(struct soft_qp *qp)
 		soft_qp_link_output(qp->link); /* complete the requests that have begun */
 	if (qp->ibv.state != IBV_QPS_RTS)
 		return;
-	soft_send_settle(qp); /* local requests need no stream */
+	soft_send_advance(qp); /* local requests need no stream */
 	if (qp->ibv.state != IBV_QPS_RTS || qp->sq.oldest == qp->sq.tail)
 		return;
 	if (soft_qp_is_ud(qp))
@@ -375,17 +376,17 @@ void soft_qp_kick(struct soft_qp *qp)
 	else if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_port_is_down(qp))
 		soft_qp_link_output(qp->link);
 	else if (soft_qp_is_uc(qp) && (qp->no_peer || qp->stream_lost))
-		qp->transport->lose(qp);
+		qp->transport->discard_sends(qp);
 	else if (!qp->link ||
 		 qp->link->state !=
 			 SOFT_LINK_SELECTING) /* a link in SELECTING already has a peer */
-		give_up_later(qp, qp->stream_lost ? 0 : connecting_time(qp));
+		start_reach_timer(qp, qp->stream_lost ? 0 : connecting_time(qp));
 }
 
 void soft_qp_stall(struct soft_qp *qp)
 {
 	if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_qp_is_uc(qp))
-		give_up_later(qp, CONNECTING_NS);
+		start_reach_timer(qp, CONNECTING_NS);
 }
 
 void soft_qp_end_with_peer(struct ibv_qp *ibv)
@@ -413,7 +414,7 @@ static bool is_silence(int error)
 	}
 }
 
-void soft_qp_link_gone(struct soft_qp *qp, int error)
+void soft_qp_link_ended(struct soft_qp *qp, int error)
 {
 	void (*link_down)(struct soft_qp *qp, void *owner, int error) = qp->link_down;
 
@@ -425,14 +426,14 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 		 * new link is established. */
 		qp->no_peer = true;
 		if (alive) {
-			soft_links->again(qp);
-			qp->transport->lose(qp);
+			soft_links->reconnect(qp);
+			qp->transport->discard_sends(qp);
 		}
 		return;
 	}
 	qp->stream_lost = true;
 	if (alive && soft_qp_is_uc(qp)) {
-		qp->transport->lose(qp);
+		qp->transport->discard_sends(qp);
 	} else if (alive) {
 		bool outstanding = qp->sq.oldest != qp->sq.tail;
 		bool ends = !is_silence(error) || (error && qp->ends_with_peer);
@@ -449,7 +450,7 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 		 * retries are exhausted (IBTA 9.7.6.1.3). Until then, frames that the peer sent
 		 * earlier on other streams are still handled. */
 		else if (outstanding)
-			give_up_later(qp, 0);
+			start_reach_timer(qp, 0);
 	}
 	if (link_down)
 		link_down(qp, qp->link_owner, error);
@@ -567,7 +568,7 @@ static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int m
 
 /* Returns whether the queue pair connects in RTS instead of RTR. An XRC_SEND queue pair receives no
  * requests, and must tell its peer the PSN of its first request, which is unknown before RTS. */
-static bool begins_late(const struct soft_qp *qp)
+static bool connects_in_rts(const struct soft_qp *qp)
 {
 	return qp->ibv.qp_type == IBV_QPT_XRC_SEND;
 }
@@ -628,9 +629,9 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 		return soft_refuse(rc, "LINK");
 	apply(&qp->attr, attr, attr_mask);
 	if (attr_mask & IBV_QP_RNR_RETRY)
-		qp->rnr_left = qp->attr.rnr_retry;
+		qp->rnr_retries_remaining = qp->attr.rnr_retry;
 	if (attr_mask & IBV_QP_RETRY_CNT)
-		qp->retries_left = qp->attr.retry_cnt;
+		qp->retries_remaining = qp->attr.retry_cnt;
 	if (attr_mask & IBV_QP_SQ_PSN)
 		qp->sq.psn = qp->sq.next_psn = qp->sq.unacked = qp->sq.unsent = qp->attr.sq_psn;
 
@@ -649,13 +650,13 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 		return 0;
 	case IBV_QPS_RTR:
 		set_state(qp, to);
-		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp) && !begins_late(qp))
+		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp) && !connects_in_rts(qp))
 			rc = begin_link(qp, from);
 		return rc;
 	case IBV_QPS_RTS:
 		set_state(qp, to);
 		qp->draining = false;
-		if (from == IBV_QPS_RTR && begins_late(qp))
+		if (from == IBV_QPS_RTR && connects_in_rts(qp))
 			rc = begin_link(qp, from);
 		if (rc)
 			return rc;

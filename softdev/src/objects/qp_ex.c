@@ -98,10 +98,11 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 	}
 	if (rc) {
 		soft_batch_destroy(batch);
-		return soft_call_made("ibv_create_qp_ex", NULL, 0, soft_made(rc, NULL));
+		return soft_call_pointer_result("ibv_create_qp_ex", NULL, 0,
+						soft_finish_create(rc, NULL));
 	}
 	attr->cap = init.cap;
-	soft_qp_of(ibv)->block_own = flags_of(attr);
+	soft_qp_of(ibv)->block_self_multicast = flags_of(attr);
 	if (batch) {
 		soft_qp_of(ibv)->batch = batch;
 		soft_batch_calls(&soft_qp_of(ibv)->ex);

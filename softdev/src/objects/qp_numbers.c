@@ -14,7 +14,7 @@ enum { LOCAL_NUMBERS = 1 << SOFT_QPN_LOCAL_BITS };
 
 /* Keep at least as many numbers free as are waiting for reuse, so that random selection soon finds
  * one. */
-_Static_assert(SOFT_MAX_QP + 2 * SOFT_QPN_RESTING <= LOCAL_NUMBERS, "numbers run out");
+_Static_assert(SOFT_MAX_QP + 2 * SOFT_QPN_QUARANTINE <= LOCAL_NUMBERS, "numbers run out");
 
 struct soft_qp *soft_qp_find(uint32_t qp_num)
 {
@@ -24,17 +24,17 @@ struct soft_qp *soft_qp_find(uint32_t qp_num)
 
 /* Returns whether `number` may be assigned. Numbers 0 and 1 are special queue pairs (IBTA 3.5.10),
  * and recently released numbers must not be reused yet. */
-static bool may_be_given(uint32_t number)
+static bool is_assignable(uint32_t number)
 {
 	if (number < 2 || soft_table_find(&soft_device.objects->qps, number))
 		return false;
-	for (unsigned i = 0; i < SOFT_QPN_RESTING; i++)
-		if (soft_device.objects->resting[i] == number)
+	for (unsigned i = 0; i < SOFT_QPN_QUARANTINE; i++)
+		if (soft_device.objects->quarantined_qpns[i] == number)
 			return false;
 	return true;
 }
 
-int soft_qp_number_take(struct soft_qp *qp)
+int soft_qp_number_assign(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	uint16_t port = soft_ip_port();
@@ -49,16 +49,16 @@ int soft_qp_number_take(struct soft_qp *qp)
 			return errno;
 		number &= LOCAL_NUMBERS - 1;
 		number |= (uint32_t)(port - SOFT_IP_PORT_FIRST) << SOFT_QPN_LOCAL_BITS;
-	} while (!may_be_given(number));
+	} while (!is_assignable(number));
 	qp->ibv.qp_num = number;
 	return soft_table_put(&soft_device.objects->qps, number, qp);
 }
 
-void soft_qp_number_give_back(uint32_t number)
+void soft_qp_number_release(uint32_t number)
 {
 	soft_assert_locked();
 	struct soft_objects *objects = soft_device.objects;
 
 	soft_table_remove(&objects->qps, number);
-	objects->resting[objects->rested++ % SOFT_QPN_RESTING] = number;
+	objects->quarantined_qpns[objects->quarantined_count++ % SOFT_QPN_QUARANTINE] = number;
 }

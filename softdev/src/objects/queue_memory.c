@@ -11,12 +11,12 @@
 enum { ALIGNMENT = 64 };
 
 struct block {
-	struct soft_pd *from; /* NULL for the C library */
+	struct soft_pd *pd; /* NULL for the C library */
 	uint64_t resource_type;
 };
 
 /* IBV_ALLOCATOR_USE_DEFAULT */
-static void *const declined = (void *)-1;
+static void *const use_default_allocator = (void *)-1;
 
 static void count_block(struct soft_pd *pd, int change)
 {
@@ -29,12 +29,12 @@ void *soft_queue_alloc(struct ibv_pd *ibv, size_t count, size_t size, enum soft_
 {
 	struct soft_pd *pd = ibv ? soft_container(ibv, struct soft_pd, ibv) : NULL;
 	size_t length = sizeof(struct block) + count * size;
-	struct block *block = declined;
+	struct block *block = use_default_allocator;
 
 	/* The upper 32 bits of a resource type are the driver ID, here RDMA_DRIVER_UNKNOWN (0). */
 	if (pd && pd->alloc)
 		block = pd->alloc(ibv, pd->pd_context, length, ALIGNMENT, resource);
-	if (block == declined) {
+	if (block == use_default_allocator) {
 		/* Allocate one more byte, so that an empty queue also points into its block. Leak
 		 * sanitizers look for such pointers. */
 		block = calloc(1, length + 1);
@@ -45,7 +45,7 @@ void *soft_queue_alloc(struct ibv_pd *ibv, size_t count, size_t size, enum soft_
 	/* The allocator should have zeroed the block, but the device must not trust its
 	 * contents. */
 	memset(block, 0, length);
-	*block = (struct block){.from = pd, .resource_type = resource};
+	*block = (struct block){.pd = pd, .resource_type = resource};
 	count_block(pd, 1);
 	return block + 1;
 }
@@ -55,7 +55,7 @@ void soft_queue_free(void *memory)
 	if (!memory)
 		return;
 	struct block *block = (struct block *)memory - 1;
-	struct soft_pd *pd = block->from;
+	struct soft_pd *pd = block->pd;
 
 	if (!pd) {
 		free(block);

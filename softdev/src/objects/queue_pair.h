@@ -63,7 +63,8 @@ struct soft_send_queue {
 struct soft_window {
 	uint32_t psns;
 	uint32_t read_psns; /* limit if the next request is a READ */
-	void (*lost)(struct soft_window *window); /* called before lost packets are retransmitted */
+	/* called before lost packets are retransmitted */
+	void (*on_loss)(struct soft_window *window);
 	/* End PSNs of the READ requests in flight that cover only part of a READ. */
 	uint32_t part_head, part_tail;
 	uint32_t part_ends[SOFT_READ_PARTS];
@@ -97,13 +98,13 @@ struct soft_response {
 	uint32_t srq_num; /* XRC: SRQ number in the request */
 	uint32_t msn; /* MSN when the request was accepted */
 	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
-	bool begun; /* whether part of the response has been sent */
-	bool again; /* whether the request was repeated, or the peer may not count it */
+	bool partly_sent; /* whether part of the response has been sent */
+	bool is_uncounted; /* whether the request was repeated, or the peer may not count it */
 	bool refused; /* whether a NAK replaces the rest */
 	union {
 		struct {
-			uint32_t kept_length;
-			uint8_t *kept; /* copy of the READ data before an overwrite, or NULL */
+			uint32_t copy_length;
+			uint8_t *copy; /* copy of the READ data before an overwrite, or NULL */
 		};
 		uint8_t result[SOFT_ATOMIC_RESULT];
 	};
@@ -125,7 +126,7 @@ struct soft_responder {
 	uint32_t psn; /* next expected PSN */
 	uint32_t acked; /* last PSN acknowledged to the requester */
 	uint32_t msn; /* number of messages completed */
-	bool resend_wanted; /* whether the PSN of the last NAK is still awaited */
+	bool awaiting_resend; /* whether the PSN of the last NAK is still awaited */
 	bool failed; /* whether a NAK that ends the queue pair is queued */
 	/* The members up to `srq_num` describe the current message. */
 	bool active; /* whether more frames of the message will arrive */
@@ -143,7 +144,7 @@ struct soft_responder {
 	uint32_t response_mask;
 	uint32_t response_head;
 	uint32_t response_tail;
-	uint32_t kept; /* bytes in the `kept` copies of all responses (read_order.c) */
+	uint32_t copied_bytes; /* bytes in the `copy` copies of all responses (read_order.c) */
 	struct soft_known_read *known; /* latest READs and atomics, one per response slot */
 	uint32_t known_count;
 	uint32_t empty[SOFT_KNOWN_EMPTY]; /* PSNs of the latest FLUSHes and ATOMIC WRITEs */
@@ -156,7 +157,7 @@ struct soft_tx_packet {
 	struct soft_frame frame;
 	uint32_t index; /* index in the send queue (requester) or the response queue (responder) */
 	bool by_cma; /* whether a CMA descriptor replaces the payload */
-	bool answer; /* whether the frame is from the response queue */
+	bool is_response; /* whether the frame is from the response queue */
 };
 
 enum soft_link_state {
@@ -173,7 +174,7 @@ enum soft_link_state {
 struct soft_qp_link {
 	enum soft_link_state state;
 	struct soft_deferred output;
-	bool loses; /* whether either side may lose or duplicate frames */
+	bool is_lossy; /* whether either side may lose or duplicate frames */
 	bool loses_pending; /* whether LOSES must be sent */
 	bool blocked; /* whether output waits for room on the path */
 	/* There is at most one pending NAK, because the responder accepts nothing after it. */
@@ -203,34 +204,34 @@ struct soft_qp {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
 	bool sq_sig_all;
-	bool block_own; /* UD: whether to drop its own multicast messages */
+	bool block_self_multicast; /* UD: whether to drop its own multicast messages */
 	bool stream_from_cm; /* whether the CM provides the stream */
 	bool stream_lost; /* whether the stream is gone for good, so nothing can be sent */
 	bool ends_with_peer; /* see aiordma_device_calls.end_with_peer */
 	bool no_peer; /* UC: whether messages are lost because there is no peer */
-	bool communicated; /* whether a request has arrived (COMM_EST) */
+	bool comm_established; /* whether a request has arrived (COMM_EST) */
 	bool draining; /* whether SQD waits for requests in flight */
 	const struct soft_transport *transport;
 	struct soft_xrcd *xrcd; /* domain of an XRC_RECV queue pair, otherwise NULL */
-	uint32_t taken_from; /* number of the shared receive queue that supplied `rq` */
+	uint32_t receive_srq_num; /* number of the shared receive queue that supplied `rq` */
 	struct soft_qp_link *link; /* or NULL */
 	struct soft_send_queue sq;
 	struct soft_receive_queue rq;
 	struct soft_responder responder;
 	struct aiordma_served *served; /* NULL until count_served is called */
-	uint8_t rnr_left; /* remaining RNR retries; 7 means forever */
+	uint8_t rnr_retries_remaining; /* remaining RNR retries; 7 means forever */
 	bool rnr_refused; /* whether an RNR NAK has arrived since the last completed request */
 	bool rnr_waiting;
 	struct soft_window *window; /* congestion window; NULL if unlimited */
 	struct soft_timer rnr_timer;
-	uint8_t retries_left; /* see req_retransmit.c */
-	bool answer_missed; /* whether to ignore further reports of the same loss */
+	uint8_t retries_remaining; /* see req_retransmit.c */
+	bool loss_reported; /* whether to ignore further reports of the same loss */
 	struct soft_timer retry_timer;
 	struct soft_timer reach_timer; /* runs while requests cannot be sent or answered */
 	struct soft_node attachments; /* multicast groups (multicast.c) */
 	void (*link_down)(struct soft_qp *qp, void *owner, int error);
 	void *link_owner;
-	uint32_t async_events_taken; /* protected by ibv.mutex */
+	uint32_t async_events_retrieved; /* protected by ibv.mutex */
 };
 
 static inline bool soft_qp_is_uc(const struct soft_qp *qp)
@@ -292,14 +293,14 @@ static inline uint32_t soft_psns(const struct soft_qp *qp, uint32_t length)
 }
 
 /* Returns the byte offset of `psn` in a message whose first PSN is `first`. */
-static inline uint64_t soft_place_of(const struct soft_qp *qp, uint32_t psn, uint32_t first)
+static inline uint64_t soft_message_offset(const struct soft_qp *qp, uint32_t psn, uint32_t first)
 {
 	return (uint64_t)((psn - first) & SOFT_PSN_MASK) << soft_mtu_shift(qp);
 }
 
 /* Returns whether the length of a frame is valid. It must be a multiple of the path MTU, unless the
  * frame ends its message. Only a message of one frame may be empty. */
-static inline bool soft_is_whole_or_last(const struct soft_qp *qp, const struct soft_frame *frame)
+static inline bool soft_has_valid_length(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (soft_is_last(frame))
 		return frame->length || soft_is_first(frame);
@@ -410,7 +411,7 @@ static inline struct ibv_sge *soft_receive_sges(const struct soft_receive_queue 
 	R(FULL, ENOMEM)
 
 enum soft_refusal {
-	SOFT_TAKEN,
+	SOFT_ACCEPTED,
 #define R(name, error) SOFT_REFUSED_##name,
 	SOFT_REFUSALS(R)
 #undef R
@@ -444,7 +445,7 @@ struct soft_srq {
 	struct soft_xrcd *xrcd; /* domain of an XRC queue, otherwise NULL */
 	struct ibv_cq *cq; /* completion queue of an XRC queue, otherwise NULL */
 	uint32_t number; /* number of an XRC queue in requests */
-	uint32_t async_events_taken; /* protected by ibv.mutex */
+	uint32_t async_events_retrieved; /* protected by ibv.mutex */
 };
 
 static inline struct soft_srq *soft_srq_of(struct ibv_srq *srq)
@@ -519,7 +520,7 @@ void soft_count_read(struct soft_qp *qp, uint64_t bytes);
 void soft_count_written(struct soft_qp *qp, uint64_t bytes);
 /* Handle the end of the queue pair's stream. `error` is 0 after an orderly end, otherwise an errno
  * value. */
-void soft_qp_link_gone(struct soft_qp *qp, int error);
+void soft_qp_link_ended(struct soft_qp *qp, int error);
 void soft_qp_check_drained(struct soft_qp *qp);
 /* Returns how long the queue pair waits for a response, including all retries, in ns (IBTA
  * 9.7.6.1.3). */
@@ -528,8 +529,8 @@ uint64_t soft_qp_retry_time(const struct soft_qp *qp);
 /* qp_numbers.c */
 /* Assign a number to the queue pair, by which soft_qp_find() finds it. Returns 0, EADDRINUSE if the
  * process cannot get a port, or another errno value. */
-int soft_qp_number_take(struct soft_qp *qp);
-void soft_qp_number_give_back(uint32_t number);
+int soft_qp_number_assign(struct soft_qp *qp);
+void soft_qp_number_release(uint32_t number);
 
 /* qp_ex.c */
 struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
@@ -576,11 +577,11 @@ static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
 /* Execute a memory window bind or an invalidation. `reads` is the number of outstanding requests
  * before it that count against max_rd_atomic. Returns false if the request must wait or has
  * failed. */
-bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads);
+bool soft_send_execute_local(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads);
 /* Execute the local requests that are next in the queue, and complete those that are the oldest.
  * Fail the oldest request if it cannot be sent. */
-void soft_send_settle(struct soft_qp *qp);
+void soft_send_advance(struct soft_qp *qp);
 /* Complete executed local requests that have become the oldest. */
-void soft_send_pass(struct soft_qp *qp);
+void soft_send_complete_local(struct soft_qp *qp);
 /* Fail the oldest request, and move the queue pair to ERR, or to SQE for UC and UD. */
 void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status);

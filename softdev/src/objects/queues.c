@@ -64,12 +64,12 @@ static enum soft_refusal post_one(struct soft_receive_queue *rq, const struct ib
 		memcpy(soft_receive_sges(rq, rq->tail), wr->sg_list,
 		       sizeof(*wr->sg_list) * (size_t)wr->num_sge);
 	rq->tail++;
-	return SOFT_TAKEN;
+	return SOFT_ACCEPTED;
 }
 
 enum soft_refusal soft_receive_queue_post(struct soft_receive_queue *rq, struct ibv_recv_wr **wr)
 {
-	enum soft_refusal refusal = SOFT_TAKEN;
+	enum soft_refusal refusal = SOFT_ACCEPTED;
 
 	while (*wr) {
 		refusal = post_one(rq, *wr);

@@ -6,7 +6,7 @@
  */
 #include "objects.h"
 
-bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads)
+bool soft_send_execute_local(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads)
 {
 	if (send->done)
 		return true;
@@ -20,7 +20,7 @@ bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_
 	return send->done;
 }
 
-void soft_send_pass(struct soft_qp *qp)
+void soft_send_complete_local(struct soft_qp *qp)
 {
 	struct soft_send_queue *sq = &qp->sq;
 
@@ -32,22 +32,22 @@ void soft_send_pass(struct soft_qp *qp)
 
 /* Returns whether the oldest request may fail now. No request begins in SQD, so one that has not
  * begun can only fail after SQD. */
-static bool has_its_turn(const struct soft_qp *qp)
+static bool may_fail_oldest(const struct soft_qp *qp)
 {
 	return qp->ibv.state == IBV_QPS_RTS ||
 	       (qp->ibv.state == IBV_QPS_SQD && soft_oldest_has_begun(qp));
 }
 
-void soft_send_settle(struct soft_qp *qp)
+void soft_send_advance(struct soft_qp *qp)
 {
 	struct soft_send_queue *sq = &qp->sq;
 
 	while (sq->next != sq->tail && soft_send_at(qp, sq->next)->local &&
-	       soft_send_carry_out(qp, soft_send_at(qp, sq->next), sq->reads))
+	       soft_send_execute_local(qp, soft_send_at(qp, sq->next), sq->reads))
 		sq->next++;
-	soft_send_pass(qp);
+	soft_send_complete_local(qp);
 	if (sq->oldest != sq->tail && sq->oldest == sq->next &&
-	    soft_send_at(qp, sq->oldest)->status && has_its_turn(qp))
+	    soft_send_at(qp, sq->oldest)->status && may_fail_oldest(qp))
 		soft_send_fail(qp, soft_send_at(qp, sq->oldest)->status);
 }
 void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status)

@@ -9,7 +9,7 @@
 #include "trace/trace.h"
 
 /* Returns the shared receive queue for the queue pair's current message, or NULL. */
-static struct soft_srq *source(const struct soft_qp *qp)
+static struct soft_srq *message_srq(const struct soft_qp *qp)
 {
 	if (qp->xrcd)
 		return soft_xrc_find(qp->xrcd, qp->responder.srq_num);
@@ -20,13 +20,13 @@ bool soft_receive_ready(struct soft_qp *qp)
 {
 	/* An XRC message cannot use a receive that came from another shared receive queue. */
 	if (qp->rq.head != qp->rq.tail)
-		return !qp->xrcd || qp->taken_from == qp->responder.srq_num;
-	struct soft_srq *srq = source(qp);
+		return !qp->xrcd || qp->receive_srq_num == qp->responder.srq_num;
+	struct soft_srq *srq = message_srq(qp);
 
 	if (!srq || srq->rq.head == srq->rq.tail)
 		return false;
 	soft_receive_queue_move(&srq->rq, &qp->rq);
-	qp->taken_from = srq->number;
+	qp->receive_srq_num = srq->number;
 	/* Raise the event once when the number of receives drops below the limit
 	 * (ibv_modify_srq(3), ibv_query_srq(3)). */
 	if (srq->rq.tail - srq->rq.head < srq->limit) {
@@ -61,12 +61,12 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 	int rc = init->attr.max_wr < 1
 			 ? soft_refuse_value("NO_ENTRIES", "max_wr", 0)
 			 : soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
-	struct soft_srq *srq = soft_object(pd->context, sizeof(*srq), &rc);
+	struct soft_srq *srq = soft_alloc_object(pd->context, sizeof(*srq), &rc);
 
 	if (!rc)
 		rc = soft_receive_queue_create(&srq->rq, pd, init->attr.max_wr, init->attr.max_sge);
 	if (rc)
-		return soft_made(rc, srq);
+		return soft_finish_create(rc, srq);
 	srq->ibv = (struct ibv_srq){
 		.context = pd->context,
 		.srq_context = init->srq_context,
@@ -87,13 +87,13 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 	soft_unlock();
 	if (rc)
 		finish(srq);
-	return soft_made(rc, srq);
+	return soft_finish_create(rc, srq);
 }
 
 struct ibv_srq *soft_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init)
 {
-	return soft_call_made("ibv_create_srq", "pd", soft_pd_root(pd)->handle,
-			      create(pd, init, NULL, NULL));
+	return soft_call_pointer_result("ibv_create_srq", "pd", soft_pd_root(pd)->handle,
+					create(pd, init, NULL, NULL));
 }
 
 struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr)
@@ -117,12 +117,12 @@ struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_i
 					   !attr->cq || attr->cq->context != context)))
 		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	if (rc)
-		srq = soft_made(rc, NULL);
+		srq = soft_finish_create(rc, NULL);
 	else if (type == IBV_SRQT_XRC)
 		srq = create(attr->pd, &init, soft_xrcd_of(attr->xrcd), attr->cq);
 	else
 		srq = create(attr->pd, &init, NULL, NULL);
-	return soft_call_made("ibv_create_srq_ex", NULL, 0, srq);
+	return soft_call_pointer_result("ibv_create_srq_ex", NULL, 0, srq);
 }
 
 int soft_get_srq_num(struct ibv_srq *ibv, uint32_t *srq_num)
@@ -243,7 +243,7 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 	soft_unlock();
 
 	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
-			&ibv->events_completed, &srq->async_events_taken);
+			&ibv->events_completed, &srq->async_events_retrieved);
 	finish(srq);
 	free(srq);
 	return 0;

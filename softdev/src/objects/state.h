@@ -8,30 +8,30 @@
 
 enum {
 	SOFT_GIDS = 255, /* limit of the 8-bit ibv_global_route.sgid_index */
-	SOFT_QPN_RESTING = 2048, /* number of released queue pair numbers kept from reuse */
-	SOFT_HCAS_MOST = 4, /* maximum number of devices; preload/tree.py reads it */
+	SOFT_QPN_QUARANTINE = 2048, /* number of released queue pair numbers kept from reuse */
+	SOFT_MAX_HCAS = 4, /* maximum number of devices; preload/tree.py reads it */
 };
 
 /* A device in the list of ibv_get_device_list(3), with its only port. IBTA calls it a host channel
  * adapter. */
 struct soft_hca {
-	/* `behind` must follow immediately. Provider libraries recognize their own devices by a
-	 * marker behind struct ibv_device (mlx5dv_is_supported(3)), and find zeros here. */
+	/* `provider_marker` must follow immediately. Provider libraries recognize their own devices
+	 * by a marker behind struct ibv_device (mlx5dv_is_supported(3)), and find zeros here. */
 	struct ibv_device device;
-	char behind[1024];
+	char provider_marker[1024];
 	uint32_t port; /* bit of the port in port masks */
 	struct soft_node contexts; /* open contexts (soft_context.of_hca) */
 	uint32_t bad_qkeys; /* number of messages received with a wrong Q_Key (ibv_query_port(3)) */
 	struct soft_gid gids[SOFT_GIDS];
 	int gid_count;
 	char interface[IFNAMSIZ]; /* host interface that provides addresses and state, or "" */
-	bool cut; /* whether the interface was down when last read */
+	bool link_down; /* whether the interface was down when last read */
 };
 
 struct soft_objects {
-	struct soft_hca hcas[SOFT_HCAS_MOST];
+	struct soft_hca hcas[SOFT_MAX_HCAS];
 	int hca_count; /* 0 until the environment has been read */
-	bool hcas_wrong; /* whether the environment contained an invalid value */
+	bool hcas_invalid; /* whether the environment contained an invalid value */
 	uint32_t ports_down;
 
 	struct {
@@ -48,16 +48,16 @@ struct soft_objects {
 	const struct soft_transport *datagrams; /* UD */
 	const struct soft_link_calls *links;
 	struct soft_table qps; /* qp_numbers.c */
-	uint32_t resting[SOFT_QPN_RESTING];
-	unsigned rested;
+	uint32_t quarantined_qpns[SOFT_QPN_QUARANTINE];
+	unsigned quarantined_count;
 
 	struct soft_node xrc_domains;
 	struct soft_table xrc_srqs;
 
 	struct soft_table ranges; /* memory ranges, indexed by the upper 24 bits of their keys */
-	/* Reads of null regions (ibv_alloc_null_mr(3)) return bytes of `nothing`, and writes go to
+	/* Reads of null regions (ibv_alloc_null_mr(3)) return bytes of `zeros`, and writes go to
 	 * `sink`. No access is longer, and other processes do not copy from this memory. */
-	uint8_t nothing[SOFT_PLACE_MAX], sink[SOFT_PLACE_MAX];
+	uint8_t zeros[SOFT_PLACE_MAX], sink[SOFT_PLACE_MAX];
 };
 
 static inline struct soft_hca *soft_hca_of(const struct ibv_context *context)

@@ -18,7 +18,7 @@ struct soft_transport {
 	void (*forget)(struct soft_qp *qp); /* reverses `prepare`; safe to repeat; may be NULL */
 	void (*output)(struct soft_qp *qp); /* sends the requests that can be sent now */
 	/* Complete all requests of a UC queue pair that cannot send, as if they had been sent. */
-	void (*lose)(struct soft_qp *qp);
+	void (*discard_sends)(struct soft_qp *qp);
 	void (*retry_expired)(struct soft_timer *timer); /* callback of soft_qp.retry_timer */
 };
 
@@ -28,7 +28,7 @@ struct soft_link_calls {
 	 * errno value. */
 	int (*begin)(struct soft_qp *qp);
 	/* Connect a UC queue pair again after it has lost its link. */
-	void (*again)(struct soft_qp *qp);
+	void (*reconnect)(struct soft_qp *qp);
 	/* Called when the queue pair has entered RTS, from RTR if `first` is set. Its PSNs and
 	 * timeout are known now. */
 	void (*ready)(struct soft_qp *qp, bool first);
@@ -36,7 +36,7 @@ struct soft_link_calls {
 	 * a link. */
 	void (*close)(struct soft_qp *qp);
 	/* Detach the queue pair from its link, if any, and close the link. */
-	void (*leave)(struct soft_qp *qp);
+	void (*detach)(struct soft_qp *qp);
 	/* Schedule an acknowledgement, which may wait for a frame that can carry it. */
 	void (*acknowledge)(struct soft_qp_link *link);
 	/* Returns how long a path to another machine may stay silent, in ns. */
@@ -64,7 +64,7 @@ static inline struct soft_hca *soft_qp_hca(const struct soft_qp *qp)
 
 static inline bool soft_port_is_down(const struct soft_qp *qp)
 {
-	return soft_ports_down && soft_qp_is_silent(qp);
+	return soft_ports_down && soft_qp_has_port_down(qp);
 }
 
 /* Store the local GID that the queue pair's address vector selects. Returns 0 or EINVAL. */

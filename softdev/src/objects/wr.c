@@ -15,8 +15,8 @@ struct soft_batch {
 	enum soft_refusal refusal; /* the first refusal since wr_start */
 	struct ibv_send_wr refused; /* request at fault; only wr_id and opcode are valid */
 	uint64_t allowed; /* enum ibv_qp_create_send_ops_flags */
-	bool takes_data;  /* whether data setters apply to the last request */
-	bool takes_peer; /* whether peer setters apply to the last request */
+	bool accepts_data;  /* whether data setters apply to the last request */
+	bool accepts_peer; /* whether peer setters apply to the last request */
 	uint32_t count;
 	uint32_t room;
 	/* The arrays have space for `room` requests. */
@@ -75,7 +75,7 @@ static uint8_t *inline_at(const struct soft_qp *qp, uint32_t index)
 	return qp->batch->inline_data + index * inline_each(qp);
 }
 
-static bool grown(void **memory, size_t size)
+static bool grow_array(void **memory, size_t size)
 {
 	void *bigger = realloc(*memory, size);
 
@@ -91,9 +91,9 @@ static bool make_room(struct soft_qp *qp)
 
 	if (batch->count < batch->room)
 		return true;
-	if (!grown((void **)&batch->wrs, room * sizeof(*batch->wrs)) ||
-	    !grown((void **)&batch->sges, room * sges_each(qp) * sizeof(*batch->sges)) ||
-	    !grown((void **)&batch->inline_data, room * inline_each(qp)))
+	if (!grow_array((void **)&batch->wrs, room * sizeof(*batch->wrs)) ||
+	    !grow_array((void **)&batch->sges, room * sges_each(qp) * sizeof(*batch->sges)) ||
+	    !grow_array((void **)&batch->inline_data, room * inline_each(qp)))
 		return false;
 	batch->room = (uint32_t)room;
 	return true;
@@ -110,11 +110,11 @@ static void wr_start(struct ibv_qp_ex *ex)
 		return;
 	}
 	batch->open = true;
-	batch->refusal = SOFT_TAKEN;
+	batch->refusal = SOFT_ACCEPTED;
 	batch->count = 0;
 }
 
-static void end(struct soft_batch *batch)
+static void end_batch(struct soft_batch *batch)
 {
 	batch->open = false;
 	pthread_mutex_unlock(&batch->mutex);
@@ -122,7 +122,7 @@ static void end(struct soft_batch *batch)
 
 /* Link the requests and set their SGE lists. Pointers cannot be set earlier, because the arrays
  * move when they grow. */
-static void chain(const struct soft_qp *qp)
+static void link_requests(const struct soft_qp *qp)
 {
 	struct soft_batch *batch = qp->batch;
 
@@ -146,7 +146,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
 	enum soft_refusal refusal = batch->refusal;
 	struct ibv_send_wr *refused = &batch->refused;
 
-	chain(qp);
+	link_requests(qp);
 	soft_lock();
 	if (!refusal && batch->count)
 		refusal = soft_post_batch(qp, batch->wrs, &refused);
@@ -154,7 +154,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
 		SOFT_TRACE(refused, "qp_num", qp->ibv.qp_num, refused->opcode, refused->wr_id,
 			   &soft_refusals[refusal]);
 	soft_unlock();
-	end(batch);
+	end_batch(batch);
 	return soft_refusals[refusal].error;
 }
 
@@ -163,7 +163,7 @@ static void wr_abort(struct ibv_qp_ex *ex)
 	struct soft_batch *batch = qp_of(ex)->batch;
 
 	if (batch->open)
-		end(batch);
+		end_batch(batch);
 }
 
 /* ---- builders ------------------------------------------------------------------------------ */
@@ -197,10 +197,10 @@ static void build(struct ibv_qp_ex *ex, struct ibv_send_wr wr)
 	/* Ignore IBV_SEND_INLINE, because only the setters make data inline. */
 	wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE;
 	batch->wrs[batch->count++] = wr;
-	batch->takes_peer =
+	batch->accepts_peer =
 		operation & ~(uint64_t)(IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW);
-	batch->takes_data = batch->takes_peer && operation != IBV_QP_EX_WITH_ATOMIC_WRITE &&
-			    operation != IBV_QP_EX_WITH_FLUSH;
+	batch->accepts_data = batch->accepts_peer && operation != IBV_QP_EX_WITH_ATOMIC_WRITE &&
+			      operation != IBV_QP_EX_WITH_FLUSH;
 }
 
 static void wr_send(struct ibv_qp_ex *ex)
@@ -312,31 +312,31 @@ static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, 
 /* ---- setters ------------------------------------------------------------------------------- */
 
 /* Returns the last request for a setter, or NULL if no batch is open or the batch has failed. The
- * batch fails if it is empty or `takes` is false. */
-static struct ibv_send_wr *last(struct ibv_qp_ex *ex, bool takes)
+ * batch fails if it is empty or `accepts` is false. */
+static struct ibv_send_wr *last_request(struct ibv_qp_ex *ex, bool accepts)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
 
 	if (!batch->open)
 		return NULL;
-	if (!batch->count || !takes)
+	if (!batch->count || !accepts)
 		refuse_latest(ex, SOFT_REFUSED_SETTER);
 	return batch->refusal ? NULL : &batch->wrs[batch->count - 1];
 }
 
 /* Returns the last request for a peer setter of one queue pair type, or NULL if the setter does not
  * apply or the batch has failed. */
-static struct ibv_send_wr *last_of(struct ibv_qp_ex *ex, enum ibv_qp_type type)
+static struct ibv_send_wr *last_request_of_type(struct ibv_qp_ex *ex, enum ibv_qp_type type)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
 
-	return last(ex, batch->takes_peer && ex->qp_base.qp_type == type);
+	return last_request(ex, batch->accepts_peer && ex->qp_base.qp_type == type);
 }
 
 static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t num_sge, const struct ibv_sge *sg_list)
 {
 	struct soft_qp *qp = qp_of(ex);
-	struct ibv_send_wr *wr = last(ex, qp->batch->takes_data);
+	struct ibv_send_wr *wr = last_request(ex, qp->batch->accepts_data);
 
 	if (!wr)
 		return;
@@ -361,7 +361,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t num_buf,
 				    const struct ibv_data_buf *buf_list)
 {
 	struct soft_qp *qp = qp_of(ex);
-	struct ibv_send_wr *wr = last(ex, qp->batch->takes_data);
+	struct ibv_send_wr *wr = last_request(ex, qp->batch->accepts_data);
 	size_t length = 0;
 
 	if (!wr)
@@ -391,7 +391,7 @@ static void wr_set_inline_data(struct ibv_qp_ex *ex, void *addr, size_t length)
 static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t remote_qpn,
 			   uint32_t remote_qkey)
 {
-	struct ibv_send_wr *wr = last_of(ex, IBV_QPT_UD);
+	struct ibv_send_wr *wr = last_request_of_type(ex, IBV_QPT_UD);
 
 	if (!wr)
 		return;
@@ -402,7 +402,7 @@ static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t rem
 
 static void wr_set_xrc_srqn(struct ibv_qp_ex *ex, uint32_t remote_srqn)
 {
-	struct ibv_send_wr *wr = last_of(ex, IBV_QPT_XRC_SEND);
+	struct ibv_send_wr *wr = last_request_of_type(ex, IBV_QPT_XRC_SEND);
 
 	if (wr)
 		wr->qp_type.xrc.remote_srqn = remote_srqn;

@@ -93,7 +93,7 @@ struct ibv_xrcd *soft_open_xrcd(struct ibv_context *context, struct ibv_xrcd_ini
 	int rc = attr->comp_mask != all || attr->fd < -1 || attr->oflags & ~(O_CREAT | O_EXCL)
 			 ? EINVAL
 			 : 0;
-	struct soft_xrcd *xrcd = soft_object(context, sizeof(*xrcd), &rc);
+	struct soft_xrcd *xrcd = soft_alloc_object(context, sizeof(*xrcd), &rc);
 
 	if (!rc) {
 		xrcd->ibv.context = context;
@@ -103,7 +103,7 @@ struct ibv_xrcd *soft_open_xrcd(struct ibv_context *context, struct ibv_xrcd_ini
 			soft_context_hold(soft_context_of(context));
 		soft_unlock();
 	}
-	return soft_made(rc, xrcd);
+	return soft_finish_create(rc, xrcd);
 }
 
 int soft_close_xrcd(struct ibv_xrcd *ibv)

@@ -44,5 +44,5 @@ static inline const struct ibv_pd *soft_remote_pd(const struct soft_qp *qp, uint
  * own domain (IBTA 10.2.9.1). */
 static inline const struct ibv_pd *soft_receive_pd(const struct soft_qp *qp)
 {
-	return qp->ibv.srq ? qp->ibv.srq->pd : soft_remote_pd(qp, qp->taken_from);
+	return qp->ibv.srq ? qp->ibv.srq->pd : soft_remote_pd(qp, qp->receive_srq_num);
 }

@@ -38,7 +38,7 @@ void soft_path_init(struct soft_path *path, const struct soft_path_calls *calls,
 	path->flush.run = flush;
 }
 
-void soft_path_give_up(struct soft_path *path, int error)
+void soft_path_schedule_failure(struct soft_path *path, int error)
 {
 	path->broken = error;
 	soft_defer(&path->flush);
@@ -74,14 +74,14 @@ void soft_path_finish(struct soft_path *path, int error, int64_t missing)
 		int64_t after = (int64_t)(path->position - chan->position);
 
 		if (missing >= 0 && chan->remote_id) {
-			chan->calls->exited(chan,
-					    missing > after ? (uint64_t)(missing - after) : 0);
+			chan->calls->peer_exited(chan,
+						 missing > after ? (uint64_t)(missing - after) : 0);
 			/* The callback may have ended and freed the channel. */
 			if (soft_list_first(&path->chans, struct soft_chan, node) != chan)
 				continue;
 		}
 		forget(chan);
-		chan->calls->gone(chan, error);
+		chan->calls->closed(chan, error);
 	}
 	soft_deferred_cancel(&path->flush);
 	free(path->ctrl_records);
@@ -98,7 +98,7 @@ static bool put_ctrl(struct soft_path *path, const struct soft_ctrl_record *ctrl
 	ssize_t room = path->calls->room(path, SOFT_HANDSHAKE_SIZE);
 
 	if (room < 0)
-		soft_path_give_up(path, EPROTO);
+		soft_path_schedule_failure(path, EPROTO);
 	if (room < SOFT_HANDSHAKE_SIZE)
 		return false;
 	path->calls->put(path, ctrl->kind, ctrl->to, ctrl->from, &payload, &end, 1);
@@ -118,7 +118,7 @@ static void flush_ctrl(struct soft_path *path)
 			path->ctrl_count * sizeof(*path->ctrl_records));
 }
 
-static bool keep(struct soft_path *path, const struct soft_ctrl_record *ctrl)
+static bool grow_and_store_ctrl(struct soft_path *path, const struct soft_ctrl_record *ctrl)
 {
 	if (path->ctrl_count == path->ctrl_room) {
 		uint32_t room = path->ctrl_room ? 2 * path->ctrl_room : CTRL_RECORDS;
@@ -150,12 +150,13 @@ static void queue_ctrl(struct soft_path *path, enum soft_record_kind kind, uint3
 		return;
 	if (handshake)
 		memcpy(ctrl.handshake, handshake, SOFT_HANDSHAKE_SIZE);
-	if ((path->ctrl_count || !put_ctrl(path, &ctrl)) && !keep(path, &ctrl))
-		soft_path_give_up(path, ENOMEM);
+	if ((path->ctrl_count || !put_ctrl(path, &ctrl)) && !grow_and_store_ctrl(path, &ctrl))
+		soft_path_schedule_failure(path, ENOMEM);
 	soft_defer(&path->flush);
 }
 
-int soft_chan_enter(struct soft_chan *chan, struct soft_path *path, uint32_t id, uint32_t remote_id)
+int soft_chan_attach(struct soft_chan *chan, struct soft_path *path, uint32_t id,
+		     uint32_t remote_id)
 {
 	int rc = path->dead ? ECONNRESET
 		 : id       ? soft_table_put(&path->numbers, id, chan)
@@ -176,7 +177,7 @@ int soft_chan_open(struct soft_chan *chan, struct soft_path *path,
 		   const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	soft_assert_locked();
-	int rc = soft_chan_enter(chan, path, 0, 0);
+	int rc = soft_chan_attach(chan, path, 0, 0);
 
 	if (!rc)
 		queue_ctrl(path, SOFT_RECORD_OPEN, 0, chan->id, handshake);
@@ -187,7 +188,7 @@ int soft_chan_accept(struct soft_chan *chan, struct soft_path *path, uint32_t re
 		     const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	soft_assert_locked();
-	int rc = soft_chan_enter(chan, path, 0, remote_id);
+	int rc = soft_chan_attach(chan, path, 0, remote_id);
 
 	if (rc)
 		soft_path_refuse(path, remote_id);
@@ -231,7 +232,7 @@ static void wait_for(struct soft_chan *chan, size_t least)
 {
 	struct soft_path *path = chan->path;
 
-	chan->least = least;
+	chan->min_room = least;
 	if (soft_list_empty(&chan->waiting)) {
 		soft_list_append(&path->waiting, &chan->waiting);
 		chan->round = path->round;
@@ -251,7 +252,7 @@ size_t soft_chan_room(struct soft_chan *chan, size_t least)
 	if (room > 0 && (size_t)room >= least)
 		return (size_t)room;
 	if (room < 0)
-		soft_path_give_up(path, EPROTO);
+		soft_path_schedule_failure(path, EPROTO);
 	wait_for(chan, least);
 	return 0;
 }
@@ -275,16 +276,16 @@ void soft_chan_wait(struct soft_chan *chan)
 		wait_for(chan, 1);
 }
 
-bool soft_path_waits(const struct soft_path *path)
+bool soft_path_has_waiting(const struct soft_path *path)
 {
 	return path->ctrl_count || !soft_list_empty(&path->waiting);
 }
 
-ssize_t soft_path_least(const struct soft_path *path)
+ssize_t soft_path_min_room(const struct soft_path *path)
 {
 	if (path->ctrl_count)
 		return SOFT_HANDSHAKE_SIZE;
-	return (ssize_t)soft_list_first(&path->waiting, struct soft_chan, waiting)->least;
+	return (ssize_t)soft_list_first(&path->waiting, struct soft_chan, waiting)->min_room;
 }
 
 /* Serve the waiting channels in turn, or the first one would use up all room every time. */
@@ -293,7 +294,7 @@ void soft_path_offer_room(struct soft_path *path)
 	path->round++;
 	flush_ctrl(path);
 	while (!soft_list_empty(&path->waiting) && !path->ctrl_count &&
-	       path->calls->room(path, SOFT_CHAN_LEAST) >= soft_path_least(path)) {
+	       path->calls->room(path, SOFT_CHAN_MIN_ROOM) >= soft_path_min_room(path)) {
 		struct soft_chan *chan = soft_list_first(&path->waiting, struct soft_chan, waiting);
 
 		if (chan->round == path->round)
@@ -307,7 +308,7 @@ void soft_path_offer_room(struct soft_path *path)
 
 /* Find the channel that was accepted under the peer's number. Search from the newest channel,
  * because a withdrawal follows soon after its OPEN. */
-static struct soft_chan *accepted_from(const struct soft_path *path, uint32_t remote_id)
+static struct soft_chan *find_accepted(const struct soft_path *path, uint32_t remote_id)
 {
 	for (struct soft_node *at = path->chans.previous; at != &path->chans; at = at->previous) {
 		struct soft_chan *chan = soft_container(at, struct soft_chan, node);
@@ -318,8 +319,8 @@ static struct soft_chan *accepted_from(const struct soft_path *path, uint32_t re
 	return NULL;
 }
 
-static bool take_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t from,
-		      struct soft_chan *chan, const uint8_t *payload, size_t length)
+static bool receive_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t from,
+			 struct soft_chan *chan, const uint8_t *payload, size_t length)
 {
 	bool has_handshake = kind == SOFT_RECORD_OPEN || kind == SOFT_RECORD_ACCEPT;
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
@@ -344,12 +345,12 @@ static bool take_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32
 		return true;
 	case SOFT_RECORD_END:
 		if (from && !chan)
-			chan = accepted_from(path, from);
+			chan = find_accepted(path, from);
 		if (from && !chan)
 			soft_device.paths->acceptor->withdrawn(path, from);
 		if (chan) {
 			forget(chan);
-			chan->calls->gone(chan, 0);
+			chan->calls->closed(chan, 0);
 			idle(path, true);
 		}
 		return true;
@@ -358,13 +359,13 @@ static bool take_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32
 	}
 }
 
-bool soft_path_take(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
-		    const uint8_t *payload, size_t length)
+bool soft_path_receive(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
+		       uint32_t from, const uint8_t *payload, size_t length)
 {
 	struct soft_chan *chan = soft_table_find(&path->numbers, to);
 
 	if (kind != SOFT_RECORD_DATA)
-		return take_ctrl(path, kind, from, chan, payload, length);
+		return receive_ctrl(path, kind, from, chan, payload, length);
 	if (!length || (chan && !chan->remote_id))
 		return false;
 	if (!chan || payload == NULL)

@@ -4,9 +4,9 @@
  * (tcp/), and RoCE v2 packets (roce/), for which sim/ simulates a network. A path accepts records
  * from the channels of queue pairs and delivers the records it receives. Rings and TCP streams
  * connect two processes, and each record arrives whole and in order, or not at all. A RoCE v2 path
- * connects a device with all others, and records may be lost, duplicated and delayed (`loses`). Its
- * channels are opened with soft_chan_enter(), and rc/ retransmits lost records. A channel belongs
- * to one queue pair and has a number at each end, so another queue pair costs only memory.
+ * connects a device with all others, and records may be lost, duplicated and delayed (`is_lossy`).
+ * Its channels are opened with soft_chan_attach(), and rc/ retransmits lost records. A channel
+ * belongs to one queue pair and has a number at each end, so another queue pair costs only memory.
  *
  * Peers are not trusted. A peer that violates the format loses all of its own channels, but no
  * others. All functions require the engine's lock.
@@ -34,7 +34,7 @@ enum soft_record_kind {
 };
 
 enum {
-	SOFT_CHAN_LEAST = 64 * 1024,
+	SOFT_CHAN_MIN_ROOM = 64 * 1024,
 	SOFT_PATH_FRAMES = 128, /* maximum frames per call to a path */
 	SOFT_PATH_IOVECS = 256, /* maximum iovecs per call to a path */
 	SOFT_PATH_RECORDS = SOFT_STEP_BYTES / SOFT_FRAME_MAX + 2,
@@ -51,20 +51,21 @@ struct soft_chan_ops {
 	void (*data)(struct soft_chan *chan, const uint8_t *bytes, size_t length, size_t rest);
 	/* Store iovecs for at most `length` of the next bytes, so that the path can store the
 	 * payload directly. Returns the number of iovecs, or 0. */
-	int (*place)(struct soft_chan *chan, size_t length, struct iovec *iov, int room);
+	int (*map_payload)(struct soft_chan *chan, size_t length, struct iovec *iov, int room);
 	/* Called when `length` bytes of a record are stored and `rest` more follow. */
-	void (*placed)(struct soft_chan *chan, size_t length, size_t rest);
+	void (*payload_stored)(struct soft_chan *chan, size_t length, size_t rest);
 	/* Called when there is room again. Waiting channels take turns. */
 	void (*writable)(struct soft_chan *chan);
 	/* Report a record that this side sent and the peer's process had not read when it ended. */
-	void (*unread)(struct soft_chan *chan, const uint8_t *bytes, size_t length);
-	/* Called when the peer's process has ended, before `gone`. Each record that it had not read
-	 * has been passed to `unread`, or is among the last `missing` bytes written here. */
-	void (*exited)(struct soft_chan *chan, uint64_t missing);
+	void (*report_unread)(struct soft_chan *chan, const uint8_t *bytes, size_t length);
+	/* Called when the peer's process has ended, before `closed`. Each record that it had not
+	 * read has been passed to `report_unread`, or is among the last `missing` bytes written
+	 * here. */
+	void (*peer_exited)(struct soft_chan *chan, uint64_t missing);
 	/* Returns whether to probe the other machine although its kernel has everything that was
 	 * sent. If `waiting` is set, only a channel that expects a response is probed, otherwise
 	 * one that always needs probes. */
-	bool (*probes)(struct soft_chan *chan, bool waiting);
+	bool (*needs_probe)(struct soft_chan *chan, bool waiting);
 	/* Called when the other machine has been silent for `patience`. The callback must end the
 	 * channel. */
 	void (*silent)(struct soft_chan *chan);
@@ -72,7 +73,7 @@ struct soft_chan_ops {
 	 * the peer ended or refused the channel, ECONNRESET if its process has ended, ECONNREFUSED
 	 * if it refused to attach, EPROTO if it violated the format, and ENOMEM if a control record
 	 * could not be queued. */
-	void (*gone)(struct soft_chan *chan, int error);
+	void (*closed)(struct soft_chan *chan, int error);
 };
 
 /* One end of a channel. A zeroed channel with `calls` set is not open. */
@@ -83,7 +84,7 @@ struct soft_chan {
 	uint32_t remote_id; /* peer's number; 0 until accepted */
 	struct soft_node node; /* in the path's list of channels */
 	struct soft_node waiting; /* in the list of channels waiting for room */
-	size_t least; /* minimum useful room in bytes */
+	size_t min_room; /* minimum useful room in bytes */
 	uint32_t round; /* path->round when the channel began to wait */
 	uint64_t position; /* path->position after the channel's last record */
 	uint64_t patience; /* tolerated silence in ns; 0 for no limit */
@@ -98,10 +99,10 @@ struct soft_record_end {
 
 struct soft_path_calls {
 	enum aiordma_wire name; /* also identifies the struct that contains the path */
-	uint32_t frame_most; /* maximum payload of a frame in bytes */
-	int frames_most; /* maximum number of frames per call */
-	size_t record_most; /* maximum length of a record; longer runs of frames are split */
-	bool loses; /* whether DATA may be lost, duplicated or delayed */
+	uint32_t max_frame; /* maximum payload of a frame in bytes */
+	int max_frames; /* maximum number of frames per call */
+	size_t max_record; /* maximum length of a record; longer runs of frames are split */
+	bool is_lossy; /* whether DATA may be lost, duplicated or delayed */
 	/* Returns the number of record bytes that may be written now, or a negative value if the
 	 * peer has broken the path. The number may be outdated unless it is less than `least`. */
 	ssize_t (*room)(struct soft_path *path, size_t least);
@@ -136,8 +137,8 @@ struct soft_path {
 
 /* ---- for links ----------------------------------------------------------------------------- */
 
-/* Request a channel. `accepted` or `gone` is called later, never from this function. Returns 0, or
- * an errno value if the request failed. */
+/* Request a channel. `accepted` or `closed` is called later, never from this function. Returns 0,
+ * or an errno value if the request failed. */
 int soft_chan_open(struct soft_chan *chan, struct soft_path *path,
 		   const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
 /* Accept a requested channel. Returns 0, or an errno value after refusing the request. */
@@ -146,12 +147,12 @@ int soft_chan_accept(struct soft_chan *chan, struct soft_path *path, uint32_t re
 void soft_path_refuse(struct soft_path *path, uint32_t remote_id);
 /* Open a channel without a handshake, under numbers that both sides have agreed on elsewhere. If
  * `id` is 0, a number is assigned. Returns 0 or an errno value. */
-int soft_chan_enter(struct soft_chan *chan, struct soft_path *path, uint32_t id,
-		    uint32_t remote_id);
+int soft_chan_attach(struct soft_chan *chan, struct soft_path *path, uint32_t id,
+		     uint32_t remote_id);
 
 /* Returns the number of bytes that may be written now, or 0 if fewer than `least` bytes fit. In
  * this case, `writable` is called when there is more room. There is no room before `accepted`.
- * `least` may be at most SOFT_CHAN_LEAST and a header. */
+ * `least` may be at most SOFT_CHAN_MIN_ROOM and a header. */
 size_t soft_chan_room(struct soft_chan *chan, size_t least);
 /* Let other channels write first. `writable` is called in a later step. Does nothing if the channel
  * is already waiting. */
@@ -194,8 +195,8 @@ void soft_path_init(struct soft_path *path, const struct soft_path_calls *calls,
 		    void (*flush)(struct soft_deferred *deferred));
 /* Handle a received record. For DATA, `payload` is NULL if only the header has arrived. Returns
  * false after a protocol error. */
-bool soft_path_take(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
-		    const uint8_t *payload, size_t length);
+bool soft_path_receive(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
+		       uint32_t from, const uint8_t *payload, size_t length);
 /* End all channels. `missing` is the number of bytes at the end of the output that the peer's
  * process had not read when it ended, or negative if unknown. */
 void soft_path_finish(struct soft_path *path, int error, int64_t missing);
@@ -204,8 +205,8 @@ void soft_path_forget(struct soft_path *path);
 /* Send queued control records, and then serve the channels waiting for room. */
 void soft_path_offer_room(struct soft_path *path);
 /* Returns whether control records or channels wait for room. */
-bool soft_path_waits(const struct soft_path *path);
+bool soft_path_has_waiting(const struct soft_path *path);
 /* Returns the minimum room that is needed next. Something must be waiting. */
-ssize_t soft_path_least(const struct soft_path *path);
+ssize_t soft_path_min_room(const struct soft_path *path);
 /* Schedule the end of a path that cannot continue. The path ends when the lock is released. */
-void soft_path_give_up(struct soft_path *path, int error);
+void soft_path_schedule_failure(struct soft_path *path, int error);

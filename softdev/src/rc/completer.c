@@ -11,11 +11,11 @@
 
 /* Continue after a completion, which may lift a fence, free a slot for a READ, or finish
  * draining. */
-static void after_completion(struct soft_qp *qp)
+static void continue_sending(struct soft_qp *qp)
 {
-	qp->rnr_left = qp->attr.rnr_retry;
+	qp->rnr_retries_remaining = qp->attr.rnr_retry;
 	qp->rnr_refused = false;
-	soft_send_settle(qp);
+	soft_send_advance(qp);
 	soft_requester_progress(qp);
 	if (qp->ibv.state == IBV_QPS_ERR)
 		return;
@@ -26,7 +26,7 @@ static void after_completion(struct soft_qp *qp)
 
 /* Remove the READ parts whose data has arrived up to `psn`. A part that has not yet been requested
  * again after a loss is not counted in `reads`. */
-static void parts_answered(struct soft_qp *qp, uint32_t psn)
+static void remove_answered_parts(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_window *window = qp->window;
 
@@ -42,18 +42,18 @@ static void parts_answered(struct soft_qp *qp, uint32_t psn)
 
 /* Record that all PSNs before `psn` have been answered, and skip any of them that would have been
  * retransmitted. */
-static void answered(struct soft_qp *qp, uint32_t psn)
+static void mark_answered(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_send_queue *sq = &qp->sq;
 
 	if (qp->window)
-		parts_answered(qp, psn);
+		remove_answered_parts(qp, psn);
 	sq->unacked = psn;
 	if ((int32_t)(sq->next_psn - psn) < 0)
 		sq->next_psn = psn;
 }
 
-bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
+bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn)
 {
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
@@ -67,26 +67,26 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 		return count >=
 		       SOFT_PSN_HALF; /* true for a duplicate, false for a PSN never sent */
 	while (sq->unacked != until) {
-		soft_send_pass(qp);
+		soft_send_complete_local(qp);
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->oldest);
 		uint32_t end = send->psn + send->psns;
 
 		if (soft_send_is_read(send))
 			break;
 		if ((int32_t)(until - end) < 0) {
-			answered(qp, until);
+			mark_answered(qp, until);
 			break;
 		}
-		answered(qp, end);
-		soft_requester_done(qp);
+		mark_answered(qp, end);
+		soft_requester_skip_oldest(qp);
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 	}
 	if (sq->unacked != before)
-		after_completion(qp);
+		continue_sending(qp);
 	/* Only data completes a READ or an atomic. An acknowledgement of a later PSN means that the
 	 * data was lost. */
 	if (sq->unacked != until && qp->ibv.state != IBV_QPS_ERR)
-		soft_requester_missed(qp);
+		soft_requester_implied_nak(qp);
 	return true;
 }
 
@@ -105,18 +105,18 @@ static uint64_t rnr_delay_ns(uint8_t code)
 	return (uint64_t)delays[code & 31] * 10000u;
 }
 
-static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink handle_rnr_nak(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (qp->rnr_waiting)
 		return SOFT_SINK_NONE; /* a duplicate */
 	/* A retry count of 7 means to retry forever (IBTA 9.7.5.2.8). Each completion resets the
 	 * count. */
 	if (qp->attr.rnr_retry != 7) {
-		if (qp->rnr_left == 0) {
+		if (qp->rnr_retries_remaining == 0) {
 			soft_send_fail(qp, IBV_WC_RNR_RETRY_EXC_ERR);
 			return SOFT_SINK_DISCARD;
 		}
-		qp->rnr_left--;
+		qp->rnr_retries_remaining--;
 	}
 	SOFT_TRACE(retry, qp, "RNR");
 	/* The responder has not accepted this PSN or any later one. */
@@ -128,14 +128,14 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 
 /* Handle a sequence NAK, which reports that the first unacknowledged PSN is missing (IBTA
  * 9.7.5.2.3). */
-static enum soft_sink gap(struct soft_qp *qp)
+static enum soft_sink handle_sequence_nak(struct soft_qp *qp)
 {
 	if (!qp->rnr_waiting && qp->sq.next_psn != qp->sq.unacked) /* false for a duplicate NAK */
 		soft_requester_retry(qp);
 	return SOFT_SINK_NONE;
 }
 
-static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink handle_nak(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	static const enum ibv_wc_status statuses[] = {
 		[SOFT_NAK_INVALID_REQUEST] = IBV_WC_REM_INV_REQ_ERR,
@@ -145,7 +145,7 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 	};
 
 	if (frame->syndrome == SOFT_NAK_SEQUENCE)
-		return gap(qp);
+		return handle_sequence_nak(qp);
 	if (frame->syndrome > SOFT_NAK_REQUESTERS_MEMORY || !statuses[frame->syndrome])
 		return SOFT_SINK_BROKEN;
 	soft_send_fail(qp, statuses[frame->syndrome]);
@@ -157,13 +157,13 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 static enum soft_sink begin_read_data(struct soft_qp *qp, struct soft_frame *frame)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
-	uint64_t end = soft_place_of(qp, frame->psn, send->psn) + frame->length;
+	uint64_t end = soft_message_offset(qp, frame->psn, send->psn) + frame->length;
 
 	if (soft_send_is_empty_read(send)) /* may also be completed by an acknowledgement */
 		return frame->length || !soft_is_last(frame) ? SOFT_SINK_BROKEN : SOFT_SINK_NONE;
 	if (qp->window && end < send->length)
 		frame->flags |= SOFT_FRAME_MORE; /* last packet of a part, but not of the READ */
-	if (send->opcode != IBV_WR_RDMA_READ || !soft_is_whole_or_last(qp, frame) ||
+	if (send->opcode != IBV_WR_RDMA_READ || !soft_has_valid_length(qp, frame) ||
 	    (soft_is_last(frame) ? end != send->length : end >= send->length))
 		return SOFT_SINK_BROKEN;
 	return frame->length ? SOFT_SINK_READ : SOFT_SINK_NONE;
@@ -179,7 +179,7 @@ static enum soft_sink begin_atomic_data(struct soft_qp *qp, const struct soft_fr
 	return SOFT_SINK_SMALL;
 }
 
-enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
+enum soft_sink soft_response_begin(struct soft_qp *qp, struct soft_frame *frame)
 {
 	soft_assert_locked();
 	const struct soft_send_queue *sq = &qp->sq;
@@ -193,7 +193,7 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
 	 * peer sends this acknowledgement only to select the stream (selection.c). */
 	if (frame->opcode == SOFT_ACK && qp->ibv.state == IBV_QPS_RTR)
 		return SOFT_SINK_NONE;
-	if (!soft_acknowledged(qp, done))
+	if (!soft_complete_acknowledged(qp, done))
 		return SOFT_SINK_BROKEN;
 	if (frame->opcode == SOFT_ACK)
 		return SOFT_SINK_NONE;
@@ -211,19 +211,19 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
 	case SOFT_ATOMIC_DATA:
 		return begin_atomic_data(qp, frame);
 	case SOFT_RNR_NAK:
-		return receiver_not_ready(qp, frame);
+		return handle_rnr_nak(qp, frame);
 	default:
-		return refused(qp, frame);
+		return handle_nak(qp, frame);
 	}
 }
 
-int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
-			uint32_t length, struct iovec *iov, int room)
+int soft_response_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room)
 {
 	soft_assert_locked();
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	int count = soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
-				  soft_place_of(qp, frame->psn, send->psn) + from, length,
+				  soft_message_offset(qp, frame->psn, send->psn) + from, length,
 				  IBV_ACCESS_LOCAL_WRITE, iov, room);
 
 	if (count < 0)
@@ -235,10 +235,10 @@ static void complete_read(struct soft_qp *qp)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
-	answered(qp, send->psn + send->psns);
-	soft_requester_done(qp);
+	mark_answered(qp, send->psn + send->psns);
+	soft_requester_skip_oldest(qp);
 	soft_complete_send(qp, IBV_WC_SUCCESS);
-	after_completion(qp);
+	continue_sending(qp);
 }
 
 /* Complete an atomic operation. The old value arrives in little-endian byte order and is stored in
@@ -262,7 +262,7 @@ static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 	complete_read(qp);
 }
 
-void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
+void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
 {
 	soft_assert_locked();
 	uint32_t end = frame->psn + soft_psns(qp, frame->length);
@@ -272,7 +272,7 @@ void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const u
 	} else if (frame->opcode == SOFT_READ_DATA && soft_is_last(frame)) {
 		complete_read(qp);
 	} else if (frame->opcode == SOFT_READ_DATA) {
-		answered(qp, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
+		mark_answered(qp, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
 		soft_requester_progress(qp);
 		if (qp->sq.next != qp->sq.tail) /* requests may have waited for these PSNs */
 			soft_qp_link_output(qp->link);

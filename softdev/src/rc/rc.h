@@ -17,18 +17,19 @@ struct soft_tx_cursor {
 	uint32_t next, next_psn, reads;
 	uint32_t response, response_psn;
 	uint32_t acked;
-	uint32_t most; /* maximum payload of the next frame in bytes; a multiple of every MTU */
-	uint32_t cma_most; /* maximum payload of a frame with a descriptor; 0 if disabled */
-	uint32_t cma_least; /* minimum payload of a frame with a descriptor */
+	/* maximum payload of the next frame in bytes; a multiple of every MTU */
+	uint32_t max_payload;
+	uint32_t cma_max; /* maximum payload of a frame with a descriptor; 0 if disabled */
+	uint32_t cma_min; /* minimum payload of a frame with a descriptor */
 };
 
 /* Returns the payload length of the next frame if `left` bytes of the message remain. Sets
  * `*by_cma` to whether the frame contains a descriptor of the payload. */
-static inline uint32_t soft_frame_share(const struct soft_tx_cursor *cursor, uint32_t left,
-					bool *by_cma)
+static inline uint32_t soft_next_frame_length(const struct soft_tx_cursor *cursor, uint32_t left,
+					      bool *by_cma)
 {
-	*by_cma = cursor->cma_most && left >= cursor->cma_least;
-	uint32_t most = *by_cma ? cursor->cma_most : cursor->most;
+	*by_cma = cursor->cma_max && left >= cursor->cma_min;
+	uint32_t most = *by_cma ? cursor->cma_max : cursor->max_payload;
 
 	return left < most ? left : most;
 }
@@ -51,10 +52,10 @@ void soft_requester_go_back(struct soft_qp *qp);
 void soft_requester_retry(struct soft_qp *qp);
 /* Retransmit after an implied NAK, which is a response to a later request. Further implied NAKs of
  * the same loss are ignored. */
-void soft_requester_missed(struct soft_qp *qp);
+void soft_requester_implied_nak(struct soft_qp *qp);
 /* Update the transmit position before the oldest request completes. The request may still be due
  * for retransmission. */
-void soft_requester_done(struct soft_qp *qp);
+void soft_requester_skip_oldest(struct soft_qp *qp);
 /* Expect a NAK for the oldest request, because the peer has withdrawn its response. Until the NAK
  * arrives or the link ends, responses to later requests do not cause a retransmission. */
 void soft_requester_await_nak(struct soft_qp *qp);
@@ -71,23 +72,24 @@ static inline bool soft_responder_is_full(const struct soft_responder *responder
 /* ---- resp_retransmit.c (IBTA 9.7.4.1.2, 9.7.5.1) --------------------------------------------- */
 
 /* Handle a request whose PSN is not the expected one. */
-enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame);
+enum soft_sink soft_responder_unexpected_psn(struct soft_qp *qp, const struct soft_frame *frame);
 /* Returns the latest executed request with `opcode` that includes `psn`, or NULL. Only requests
  * that may still be unanswered are remembered (IBTA 9.4.5). */
 struct soft_known_read *soft_responder_find(const struct soft_responder *responder, uint8_t opcode,
 					    uint32_t psn);
-void soft_responder_missed(struct soft_qp *qp); /* sends one NAK per gap */
+void soft_responder_report_gap(struct soft_qp *qp); /* sends one NAK per gap */
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
-struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
-					    uint8_t opcode, uint32_t length);
+struct soft_response *soft_responder_queue_response(struct soft_qp *qp,
+						    const struct soft_frame *frame, uint8_t opcode,
+						    uint32_t length);
 
 void soft_retry_expired(struct soft_timer *timer); /* callback of soft_qp.retry_timer */
 
 /* ---- read_order.c ---------------------------------------------------------------------------- */
 
 /* Copy the data of queued READ responses before a request overwrites it. */
-void soft_responder_keep_reads(struct soft_qp *qp, const struct iovec *iov, int count);
-void soft_responder_unkeep(struct soft_responder *responder, struct soft_response *response);
+void soft_responder_copy_reads(struct soft_qp *qp, const struct iovec *iov, int count);
+void soft_responder_free_copy(struct soft_responder *responder, struct soft_response *response);
 
 /* ---- responder.c ----------------------------------------------------------------------------- */
 
@@ -98,19 +100,19 @@ void soft_responder_forget(struct soft_qp *qp); /* frees memory; does not requir
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
 /* Refuse the accepted request with PSN `psn`, whose memory has been deregistered, and all later
  * requests. Drops the responses from `index` on. The trace records the response `withdrawn`. */
-void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn,
-			      const struct soft_response *withdrawn);
+void soft_responder_withdraw(struct soft_qp *qp, uint32_t index, uint32_t psn,
+			     const struct soft_response *withdrawn);
 /* Replace a repeated response with a NAK, because its memory has been deregistered. Other requests
  * are not affected. Returns false if this is not a repeated response. */
-bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index);
-void soft_responder_refuse_again(struct soft_qp *qp, struct soft_response *response);
+bool soft_responder_withdraw_repeated(struct soft_qp *qp, uint32_t index);
+void soft_responder_refuse_repeated(struct soft_qp *qp, struct soft_response *response);
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov);
 /* Move the cursor to a response, or to the tail of the queue. */
-static inline void soft_responder_answer_at(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
-					    uint32_t response)
+static inline void soft_responder_seek(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
+				       uint32_t response)
 {
 	const struct soft_responder *responder = &qp->responder;
 
@@ -119,7 +121,7 @@ static inline void soft_responder_answer_at(const struct soft_qp *qp, struct sof
 		cursor->response_psn = soft_response_at(qp, response)->psn;
 }
 /* Returns the last PSN that a frame sent at `cursor` may acknowledge. */
-uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
+uint32_t soft_responder_ack_psn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
 /* Returns the number of messages (MSN) that a frame sent at `cursor` may acknowledge. */
 uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
 
@@ -139,11 +141,11 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame);
 /* Execute a request whose payload has arrived. */
 void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
 /* Handle the header of a response (completer.c). */
-enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame);
+enum soft_sink soft_response_begin(struct soft_qp *qp, struct soft_frame *frame);
 /* Handle a response whose payload has arrived. */
-void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
+void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
 /* Complete all requests up to `psn`. Returns false if the PSN is invalid. */
-bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
+bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn);
 
 void soft_request_unwritable(struct soft_qp *qp,
 			     const struct soft_frame *frame); /* refuses the request */
@@ -153,5 +155,5 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 			 uint32_t length, struct iovec *iov, int room);
 /* Store iovecs for part of a response's payload. Returns their number, or -1 if the memory is not
  * writable and the request has failed. */
-int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
-			uint32_t length, struct iovec *iov, int room);
+int soft_response_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room);

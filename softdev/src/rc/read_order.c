@@ -14,7 +14,7 @@
 
 #include "rc.h"
 
-enum { MOST_KEPT = 64 * 1024 };
+enum { MAX_COPIED_BYTES = 64 * 1024 };
 
 static bool overlaps(const uint8_t *memory, size_t length, const struct iovec *iov, int count)
 {
@@ -27,40 +27,40 @@ static bool overlaps(const uint8_t *memory, size_t length, const struct iovec *i
 	return false;
 }
 
-static void keep(struct soft_qp *qp, struct soft_response *response, const struct iovec *iov,
-		 int count)
+static void copy_response(struct soft_qp *qp, struct soft_response *response,
+			  const struct iovec *iov, int count)
 {
 	struct soft_responder *responder = &qp->responder;
 	const uint8_t *memory;
 
-	if (response->opcode != SOFT_READ_DATA || response->kept || !response->length ||
-	    response->length > MOST_KEPT - responder->kept)
+	if (response->opcode != SOFT_READ_DATA || response->copy || !response->length ||
+	    response->length > MAX_COPIED_BYTES - responder->copied_bytes)
 		return;
 	memory = soft_remote_memory(qp, soft_remote_pd(qp, response->srq_num), response->rkey,
 				    response->address, response->length, IBV_ACCESS_REMOTE_READ);
 	if (!memory || !overlaps(memory, response->length, iov, count))
 		return;
-	response->kept = malloc(response->length);
-	if (!response->kept)
+	response->copy = malloc(response->length);
+	if (!response->copy)
 		return;
-	memcpy(response->kept, memory, response->length);
-	response->kept_length = response->length;
-	responder->kept += response->length;
+	memcpy(response->copy, memory, response->length);
+	response->copy_length = response->length;
+	responder->copied_bytes += response->length;
 }
 
-void soft_responder_keep_reads(struct soft_qp *qp, const struct iovec *iov, int count)
+void soft_responder_copy_reads(struct soft_qp *qp, const struct iovec *iov, int count)
 {
 	struct soft_responder *responder = &qp->responder;
 
 	for (uint32_t i = responder->response_head; i != responder->response_tail; i++)
-		keep(qp, soft_response_at(qp, i), iov, count);
+		copy_response(qp, soft_response_at(qp, i), iov, count);
 }
 
-void soft_responder_unkeep(struct soft_responder *responder, struct soft_response *response)
+void soft_responder_free_copy(struct soft_responder *responder, struct soft_response *response)
 {
-	if (response->opcode != SOFT_READ_DATA || !response->kept)
+	if (response->opcode != SOFT_READ_DATA || !response->copy)
 		return;
-	free(response->kept);
-	response->kept = NULL;
-	responder->kept -= response->kept_length;
+	free(response->copy);
+	response->copy = NULL;
+	responder->copied_bytes -= response->copy_length;
 }

@@ -15,13 +15,13 @@
 /* Minimum time of the retransmission timer. A card's timer expires after one to four times the
  * queue pair's timeout (IBTA 9.7.6.1.3). This device waits longer if the timeout is very short,
  * because the peer's thread may not be scheduled within that time. */
-#define LEAST_NS 1000000u
+#define MIN_NS 1000000u
 
 /* Returns whether a response is outstanding on a link that may lose it. */
-static bool may_miss(const struct soft_qp *qp)
+static bool may_lose_response(const struct soft_qp *qp)
 {
 	return qp->sq.unacked != qp->sq.unsent && !qp->rnr_waiting && qp->link &&
-	       qp->link->state == SOFT_LINK_UP && qp->link->loses;
+	       qp->link->state == SOFT_LINK_UP && qp->link->is_lossy;
 }
 
 void soft_requester_go_back(struct soft_qp *qp)
@@ -36,36 +36,36 @@ void soft_requester_go_back(struct soft_qp *qp)
 void soft_requester_retry(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	if (!qp->retries_left) {
+	if (!qp->retries_remaining) {
 		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 		return;
 	}
-	qp->retries_left--;
+	qp->retries_remaining--;
 	soft_fault_counts.retried++;
 	SOFT_TRACE(retry, qp, "LOSS");
 	if (qp->window)
-		qp->window->lost(qp->window);
+		qp->window->on_loss(qp->window);
 	soft_requester_go_back(qp);
 	soft_qp_link_output(qp->link);
 }
 
-void soft_requester_missed(struct soft_qp *qp)
+void soft_requester_implied_nak(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	/* Retransmit only once, although every response in flight reports the same loss. */
-	if (qp->answer_missed)
+	if (qp->loss_reported)
 		return;
-	qp->answer_missed = true;
+	qp->loss_reported = true;
 	soft_requester_retry(qp);
 }
 
 void soft_requester_await_nak(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	qp->answer_missed = true;
+	qp->loss_reported = true;
 }
 
-void soft_requester_done(struct soft_qp *qp)
+void soft_requester_skip_oldest(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
@@ -79,8 +79,8 @@ void soft_requester_done(struct soft_qp *qp)
 void soft_requester_progress(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	qp->retries_left = qp->attr.retry_cnt;
-	qp->answer_missed = false;
+	qp->retries_remaining = qp->attr.retry_cnt;
+	qp->loss_reported = false;
 	soft_timer_stop(&qp->retry_timer);
 	soft_requester_await(qp);
 }
@@ -91,9 +91,10 @@ void soft_requester_await(struct soft_qp *qp)
 	uint64_t time = (uint64_t)4096 << qp->attr.timeout;
 
 	/* A timeout of 0 disables the timer (IBTA 9.7.6.1.3). */
-	if (!may_miss(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout || qp->retry_timer.running)
+	if (!may_lose_response(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout ||
+	    qp->retry_timer.running)
 		return;
-	soft_timer_start(&qp->retry_timer, soft_now() + (time < LEAST_NS ? LEAST_NS : time));
+	soft_timer_start(&qp->retry_timer, soft_now() + (time < MIN_NS ? MIN_NS : time));
 }
 
 void soft_retry_expired(struct soft_timer *timer)
@@ -101,13 +102,13 @@ void soft_retry_expired(struct soft_timer *timer)
 	soft_assert_locked();
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, retry_timer);
 
-	if (!may_miss(qp))
+	if (!may_lose_response(qp))
 		return;
 	/* Packets that are still waiting to be sent cannot be lost. */
 	if (soft_port_is_down(qp) || qp->link->blocked) {
 		soft_requester_await(qp);
 		return;
 	}
-	qp->answer_missed = false;
+	qp->loss_reported = false;
 	soft_requester_retry(qp);
 }

@@ -76,7 +76,7 @@ static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 	return !send->status;
 }
 
-static uint32_t least(uint32_t one, uint32_t other)
+static uint32_t min_u32(uint32_t one, uint32_t other)
 {
 	return one < other ? one : other;
 }
@@ -92,7 +92,7 @@ static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t ps
 		const uint32_t end = window->part_ends[i % SOFT_READ_PARTS];
 
 		if ((int32_t)(end - psn) > 0)
-			return least(psns, end - psn);
+			return min_u32(psns, end - psn);
 	}
 	if (psns <= part || (int32_t)(psn - qp->sq.unsent) < 0)
 		return psns;
@@ -108,11 +108,11 @@ static uint32_t psns_allowed(const struct soft_qp *qp, const struct soft_tx_curs
 	const uint32_t under_way = cursor->next_psn - qp->sq.unacked;
 	const uint32_t most = read ? qp->window->read_psns : qp->window->psns;
 	const uint32_t room = most > under_way ? most - under_way : 0;
-	const uint32_t parts = read ? least(WINDOW_PARTS, qp->attr.max_rd_atomic) : WINDOW_PARTS;
+	const uint32_t parts = read ? min_u32(WINDOW_PARTS, qp->attr.max_rd_atomic) : WINDOW_PARTS;
 	const uint32_t part = (most + parts - 1) / parts;
 
 	if (!read)
-		return least(psns, least(part, room));
+		return min_u32(psns, min_u32(part, room));
 	psns = psns_of_read(qp, cursor->next_psn, psns, part);
 	return cursor->reads < qp->attr.max_rd_atomic && (psns <= room || !under_way) ? psns : 0;
 }
@@ -123,7 +123,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	soft_assert_locked();
 	while (cursor->next != qp->sq.tail && soft_send_at(qp, cursor->next)->local) {
 		if (qp->rnr_waiting ||
-		    !soft_send_carry_out(qp, soft_send_at(qp, cursor->next), cursor->reads))
+		    !soft_send_execute_local(qp, soft_send_at(qp, cursor->next), cursor->reads))
 			return false;
 		cursor->next++;
 	}
@@ -137,7 +137,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 
 	if (first && !may_begin(qp, cursor, send, opcode))
 		return false;
-	uint32_t place = first ? 0 : (uint32_t)soft_place_of(qp, cursor->next_psn, send->psn);
+	uint32_t place = first ? 0 : (uint32_t)soft_message_offset(qp, cursor->next_psn, send->psn);
 	uint32_t left = send->length - place, share = left, length = 0;
 
 	if (qp->window) {
@@ -150,7 +150,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			share = allowed << soft_mtu_shift(qp);
 	}
 	if (opcode == SOFT_SEND || opcode == SOFT_WRITE || opcode == SOFT_ATOMIC_WRITE) {
-		length = share = soft_frame_share(cursor, share, &by_cma);
+		length = share = soft_next_frame_length(cursor, share, &by_cma);
 	} else if (opcode != SOFT_READ && opcode != SOFT_FLUSH) {
 		length = SOFT_ATOMIC_ARGUMENTS;
 	}
@@ -220,7 +220,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
 
-	soft_send_pass(qp);
+	soft_send_complete_local(qp);
 	if (soft_is_last(&out->frame)) {
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->next++);
 
@@ -250,7 +250,7 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 
 	if (!inlined && !soft_is_read(out->frame.opcode))
 		return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
-				     soft_place_of(qp, out->frame.psn, send->psn),
+				     soft_message_offset(qp, out->frame.psn, send->psn),
 				     out->frame.length, out->by_cma ? SOFT_ACCESS_CMA : 0, iov,
 				     room);
 	*iov = (struct iovec){.iov_base = send->arguments, .iov_len = out->frame.length};
@@ -259,7 +259,7 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 	return 1;
 }
 
-static void lose(struct soft_qp *qp)
+static void discard_sends(struct soft_qp *qp)
 {
 	struct soft_tx_packet out;
 
@@ -267,14 +267,14 @@ static void lose(struct soft_qp *qp)
 		struct soft_tx_cursor cursor = {
 			.next = qp->sq.next,
 			.next_psn = qp->sq.next_psn,
-			.most = SOFT_FRAME_MAX,
+			.max_payload = SOFT_FRAME_MAX,
 		};
 
 		if (!soft_requester_next(qp, &cursor, &out))
 			break;
 		soft_requester_commit(qp, &out);
 	}
-	soft_send_settle(qp);
+	soft_send_advance(qp);
 	soft_qp_check_drained(qp);
 }
 
@@ -288,6 +288,6 @@ const struct soft_transport soft_rc_transport = {
 	.resize = soft_responder_resize,
 	.forget = soft_responder_forget,
 	.output = output,
-	.lose = lose,
+	.discard_sends = discard_sends,
 	.retry_expired = soft_retry_expired,
 };

@@ -23,7 +23,7 @@ static void trace_psn(const struct soft_qp *qp, uint32_t psn)
 }
 
 /* Drop the unsent responses from `psn` on. The requester will repeat their requests. */
-static void forget_answers(struct soft_qp *qp, uint32_t psn)
+static void drop_unsent_responses(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_responder *responder = &qp->responder;
 	uint32_t tail = responder->response_head;
@@ -35,17 +35,18 @@ static void forget_answers(struct soft_qp *qp, uint32_t psn)
 }
 
 /* Queue a repeated response and drop the unsent ones after it. Returns NULL if no slot is free. */
-static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame *frame,
-				    uint8_t opcode, uint32_t length, const uint8_t *result)
+static struct soft_response *queue_repeated_response(struct soft_qp *qp,
+						     const struct soft_frame *frame, uint8_t opcode,
+						     uint32_t length, const uint8_t *result)
 {
 	struct soft_responder *responder = &qp->responder;
 
-	forget_answers(qp, frame->psn);
+	drop_unsent_responses(qp, frame->psn);
 	if (soft_responder_is_full(responder))
 		return NULL;
-	struct soft_response *response = soft_responder_answer(qp, frame, opcode, length);
+	struct soft_response *response = soft_responder_queue_response(qp, frame, opcode, length);
 
-	response->again = true;
+	response->is_uncounted = true;
 	response->msn = responder->msn;
 	if (result)
 		memcpy(response->result, result, SOFT_ATOMIC_RESULT);
@@ -66,7 +67,7 @@ struct soft_known_read *soft_responder_find(const struct soft_responder *respond
 	return NULL;
 }
 
-static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
+static void repeat_read(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	const struct soft_known_read *read =
 		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
@@ -78,30 +79,33 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 		trace_psn(qp, frame->psn);
 		return;
 	}
-	struct soft_response *response = answer(qp, frame, SOFT_READ_DATA, frame->dma_length, NULL);
+	struct soft_response *response =
+		queue_repeated_response(qp, frame, SOFT_READ_DATA, frame->dma_length, NULL);
 
 	if (response &&
 	    (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ) ||
 	     (frame->dma_length &&
 	      !soft_remote_range(qp, soft_remote_pd(qp, frame->ack), frame->rkey, frame->address,
 				 frame->dma_length, IBV_ACCESS_REMOTE_READ))))
-		soft_responder_refuse_again(qp, response);
+		soft_responder_refuse_repeated(qp, response);
 }
 
-static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
+static void repeat_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	const struct soft_known_read *read =
 		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
 
 	if (read)
-		answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT, read->result);
+		queue_repeated_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT,
+					read->result);
 	else
 		trace_psn(qp, frame->psn);
 }
 
 /* Returns whether the request repeats a remembered FLUSH or ATOMIC WRITE, whose response looks like
  * that of an empty READ. An unknown request may be a guess and is only acknowledged. */
-static bool was_empty_read(const struct soft_responder *responder, const struct soft_frame *frame)
+static bool repeats_empty_read(const struct soft_responder *responder,
+			       const struct soft_frame *frame)
 {
 	for (uint32_t i = 0; i < SOFT_KNOWN_EMPTY && i < responder->empty_count; i++)
 		if (responder->empty[i] == frame->psn)
@@ -109,46 +113,46 @@ static bool was_empty_read(const struct soft_responder *responder, const struct 
 	return false;
 }
 
-static void acknowledge_again(struct soft_qp *qp)
+static void repeat_ack(struct soft_qp *qp)
 {
 	/* Step back by one PSN to acknowledge the last one again. */
 	qp->responder.acked = soft_psn_add(qp->responder.acked, SOFT_PSN_MASK);
 	soft_qp_link_output(qp->link);
 }
 
-static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
+static void repeat_response(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (frame->opcode == SOFT_READ)
-		read_again(qp, frame);
+		repeat_read(qp, frame);
 	else if (soft_is_read(frame->opcode))
-		atomic_again(qp, frame);
-	else if (was_empty_read(&qp->responder, frame))
-		answer(qp, frame, SOFT_READ_DATA, 0, NULL);
+		repeat_atomic(qp, frame);
+	else if (repeats_empty_read(&qp->responder, frame))
+		queue_repeated_response(qp, frame, SOFT_READ_DATA, 0, NULL);
 	else { /* within a message as well, because a requester with a window may wait for it */
 		/* If no request has been accepted yet, the packet cannot be a duplicate. */
-		if (!qp->communicated)
+		if (!qp->comm_established)
 			trace_psn(qp, frame->psn);
-		acknowledge_again(qp);
+		repeat_ack(qp);
 	}
 }
 
-enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
+enum soft_sink soft_responder_unexpected_psn(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	soft_assert_locked();
 	if (soft_psn_before(frame->psn, qp->responder.psn))
-		answer_again(qp, frame);
+		repeat_response(qp, frame);
 	else {
-		if (!qp->responder.resend_wanted) /* once per gap */
+		if (!qp->responder.awaiting_resend) /* once per gap */
 			trace_psn(qp, frame->psn);
-		soft_responder_missed(qp);
+		soft_responder_report_gap(qp);
 	}
 	return SOFT_SINK_DISCARD;
 }
 
-void soft_responder_missed(struct soft_qp *qp)
+void soft_responder_report_gap(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	if (!qp->responder.resend_wanted)
+	if (!qp->responder.awaiting_resend)
 		soft_responder_nak(qp, SOFT_NAK, SOFT_NAK_SEQUENCE);
-	qp->responder.resend_wanted = true;
+	qp->responder.awaiting_resend = true;
 }

@@ -69,8 +69,8 @@ void soft_responder_forget(struct soft_qp *qp)
 {
 	struct soft_responder *responder = &qp->responder;
 
-	for (uint32_t i = 0; responder->kept; i++)
-		soft_responder_unkeep(responder, &responder->responses[i]);
+	for (uint32_t i = 0; responder->copied_bytes; i++)
+		soft_responder_free_copy(responder, &responder->responses[i]);
 	free(qp->responder.responses);
 	free(qp->responder.known);
 	memset(&qp->responder, 0, sizeof(qp->responder));
@@ -105,7 +105,7 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 }
 
 /* Drop the current message of a UC queue pair. The next message will use its receive. */
-static enum soft_sink drop(struct soft_qp *qp)
+static enum soft_sink drop_message(struct soft_qp *qp)
 {
 	qp->responder.active = false;
 	return SOFT_SINK_DISCARD;
@@ -118,17 +118,17 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *
 	if (reason)
 		SOFT_TRACE(request_refused, qp, reason);
 	if (soft_qp_is_uc(qp))
-		return drop(qp);
+		return drop_message(qp);
 	soft_responder_fail(qp, nak, qp->responder.psn);
 	return SOFT_SINK_DISCARD;
 }
 
 /* Record the reason for refusing access in the trace. The NAK does not reveal it to the peer. */
-static void tell_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t rkey,
-			 uint64_t address, uint64_t length, unsigned rights)
+static void trace_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t rkey,
+			  uint64_t address, uint64_t length, unsigned rights)
 {
-	const char *reason = soft_remote_objection(qp, soft_remote_pd(qp, srq_num), rkey, address,
-						   length, rights);
+	const char *reason = soft_remote_denial_reason(qp, soft_remote_pd(qp, srq_num), rkey,
+						       address, length, rights);
 
 	/* No objection is found if a re-registered region allows the access again. */
 	soft_trace_no_access(qp, reason ? reason : "KEY", rkey, address, length, rights);
@@ -147,8 +147,8 @@ static enum soft_sink refuse_access(struct soft_qp *qp, const struct soft_frame 
 				    uint64_t length, unsigned rights)
 {
 	if (soft_trace_on)
-		tell_refusal(qp, qp->responder.srq_num, frame->rkey, frame->address, length,
-			     rights);
+		trace_refusal(qp, qp->responder.srq_num, frame->rkey, frame->address, length,
+			      rights);
 	return refuse(qp, SOFT_NAK_REMOTE_ACCESS, NULL);
 }
 
@@ -163,12 +163,12 @@ static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum sof
 
 /* Send an RNR NAK, because no receive is posted. The requester waits and then repeats the packet
  * (IBTA 9.7.5.2.8). A UC queue pair drops the message instead. */
-static enum soft_sink not_ready(struct soft_qp *qp)
+static enum soft_sink send_rnr_nak(struct soft_qp *qp)
 {
 	SOFT_TRACE(request_refused, qp, "NO_RECEIVE");
 	if (soft_qp_is_uc(qp))
-		return drop(qp);
-	qp->responder.resend_wanted = true;
+		return drop_message(qp);
+	qp->responder.awaiting_resend = true;
 	soft_responder_nak(qp, SOFT_RNR_NAK, qp->attr.min_rnr_timer);
 	return SOFT_SINK_DISCARD;
 }
@@ -182,9 +182,9 @@ static bool has_room_for_response(const struct soft_qp *qp)
 }
 
 /* Treat the packet as lost, so that the requester retransmits it. */
-static enum soft_sink lose(struct soft_qp *qp)
+static enum soft_sink drop_as_lost(struct soft_qp *qp)
 {
-	soft_responder_missed(qp);
+	soft_responder_report_gap(qp);
 	return SOFT_SINK_DISCARD;
 }
 
@@ -192,20 +192,20 @@ static enum soft_sink lose(struct soft_qp *qp)
  * lost if a slot holds a repeated response, or the response to a FLUSH or an ATOMIC WRITE, because
  * the requester is then not at fault. Not all requesters count FLUSHes and ATOMIC WRITEs. rdma_rxe
  * counts only ATOMIC WRITEs. */
-static enum soft_sink too_many(struct soft_qp *qp)
+static enum soft_sink refuse_excess_read(struct soft_qp *qp)
 {
 	const struct soft_responder *responder = &qp->responder;
 
 	for (uint32_t i = responder->response_head; i != responder->response_tail; i++) {
-		if (soft_response_at(qp, i)->again)
-			return lose(qp);
+		if (soft_response_at(qp, i)->is_uncounted)
+			return drop_as_lost(qp);
 	}
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST, "READS"); /* IBTA 9.7.4.3.1 */
 }
 
 /* Returns whether the peer may access the memory that the frame addresses. A length of 0 needs no
  * valid key (IBTA 9.4.3, 9.4.4: C9-88). */
-static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
+static bool is_accessible(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
 {
 	return frame->dma_length == 0 ||
 	       soft_remote_range(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
@@ -215,11 +215,11 @@ static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, 
 /* Returns the message offset at which the frame ends. */
 static uint64_t end_of(const struct soft_qp *qp, const struct soft_frame *frame)
 {
-	return soft_place_of(qp, frame->psn, qp->responder.first) + frame->length;
+	return soft_message_offset(qp, frame->psn, qp->responder.first) + frame->length;
 }
 
 /* Accept a SEND packet, unless the message is longer than the receive. */
-static enum soft_sink take_send(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink accept_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	uint64_t end = end_of(qp, frame);
 
@@ -234,7 +234,7 @@ static enum soft_sink take_send(struct soft_qp *qp, const struct soft_frame *fra
 }
 
 /* Accept a WRITE packet. The last packet of a WRITE with immediate needs a receive. */
-static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink accept_write(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	uint64_t end = end_of(qp, frame), total = qp->responder.dma_length;
 
@@ -242,7 +242,7 @@ static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *fr
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.6 */
 	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
 		if (!soft_receive_ready(qp) || soft_fault_should_refuse(qp))
-			return not_ready(qp);
+			return send_rnr_nak(qp);
 		qp->responder.has_receive = true;
 	}
 	return frame->length ? SOFT_SINK_WRITE : SOFT_SINK_NONE;
@@ -251,18 +251,18 @@ static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *fr
 static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (!soft_receive_ready(qp) || soft_fault_should_refuse(qp))
-		return not_ready(qp);
+		return send_rnr_nak(qp);
 	qp->responder.has_receive = true;
-	return take_send(qp, frame);
+	return accept_send(qp, frame);
 }
 
 static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE))
 		return refuse_right(qp, frame, IBV_ACCESS_REMOTE_WRITE);
-	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_WRITE))
+	if (!is_accessible(qp, frame, IBV_ACCESS_REMOTE_WRITE))
 		return refuse_access(qp, frame, frame->dma_length, IBV_ACCESS_REMOTE_WRITE);
-	return take_write(qp, frame);
+	return accept_write(qp, frame);
 }
 
 static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *frame)
@@ -270,8 +270,8 @@ static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *fr
 	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ))
 		return refuse_right(qp, frame, IBV_ACCESS_REMOTE_READ);
 	if (!has_room_for_response(qp))
-		return too_many(qp);
-	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_READ))
+		return refuse_excess_read(qp);
+	if (!is_accessible(qp, frame, IBV_ACCESS_REMOTE_READ))
 		return refuse_access(qp, frame, frame->dma_length, IBV_ACCESS_REMOTE_READ);
 	return SOFT_SINK_NONE;
 }
@@ -285,7 +285,7 @@ static unsigned atomic_right(const struct soft_frame *frame)
 }
 
 /* Returns the word on which an atomic operates, or NULL if the peer may not access it. */
-static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
+static uint64_t *atomic_target(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	return soft_remote_memory(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
 				  frame->address, sizeof(uint64_t), atomic_right(frame));
@@ -294,12 +294,12 @@ static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
 static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (soft_is_read(frame->opcode) && !has_room_for_response(qp))
-		return too_many(qp);
+		return refuse_excess_read(qp);
 	if (!(qp->attr.qp_access_flags & atomic_right(frame)))
 		return refuse_right(qp, frame, atomic_right(frame));
 	if (frame->address % sizeof(uint64_t)) /* IBTA 9.4.5 (C9-104) */
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "ALIGNMENT");
-	uint64_t *at = word(qp, frame);
+	uint64_t *at = atomic_target(qp, frame);
 
 	if (!at)
 		return refuse_access(qp, frame, sizeof(uint64_t), atomic_right(frame));
@@ -334,7 +334,7 @@ static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *f
 }
 
 /* Returns whether the frame's fields are valid for its opcode. */
-static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame)
+static bool is_well_formed(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	/* An XRC initiator accepts no requests. Only requests to an XRC target name a shared
 	 * receive queue, and they must do so. */
@@ -351,7 +351,7 @@ static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame
 	case SOFT_SEND:
 		if (!soft_is_last(frame) && flags & (SOFT_FRAME_IMMEDIATE | SOFT_FRAME_INVALIDATE))
 			return false;
-		return soft_is_whole_or_last(qp, frame);
+		return soft_has_valid_length(qp, frame);
 	case SOFT_READ:
 	case SOFT_FLUSH:
 		return frame->length == 0 && !flags;
@@ -364,7 +364,7 @@ static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame
 
 /* Select the shared receive queue of an XRC message. Returns 0, or a NAK if the domain has no such
  * queue or the queue's CQ has overrun. */
-static enum soft_nak name_srq(struct soft_qp *qp, uint32_t number)
+static enum soft_nak select_srq(struct soft_qp *qp, uint32_t number)
 {
 	const struct soft_srq *srq = soft_xrc_find(qp->xrcd, number);
 
@@ -375,17 +375,17 @@ static enum soft_nak name_srq(struct soft_qp *qp, uint32_t number)
 }
 
 /* Cancel an unsent sequence NAK after the expected request has arrived. */
-static void found(struct soft_qp *qp)
+static void cancel_sequence_nak(struct soft_qp *qp)
 {
 	struct soft_qp_link *link = qp->link;
 
-	qp->responder.resend_wanted = false;
+	qp->responder.awaiting_resend = false;
 	if (link->nak_opcode == SOFT_NAK && link->nak_syndrome == SOFT_NAK_SEQUENCE)
 		link->nak_opcode = 0;
 }
 
 /* Handle the next packet of the current SEND or WRITE. */
-static enum soft_sink go_on(struct soft_qp *qp, const struct soft_frame *frame)
+static enum soft_sink continue_message(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	struct soft_responder *responder = &qp->responder;
 
@@ -395,9 +395,9 @@ static enum soft_sink go_on(struct soft_qp *qp, const struct soft_frame *frame)
 	responder->flags = frame->flags;
 	responder->immediate = frame->immediate;
 	if (frame->opcode == SOFT_WRITE)
-		return take_write(qp, frame);
+		return accept_write(qp, frame);
 	responder->rkey = frame->rkey;
-	return take_send(qp, frame);
+	return accept_send(qp, frame);
 }
 
 enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
@@ -405,7 +405,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
-	if (!well_formed(qp, frame))
+	if (!is_well_formed(qp, frame))
 		return SOFT_SINK_BROKEN;
 	if (responder->failed)
 		return SOFT_SINK_DISCARD;
@@ -421,23 +421,23 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 	}
 	if (frame->psn != responder->psn && !soft_trim(qp, frame, responder->psn)) {
 		if (!soft_qp_is_uc(qp))
-			return soft_responder_out_of_turn(qp, frame);
+			return soft_responder_unexpected_psn(qp, frame);
 		SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = qp->ibv.qp_num,
 				   .remote_qpn = qp->attr.dest_qp_num, .has_psn = true,
 				   .psn = frame->psn, .expected_psn = responder->psn);
-		return drop(qp);
+		return drop_message(qp);
 	}
-	found(qp);
+	cancel_sequence_nak(qp);
 	if (responder->active == (soft_is_first(frame) && !frame->skip))
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.2 */
 	if (responder->active)
-		return go_on(qp, frame);
+		return continue_message(qp, frame);
 	/* If the peer used a different path MTU, its PSNs would stand for different offsets. This
 	 * is checked here because a CM stream has no handshake that compares the MTUs. */
 	if (frame->syndrome && frame->opcode != SOFT_FLUSH && frame->syndrome != qp->attr.path_mtu)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PATH_MTU");
-	if (!qp->communicated) {
-		qp->communicated = true;
+	if (!qp->comm_established) {
+		qp->comm_established = true;
 		/* Raise the event only in RTR (IBTA 11.6.3.1). In RTS, the queue pair's own
 		 * requests show that communication is established. */
 		if (qp->ibv.state == IBV_QPS_RTR)
@@ -452,13 +452,13 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 	responder->address = frame->address;
 	responder->rkey = frame->rkey;
 	if (qp->xrcd) {
-		enum soft_nak nak = name_srq(qp, frame->ack);
+		enum soft_nak nak = select_srq(qp, frame->ack);
 
 		if (nak)
 			return refuse(qp, nak, "SRQ");
 	}
 	if (soft_is_empty_read(frame->opcode) && soft_responder_is_full(responder))
-		return lose(qp);
+		return drop_as_lost(qp);
 	switch (frame->opcode) {
 	case SOFT_SEND:
 		return begin_send(qp, frame);
@@ -490,10 +490,10 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 	}
 }
 
-static void keep_reads(struct soft_qp *qp, const struct iovec *iov, int count)
+static void copy_reads(struct soft_qp *qp, const struct iovec *iov, int count)
 {
 	if (qp->responder.response_head != qp->responder.response_tail)
-		soft_responder_keep_reads(qp, iov, count);
+		soft_responder_copy_reads(qp, iov, count);
 }
 
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
@@ -501,7 +501,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
-	uint64_t place = soft_place_of(qp, frame->psn, responder->first) + from;
+	uint64_t place = soft_message_offset(qp, frame->psn, responder->first) + from;
 
 	if (frame->opcode == SOFT_SEND) {
 		const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
@@ -512,7 +512,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 		if (count < 0)
 			soft_request_unwritable(qp, frame);
 		else
-			keep_reads(qp, iov, count);
+			copy_reads(qp, iov, count);
 		return count;
 	}
 	/* Use the saved address and key of the message's first frame, because later frames do not
@@ -526,18 +526,19 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 		return -1;
 	}
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
-	keep_reads(qp, iov, 1);
+	copy_reads(qp, iov, 1);
 	return 1;
 }
 
-struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
-					    uint8_t opcode, uint32_t length)
+struct soft_response *soft_responder_queue_response(struct soft_qp *qp,
+						    const struct soft_frame *frame, uint8_t opcode,
+						    uint32_t length)
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 	struct soft_response *response = soft_response_at(qp, responder->response_tail++);
 
-	soft_responder_unkeep(responder, response); /* the slot may hold an abandoned response */
+	soft_responder_free_copy(responder, response); /* the slot may hold an abandoned response */
 	*response = (struct soft_response){
 		.psn = frame->psn,
 		.length = length,
@@ -550,11 +551,11 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 	return response;
 }
 
-static void answer_empty(struct soft_qp *qp, const struct soft_frame *frame)
+static void queue_empty_response(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	struct soft_responder *responder = &qp->responder;
 
-	soft_responder_answer(qp, frame, SOFT_READ_DATA, 0)->again = true;
+	soft_responder_queue_response(qp, frame, SOFT_READ_DATA, 0)->is_uncounted = true;
 	responder->empty[responder->empty_count++ % SOFT_KNOWN_EMPTY] = frame->psn;
 }
 
@@ -580,17 +581,17 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 	struct soft_responder *responder = &qp->responder;
 	uint64_t first = soft_take64(arguments);
 	uint64_t before = first;
-	uint64_t *at = word(qp, frame);
+	uint64_t *at = atomic_target(qp, frame);
 
 	if (!at)
 		return false;
-	keep_reads(qp, &(struct iovec){.iov_base = at, .iov_len = sizeof(*at)}, 1);
+	copy_reads(qp, &(struct iovec){.iov_base = at, .iov_len = sizeof(*at)}, 1);
 	if (frame->opcode == SOFT_ATOMIC_WRITE) {
 		uint64_t value; /* unconverted bytes */
 
 		memcpy(&value, arguments, sizeof(value));
 		__atomic_store_n(at, value, __ATOMIC_SEQ_CST);
-		answer_empty(qp, frame);
+		queue_empty_response(qp, frame);
 		return true;
 	}
 	if (frame->opcode == SOFT_FETCH_ADD)
@@ -599,7 +600,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 		__atomic_compare_exchange_n(at, &before, soft_take64(arguments + 8), false,
 					    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 	struct soft_response *response =
-		soft_responder_answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT);
+		soft_responder_queue_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT);
 
 	soft_put64(response->result, before);
 	memcpy(remember(responder, frame, 1)->result, response->result, sizeof(response->result));
@@ -644,13 +645,13 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 			soft_qp_link_output(qp->link);
 		return;
 	case SOFT_READ:
-		soft_responder_answer(qp, frame, SOFT_READ_DATA, frame->dma_length);
+		soft_responder_queue_response(qp, frame, SOFT_READ_DATA, frame->dma_length);
 		remember(responder, frame, soft_psns(qp, frame->dma_length))->uncounted =
 			soft_counts_reads_of(qp, frame->rkey) ? frame->dma_length : 0;
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
 		break;
 	case SOFT_FLUSH: /* the response is published after earlier writes */
-		answer_empty(qp, frame);
+		queue_empty_response(qp, frame);
 		break;
 	default:
 		if (!do_atomic(qp, frame, small)) {
@@ -665,7 +666,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
+uint32_t soft_responder_ack_psn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
 {
 	soft_assert_locked();
 	const struct soft_responder *responder = &qp->responder;
@@ -704,23 +705,24 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		return false;
 	const struct soft_response *response = soft_response_at(qp, cursor->response);
 	bool first = cursor->response_psn == response->psn, by_cma;
-	uint32_t place = (uint32_t)soft_place_of(qp, cursor->response_psn, response->psn);
+	uint32_t place = (uint32_t)soft_message_offset(qp, cursor->response_psn, response->psn);
 
-	if (response->opcode == SOFT_READ_DATA && response->kept)
-		cursor->cma_most = 0;
-	uint32_t length =
-		soft_frame_share(cursor, response->refused ? 0 : response->length - place, &by_cma);
+	if (response->opcode == SOFT_READ_DATA && response->copy)
+		cursor->cma_max = 0;
+	uint32_t length = soft_next_frame_length(
+		cursor, response->refused ? 0 : response->length - place, &by_cma);
 	bool last = response->refused || place + length == response->length;
 
 	*out = (struct soft_tx_packet){
 		.index = cursor->response,
 		.by_cma = by_cma,
-		.answer = true,
+		.is_response = true,
 		.frame =
 			{
 				.opcode = response->refused ? SOFT_NAK : response->opcode,
 				.syndrome = response->refused ? SOFT_NAK_REMOTE_ACCESS : 0,
-				.flags = (first && !response->begun ? 0 : SOFT_FRAME_CONTINUES) |
+				.flags = (first && !response->partly_sent ? 0
+									  : SOFT_FRAME_CONTINUES) |
 					 (last ? 0 : SOFT_FRAME_MORE),
 				.length = length,
 				.psn = cursor->response_psn,
@@ -731,7 +733,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	cursor->acked =
 		acked_with(cursor->acked, soft_psn_add(cursor->response_psn, SOFT_PSN_MASK));
 	if (last)
-		soft_responder_answer_at(qp, cursor, cursor->response + 1);
+		soft_responder_seek(qp, cursor, cursor->response + 1);
 	return true;
 }
 
@@ -758,44 +760,44 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	if (soft_is_last(&out->frame)) {
 		if (qp->served && out->frame.opcode == SOFT_READ_DATA)
 			count_answered(qp, out->frame.psn);
-		soft_responder_unkeep(responder, response);
+		soft_responder_free_copy(responder, response);
 		responder->response_head++;
 		return;
 	}
 	response->address += out->frame.length;
 	response->length -= out->frame.length;
-	response->begun = true;
+	response->partly_sent = true;
 }
 
-static void tell_withdrawn(const struct soft_qp *qp, const struct soft_response *response)
+static void trace_withdrawn(const struct soft_qp *qp, const struct soft_response *response)
 {
 	if (soft_trace_on)
-		tell_refusal(qp, response->srq_num, response->rkey, response->address,
-			     response->length, IBV_ACCESS_REMOTE_READ);
+		trace_refusal(qp, response->srq_num, response->rkey, response->address,
+			      response->length, IBV_ACCESS_REMOTE_READ);
 }
 
-void soft_responder_refuse_again(struct soft_qp *qp, struct soft_response *response)
+void soft_responder_refuse_repeated(struct soft_qp *qp, struct soft_response *response)
 {
 	soft_assert_locked();
 	response->refused = true;
-	tell_withdrawn(qp, response);
+	trace_withdrawn(qp, response);
 }
 
-bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index)
+bool soft_responder_withdraw_repeated(struct soft_qp *qp, uint32_t index)
 {
 	soft_assert_locked();
 	struct soft_response *response = soft_response_at(qp, index);
 
-	if (response->again)
-		soft_responder_refuse_again(qp, response);
-	return response->again;
+	if (response->is_uncounted)
+		soft_responder_refuse_repeated(qp, response);
+	return response->is_uncounted;
 }
 
-void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn,
-			      const struct soft_response *withdrawn)
+void soft_responder_withdraw(struct soft_qp *qp, uint32_t index, uint32_t psn,
+			     const struct soft_response *withdrawn)
 {
 	soft_assert_locked();
-	tell_withdrawn(qp, withdrawn);
+	trace_withdrawn(qp, withdrawn);
 	qp->responder.response_tail = index;
 	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, psn);
 }
@@ -804,7 +806,7 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 {
 	soft_assert_locked();
 	struct soft_response *response = soft_response_at(qp, out->index);
-	uint64_t place = soft_place_of(qp, out->frame.psn, response->psn);
+	uint64_t place = soft_message_offset(qp, out->frame.psn, response->psn);
 	void *memory;
 
 	if (response->opcode == SOFT_ATOMIC_DATA)
@@ -817,8 +819,8 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 	if (!memory)
 		return -1;
 	/* Send the copy of overwritten data, but only while the key is valid (read_order.c). */
-	if (response->opcode == SOFT_READ_DATA && response->kept)
-		memory = response->kept + response->kept_length - response->length + place;
+	if (response->opcode == SOFT_READ_DATA && response->copy)
+		memory = response->copy + response->copy_length - response->length + place;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = out->frame.length};
 	return 1;
 }

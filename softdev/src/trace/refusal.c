@@ -3,36 +3,36 @@
 
 #include "trace.h"
 
-static _Thread_local struct soft_refusal_note noted;
+static _Thread_local struct soft_refusal_note thread_note;
 
 int soft_refuse(int error, const char *reason)
 {
-	noted = (struct soft_refusal_note){.reason = reason, .error = error};
+	thread_note = (struct soft_refusal_note){.reason = reason, .error = error};
 	return error;
 }
 
 int soft_refuse_value(const char *reason, const char *field, uint64_t value)
 {
 	soft_refuse(EINVAL, reason);
-	noted.field = field;
-	noted.value = value;
+	thread_note.field = field;
+	thread_note.value = value;
 	return EINVAL;
 }
 
 int soft_refuse_attributes(const char *reason, uint32_t attributes)
 {
 	soft_refuse(EINVAL, reason);
-	noted.attributes = attributes;
+	thread_note.attributes = attributes;
 	return EINVAL;
 }
 
 int soft_check_limits(const struct soft_limit *limits, size_t count)
 {
 	for (size_t i = 0; i < count; i++) {
-		if (limits[i].value <= limits[i].most)
+		if (limits[i].value <= limits[i].max)
 			continue;
 		soft_refuse_value("LIMIT", limits[i].field, limits[i].value);
-		noted.limit = limits[i].most;
+		thread_note.limit = limits[i].max;
 		return EINVAL;
 	}
 	return 0;
@@ -42,9 +42,9 @@ struct soft_refusal_note soft_refusal_take(int error)
 {
 	struct soft_refusal_note note = {0};
 
-	if (noted.reason && noted.error == error)
-		note = noted;
-	noted.reason = NULL;
+	if (thread_note.reason && thread_note.error == error)
+		note = thread_note;
+	thread_note.reason = NULL;
 	return note;
 }
 
@@ -62,7 +62,7 @@ int soft_call_result(const char *call, const char *owner, uint32_t number, int e
 	return error;
 }
 
-void *soft_call_made(const char *call, const char *owner, uint32_t number, void *object)
+void *soft_call_pointer_result(const char *call, const char *owner, uint32_t number, void *object)
 {
 	soft_call_result(call, owner, number, object ? 0 : errno);
 	return object;

@@ -13,7 +13,7 @@
 
 #define VARIABLE "AIORDMA_TRACE"
 
-enum { FORMAT_VERSION = 1, TEXT_MOST = 300, DROPS_PER_SECOND = 100 };
+enum { FORMAT_VERSION = 1, MAX_TEXT = 300, DROPS_PER_SECOND = 100 };
 
 static uint32_t next_request(void)
 {
@@ -339,19 +339,19 @@ void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, ui
 		if (wc->wc_flags & IBV_WC_WITH_INV)
 			put_number(&line, "invalidated_rkey", wc->invalidated_rkey);
 	}
-	if (wc->status == IBV_WC_LOC_PROT_ERR && trace->why) {
-		put_name(&line, "reason", trace->why);
+	if (wc->status == IBV_WC_LOC_PROT_ERR && trace->failure_reason) {
+		put_name(&line, "reason", trace->failure_reason);
 		put_number(&line, "lkey", trace->lkey);
 	}
-	trace->why = NULL;
+	trace->failure_reason = NULL;
 	if (lost)
 		put(&line, ",\"lost\":true");
 	add(&line);
 }
 
-void soft_trace_why(const char *reason, uint32_t lkey)
+void soft_trace_failure_reason(const char *reason, uint32_t lkey)
 {
-	soft_device.trace->why = reason;
+	soft_device.trace->failure_reason = reason;
 	soft_device.trace->lkey = lkey;
 }
 
@@ -582,7 +582,7 @@ static void name_devices(char *text)
  * time, and a description of the process. The clocks are read as close together as possible. */
 static int add_header(void)
 {
-	char text[TEXT_MOST];
+	char text[MAX_TEXT];
 	struct timespec wall;
 
 	struct line line = begin_line("trace");
@@ -630,7 +630,7 @@ static int begin(void)
 
 	if (!soft_trace_file_path())
 		forget();
-	if (soft_device.trace->asked == getpid() || !path || !*path || soft_trace_on)
+	if (soft_device.trace->env_pid == getpid() || !path || !*path || soft_trace_on)
 		return 0;
 	int rc = start(path);
 	/* A full disk disables the trace but does not stop the program, whether or not the trace
@@ -651,7 +651,7 @@ static int begin(void)
 			rc, VARIABLE, path,
 			"cannot write a trace there; name a regular file that this "
 			"process can write, or unset the variable");
-	soft_device.trace->asked = getpid();
+	soft_device.trace->env_pid = getpid();
 	return 0;
 }
 

@@ -22,11 +22,11 @@ struct soft_srq;
 struct soft_trace {
 	bool on;
 	uint32_t requests; /* last request number assigned; 0 if none */
-	const char *why; /* reason for the next failed completion, or NULL */
-	uint32_t lkey; /* key to which `why` refers */
+	const char *failure_reason; /* reason for the next failed completion, or NULL */
+	uint32_t lkey; /* key to which `failure_reason` refers */
 	uint64_t drops_until; /* when a full burst of drop records is allowed again */
 	uint32_t drops_omitted; /* dropped packets not recorded since the last drop record */
-	pid_t asked; /* process whose environment has been read */
+	pid_t env_pid; /* process whose environment has been read */
 	struct soft_trace_file {
 		char path[PATH_MAX];
 		int fd; /* -1 if none */
@@ -75,15 +75,15 @@ void soft_trace_event(const struct ibv_async_event *event);
 /* Record that a queue pair retransmits requests after a loss or an RNR NAK. */
 void soft_trace_retry(const struct soft_qp *qp, const char *cause);
 /* Note why memory was not accessible, and its key, for the record of the next completion. */
-void soft_trace_why(const char *reason, uint32_t lkey);
+void soft_trace_failure_reason(const char *reason, uint32_t lkey);
 void soft_trace_registered(const struct soft_range *range);
 /* Record that a region has been deregistered or a window has been unbound. */
 void soft_trace_key_ended(uint32_t key);
 /* Record that a peer's request has been refused for a reason other than memory access. */
 void soft_trace_request_refused(const struct soft_qp *qp, const char *reason);
 /* Record that the queue pair's peer has been refused access to memory, with the reason
- * (soft_remote_objection) and the requested access. If `rights` is 0, the peer wanted to invalidate
- * the window with this key. */
+ * (soft_remote_denial_reason) and the requested access. If `rights` is 0, the peer wanted to
+ * invalidate the window with this key. */
 void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
 			  uint64_t address, uint64_t length, unsigned rights);
 /* A packet that is dropped without telling its sender the reason. Any host can send such packets,
@@ -109,9 +109,9 @@ extern const struct soft_subsystem soft_trace_subsystem;
 /* The reason for refusing the current call, noted per thread.
  *
  * The code that detects the error returns soft_refuse(), which stores the note. The call returns
- * through soft_call_result() or soft_call_made(), which write the record and clear the note. A note
- * is used only with the errno value for which it was created. A failure without a matching note is
- * recorded with its errno value alone.
+ * through soft_call_result() or soft_call_pointer_result(), which write the record and clear the
+ * note. A note is used only with the errno value for which it was created. A failure without a
+ * matching note is recorded with its errno value alone.
  */
 
 struct soft_refusal_note {
@@ -133,7 +133,7 @@ int soft_refuse_attributes(const char *reason, uint32_t attributes);
 /* An argument and its largest valid value. */
 struct soft_limit {
 	const char *field;
-	uint64_t value, most;
+	uint64_t value, max;
 };
 
 /* Check all arguments, and note the first one that exceeds its limit. Returns 0 or EINVAL. */
@@ -149,7 +149,7 @@ struct soft_refusal_note soft_refusal_take(int error);
 int soft_call_result(const char *call, const char *owner, uint32_t number, int error);
 /* Finish a call that returns a pointer, like soft_call_result(). If `object` is NULL, errno is the
  * error. Returns `object`. */
-void *soft_call_made(const char *call, const char *owner, uint32_t number, void *object);
+void *soft_call_pointer_result(const char *call, const char *owner, uint32_t number, void *object);
 
 /* ---- trace_file.c: lines into a file --------------------------------------------------------- */
 

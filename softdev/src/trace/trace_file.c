@@ -37,7 +37,7 @@ static int write_at(off_t at, const char *text, size_t length)
 
 /* Returns the offset of a line near the end of the file. Overwriting the file from there leaves
  * room for a final line if the disk is full. */
-static off_t spare(void)
+static off_t final_line_offset(void)
 {
 	char tail[256];
 	off_t from = soft_device.trace->file.end > (off_t)sizeof(tail)
@@ -60,7 +60,7 @@ void soft_trace_file_close(const char *line, size_t length)
 	if (soft_device.trace->file.fd < 0)
 		return;
 	if (write_at(soft_device.trace->file.end, line, length))
-		write_at(spare(), line, length);
+		write_at(final_line_offset(), line, length);
 	/* Cut off a partial line that was written before the disk became full. */
 	if (ftruncate(soft_device.trace->file.fd, soft_device.trace->file.end))
 		fprintf(stderr, "aiordma: the last line of the trace %s is incomplete: %s\n",
@@ -183,7 +183,7 @@ static int create_or_open(const char *path, bool *created)
 
 /* Open and lock the file. Removes the file if it is new but cannot be used. Returns the same values
  * as find_end(). */
-static int take(void)
+static int open_locked(void)
 {
 	const char *path = soft_device.trace->file.path;
 	bool created;
@@ -206,7 +206,7 @@ static int take(void)
 
 /* Append the process ID to the file name and open that file, because another process writes to
  * `path`. */
-static int take_own(const char *path)
+static int open_with_pid(const char *path)
 {
 	struct soft_trace_file *file = &soft_device.trace->file;
 	char suffix[16], why[sizeof(file->refusal)];
@@ -215,7 +215,7 @@ static int take_own(const char *path)
 	int rc = expand(path, suffix);
 
 	if (!rc)
-		rc = take();
+		rc = open_locked();
 	if (!rc)
 		return 0;
 	snprintf(why, sizeof(why), "%s", *file->refusal ? file->refusal : strerror(rc));
@@ -230,8 +230,8 @@ int soft_trace_file_open(const char *path)
 	int rc = expand(path, "");
 
 	if (!rc)
-		rc = take();
-	return rc == EWOULDBLOCK ? take_own(path) : rc;
+		rc = open_locked();
+	return rc == EWOULDBLOCK ? open_with_pid(path) : rc;
 }
 
 void soft_trace_file_forget(void)

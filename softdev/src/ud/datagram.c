@@ -32,8 +32,8 @@ void soft_datagram_encode(uint8_t *at, const struct soft_datagram *datagram)
 	at[5] = datagram->flags;
 	at[6] = 0;
 	at[7] = datagram->hop_limit;
-	soft_put32(at + 8, datagram->to);
-	soft_put32(at + 12, datagram->from);
+	soft_put32(at + 8, datagram->dest_qpn);
+	soft_put32(at + 12, datagram->src_qpn);
 	soft_put32(at + 16, datagram->qkey);
 	memcpy(at + 20, &datagram->immediate, sizeof(datagram->immediate));
 	soft_put32(at + 24, datagram->traffic_flow);
@@ -46,8 +46,8 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram)
 	*datagram = (struct soft_datagram){
 		.flags = at[5],
 		.hop_limit = at[7],
-		.to = soft_take32(at + 8),
-		.from = soft_take32(at + 12),
+		.dest_qpn = soft_take32(at + 8),
+		.src_qpn = soft_take32(at + 12),
 		.qkey = soft_take32(at + 16),
 		.traffic_flow = soft_take32(at + 24),
 	};
@@ -55,13 +55,13 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram)
 	memcpy(datagram->source.raw, at + 28, 16);
 	memcpy(datagram->destination.raw, at + 44, 16);
 	return !memcmp(at, magic, sizeof(magic)) && at[4] == SOFT_DATAGRAM_VERSION && at[6] == 0 &&
-	       datagram->to <= SOFT_PSN_MASK && datagram->from <= SOFT_PSN_MASK &&
+	       datagram->dest_qpn <= SOFT_PSN_MASK && datagram->src_qpn <= SOFT_PSN_MASK &&
 	       datagram->traffic_flow <= SOFT_TRAFFIC_FLOW;
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-static int bound(int family, uint16_t port)
+static int bind_socket(int family, uint16_t port)
 {
 	struct sockaddr_storage address = {.ss_family = (sa_family_t)family};
 	int fd = socket(family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -79,7 +79,7 @@ static int bound(int family, uint16_t port)
 	return fd;
 }
 
-static bool go_deaf(int fd)
+static bool block_input(int fd)
 {
 	struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
 	const struct sock_fprog program = {.len = 1, .filter = nothing};
@@ -93,7 +93,7 @@ static bool go_deaf(int fd)
 }
 
 /* Start receiving datagrams. Errors are ignored, because any datagram may be lost. */
-static void listen_up(void)
+static void start_receiving(void)
 {
 	soft_set_option(soft_device.ud->socket.fd, SOL_SOCKET, SO_DETACH_FILTER, 0);
 	soft_watch(&soft_device.ud->socket, EPOLLIN);
@@ -106,26 +106,26 @@ bool soft_datagram_reserve(uint16_t port)
 
 	soft_watch_close(&ud->socket);
 	ud->socket.ready = ready;
-	ud->socket.fd = bound(AF_INET6, port);
-	ud->six = ud->socket.fd >= 0;
-	if (!ud->six && errno != EADDRINUSE)
-		ud->socket.fd = bound(AF_INET, port);
-	if (ud->socket.fd < 0 || !go_deaf(ud->socket.fd)) {
+	ud->socket.fd = bind_socket(AF_INET6, port);
+	ud->is_ipv6 = ud->socket.fd >= 0;
+	if (!ud->is_ipv6 && errno != EADDRINUSE)
+		ud->socket.fd = bind_socket(AF_INET, port);
+	if (ud->socket.fd < 0 || !block_input(ud->socket.fd)) {
 		soft_watch_close(&ud->socket);
 		return false;
 	}
 	soft_set_receive_buffer(ud->socket.fd, BUFFER);
 	/* A message may be longer than the network's MTU; let IP fragment it. */
 	soft_set_option(ud->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
-	if (ud->six)
+	if (ud->is_ipv6)
 		soft_set_option(ud->socket.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IP_PMTUDISC_DONT);
 	/* Disable the kernel's multicast loop. Members on this host receive messages through the
 	 * loopback interface and would otherwise receive some of them twice. IPV6_MULTICAST_LOOP
 	 * also applies to IPv4 messages that an IPv6 socket sends. */
-	soft_set_option(ud->socket.fd, ud->six ? IPPROTO_IPV6 : IPPROTO_IP,
-			ud->six ? IPV6_MULTICAST_LOOP : IP_MULTICAST_LOOP, 0);
+	soft_set_option(ud->socket.fd, ud->is_ipv6 ? IPPROTO_IPV6 : IPPROTO_IP,
+			ud->is_ipv6 ? IPV6_MULTICAST_LOOP : IP_MULTICAST_LOOP, 0);
 	if (ud->holders)
-		listen_up();
+		start_receiving();
 	return true;
 }
 
@@ -142,7 +142,7 @@ void soft_datagram_hold(void)
 	if (soft_device.ud->packets)
 		return;
 	if (!soft_device.ud->holders)
-		listen_up();
+		start_receiving();
 	soft_device.ud->holders++;
 }
 
@@ -154,7 +154,7 @@ void soft_datagram_release(void)
 	if (!ud->holders || --ud->holders || ud->socket.fd < 0)
 		return;
 	soft_unwatch(&ud->socket);
-	go_deaf(ud->socket.fd);
+	block_input(ud->socket.fd);
 }
 
 /* ---- sending ------------------------------------------------------------------------------- */
@@ -164,7 +164,7 @@ void soft_datagram_release(void)
 static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
 			    struct sockaddr_storage *to)
 {
-	if (soft_device.ud->six) {
+	if (soft_device.ud->is_ipv6) {
 		struct sockaddr_in6 *in6 = (void *)to;
 
 		*in6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(port)};
@@ -223,10 +223,10 @@ static int transmit(struct msghdr *message, const struct soft_datagram *datagram
 }
 
 /* Record in the trace that a datagram could not be sent. Its message is lost. */
-static void unsent(const struct soft_datagram *datagram)
+static void trace_unsent(const struct soft_datagram *datagram)
 {
-	SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->from, .remote_qpn = datagram->to,
-			   .remote = &datagram->destination);
+	SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->src_qpn,
+			   .remote_qpn = datagram->dest_qpn, .remote = &datagram->destination);
 }
 
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
@@ -238,20 +238,20 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 	struct msghdr message = {
 		.msg_name = &to,
 		.msg_namelen = address_of(&path->destination, &path->source,
-					  soft_qpn_ip_port(datagram->to), &to),
+					  soft_qpn_ip_port(datagram->dest_qpn), &to),
 		.msg_control = &control,
 	};
 
 	if (soft_device.ud->socket.fd < 0 || !message.msg_namelen ||
 	    soft_gid_is_ipv4(&path->destination) != soft_gid_is_ipv4(&path->source)) {
-		unsent(datagram);
+		trace_unsent(datagram);
 		return true;
 	}
 	soft_put_source(&message, soft_gid_is_ipv4(&path->destination), &path->source, 0);
 	int error = transmit(&message, datagram, payload, count);
 
 	if (error && error != EAGAIN)
-		unsent(datagram);
+		trace_unsent(datagram);
 	return error != EAGAIN;
 }
 
@@ -278,10 +278,10 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 /* Returns whether the source GID and queue pair number match the sender's address and port. The GID
  * is not checked if it is an IPv6 GID in a multicast message, because multicast messages are sent
  * over IPv4. */
-static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid *from,
-		      uint16_t from_port)
+static bool has_valid_source(const struct soft_datagram *datagram, const union ibv_gid *from,
+			     uint16_t from_port)
 {
-	return from_port == soft_qpn_ip_port(datagram->from) &&
+	return from_port == soft_qpn_ip_port(datagram->src_qpn) &&
 	       (!memcmp(from, &datagram->source, sizeof(*from)) ||
 		(soft_gid_is_multicast(&datagram->destination) &&
 		 !soft_gid_is_ipv4(&datagram->source)));
@@ -319,17 +319,17 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 		if (n < SOFT_DATAGRAM_HEADER || message.msg_flags & MSG_TRUNC ||
 		    !soft_datagram_decode(input, &datagram))
 			SOFT_TRACE_DROPPED(.reason = "HEADER", .remote = &gid);
-		else if (!is_honest(&datagram, &gid, soft_address_port(&from)))
-			SOFT_TRACE_DROPPED(.reason = "SOURCE", .qp_num = datagram.to,
-					   .remote_qpn = datagram.from, .remote = &gid);
+		else if (!has_valid_source(&datagram, &gid, soft_address_port(&from)))
+			SOFT_TRACE_DROPPED(.reason = "SOURCE", .qp_num = datagram.dest_qpn,
+					   .remote_qpn = datagram.src_qpn, .remote = &gid);
 		else
 			take(watch, &datagram, input + SOFT_DATAGRAM_HEADER,
 			     (uint32_t)n - SOFT_DATAGRAM_HEADER);
 	}
 }
 
-static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagram,
-		 const uint8_t *payload, uint32_t length)
+static void receive_datagram(struct soft_fd_watch *watch, const struct soft_datagram *datagram,
+			     const uint8_t *payload, uint32_t length)
 {
 	(void)watch;
 	soft_ud_input(datagram, payload, length);
@@ -337,5 +337,5 @@ static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagr
 
 static void ready(struct soft_fd_watch *watch)
 {
-	soft_datagram_read(watch, take);
+	soft_datagram_read(watch, receive_datagram);
 }

@@ -76,28 +76,28 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 
 static bool is_own(const struct soft_qp *qp, const struct soft_datagram *datagram)
 {
-	return datagram->from == qp->ibv.qp_num && soft_gid_is_local(&datagram->source);
+	return datagram->src_qpn == qp->ibv.qp_num && soft_gid_is_local(&datagram->source);
 }
 
-static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagram,
-		 const uint8_t *payload, uint32_t length)
+static void receive_datagram(struct soft_fd_watch *watch, const struct soft_datagram *datagram,
+			     const uint8_t *payload, uint32_t length)
 {
 	struct group *group = soft_container(watch, struct group, watch);
 
-	if (datagram->to != SOFT_MULTICAST_QPN ||
+	if (datagram->dest_qpn != SOFT_MULTICAST_QPN ||
 	    memcmp(&datagram->destination, &group->gid, sizeof(group->gid))) {
-		SOFT_TRACE_DROPPED(.reason = "DESTINATION_GID", .qp_num = datagram->to,
-				   .remote_qpn = datagram->from, .remote = &datagram->source);
+		SOFT_TRACE_DROPPED(.reason = "DESTINATION_GID", .qp_num = datagram->dest_qpn,
+				   .remote_qpn = datagram->src_qpn, .remote = &datagram->source);
 		return;
 	}
 	soft_list_each (struct attachment, attachment, &group->members, of_group)
-		if (!attachment->qp->block_own || !is_own(attachment->qp, datagram))
+		if (!attachment->qp->block_self_multicast || !is_own(attachment->qp, datagram))
 			soft_ud_receive(attachment->qp, datagram, payload, length);
 }
 
 static void ready(struct soft_fd_watch *watch)
 {
-	soft_datagram_read(watch, take);
+	soft_datagram_read(watch, receive_datagram);
 }
 
 /* ---- groups -------------------------------------------------------------------------------- */
@@ -208,7 +208,8 @@ void soft_multicast_reset_after_fork(void)
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-static struct attachment *attached(const struct soft_qp *qp, const union ibv_gid *gid, uint16_t lid)
+static struct attachment *find_attachment(const struct soft_qp *qp, const union ibv_gid *gid,
+					  uint16_t lid)
 {
 	soft_list_each (struct attachment, attachment, &qp->attachments, of_qp)
 		if (attachment->lid == lid && !memcmp(&attachment->group->gid, gid, sizeof(*gid)))
@@ -266,7 +267,7 @@ int soft_ibv_attach_mcast(struct ibv_qp *ibv, const union ibv_gid *gid, uint16_t
 		rc = soft_refuse(EINVAL, "MULTICAST");
 	} else {
 		soft_lock();
-		if (!attached(qp, gid, lid))
+		if (!find_attachment(qp, gid, lid))
 			rc = attach(qp, gid, lid);
 		soft_unlock();
 	}
@@ -278,7 +279,7 @@ int soft_ibv_detach_mcast(struct ibv_qp *ibv, const union ibv_gid *gid, uint16_t
 	int rc = soft_refuse(EINVAL, "NOT_ATTACHED");
 
 	soft_lock();
-	struct attachment *attachment = attached(soft_qp_of(ibv), gid, lid);
+	struct attachment *attachment = find_attachment(soft_qp_of(ibv), gid, lid);
 
 	if (attachment) {
 		detach(attachment);

@@ -11,7 +11,7 @@
 
 enum { SENDS_PER_TURN = 256 };
 
-#define AGAIN_NS 200000u /* retry interval; a network card drains a full socket about as fast */
+#define RETRY_NS 200000u /* retry interval; a network card drains a full socket about as fast */
 #define OWN_QKEY 0x80000000u
 
 /* ---- sending ------------------------------------------------------------------------------- */
@@ -22,8 +22,8 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 	struct soft_datagram datagram = {
 		.source = to->path.source,
 		.destination = to->path.destination,
-		.to = to->qpn,
-		.from = qp->ibv.qp_num,
+		.dest_qpn = to->qpn,
+		.src_qpn = qp->ibv.qp_num,
 		/* If the high bit is set, use the queue pair's own Q_Key instead (IBTA 10.2.5). */
 		.qkey = to->qkey & OWN_QKEY ? qp->attr.qkey : to->qkey,
 		.psn = send->psn & SOFT_PSN_MASK,
@@ -41,7 +41,8 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 }
 
 /* Deliver a datagram to a queue pair of this process, without a socket. */
-static void hand_over(const struct soft_datagram *datagram, const struct iovec *payload, int count)
+static void deliver_locally(const struct soft_datagram *datagram, const struct iovec *payload,
+			    int count)
 {
 	uint8_t *copy = soft_scratch()->output;
 	uint32_t length = 0;
@@ -88,7 +89,7 @@ static bool send_oldest(struct soft_qp *qp)
 		done = soft_multicast_send(&datagram, path, iov, count);
 	else if (soft_qpn_ip_port(to->qpn) == soft_ip_port() &&
 		 soft_gid_is_local(&path->destination))
-		hand_over(&datagram, iov, count);
+		deliver_locally(&datagram, iov, count);
 	else if (soft_device.ud->packets)
 		done = soft_device.ud->packets->send(&datagram, iov, count);
 	else
@@ -110,7 +111,7 @@ static void output(struct soft_qp *qp)
 			return;
 		}
 		if (!send_oldest(qp)) {
-			soft_timer_start(&qp->reach_timer, soft_now() + AGAIN_NS);
+			soft_timer_start(&qp->reach_timer, soft_now() + RETRY_NS);
 			return;
 		}
 	}
@@ -182,14 +183,14 @@ static bool put(struct soft_qp *qp, uint32_t offset, const uint8_t *data, uint32
 	return count >= 0;
 }
 
-static void dropped(const struct soft_datagram *datagram, const char *reason)
+static void trace_dropped(const struct soft_datagram *datagram, const char *reason)
 {
-	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = datagram->to, .remote_qpn = datagram->from,
-			   .remote = &datagram->source);
+	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = datagram->dest_qpn,
+			   .remote_qpn = datagram->src_qpn, .remote = &datagram->source);
 }
 
-void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, const uint8_t *payload,
-		  uint32_t length)
+void soft_ud_deliver(struct soft_qp *qp, const struct soft_datagram *datagram,
+		     const uint8_t *payload, uint32_t length)
 {
 	soft_assert_locked();
 	uint8_t grh[SOFT_GRH];
@@ -201,7 +202,7 @@ void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, cons
 						     : NULL;
 
 	if (reason) {
-		dropped(datagram, reason);
+		trace_dropped(datagram, reason);
 		return;
 	}
 	if (datagram->qkey != qp->attr.qkey) {
@@ -231,19 +232,19 @@ void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 {
 	soft_assert_locked();
 	if (!soft_fault_intercepts_datagram(qp, datagram, payload, length))
-		soft_ud_take(qp, datagram, payload, length);
+		soft_ud_deliver(qp, datagram, payload, length);
 }
 
 void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload, uint32_t length)
 {
 	soft_assert_locked();
-	struct soft_qp *qp = soft_qp_find(datagram->to);
+	struct soft_qp *qp = soft_qp_find(datagram->dest_qpn);
 
 	/* The destination GID must belong to the queue pair's device. */
 	if (qp && soft_gid_index(soft_qp_hca(qp), &datagram->destination) >= 0)
 		soft_ud_receive(qp, datagram, payload, length);
 	else
-		dropped(datagram, qp ? "DESTINATION_GID" : "QPN");
+		trace_dropped(datagram, qp ? "DESTINATION_GID" : "QPN");
 }
 
 static void port_changed(enum soft_port_change change, uint32_t ports)
@@ -275,7 +276,7 @@ static void forget(struct soft_qp *qp)
 	qp->attr.path_mtu = 0;
 }
 
-void soft_ud_use(const struct soft_ud_packets *packets)
+void soft_ud_set_packets(const struct soft_ud_packets *packets)
 {
 	soft_device.ud->packets = packets;
 }

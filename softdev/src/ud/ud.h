@@ -32,7 +32,7 @@ enum {
 
 struct soft_ud {
 	struct soft_fd_watch socket; /* datagram.c */
-	bool six; /* whether `socket` is an IPv6 socket, which handles both families */
+	bool is_ipv6; /* whether `socket` is an IPv6 socket, which handles both families */
 	unsigned holders;
 
 	const struct soft_ud_packets *packets;
@@ -61,8 +61,8 @@ void soft_datagram_shutdown(void);
 void soft_put_source(struct msghdr *message, bool ipv4, const union ibv_gid *source,
 		     uint32_t ifindex);
 
-/* Send a datagram to the process of the queue pair `datagram->to`. Returns false if the socket is
- * full and the caller must retry. A datagram that fails for another reason is lost. */
+/* Send a datagram to the process of the queue pair `datagram->dest_qpn`. Returns false if the
+ * socket is full and the caller must retry. A datagram that fails for another reason is lost. */
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			const struct iovec *payload, int count);
 /* Send a datagram to an IPv4 address and port through an interface. Returns 0 or an errno value. */
@@ -85,7 +85,7 @@ struct soft_ud_packets {
 	bool (*send)(const struct soft_datagram *datagram, const struct iovec *payload, int count);
 };
 /* Use `packets` in place of datagram.c, or datagram.c again if it is NULL. */
-void soft_ud_use(const struct soft_ud_packets *packets);
+void soft_ud_set_packets(const struct soft_ud_packets *packets);
 
 /* ---- multicast.c --------------------------------------------------------------------------- */
 
@@ -102,8 +102,8 @@ void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload,
 void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 		     const uint8_t *payload, uint32_t length);
 /* Deliver a datagram without injecting faults. */
-void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, const uint8_t *payload,
-		  uint32_t length);
+void soft_ud_deliver(struct soft_qp *qp, const struct soft_datagram *datagram,
+		     const uint8_t *payload, uint32_t length);
 
 extern const struct soft_transport soft_ud_transport;
 extern const struct soft_subsystem soft_ud_subsystem;

@@ -173,8 +173,8 @@ static void say_datagram(const uint8_t *r)
 	size_t length = fuzz16(r + 10);
 	bool wrong_number = r[1] & 0x80, wrong_key = r[2] != 0;
 	struct soft_datagram datagram = {
-		.to = to->qp->qp_num ^ (wrong_number ? 1u << (r[1] >> 1 & 31) : 0),
-		.from = world.number ^ r[8],
+		.dest_qpn = to->qp->qp_num ^ (wrong_number ? 1u << (r[1] >> 1 & 31) : 0),
+		.src_qpn = world.number ^ r[8],
 		.qkey = QKEY ^ (wrong_key ? 1u << (r[2] & 31) : 0),
 		.flags = r[3],
 		.hop_limit = r[5],

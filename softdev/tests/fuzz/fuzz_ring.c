@@ -189,7 +189,7 @@ static void listen_to_it(void)
 		if (record.kind == 2)
 			world.peer = record.from;
 		CHECK(!memmem(record.payload, record.length, &arena.secret, sizeof(arena.secret)));
-		soft_ring_done(&world.in, &record);
+		soft_ring_release(&world.in, &record);
 	}
 }
 

@@ -104,7 +104,7 @@ static void forge(struct flight what, uint32_t length, const struct soft_roce_fl
 	take_off(what, staged, fuzz_now_ns + 1 + draw(LATE_NS));
 }
 
-void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
+void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length)
 {
 	const struct soft_roce_pair *pair = soft_container(flow, struct soft_roce_pair, out);
 	const struct iovec packet = {staged, length};
@@ -180,6 +180,6 @@ static inline void take_datagrams(struct flight *flight)
 	from.raw[14] ^= first.is_strange;
 	soft_gid_address(&from, &from, first.port, &address);
 	for (size_t at = 0; at < length && open_address(); at += first.length)
-		soft_roce_take(open_address(), &address, input + HEADROOM + at,
-			       length - at < first.length ? length - at : first.length, 0);
+		soft_roce_receive(open_address(), &address, input + HEADROOM + at,
+				  length - at < first.length ? length - at : first.length, 0);
 }

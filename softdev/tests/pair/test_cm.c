@@ -781,7 +781,7 @@ static void draw_plan(void)
 	plan.hostile = plan.unruly && !plan.tcp && chance(400);
 	plan.dies_at = plan.tcp ? NEVER : some_time(200, 20 * SECOND);
 	plan.v6 = chance(200);
-	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
+	calls.max_frame = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
 }
 
 /* Destroy all ids and close the hosts. The second round handles requests that arrive during the

@@ -238,7 +238,7 @@ static void spec_of_one(void)
 	char spec[80], error[200];
 
 	options.retry_cnt = 7;
-	calls.loses = false;
+	calls.is_lossy = false;
 	snprintf(spec, sizeof(spec), "seed=%u,loss=0.1,duplicate=0.05", draw(UINT32_MAX));
 	for (int i = 0; i < SIDES; i++) {
 		open_host(i, options);
@@ -309,7 +309,7 @@ static void death_after_reading(void)
 	struct aiordma_fault_counts counts;
 	struct ibv_wc wc;
 
-	calls.loses = false;
+	calls.is_lossy = false;
 	begin(some_timeout());
 	wire.cut = true;
 	POST(at(0), IBV_WR_RDMA_WRITE, .wr_id = 1, .length = LENGTH, REMOTE(&sides[1], 0));

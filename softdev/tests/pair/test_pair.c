@@ -868,7 +868,7 @@ static void begin_life(bool loses)
 		}
 	}
 	note("life %d: frames of %u, %d together, %d under way, %d faults in 1000", life,
-	     calls.frame_most, calls.frames_most, wire.window, wire.per_mille);
+	     calls.max_frame, calls.max_frames, wire.window, wire.per_mille);
 }
 
 static void make_queue(struct home *home, struct queue *queue, bool xrc)

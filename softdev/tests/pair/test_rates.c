@@ -219,8 +219,8 @@ static void deliver(int to, const struct packet *packet)
 	memcpy(input + HEADROOM, packet->bytes, packet->length);
 	soft_gid_address(&from, &from, packet->port, &address);
 	soft_lock();
-	soft_roce_take(open_address(), &address, input + HEADROOM, packet->length,
-		       packet->marked ? SOFT_ROCE_CE : 0);
+	soft_roce_receive(open_address(), &address, input + HEADROOM, packet->length,
+			  packet->marked ? SOFT_ROCE_CE : 0);
 	soft_unlock();
 }
 

@@ -132,7 +132,7 @@ static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t
 
 static struct soft_path_calls calls = {
 	.name = AIORDMA_WIRE_NONE, /* none of the wires that applications know */
-	.record_most = RECORD_MOST,
+	.max_record = RECORD_MOST,
 	.room = wire_room,
 	.put = wire_put,
 };
@@ -366,9 +366,9 @@ static int wire_put(struct soft_path *path, enum soft_record_kind kind, uint32_t
 /* Change the properties of the wire for the frames sent from now on. */
 static inline void wire_vary(bool loses)
 {
-	calls.frame_most = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
-	calls.frames_most = 1 + (int)draw(BATCH);
-	calls.loses = loses;
+	calls.max_frame = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
+	calls.max_frames = 1 + (int)draw(BATCH);
+	calls.is_lossy = loses;
 	wire.window = 3 + (int)draw(WINDOW - 2);
 	wire.ns_per_byte = draw(4);
 	wire.per_mille = loses && chance(800) ? (int)draw(250) : 0;
@@ -465,7 +465,7 @@ static bool waits(int host)
 	const struct soft_device *device =
 		host == wire.entered ? &soft_device : &wire.hosts[host].device;
 
-	return wire.roce ? device->roce->blocked : soft_path_waits(&wire.hosts[host].path);
+	return wire.roce ? device->roce->blocked : soft_path_has_waiting(&wire.hosts[host].path);
 }
 
 /* Returns the time of the next event, or UINT64_MAX if none is pending. */
@@ -502,8 +502,8 @@ static void step_of(int host, struct flight *flight)
 		take_datagrams(flight);
 	} else if (flight) {
 		tell_frame("gets", host, flight, flight->bytes);
-		CHECK(soft_path_take(path, flight->kind, flight->to_chan, flight->request_chan,
-				     flight->bytes, flight->length));
+		CHECK(soft_path_receive(path, flight->kind, flight->to_chan, flight->request_chan,
+					flight->bytes, flight->length));
 		flight->to = -1;
 	}
 	if (waits(host) && has_room(host) && wire.roce)

@@ -95,7 +95,7 @@ static inline struct soft_roce_packet packet_of(const struct stage *stage, uint8
 	return (struct soft_roce_packet){
 		.opcode = opcode,
 		.pkey = 0xffff,
-		.to = stage->side.qp->qp_num,
+		.dest_qpn = stage->side.qp->qp_num,
 		.psn = stage->psn,
 		.ack_request = true,
 		.immediate = 78,
@@ -123,7 +123,7 @@ static inline struct soft_roce_packet next_packet(const struct stage *stage, uin
 	struct soft_roce_packet packet = packet_at(stage->peer);
 
 	CHECK_EQUAL(packet.opcode, opcode);
-	CHECK_EQUAL(packet.to, PEER_QPN);
+	CHECK_EQUAL(packet.dest_qpn, PEER_QPN);
 	return packet;
 }
 

@@ -45,7 +45,7 @@ static inline void tell_end(struct end *end)
 
 static inline void send_more(struct end *end)
 {
-	static uint8_t bytes[SOFT_CHAN_LEAST];
+	static uint8_t bytes[SOFT_CHAN_MIN_ROOM];
 
 	while (end->sent < end->to_send) {
 		uint32_t length = end->most;
@@ -123,8 +123,8 @@ static const struct soft_chan_ops end_calls = {
 	.accepted = end_accepted,
 	.data = end_data,
 	.writable = end_writable,
-	.exited = end_exited,
-	.gone = end_gone,
+	.peer_exited = end_exited,
+	.closed = end_gone,
 };
 
 __typeof__(soft_handshake_requested) __wrap_soft_handshake_requested;

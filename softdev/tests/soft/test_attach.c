@@ -400,7 +400,7 @@ static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
 static void record(struct soft_shm_peer *host, uint32_t kind, uint32_t to, uint32_t from,
 		   uint32_t length)
 {
-	static uint8_t zeros[SOFT_RECORD_MOST];
+	static uint8_t zeros[SOFT_MAX_RECORD];
 	struct iovec iov = {zeros, length};
 
 	soft_ring_put(&host->out, &(struct soft_record){kind, to, from, length, NULL}, &iov, 1);

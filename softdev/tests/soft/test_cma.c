@@ -228,10 +228,10 @@ static void slow_into_fresh_pages(void)
 /* Returns the mean after a measurement of one second, as if the thread had been interrupted. */
 static uint64_t mean_after_one_of_a_second(uint64_t mean)
 {
-	struct soft_cma cma = {.took_ns = mean};
+	struct soft_cma cma = {.ring_read_ns = mean};
 
-	soft_cma_ring_took(&cma, soft_now() - 1000000000, MIB);
-	return cma.took_ns;
+	soft_cma_ring_read(&cma, soft_now() - 1000000000, MIB);
+	return cma.ring_read_ns;
 }
 
 static int a_millisecond_later(clockid_t clock, struct timespec *time)
@@ -260,13 +260,13 @@ static void beside_the_ring(void)
 	struct scene scene;
 
 	soft_device.shm->slow = 0;
-	CHECK(!soft_cma_ring_begins(PAGE) && soft_cma_ring_begins(MIB));
+	CHECK(!soft_cma_ring_start(PAGE) && soft_cma_ring_start(MIB));
 	CHECK_EQUAL(mean_after_one_of_a_second(800), 900);
 	slow.clock = a_millisecond_later;
 	FOR_EACH (side, sides) {
 		begin_open(&scene, MIB);
 		memset(scene.memory, 1, MIB);
-		scene.cma.took_ns = scene.cma.own->put_ns = sides[side].ring_ns;
+		scene.cma.ring_read_ns = scene.cma.own->ring_write_ns = sides[side].ring_ns;
 		if (sides[side].sleeps)
 			soft_busy_poll(0);
 		process_barrier(&scene.process);

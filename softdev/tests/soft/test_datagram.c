@@ -181,8 +181,8 @@ static void hostile(struct side *side)
 	receive_at(side, 1, 0, GRH + MTU);
 	soft_datagram_encode(good, &(struct soft_datagram){.source = own.gid,
 							   .destination = own.gid,
-							   .to = own.qpn,
-							   .from = number,
+							   .dest_qpn = own.qpn,
+							   .src_qpn = number,
 							   .qkey = QKEY});
 	FOR_EACH (i, wrong) {
 		memcpy(bytes, good, sizeof(bytes));

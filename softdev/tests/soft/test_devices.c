@@ -208,9 +208,9 @@ static void port_and_a_stranger(void)
 	union ibv_gid *peer = &qp->attr.ah_attr.grh.dgid, known = *peer;
 
 	peer->raw[12] = 203; /* TEST-NET-3 */
-	CHECK(!soft_qp_is_silent(qp));
+	CHECK(!soft_qp_has_port_down(qp));
 	*peer = soft_gid_loopback;
-	CHECK(soft_qp_is_silent(qp));
+	CHECK(soft_qp_has_port_down(qp));
 	*peer = known;
 	soft_unlock();
 	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE));

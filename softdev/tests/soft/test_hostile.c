@@ -194,7 +194,7 @@ static void kept_answers(void)
 		soft_lock();
 		written = scene.side.memory[0] != SECRET;
 		if (written)
-			CHECK_EQUAL(responder->kept, 2 * SHORT);
+			CHECK_EQUAL(responder->copied_bytes, 2 * SHORT);
 		soft_unlock();
 	}
 	dereg(other);

@@ -235,7 +235,7 @@ static void unanswered(void)
 	struct soft_tcp_path *before = soft_tcp_path_of(soft_link_of(soft_qp_of(a.qp))->chan.path);
 
 	before->path_port = 1;
-	before->names.port = peer.sin_port;
+	before->socket_addresses.port = peer.sin_port;
 	CHECK_OK(soft_qp_adopt_or_attach(soft_qp_of(b.qp), fd, 0, 1, true));
 	CHECK(soft_link_of(soft_qp_of(b.qp))->chan.path == &before->path);
 	soft_unlock();

@@ -183,12 +183,12 @@ static void hostile(void)
 
 	const struct soft_datagram good = {.source = own.gid,
 					   .destination = group,
-					   .to = ALL_MEMBERS,
-					   .from = number,
+					   .dest_qpn = ALL_MEMBERS,
+					   .src_qpn = number,
 					   .qkey = QKEY};
 	struct soft_datagram said[] = {good, good, good, good, good, good};
 
-	said[0].to = own.qpn;
+	said[0].dest_qpn = own.qpn;
 	said[1].destination = other;
 	said[2].destination = own.gid;
 	said[3].source.raw[15] = 77; /* another host's address */

@@ -257,7 +257,7 @@ static struct soft_qp *waits_for_receive(struct stage *stage, uint8_t rnr_left)
 	do {
 		soft_progress();
 		soft_lock();
-		waits = qp->rnr_left == rnr_left;
+		waits = qp->rnr_retries_remaining == rnr_left;
 		soft_unlock();
 	} while (!waits);
 	return qp;

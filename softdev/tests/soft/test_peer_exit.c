@@ -215,7 +215,7 @@ static void refuse_one(struct side *side)
 	const struct soft_qp *qp = soft_qp_of(side->qp);
 	struct soft_shm_peer *peer = peer_of(qp);
 
-	while (!qp->responder.resend_wanted)
+	while (!qp->responder.awaiting_resend)
 		soft_shm_peer_receive(peer, 1); /* one record */
 	soft_shm_peer_receive(peer, 1);
 	soft_notify_pipe_notify(&peer->pipe);
@@ -224,7 +224,7 @@ static void refuse_one(struct side *side)
 
 static uint64_t written_by(struct side *side)
 {
-	return LOCKED(peer_of(soft_qp_of(side->qp))->out.mine);
+	return LOCKED(peer_of(soft_qp_of(side->qp))->out.position);
 }
 
 /* Check that a refused message counts as unread after it has been repeated, although the repetition

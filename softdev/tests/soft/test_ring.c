@@ -34,7 +34,7 @@ static void begin(void)
 
 static void put(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 {
-	static uint8_t payload[SOFT_RECORD_MOST];
+	static uint8_t payload[SOFT_MAX_RECORD];
 	uint32_t half = length / 2;
 	struct iovec iov[2] = {{payload, half}, {payload + half, length - half}};
 
@@ -55,7 +55,7 @@ static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 	CHECK_EQUAL(record.length, length);
 	for (uint32_t i = 0; i < length; i++)
 		CHECK_EQUAL(record.payload[i], (uint8_t)(kind + to + length));
-	soft_ring_done(&reader, &record);
+	soft_ring_release(&reader, &record);
 }
 
 /* Each copy routine writes all bytes of the range and none beside it. */
@@ -101,10 +101,10 @@ static void warm(void)
 	for (int i = 0; i < 20000; i++) {
 		put(1, 1, 1, 100);
 		take(1, 1, 1, 100);
-		if ((writer.mine & (SOFT_RING_SIZE - 1)) > furthest)
-			furthest = writer.mine & (SOFT_RING_SIZE - 1);
+		if ((writer.position & (SOFT_RING_SIZE - 1)) > furthest)
+			furthest = writer.position & (SOFT_RING_SIZE - 1);
 	}
-	CHECK(writer.mine > 2 * SOFT_RING_SIZE);
+	CHECK(writer.position > 2 * SOFT_RING_SIZE);
 	CHECK(furthest < SOFT_RING_SIZE / 8);
 }
 
@@ -113,7 +113,7 @@ static void room(void)
 	uint32_t count = 0;
 
 	begin();
-	CHECK_EQUAL(soft_ring_room(&writer, 1), SOFT_RECORD_MOST);
+	CHECK_EQUAL(soft_ring_room(&writer, 1), SOFT_MAX_RECORD);
 	while (soft_ring_room(&writer, 5000) >= 5000) {
 		put(1, count, 0, 5000);
 		count++;
@@ -226,7 +226,7 @@ static void *read_all(void *unused)
 		CHECK_EQUAL(record.length, length_of(i));
 		for (uint32_t at = 0; at < record.length; at += 997)
 			CHECK_EQUAL(record.payload[at], (uint8_t)i);
-		soft_ring_done(&reader, &record);
+		soft_ring_release(&reader, &record);
 		i++;
 	}
 	return NULL;
@@ -263,9 +263,9 @@ static void changed_meanwhile(void)
 	CHECK_EQUAL(soft_ring_next(&reader, &record), 1);
 	memcpy(bytes + 12, &more, 4);
 	shared.head = 12345;
-	soft_ring_done(&reader, &record);
-	CHECK_EQUAL(reader.mine, 64 + SOFT_RECORD_HEADER);
-	CHECK_EQUAL(shared.head, reader.mine);
+	soft_ring_release(&reader, &record);
+	CHECK_EQUAL(reader.position, 64 + SOFT_RECORD_HEADER);
+	CHECK_EQUAL(shared.head, reader.position);
 	nothing();
 	/* The writer never reads its own position from shared memory. */
 	shared.tail = 999;

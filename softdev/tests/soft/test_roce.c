@@ -84,7 +84,7 @@ static void dropped(void)
 	FOR_EACH (i, impossible)
 		throw(&stage, packet_of(&stage, impossible[i].opcode, impossible[i].length));
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	packet.to ^= 1;
+	packet.dest_qpn ^= 1;
 	throw(&stage, packet);
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.pkey = 0x1234;

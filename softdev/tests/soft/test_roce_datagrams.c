@@ -105,8 +105,8 @@ static struct soft_roce_packet packet_to(const struct side *side, uint8_t opcode
 	return (struct soft_roce_packet){
 		.opcode = opcode,
 		.pkey = 0xffff,
-		.to = side->qp->qp_num,
-		.from = PEER_QPN,
+		.dest_qpn = side->qp->qp_num,
+		.src_qpn = PEER_QPN,
 		.qkey = QKEY,
 		.immediate = 78,
 		.length = length,
@@ -189,9 +189,9 @@ static void dropped(void)
 	close_side(&witness);
 	receive_at(&side, 1, 0, GRH + 2 * MTU);
 	receive_at(&other, 1, 0, GRH + MTU);
-	packet.to = other.qp->qp_num; /* not yet in RTR */
+	packet.dest_qpn = other.qp->qp_num; /* not yet in RTR */
 	throw(peer_gid, device_gid, packet);
-	packet.to ^= 1;
+	packet.dest_qpn ^= 1;
 	throw(peer_gid, device_gid, packet);
 	packet = packet_to(&side, SEND, 7);
 	packet.qkey++;
@@ -253,8 +253,8 @@ static void sent(void)
 		struct soft_roce_packet packet = packet_at(peer);
 
 		CHECK_EQUAL(packet.opcode, i == 1 ? SEND_IMMEDIATE : SEND);
-		CHECK_EQUAL(packet.to, PEER_QPN);
-		CHECK_EQUAL(packet.from, side.qp->qp_num);
+		CHECK_EQUAL(packet.dest_qpn, PEER_QPN);
+		CHECK_EQUAL(packet.src_qpn, side.qp->qp_num);
 		CHECK_EQUAL(packet.qkey, i == 1 ? QKEY : QKEY + 1);
 		CHECK_EQUAL(packet.psn, (side.psn + i) & 0xffffff);
 		CHECK_EQUAL(packet.solicited, i == 1);
@@ -381,8 +381,8 @@ static struct soft_roce_packet request_for(uint16_t port, uint8_t bytes[SOFT_MAD
 	return (struct soft_roce_packet){
 		.opcode = SEND,
 		.pkey = 0xffff,
-		.to = GSI,
-		.from = GSI,
+		.dest_qpn = GSI,
+		.src_qpn = GSI,
 		.qkey = GSI_QKEY,
 		.length = SOFT_MAD_SIZE,
 		.payload = bytes,
@@ -395,8 +395,8 @@ static struct soft_cm_mad next_mad(int peer, unsigned type)
 	struct soft_cm_mad mad;
 
 	CHECK_EQUAL(packet.opcode, SEND);
-	CHECK_EQUAL(packet.to, GSI);
-	CHECK_EQUAL(packet.from, GSI);
+	CHECK_EQUAL(packet.dest_qpn, GSI);
+	CHECK_EQUAL(packet.src_qpn, GSI);
 	CHECK_EQUAL(packet.qkey, GSI_QKEY);
 	CHECK(soft_cm_mad_decode(packet.payload, packet.length, &mad));
 	CHECK_EQUAL(mad.message.type, type);
@@ -430,13 +430,13 @@ static void connection_manager(void)
 	packet.qkey = QKEY;
 	throw(peer_gid, device_gid, packet);
 	packet = request_for(PORT, bytes);
-	packet.from = PEER_QPN;
+	packet.src_qpn = PEER_QPN;
 	throw(peer_gid, device_gid, packet);
 	packet = request_for(PORT, bytes);
 	packet.length -= 4;
 	throw(peer_gid, device_gid, packet);
 	packet = request_for(PORT, bytes);
-	packet.to = 0;
+	packet.dest_qpn = 0;
 	throw(peer_gid, device_gid, packet);
 	CHECK(!comes(peer, QUIET_MS));
 	throw(peer_gid, device_gid, request_for(PORT + 1, bytes));

@@ -30,10 +30,10 @@ static void packets(void)
 	throw(&stage, packet_of(&stage, SOFT_ROCE_UC | SOFT_ROCE_SEND_ONLY, 7));
 	expect_drop(path, own, "TRANSPORT");
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	packet.to = unready.qp->qp_num;
+	packet.dest_qpn = unready.qp->qp_num;
 	throw(&stage, packet);
-	expect_drop(path, packet.to, "QP_STATE");
-	packet.to = own;
+	expect_drop(path, packet.dest_qpn, "QP_STATE");
+	packet.dest_qpn = own;
 	throw_bytes(stage.stranger, bytes, build(bytes, stranger_gid, &packet));
 	CHECK(is(expect_drop(path, own, "SOURCE"), "remote", "127.0.0.10"));
 	size_t length = build(bytes, peer_gid, &packet);
@@ -60,7 +60,7 @@ static void flood(void)
 	open_stage(&stage, (struct options){0});
 	struct soft_roce_packet packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 
-	packet.to ^= 0x1555;
+	packet.dest_qpn ^= 0x1555;
 	for (int i = 0; i < PACKETS; i++)
 		throw(&stage, packet);
 	receive_at(&stage.side, 1, 0, 64);

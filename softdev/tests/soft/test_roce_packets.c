@@ -19,10 +19,10 @@ enum { LONGEST = SOFT_ROCE_HEADERS_MAX + 4096 + SOFT_ROCE_ICRC };
 	X(becn);                                                                                   \
 	X(ack_request);                                                                            \
 	X(pkey);                                                                                   \
-	X(to);                                                                                     \
+	X(dest_qpn);                                                                               \
 	X(psn);                                                                                    \
 	X(qkey);                                                                                   \
-	X(from);                                                                                   \
+	X(src_qpn);                                                                                \
 	X(srq);                                                                                    \
 	X(flush);                                                                                  \
 	X(address);                                                                                \

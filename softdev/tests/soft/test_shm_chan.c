@@ -136,7 +136,7 @@ static const struct soft_chan_ops raw_calls = {
 	.accepted = raw_accepted,
 	.data = raw_data,
 	.writable = raw_writable,
-	.gone = raw_gone,
+	.closed = raw_gone,
 };
 
 /* Open the channel. The caller must hold the lock. */

@@ -44,7 +44,7 @@ static void own_ways(void)
 	soft_lock();
 	CHECK(soft_shm_path_is_self(a.chan.path) && a.chan.path == b.chan.path);
 	CHECK_EQUAL(peer_of(&a.chan)->pid, getpid());
-	CHECK(peer_of(&a.chan)->own_area == peer_of(&a.chan)->their_area);
+	CHECK(peer_of(&a.chan)->own_area == peer_of(&a.chan)->peer_area);
 	/* The peer receives all earlier data before the end of the channel. */
 	a.to_send = 3;
 	send_more(&a);
@@ -92,7 +92,7 @@ static void taken_back(void)
  * thread continues while this thread sleeps. */
 static void own_flood(void)
 {
-	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_CHAN_LEAST};
+	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_CHAN_MIN_ROOM};
 
 	FOR_EACH (i, sizes) {
 		struct end a, b;
@@ -177,7 +177,7 @@ static void echo(enum waiting waiting)
  * compare rings with cross-memory copies. */
 static void flood(bool polling)
 {
-	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_CHAN_LEAST};
+	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_CHAN_MIN_ROOM};
 	struct end end;
 
 	call_child(&end, polling);
@@ -186,8 +186,8 @@ static void flood(bool polling)
 		send_now(&end, amount);
 		UNTIL(&end, polling, end.bytes >= (i + 1) * amount && end.sent == (i + 1) * amount);
 	}
-	CHECK(LOCKED(soft_hint_get(&peer_of(&end.chan)->cma->own->put_ns)));
-	CHECK(LOCKED(peer_of(&end.chan)->cma->took_ns));
+	CHECK(LOCKED(soft_hint_get(&peer_of(&end.chan)->cma->own->ring_write_ns)));
+	CHECK(LOCKED(peer_of(&end.chan)->cma->ring_read_ns));
 	part(&end, polling);
 }
 
@@ -199,7 +199,7 @@ static void areas(void)
 
 	call_child(&end, true);
 	uint64_t *own = LOCKED((uint64_t *)(void *)peer_of(&end.chan)->own_area);
-	uint64_t *their = LOCKED((uint64_t *)(void *)peer_of(&end.chan)->their_area);
+	uint64_t *their = LOCKED((uint64_t *)(void *)peer_of(&end.chan)->peer_area);
 
 	CHECK(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED) == 0);
 	process_barrier(&process);

@@ -96,18 +96,20 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 		.solicited = datagram->flags & SOFT_DATAGRAM_SOLICITED,
 		.migreq = true,
 		.pkey = SOFT_ROCE_PKEY,
-		.to = datagram->to,
+		.dest_qpn = datagram->dest_qpn,
 		.psn = datagram->psn,
 		.qkey = datagram->qkey,
-		.from = datagram->from,
+		.src_qpn = datagram->src_qpn,
 		.immediate = ntohl(datagram->immediate),
 	};
 
 	if (!address || !address->held ||
-	    !soft_roce_flow(&flow, address, &datagram->destination, datagram->from, datagram->to,
+	    !soft_roce_flow(&flow, address, &datagram->destination, datagram->src_qpn,
+			    datagram->dest_qpn,
 			    (uint8_t)(datagram->traffic_flow >> SOFT_CLASS_SHIFT))) {
-		SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->from,
-				   .remote_qpn = datagram->to, .remote = &datagram->destination);
+		SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->src_qpn,
+				   .remote_qpn = datagram->dest_qpn,
+				   .remote = &datagram->destination);
 		return true;
 	}
 	uint8_t *staged = soft_roce_room() ? soft_roce_stage() : NULL;
@@ -123,7 +125,7 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 		at += payload[i].iov_len;
 	}
 	memset(at, 0, SOFT_ROCE_PAD_MAX);
-	soft_roce_staged(&flow, (uint32_t)(at - staged) + soft_roce_pad(packet.length));
+	soft_roce_commit_staged(&flow, (uint32_t)(at - staged) + soft_roce_pad(packet.length));
 	soft_defer(&soft_device.roce->paths[0].flush);
 	return true;
 }
@@ -133,8 +135,8 @@ void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, cons
 {
 	const struct soft_datagram datagram = {.source = *from,
 					       .destination = *to,
-					       .from = SOFT_ROCE_GSI,
-					       .to = SOFT_ROCE_GSI,
+					       .src_qpn = SOFT_ROCE_GSI,
+					       .dest_qpn = SOFT_ROCE_GSI,
 					       .qkey = GSI_QKEY};
 
 	if (!(soft_ports_down & soft_gid_port(from)))
@@ -143,16 +145,16 @@ void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, cons
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
-void soft_roce_take_datagram(const struct soft_roce_address *at,
-			     const struct sockaddr_storage *from,
-			     const struct soft_roce_packet *packet, const uint8_t *bytes,
-			     size_t length, uint8_t traffic_class)
+void soft_roce_receive_datagram(const struct soft_roce_address *at,
+				const struct sockaddr_storage *from,
+				const struct soft_roce_packet *packet, const uint8_t *bytes,
+				size_t length, uint8_t traffic_class)
 {
-	const bool is_mad = packet->to == SOFT_ROCE_GSI;
+	const bool is_mad = packet->dest_qpn == SOFT_ROCE_GSI;
 	struct soft_datagram datagram = {
 		.destination = at->gid,
-		.to = packet->to,
-		.from = packet->from,
+		.dest_qpn = packet->dest_qpn,
+		.src_qpn = packet->src_qpn,
 		.qkey = packet->qkey,
 		.immediate = htonl(packet->immediate),
 		.traffic_flow = (uint32_t)traffic_class << SOFT_CLASS_SHIFT,
@@ -161,12 +163,12 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 	struct soft_icrc_flow flow;
 
 	/* Perform cheap checks first, because any host can send datagrams. */
-	const char *reason = !at->held                                 ? "DESTINATION_GID"
-			     : packet->length > SOFT_DATAGRAM_MAX      ? "PACKET"
-			     : is_mad && packet->qkey != GSI_QKEY      ? "QKEY"
-			     : is_mad && packet->from != SOFT_ROCE_GSI ? "SOURCE"
-			     : !is_mad && !soft_qp_find(packet->to)    ? "QPN"
-								       : NULL;
+	const char *reason = !at->held                                    ? "DESTINATION_GID"
+			     : packet->length > SOFT_DATAGRAM_MAX         ? "PACKET"
+			     : is_mad && packet->qkey != GSI_QKEY         ? "QKEY"
+			     : is_mad && packet->src_qpn != SOFT_ROCE_GSI ? "SOURCE"
+			     : !is_mad && !soft_qp_find(packet->dest_qpn) ? "QPN"
+									  : NULL;
 
 	if (!reason && !soft_gid_from(&datagram.source, (const struct sockaddr *)from))
 		reason = "SOURCE";
@@ -185,13 +187,14 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 	if (packet->opcode == (SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY_IMMEDIATE))
 		datagram.flags |= SOFT_DATAGRAM_IMMEDIATE;
 	if (is_mad)
-		soft_device.roce->takers->mad(&datagram.source, &at->gid, packet->payload,
-					      packet->length);
+		soft_device.roce->datagram_ops->mad(&datagram.source, &at->gid, packet->payload,
+						    packet->length);
 	else
-		soft_device.roce->takers->datagram(&datagram, packet->payload, packet->length);
+		soft_device.roce->datagram_ops->datagram(&datagram, packet->payload,
+							 packet->length);
 }
 
-void soft_roce_use(const struct soft_roce_takers *takers)
+void soft_roce_set_datagram_ops(const struct soft_roce_datagram_ops *ops)
 {
-	soft_device.roce->takers = takers;
+	soft_device.roce->datagram_ops = ops;
 }

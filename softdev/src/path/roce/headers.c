@@ -13,7 +13,7 @@
 /* Call HEADER(name, bytes, fields) for each extended header, in wire order. */
 #define EXTENDED_HEADERS(HEADER, FIELD, ZEROS)                                                     \
 	/* 9.3.2 */                                                                                \
-	HEADER(DETH, 8, FIELD(u32, qkey) ZEROS(u8) FIELD(u24, from))                               \
+	HEADER(DETH, 8, FIELD(u32, qkey) ZEROS(u8) FIELD(u24, src_qpn))                            \
 	/* annex A14 */                                                                            \
 	HEADER(XRCETH, 4, ZEROS(u8) FIELD(u24, srq))                                               \
 	/* annex A19 */                                                                            \
@@ -150,7 +150,7 @@ size_t soft_roce_encode(uint8_t *headers, const struct soft_roce_packet *packet)
 			  soft_roce_pad(packet->length) << PAD_SHIFT);
 	at = put_number(at, packet->pkey, u16);
 	*at++ = (packet->fecn ? FECN : 0) | (packet->becn ? BECN : 0);
-	at = put_number(at, packet->to, u24);
+	at = put_number(at, packet->dest_qpn, u24);
 	*at++ = packet->ack_request ? ACK_REQUEST : 0;
 	at = put_number(at, packet->psn, u24);
 #define PUT_ZEROS(type) at = put_number(at, 0, type);
@@ -181,7 +181,7 @@ enum soft_roce_malformed soft_roce_decode(struct soft_roce_packet *packet, const
 		.pkey = (uint16_t)number(bytes + 2, u16),
 		.fecn = bytes[4] & FECN,
 		.becn = bytes[4] & BECN,
-		.to = (uint32_t)number(bytes + 5, u24),
+		.dest_qpn = (uint32_t)number(bytes + 5, u24),
 		.ack_request = bytes[8] & ACK_REQUEST,
 		.psn = (uint32_t)number(bytes + 9, u24),
 	};

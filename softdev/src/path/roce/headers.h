@@ -85,10 +85,10 @@ struct soft_roce_packet {
 	uint8_t syndrome; /* AETH: enum soft_roce_syndrome in bits 5-7, value in bits 0-4 */
 	uint8_t flush; /* FETH: placement types in bits 0-3, selectivity level in bits 4-5 */
 	uint16_t pkey;
-	uint32_t to; /* destination queue pair */
+	uint32_t dest_qpn; /* destination queue pair */
 	uint32_t psn; /* 24 bits */
 	uint32_t qkey; /* DETH */
-	uint32_t from; /* DETH: source queue pair */
+	uint32_t src_qpn; /* DETH: source queue pair */
 	uint32_t srq; /* XRCETH: number of the shared receive queue */
 	uint32_t rkey; /* RETH, AtomicETH; IETH: key to invalidate */
 	uint64_t address; /* RETH, AtomicETH */

@@ -16,17 +16,17 @@ enum { LRH = 8, IPV4 = 20, IPV6 = 40, UDP = 8, DONT_FRAGMENT = 0x40, PROTOCOL_UD
 #define NEXT(crc) ((crc) >> 1 ^ (POLYNOMIAL & -((crc) & 1u))) /* appends a zero bit */
 
 /* The CRC register after each byte value and `k` zero bytes. */
-static uint32_t after[8][256];
+static uint32_t crc_tables[8][256];
 
 __attribute__((constructor)) static void make_tables(void)
 {
 	for (int k = 0; k < 8; k++)
 		for (uint32_t byte = 0; byte < 256; byte++) {
-			uint32_t crc = k ? after[k - 1][byte] : byte;
+			uint32_t crc = k ? crc_tables[k - 1][byte] : byte;
 
 			for (int bit = 0; bit < 8; bit++)
 				crc = NEXT(crc);
-			after[k][byte] = crc;
+			crc_tables[k][byte] = crc;
 		}
 }
 
@@ -38,13 +38,13 @@ static uint32_t update_by_tables(uint32_t crc, const uint8_t *bytes, size_t leng
 
 		memcpy(&word, bytes, 8);
 		word = le64toh(word) ^ crc;
-		crc = after[7][word & 255] ^ after[6][word >> 8 & 255] ^
-		      after[5][word >> 16 & 255] ^ after[4][word >> 24 & 255] ^
-		      after[3][word >> 32 & 255] ^ after[2][word >> 40 & 255] ^
-		      after[1][word >> 48 & 255] ^ after[0][word >> 56];
+		crc = crc_tables[7][word & 255] ^ crc_tables[6][word >> 8 & 255] ^
+		      crc_tables[5][word >> 16 & 255] ^ crc_tables[4][word >> 24 & 255] ^
+		      crc_tables[3][word >> 32 & 255] ^ crc_tables[2][word >> 40 & 255] ^
+		      crc_tables[1][word >> 48 & 255] ^ crc_tables[0][word >> 56];
 	}
 	for (; length; length--)
-		crc = crc >> 8 ^ after[0][(crc ^ *bytes++) & 255];
+		crc = crc >> 8 ^ crc_tables[0][(crc ^ *bytes++) & 255];
 	return crc;
 }
 

@@ -12,11 +12,11 @@
 #include "trace/trace.h"
 
 enum {
-	FRAME_MOST = 16 * 1024, /* a multiple of every path MTU */
-	FRAMES_MOST = 32,
-	WINDOW_FIRST = 32 * 1024,
-	WINDOW_MOST = 4 * 1024 * 1024,
-	WINDOW_LEAST_PACKETS = 4,
+	MAX_FRAME = 16 * 1024, /* a multiple of every path MTU */
+	MAX_FRAMES = 32,
+	INITIAL_WINDOW = 32 * 1024,
+	MAX_WINDOW = 4 * 1024 * 1024,
+	MIN_WINDOW_PACKETS = 4,
 	/* minimum time between notifications of a queue pair, as on RDMA NICs (DCQCN: SIGCOMM 2015,
 	 * 5.1) */
 	NOTIFICATION_NS = 50000,
@@ -27,10 +27,10 @@ enum {
 static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 {
 	const uint32_t shift = soft_mtu_shift(pair->qp);
-	const uint64_t least = (uint64_t)WINDOW_LEAST_PACKETS << shift;
+	const uint64_t least = (uint64_t)MIN_WINDOW_PACKETS << shift;
 	uint64_t reads = pair->address->room;
 
-	bytes = bytes > WINDOW_MOST ? WINDOW_MOST : bytes < least ? least : bytes;
+	bytes = bytes > MAX_WINDOW ? MAX_WINDOW : bytes < least ? least : bytes;
 	reads = reads > bytes ? bytes : reads < least ? least : reads;
 	pair->window = bytes;
 	pair->psns.psns = (uint32_t)(bytes >> shift);
@@ -39,7 +39,7 @@ static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 
 /* Halve the window after a loss or congestion. All losses among the packets then in flight count as
  * one. */
-static void shrink(struct soft_window *window)
+static void shrink_window(struct soft_window *window)
 {
 	struct soft_roce_pair *pair = soft_container(window, struct soft_roce_pair, psns);
 
@@ -51,7 +51,7 @@ static void shrink(struct soft_window *window)
 }
 
 /* Grow the window after acknowledgements. */
-static void progress(struct soft_roce_pair *pair)
+static void grow_window(struct soft_roce_pair *pair)
 {
 	struct soft_qp *qp = pair->qp;
 	const uint64_t mtu = (uint64_t)1 << soft_mtu_shift(qp);
@@ -60,7 +60,7 @@ static void progress(struct soft_roce_pair *pair)
 	 * about the network's capacity (RFC 7661). */
 	const bool used = (uint64_t)(qp->sq.unsent - pair->unacked) * mtu >= pair->window / 2;
 
-	if (!pair->begun || !acked)
+	if (!pair->has_sent_request || !acked)
 		return;
 	pair->unacked = qp->sq.unacked;
 	if (used)
@@ -77,7 +77,7 @@ struct reader {
 	size_t at; /* offset in the first iovec */
 };
 
-static void take_bytes(struct reader *reader, uint8_t *to, size_t length)
+static void read_bytes(struct reader *reader, uint8_t *to, size_t length)
 {
 	while (length) {
 		size_t part = reader->iov->iov_len - reader->at;
@@ -105,15 +105,15 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 	const uint32_t pad = soft_roce_pad(packet->length);
 	size_t headers;
 
-	packet->to = pair->qp->attr.dest_qp_num;
+	packet->dest_qpn = pair->qp->attr.dest_qp_num;
 	headers = soft_roce_encode(at, packet);
-	take_bytes(payload, at + headers, packet->length);
+	read_bytes(payload, at + headers, packet->length);
 	memcpy(at + headers + packet->length, zeros, pad);
 	if (staged)
-		soft_roce_staged(&pair->out, (uint32_t)headers + packet->length + pad);
+		soft_roce_commit_staged(&pair->out, (uint32_t)headers + packet->length + pad);
 	else
 		SOFT_TRACE_DROPPED(.reason = "NO_ROOM", .qp_num = pair->qp->ibv.qp_num,
-				   .remote_qpn = packet->to, .remote = &pair->peer);
+				   .remote_qpn = packet->dest_qpn, .remote = &pair->peer);
 }
 
 /* Returns the responder's message sequence number (MSN) at this PSN. */
@@ -155,9 +155,9 @@ static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *m
 	/* Do not notify for acknowledgements, because the peer cannot relieve congestion by sending
 	 * fewer of them. */
 	if (operation == SOFT_ROCE_ACKNOWLEDGE || operation == SOFT_ROCE_ATOMIC_ACKNOWLEDGE ||
-	    soft_now() < pair->notifies_at)
+	    soft_now() < pair->next_notification_ns)
 		return;
-	pair->notifies_at = soft_now() + NOTIFICATION_NS;
+	pair->next_notification_ns = soft_now() + NOTIFICATION_NS;
 	send_packet(pair, &packet, &(struct reader){.iov = &payload});
 	soft_defer(&pair->chan->path->flush);
 }
@@ -187,13 +187,13 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	uint32_t left = frame->length;
 
 	if (is_small(frame)) {
-		take_bytes(payload, small, left);
+		read_bytes(payload, small, left);
 		left = 0;
 	}
 	if (!soft_roce_from_frame(&packet, frame, small))
 		return;
-	if (soft_is_request(frame) && !pair->begun) {
-		pair->begun = true;
+	if (soft_is_request(frame) && !pair->has_sent_request) {
+		pair->has_sent_request = true;
 		pair->unacked = pair->recovered = pair->qp->sq.unacked;
 	}
 	for (bool first = soft_is_first(frame);; first = false) {
@@ -246,7 +246,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	if (kind == SOFT_RECORD_END)
 		end(pair);
 	for (int i = 0; kind == SOFT_RECORD_DATA && i < ends[count - 1].frames; i++) {
-		take_bytes(&reader, header, sizeof(header));
+		read_bytes(&reader, header, sizeof(header));
 		soft_frame_decode(header, &frame);
 		send_frame(pair, &frame, &reader);
 		if (acknowledges(pair, &frame))
@@ -261,10 +261,10 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 
 static const struct soft_path_calls calls = {
 	.name = AIORDMA_WIRE_ROCE,
-	.frame_most = FRAME_MOST,
-	.frames_most = FRAMES_MOST,
-	.record_most = SIZE_MAX,
-	.loses = true,
+	.max_frame = MAX_FRAME,
+	.max_frames = MAX_FRAMES,
+	.max_record = SIZE_MAX,
+	.is_lossy = true,
 	.room = room,
 	.put = put,
 };
@@ -273,9 +273,9 @@ static const struct soft_path_calls calls = {
 
 /* Returns the reason to drop the packet, or NULL. A packet must come from the queue pair's peer, to
  * its address, and with its transport service. */
-static const char *objection(struct soft_roce_pair *pair, const struct soft_roce_address *at,
-			     const struct sockaddr_storage *from,
-			     const struct soft_roce_packet *packet)
+static const char *drop_reason(struct soft_roce_pair *pair, const struct soft_roce_address *at,
+			       const struct sockaddr_storage *from,
+			       const struct soft_roce_packet *packet)
 {
 	union ibv_gid gid;
 
@@ -304,12 +304,13 @@ void soft_roce_dropped(const char *reason, const struct soft_roce_packet *packet
 		return;
 	const bool known = soft_gid_from(&gid, (const struct sockaddr *)from);
 
-	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = packet ? packet->to : 0,
-			   .remote_qpn = packet ? packet->from : 0, .remote = known ? &gid : NULL);
+	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = packet ? packet->dest_qpn : 0,
+			   .remote_qpn = packet ? packet->src_qpn : 0,
+			   .remote = known ? &gid : NULL);
 }
 
-void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, uint8_t traffic_class)
+void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_storage *from,
+		       uint8_t *bytes, size_t length, uint8_t traffic_class)
 {
 	soft_assert_locked();
 	struct soft_roce_packet packet;
@@ -328,14 +329,14 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 		return;
 	}
 	if ((packet.opcode & SOFT_ROCE_SERVICE) == SOFT_ROCE_UD) {
-		soft_roce_take_datagram(at, from, &packet, bytes, length, traffic_class);
+		soft_roce_receive_datagram(at, from, &packet, bytes, length, traffic_class);
 		return;
 	}
-	pair = soft_table_find(&soft_device.roce->pairs, packet.to);
+	pair = soft_table_find(&soft_device.roce->pairs, packet.dest_qpn);
 	if (pair)
-		reason = objection(pair, at, from, &packet);
+		reason = drop_reason(pair, at, from, &packet);
 	else
-		reason = soft_trace_on && soft_qp_find(packet.to) ? "QP_STATE" : "QPN";
+		reason = soft_trace_on && soft_qp_find(packet.dest_qpn) ? "QP_STATE" : "QPN";
 	if (!reason && !soft_icrc_check(&pair->in, bytes, length))
 		reason = "ICRC";
 	if (reason) {
@@ -344,7 +345,7 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 	}
 	if (packet.opcode == SOFT_ROCE_CNP) {
 		if (pair->qp->sq.unacked != pair->qp->sq.unsent && pair->qp->window)
-			shrink(&pair->psns);
+			shrink_window(&pair->psns);
 		return;
 	}
 	if (!soft_roce_to_frame(&frame, &packet, 1u << soft_mtu_shift(pair->qp),
@@ -358,14 +359,14 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 		record = bytes + (packet.payload - bytes) - SOFT_FRAME_HEADER;
 	soft_frame_encode(record, &frame);
 	pair->chan->calls->data(pair->chan, record, SOFT_FRAME_HEADER + frame.length, 0);
-	pair = soft_table_find(&soft_device.roce->pairs, packet.to);
+	pair = soft_table_find(&soft_device.roce->pairs, packet.dest_qpn);
 	if (!pair)
 		return;
 	/* Acknowledge within a message too, because the requester's window may be smaller than the
 	 * message. */
 	if (packet.ack_request && !soft_is_last(&frame))
 		soft_qp_link_output(pair->qp->link);
-	progress(pair);
+	grow_window(pair);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -395,9 +396,9 @@ static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp
 	pair->chan = chan;
 	pair->qp = qp;
 	pair->service = service_of(qp->ibv.qp_type);
-	pair->threshold = WINDOW_MOST;
-	pair->psns.lost = shrink;
-	set_window(pair, WINDOW_FIRST);
+	pair->threshold = MAX_WINDOW;
+	pair->psns.on_loss = shrink_window;
+	set_window(pair, INITIAL_WINDOW);
 	return pair;
 }
 
@@ -420,7 +421,7 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 		free_pair(pair);
 		return rc;
 	}
-	rc = soft_chan_enter(chan, &soft_device.roce->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
+	rc = soft_chan_attach(chan, &soft_device.roce->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
 	if (rc)
 		end(pair);
 	else if (soft_qp_is_requester(qp))
@@ -428,10 +429,10 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 	return rc;
 }
 
-static void offer(void)
+static void offer_room(void)
 {
-	for (int i = 0; i < SOFT_HCAS_MOST; i++)
-		if (soft_path_waits(&soft_device.roce->paths[i]))
+	for (int i = 0; i < SOFT_MAX_HCAS; i++)
+		if (soft_path_has_waiting(&soft_device.roce->paths[i]))
 			soft_path_offer_room(&soft_device.roce->paths[i]);
 }
 
@@ -440,14 +441,14 @@ void soft_roce_unblocked(void)
 	soft_device.roce->blocked = false;
 	soft_roce_flush();
 	if (!soft_device.roce->blocked)
-		offer();
+		offer_room();
 }
 
-static void again(struct soft_timer *timer)
+static void room_timer_expired(struct soft_timer *timer)
 {
 	(void)timer;
 	if (!soft_device.roce->blocked)
-		offer();
+		offer_room();
 }
 
 /* Send the staged packets, and schedule the channels that wait for room. */
@@ -456,14 +457,14 @@ static void flush(struct soft_deferred *deferred)
 	struct soft_path *path = soft_container(deferred, struct soft_path, flush);
 
 	soft_roce_flush();
-	if (soft_path_waits(path) && !soft_device.roce->blocked)
-		soft_timer_start(&soft_device.roce->again, soft_now());
+	if (soft_path_has_waiting(path) && !soft_device.roce->blocked)
+		soft_timer_start(&soft_device.roce->room_timer, soft_now());
 }
 
 static void begin(void)
 {
-	soft_device.roce->again = (struct soft_timer){.expired = again};
-	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+	soft_device.roce->room_timer = (struct soft_timer){.expired = room_timer_expired};
+	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		soft_device.roce->paths[i] = (struct soft_path){.ports = 1u << i};
 		soft_path_init(&soft_device.roce->paths[i], &calls, flush);
 	}
@@ -479,14 +480,14 @@ static void create(void)
 /* Send the last packets and close the sockets. The links and their pairs have ended already. */
 static void stop(void)
 {
-	soft_timer_stop(&soft_device.roce->again);
+	soft_timer_stop(&soft_device.roce->room_timer);
 	soft_roce_sockets_close(true);
 }
 
 static void forked(void)
 {
 	soft_device.roce->blocked = false; /* the child inherits no staged packets and no timer */
-	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
+	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		soft_list_each (struct soft_chan, chan, &soft_device.roce->paths[i].chans, node)
 			end(soft_table_find(&soft_device.roce->pairs, chan->id));
 		soft_path_forget(&soft_device.roce->paths[i]);

@@ -22,13 +22,13 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca);
 
 /* Callbacks for received datagrams: `datagram` for UD queue pairs, and `mad` for queue pair 1.
  * Folders above this one implement them. */
-struct soft_roce_takers {
+struct soft_roce_datagram_ops {
 	void (*datagram)(const struct soft_datagram *datagram, const uint8_t *payload,
 			 uint32_t length);
 	void (*mad)(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
 		    size_t length);
 };
-void soft_roce_use(const struct soft_roce_takers *takers);
+void soft_roce_set_datagram_ops(const struct soft_roce_datagram_ops *ops);
 
 /* Open the addresses of all devices to receive datagrams, until the matching soft_roce_release().
  * Returns 0 or an errno value. After a failure, the caller must not release them. */
@@ -45,7 +45,7 @@ void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, cons
 			size_t length);
 
 /* Handle a datagram from a simulated network. The 64 bytes before `bytes` may be overwritten. */
-void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
-		       uint8_t *bytes, size_t length);
+void soft_roce_receive_simulated(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
+				 uint8_t *bytes, size_t length);
 
 extern const struct soft_subsystem soft_roce_subsystem;

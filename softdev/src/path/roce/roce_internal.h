@@ -24,7 +24,7 @@ enum {
 struct soft_roce_sender {
 	struct soft_fd_watch watch;
 	uint16_t port; /* source port */
-	bool one_by_one; /* the kernel cannot split runs on this socket */
+	bool no_segmentation; /* the kernel cannot split runs on this socket */
 };
 
 /* A guest: another process that receives packets through this one. */
@@ -42,9 +42,9 @@ struct soft_roce_address {
 	bool held; /* in use by datagrams.c */
 	uint32_t room; /* bytes of packets that the receive buffer holds */
 	bool busy; /* packets are being read; do not free */
-	bool left; /* whether the port's owner has closed the connection */
+	bool owner_closed; /* whether the port's owner has closed the connection */
 	struct soft_node node;
-	struct soft_acceptor door; /* listening socket for guests; closed in a guest */
+	struct soft_acceptor acceptor; /* listening socket for guests; closed in a guest */
 	struct soft_node guests;
 	struct soft_roce_sender senders[SOFT_ROCE_SENDERS]; /* port is 0 until opened */
 };
@@ -71,12 +71,12 @@ struct soft_roce_pair {
 	struct soft_icrc_flow in;
 	/* Request window, counted in PSNs. */
 	struct soft_window psns;
-	bool begun;
+	bool has_sent_request;
 	uint32_t unacked; /* `sq.unacked` at the last window update */
 	uint32_t recovered; /* losses count as the same event until this PSN is acknowledged */
 	uint64_t window; /* congestion window in bytes */
 	uint64_t threshold; /* slow start threshold in bytes */
-	uint64_t notifies_at; /* earliest time of the next congestion notification */
+	uint64_t next_notification_ns; /* earliest time of the next congestion notification */
 };
 
 /* Packets that one system call sends to the same destination. All have the same length, but the
@@ -93,12 +93,12 @@ struct soft_roce_run {
 };
 
 struct soft_roce {
-	struct soft_path paths[SOFT_HCAS_MOST]; /* one per device */
+	struct soft_path paths[SOFT_MAX_HCAS]; /* one per device */
 	struct soft_table pairs; /* by local queue pair number */
-	struct soft_timer again; /* offers room to waiting channels in the next step */
+	struct soft_timer room_timer; /* offers room to waiting channels in the next step */
 
 	/* datagrams.c */
-	const struct soft_roce_takers *takers;
+	const struct soft_roce_datagram_ops *datagram_ops;
 	unsigned holders;
 
 	/* sockets.c */
@@ -108,7 +108,7 @@ struct soft_roce {
 	struct soft_roce_run *runs;
 	uint32_t run_count, run_sent;
 	bool blocked; /* a socket's send buffer is full */
-	bool too_long_told;
+	bool too_long_reported;
 };
 
 /* packets.c */
@@ -147,16 +147,16 @@ size_t soft_roce_room(void);
 uint8_t *soft_roce_stage(void);
 /* Add the packet that the caller has written at soft_roce_stage() to a run, and append its ICRC.
  * `length` includes the padding. */
-void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length);
+void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length);
 void soft_roce_flush(void);
 void soft_roce_sockets_close(bool flush);
 
 /* share.c */
 /* Size of the prefix of a packet for a guest: the sender's address and traffic class. */
-enum { SOFT_ROCE_FROM = sizeof(struct sockaddr_in6) + 1 };
+enum { SOFT_ROCE_GUEST_PREFIX = sizeof(struct sockaddr_in6) + 1 };
 static inline bool soft_roce_is_guest(const struct soft_roce_address *address)
 {
-	return address->door.watch.fd < 0;
+	return address->acceptor.watch.fd < 0;
 }
 /* Become the owner of the address and accept guests. If another process owns it, connect to that
  * process as a guest, with the descriptor of `address->watch`. Returns 0 or an errno value. */
@@ -164,12 +164,12 @@ int soft_roce_share(struct soft_roce_address *address);
 void soft_roce_unshare(struct soft_roce_address *address);
 /* Forward a packet to the guests that it is addressed to. Returns false if this process must handle
  * the packet too. */
-bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, uint8_t traffic_class);
+bool soft_roce_forward(struct soft_roce_address *address, struct sockaddr_storage *from,
+		       uint8_t *bytes, size_t length, uint8_t traffic_class);
 
 /* Handle a received packet (path.c). May overwrite the SOFT_FRAME_HEADER bytes before `bytes`. */
-void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, uint8_t traffic_class);
+void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_storage *from,
+		       uint8_t *bytes, size_t length, uint8_t traffic_class);
 /* Resume sending when a full socket accepts more (path.c). */
 void soft_roce_unblocked(void);
 
@@ -178,9 +178,9 @@ void soft_roce_dropped(const char *reason, const struct soft_roce_packet *packet
 		       const struct sockaddr_storage *from);
 
 /* Handle a UD packet (datagrams.c). */
-void soft_roce_take_datagram(const struct soft_roce_address *at,
-			     const struct sockaddr_storage *from,
-			     const struct soft_roce_packet *packet, const uint8_t *bytes,
-			     size_t length, uint8_t traffic_class);
+void soft_roce_receive_datagram(const struct soft_roce_address *at,
+				const struct sockaddr_storage *from,
+				const struct soft_roce_packet *packet, const uint8_t *bytes,
+				size_t length, uint8_t traffic_class);
 /* Implements `port_changed` of soft_roce_subsystem. */
 void soft_roce_port_changed(enum soft_port_change change, uint32_t ports);

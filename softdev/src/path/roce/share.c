@@ -39,7 +39,7 @@ static struct name name_of(const union ibv_gid *gid, uint16_t ip_port)
 
 /* Create a socket with this name. Returns -1 and sets errno on failure, which is EADDRINUSE if the
  * name is taken. */
-static int named(const union ibv_gid *gid, uint16_t ip_port)
+static int bind_name(const union ibv_gid *gid, uint16_t ip_port)
 {
 	const struct name name = name_of(gid, ip_port);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -60,14 +60,16 @@ static void forget(struct soft_roce_guest *guest)
 
 /* Remove a guest whose connection has ended. Guests send nothing, so any input event means the end
  * of the connection. */
-static void gone(struct soft_fd_watch *watch)
+static void guest_disconnected(struct soft_fd_watch *watch)
 {
 	forget(soft_container(watch, struct soft_roce_guest, watch));
 }
 
-static void guest_comes(struct soft_acceptor *door, int fd, const struct sockaddr_storage *from)
+static void accept_guest(struct soft_acceptor *acceptor, int fd,
+			 const struct sockaddr_storage *from)
 {
-	struct soft_roce_address *address = soft_container(door, struct soft_roce_address, door);
+	struct soft_roce_address *address =
+		soft_container(acceptor, struct soft_roce_address, acceptor);
 	const struct name *name = (const void *)from;
 	const struct name right = name_of(&address->gid, name->ip_port);
 	struct soft_roce_guest *guest = calloc(1, sizeof(*guest));
@@ -80,7 +82,7 @@ static void guest_comes(struct soft_acceptor *door, int fd, const struct sockadd
 		return;
 	}
 	guest->watch = (struct soft_fd_watch){
-		.fd = fd, .ready = gone, .ports = soft_gid_port(&address->gid)};
+		.fd = fd, .ready = guest_disconnected, .ports = soft_gid_port(&address->gid)};
 	guest->ip_port = name->ip_port;
 	soft_set_send_buffer(fd, SOFT_ROCE_BUFFER);
 	soft_list_append(&address->guests, &guest->node);
@@ -88,19 +90,19 @@ static void guest_comes(struct soft_acceptor *door, int fd, const struct sockadd
 		forget(guest);
 }
 
-bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *from,
-		    uint8_t *bytes, size_t length, uint8_t traffic_class)
+bool soft_roce_forward(struct soft_roce_address *address, struct sockaddr_storage *from,
+		       uint8_t *bytes, size_t length, uint8_t traffic_class)
 {
 	if (soft_list_empty(&address->guests) || length < QPN_OFFSET + 3)
 		return false;
 	const uint8_t *at = bytes + QPN_OFFSET;
 	const uint32_t qpn = (uint32_t)at[0] << 16 | (uint32_t)at[1] << 8 | at[2];
-	struct iovec iov[] = {{from, SOFT_ROCE_FROM}, {bytes, length}};
+	struct iovec iov[] = {{from, SOFT_ROCE_GUEST_PREFIX}, {bytes, length}};
 	const struct msghdr record = {.msg_iov = iov, .msg_iovlen = 2};
 
 	if (qpn != SOFT_ROCE_GSI && soft_qpn_ip_port(qpn) == soft_ip_port())
 		return false;
-	((uint8_t *)from)[SOFT_ROCE_FROM - 1] = traffic_class;
+	((uint8_t *)from)[SOFT_ROCE_GUEST_PREFIX - 1] = traffic_class;
 	soft_list_each (struct soft_roce_guest, guest, &address->guests, node)
 		if (qpn == SOFT_ROCE_GSI || soft_qpn_ip_port(qpn) == guest->ip_port)
 			/* Drop the packet if the guest's socket is full, as a network may do. */
@@ -120,7 +122,7 @@ bool soft_roce_is_shared(const union ibv_gid *gid)
 static int join(struct soft_roce_address *address)
 {
 	const struct name owner = name_of(&address->gid, 0);
-	int fd = named(&address->gid, soft_ip_port()), error;
+	int fd = bind_name(&address->gid, soft_ip_port()), error;
 	pid_t pid;
 
 	if (fd < 0)
@@ -141,18 +143,18 @@ int soft_roce_share(struct soft_roce_address *address)
 	int error = soft_ip_port() ? ECONNREFUSED : errno;
 
 	soft_assert_locked();
-	address->door.watch.fd = -1;
+	address->acceptor.watch.fd = -1;
 	for (int i = 0; error == ECONNREFUSED && i < TRIES; i++) {
-		int fd = named(&address->gid, 0);
+		int fd = bind_name(&address->gid, 0);
 
 		if (fd >= 0) {
 			error = listen(fd, BACKLOG) ? errno : 0;
 			if (error)
 				soft_close_fd(&fd);
 			else
-				error = soft_accept_start(&address->door, fd,
+				error = soft_accept_start(&address->acceptor, fd,
 							  soft_gid_port(&address->gid),
-							  guest_comes);
+							  accept_guest);
 		} else {
 			error = errno == EADDRINUSE ? join(address) : errno;
 			if (error == ECONNREFUSED)
@@ -169,7 +171,7 @@ int soft_roce_share(struct soft_roce_address *address)
 void soft_roce_unshare(struct soft_roce_address *address)
 {
 	soft_assert_locked();
-	soft_accept_stop(&address->door);
+	soft_accept_stop(&address->acceptor);
 	soft_list_drain (struct soft_roce_guest, guest, &address->guests, node)
 		forget(guest);
 }

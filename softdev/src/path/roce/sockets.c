@@ -15,19 +15,19 @@
 #include "trace/trace.h"
 
 enum {
-	STAGED_MOST = 256 * 1024,
-	RUNS_MOST = 1024,
-	/* Frames of ROOM_MOST bytes need up to SLACK more bytes as packets. Packets of short frames
+	MAX_STAGED = 256 * 1024,
+	MAX_RUNS = 1024,
+	/* Frames of MAX_ROOM bytes need up to SLACK more bytes as packets. Packets of short frames
 	 * are longer than the frames, and an acknowledgement in a frame header needs one more
 	 * packet. */
-	ROOM_MOST = 32 * 1024 + SOFT_FRAME_HEADER,
-	SLACK = ROOM_MOST / 2 + SOFT_ROCE_PACKET_MAX,
+	MAX_ROOM = 32 * 1024 + SOFT_FRAME_HEADER,
+	SLACK = MAX_ROOM / 2 + SOFT_ROCE_PACKET_MAX,
 	RUNS_SLACK = 512,
-	SEGMENTS_MOST = 64, /* the kernel's limit (udp(7), UDP_SEGMENT) */
-	RUN_MOST = 60000, /* bytes */
-	SENDS_TOGETHER = 32,
+	MAX_SEGMENTS = 64, /* the kernel's limit (udp(7), UDP_SEGMENT) */
+	MAX_RUN = 60000, /* bytes */
+	SENDS_PER_CALL = 32,
 
-	READS_TOGETHER = 8,
+	READS_PER_CALL = 8,
 	READS_PER_STEP = 64,
 	HEADROOM = 64, /* space for a frame header before a packet */
 	INPUT = HEADROOM + 64 * 1024,
@@ -47,17 +47,17 @@ static void writable(struct soft_fd_watch *watch)
 	soft_roce_unblocked();
 }
 
-static void forget_staged(void)
+static void discard_staged(void)
 {
 	soft_device.roce->staged_length = soft_device.roce->run_count = soft_device.roce->run_sent =
 		0;
 }
 
-static void tell_too_long(uint32_t length)
+static void report_too_long(uint32_t length)
 {
-	if (soft_device.roce->too_long_told)
+	if (soft_device.roce->too_long_reported)
 		return;
-	soft_device.roce->too_long_told = true;
+	soft_device.roce->too_long_reported = true;
 	fprintf(stderr,
 		"aiordma: a RoCE packet of %u bytes exceeds the MTU of the network; reduce the "
 		"path_mtu of the queue pairs, or increase the MTU of the network interface\n",
@@ -66,19 +66,19 @@ static void tell_too_long(uint32_t length)
 
 /* Returns whether to send a run again when the socket accepts more. All other unsent runs are
  * dropped. */
-static bool must_wait(const struct soft_roce_run *run, int error)
+static bool must_retry(const struct soft_roce_run *run, int error)
 {
 	switch (error) {
 	case EAGAIN:
 		return !soft_watch(&run->sender->watch, EPOLLOUT);
 	case EMSGSIZE:
-		tell_too_long(run->segment);
+		report_too_long(run->segment);
 		return false;
 	case EIO:
 	case EINVAL:
 		/* The kernel cannot split runs if the network device lacks checksum offload
 		 * (udp(7)). */
-		run->sender->one_by_one |= run->count > 1;
+		run->sender->no_segmentation |= run->count > 1;
 		return false;
 	default:
 		return false;
@@ -110,7 +110,7 @@ static void send_run(const struct soft_network *network, const struct soft_roce_
 	soft_device.roce->run_sent++;
 }
 
-static void lose_run(const struct soft_roce_run *run)
+static void drop_run(const struct soft_roce_run *run)
 {
 	union ibv_gid to;
 
@@ -124,9 +124,9 @@ static void send_runs(const struct soft_roce_run *runs, unsigned count)
 	union {
 		struct cmsghdr alignment;
 		uint8_t bytes[CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(int))];
-	} controls[SENDS_TOGETHER];
-	struct mmsghdr messages[SENDS_TOGETHER] = {0};
-	struct iovec iov[SENDS_TOGETHER];
+	} controls[SENDS_PER_CALL];
+	struct mmsghdr messages[SENDS_PER_CALL] = {0};
+	struct iovec iov[SENDS_PER_CALL];
 	int sent;
 
 	for (unsigned i = 0; i < count; i++) {
@@ -153,10 +153,10 @@ static void send_runs(const struct soft_roce_run *runs, unsigned count)
 	while (sent < 0 && errno == EINTR);
 	if (sent > 0)
 		soft_device.roce->run_sent += (uint32_t)sent;
-	else if (must_wait(runs, errno))
+	else if (must_retry(runs, errno))
 		soft_device.roce->blocked = true;
 	else
-		lose_run(runs);
+		drop_run(runs);
 }
 
 void soft_roce_flush(void)
@@ -173,26 +173,26 @@ void soft_roce_flush(void)
 			send_run(soft_device.platform->network, runs);
 			continue;
 		}
-		while (count < left && count < SENDS_TOGETHER && runs[count].sender == runs->sender)
+		while (count < left && count < SENDS_PER_CALL && runs[count].sender == runs->sender)
 			count++;
 		send_runs(runs, count);
 	}
 	if (!soft_device.roce->blocked)
-		forget_staged();
+		discard_staged();
 }
 
 size_t soft_roce_room(void)
 {
-	if (soft_device.roce->staged_length > STAGED_MOST - ROOM_MOST - SLACK ||
-	    soft_device.roce->run_count > RUNS_MOST - RUNS_SLACK)
+	if (soft_device.roce->staged_length > MAX_STAGED - MAX_ROOM - SLACK ||
+	    soft_device.roce->run_count > MAX_RUNS - RUNS_SLACK)
 		soft_roce_flush();
-	return soft_device.roce->blocked ? 0 : ROOM_MOST;
+	return soft_device.roce->blocked ? 0 : MAX_ROOM;
 }
 
 uint8_t *soft_roce_stage(void)
 {
-	return soft_device.roce->staged_length + SOFT_ROCE_PACKET_MAX <= STAGED_MOST &&
-			       soft_device.roce->run_count < RUNS_MOST
+	return soft_device.roce->staged_length + SOFT_ROCE_PACKET_MAX <= MAX_STAGED &&
+			       soft_device.roce->run_count < MAX_RUNS
 		       ? soft_device.roce->staged + soft_device.roce->staged_length
 		       : NULL;
 }
@@ -206,17 +206,17 @@ static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t
 			: NULL;
 
 	return run && !soft_device.roce->blocked && run->sender == flow->sender &&
-			       !run->sender->one_by_one &&
+			       !run->sender->no_segmentation &&
 			       run->length == (uint32_t)run->segment * run->count &&
 			       run->traffic_class == flow->traffic_class &&
-			       length <= run->segment && run->count < SEGMENTS_MOST &&
-			       run->length + length <= RUN_MOST &&
+			       length <= run->segment && run->count < MAX_SEGMENTS &&
+			       run->length + length <= MAX_RUN &&
 			       !memcmp(&run->to, &flow->to, flow->to_length)
 		       ? run
 		       : NULL;
 }
 
-void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
+void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length)
 {
 	uint8_t *at = soft_device.roce->staged + soft_device.roce->staged_length;
 	const uint32_t whole = length + SOFT_ROCE_ICRC;
@@ -275,22 +275,22 @@ static uint8_t traffic_class_of(struct msghdr *message)
 }
 
 /* Read packets. Returns the number of bytes, or 0 if the socket is empty. If fewer than
- * READS_TOGETHER messages arrive, nothing is left. Returning 0 then saves a system call, which
+ * READS_PER_CALL messages arrive, nothing is left. Returning 0 then saves a system call, which
  * would delay small messages. If `only_pass` is set, packets for this process are dropped. */
 static size_t read_some(struct soft_roce_address *address, bool only_pass)
 {
 	union {
 		struct cmsghdr alignment;
 		uint8_t bytes[2 * CMSG_SPACE(sizeof(int))];
-	} controls[READS_TOGETHER];
-	struct sockaddr_storage from[READS_TOGETHER];
-	struct mmsghdr messages[READS_TOGETHER] = {0};
-	struct iovec iov[READS_TOGETHER][2];
+	} controls[READS_PER_CALL];
+	struct sockaddr_storage from[READS_PER_CALL];
+	struct mmsghdr messages[READS_PER_CALL] = {0};
+	struct iovec iov[READS_PER_CALL][2];
 	const bool guest = soft_roce_is_guest(address);
 	size_t bytes = 0;
 
-	for (int i = 0; i < READS_TOGETHER; i++) {
-		iov[i][0] = (struct iovec){&from[i], SOFT_ROCE_FROM};
+	for (int i = 0; i < READS_PER_CALL; i++) {
+		iov[i][0] = (struct iovec){&from[i], SOFT_ROCE_GUEST_PREFIX};
 		iov[i][1] = (struct iovec){soft_device.roce->input + (size_t)i * INPUT + HEADROOM,
 					   INPUT - HEADROOM};
 		messages[i].msg_hdr = (struct msghdr){
@@ -304,34 +304,36 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 			.msg_controllen = guest ? 0 : sizeof(controls[i]),
 		};
 	}
-	int count = recvmmsg(address->watch.fd, messages, READS_TOGETHER, MSG_DONTWAIT, NULL);
+	int count = recvmmsg(address->watch.fd, messages, READS_PER_CALL, MSG_DONTWAIT, NULL);
 
 	for (int i = 0; i < count; i++) {
-		if (guest && messages[i].msg_len <= SOFT_ROCE_FROM) {
-			address->left = true; /* the port's owner has closed the connection */
+		if (guest && messages[i].msg_len <= SOFT_ROCE_GUEST_PREFIX) {
+			/* The port's owner has closed the connection. */
+			address->owner_closed = true;
 			return 0;
 		}
-		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_FROM : 0);
+		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_GUEST_PREFIX : 0);
 		const size_t segment = segment_of(&messages[i].msg_hdr, length);
-		const uint8_t traffic_class = guest ? ((uint8_t *)&from[i])[SOFT_ROCE_FROM - 1]
-						    : traffic_class_of(&messages[i].msg_hdr);
+		const uint8_t traffic_class =
+			guest ? ((uint8_t *)&from[i])[SOFT_ROCE_GUEST_PREFIX - 1]
+			      : traffic_class_of(&messages[i].msg_hdr);
 
 		for (size_t done = 0; done < length; done += segment) {
 			uint8_t *at = (uint8_t *)iov[i][1].iov_base + done;
 			const size_t one = length - done < segment ? length - done : segment;
 
-			if (!soft_roce_pass(address, &from[i], at, one, traffic_class) &&
+			if (!soft_roce_forward(address, &from[i], at, one, traffic_class) &&
 			    !only_pass)
-				soft_roce_take(address, &from[i], at, one, traffic_class);
+				soft_roce_receive(address, &from[i], at, one, traffic_class);
 		}
 		bytes += length + 1;
 	}
-	return count == READS_TOGETHER ? bytes : 0;
+	return count == READS_PER_CALL ? bytes : 0;
 }
 
 /* Forward unread packets to the guests, because closing the socket would lose them. They include
  * packets that this process itself has sent to guests, such as its last acknowledgements. */
-static void pass_rest(struct soft_roce_address *address)
+static void forward_unread(struct soft_roce_address *address)
 {
 	/* The input buffer is in use while a packet is handled. */
 	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
@@ -344,9 +346,9 @@ static void pass_rest(struct soft_roce_address *address)
 /* Close and free an address. Drops all staged packets, because some may refer to its sockets. */
 static void close_address(struct soft_roce_address *address)
 {
-	forget_staged();
+	discard_staged();
 	if (soft_device.roce->blocked)
-		soft_timer_start(&soft_device.roce->again, soft_now());
+		soft_timer_start(&soft_device.roce->room_timer, soft_now());
 	soft_device.roce->blocked = false;
 	for (int i = 0; i < SOFT_ROCE_SENDERS; i++)
 		if (address->senders[i].port)
@@ -372,11 +374,11 @@ static void readable(struct soft_fd_watch *watch)
 		budget -= bytes < budget ? bytes : budget;
 	}
 	address->busy = false;
-	if (address->left && address->users) {
+	if (address->owner_closed && address->users) {
 		soft_watch_close(&address->watch);
 		(void)receive_at(address);
 	}
-	address->left = false;
+	address->owner_closed = false;
 	soft_roce_address_release(NULL);
 }
 
@@ -401,7 +403,7 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 
 /* Create a UDP socket that is bound to this address and port and never fragments packets. Returns
  * -1 and sets errno on failure. */
-static int bound(const union ibv_gid *gid, uint16_t port)
+static int bind_socket(const union ibv_gid *gid, uint16_t port)
 {
 	struct sockaddr_storage address;
 	const socklen_t length = soft_gid_address(gid, gid, port, &address);
@@ -439,7 +441,7 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 	return fd;
 }
 
-static void tell_not_open(const union ibv_gid *gid, int error)
+static void report_not_open(const union ibv_gid *gid, int error)
 {
 	char text[INET6_ADDRSTRLEN] = "";
 
@@ -460,7 +462,7 @@ static void tell_not_open(const union ibv_gid *gid, int error)
 static int receive_at(struct soft_roce_address *address)
 {
 	if (soft_device.platform->network) {
-		address->door.watch.fd = -1;
+		address->acceptor.watch.fd = -1;
 		address->room = SOFT_ROCE_BUFFER / 4;
 		return 0;
 	}
@@ -468,7 +470,7 @@ static int receive_at(struct soft_roce_address *address)
 	socklen_t length = sizeof(room);
 
 	if (!error && !soft_roce_is_guest(address)) {
-		address->watch.fd = bound(&address->gid, SOFT_ROCE_PORT);
+		address->watch.fd = bind_socket(&address->gid, SOFT_ROCE_PORT);
 		error = address->watch.fd < 0 ? errno : 0;
 		soft_set_option(address->watch.fd, IPPROTO_UDP, UDP_GRO, 1);
 	}
@@ -480,7 +482,7 @@ static int receive_at(struct soft_roce_address *address)
 		error = soft_watch(&address->watch, EPOLLIN);
 	if (error) {
 		if (error != EADDRNOTAVAIL) /* an error that the caller may expect */
-			tell_not_open(&address->gid, error);
+			report_not_open(&address->gid, error);
 		soft_watch_close(&address->watch);
 		soft_roce_unshare(address);
 	}
@@ -490,11 +492,11 @@ static int receive_at(struct soft_roce_address *address)
 static bool allocate(void)
 {
 	if (!soft_device.roce->input)
-		soft_device.roce->input = malloc((size_t)READS_TOGETHER * INPUT);
+		soft_device.roce->input = malloc((size_t)READS_PER_CALL * INPUT);
 	if (!soft_device.roce->staged)
-		soft_device.roce->staged = malloc(STAGED_MOST);
+		soft_device.roce->staged = malloc(MAX_STAGED);
 	if (!soft_device.roce->runs)
-		soft_device.roce->runs = malloc(RUNS_MOST * sizeof(*soft_device.roce->runs));
+		soft_device.roce->runs = malloc(MAX_RUNS * sizeof(*soft_device.roce->runs));
 	errno = ENOMEM;
 	return soft_device.roce->input && soft_device.roce->staged && soft_device.roce->runs;
 }
@@ -519,7 +521,7 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 	int error = receive_at(address);
 
 	if (error)
-		return soft_made(error, address);
+		return soft_finish_create(error, address);
 	soft_list_append(&soft_device.roce->addresses, &address->node);
 	return address;
 }
@@ -534,7 +536,7 @@ void soft_roce_address_release(struct soft_roce_address *address)
 		if (it->users || it->busy)
 			continue;
 		soft_roce_flush();
-		pass_rest(it);
+		forward_unread(it);
 		close_address(it);
 	}
 }
@@ -558,7 +560,7 @@ static struct soft_roce_sender *sender_of(struct soft_roce_address *address, uin
 			sender->port = number;
 			return sender;
 		}
-		fd = bound(&address->gid, number);
+		fd = bind_socket(&address->gid, number);
 	}
 	if (fd < 0)
 		return NULL;
@@ -590,8 +592,8 @@ bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *addre
 	return true;
 }
 
-void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
-		       uint8_t *bytes, size_t length)
+void soft_roce_receive_simulated(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
+				 uint8_t *bytes, size_t length)
 {
 	struct soft_roce_address *address = soft_roce_address_at(at);
 	struct sockaddr_storage sender;
@@ -600,7 +602,7 @@ void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint1
 		return;
 	soft_gid_address(from, at, port, &sender);
 	address->busy = true;
-	soft_roce_take(address, &sender, bytes, length, 0);
+	soft_roce_receive(address, &sender, bytes, length, 0);
 	address->busy = false;
 	soft_roce_address_release(NULL);
 }
@@ -613,7 +615,7 @@ __attribute__((destructor)) static void at_exit(void)
 		return;
 	soft_roce_flush();
 	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
-		pass_rest(it);
+		forward_unread(it);
 	soft_unlock();
 }
 
@@ -624,10 +626,10 @@ void soft_roce_sockets_close(bool flush)
 		soft_roce_flush();
 	soft_list_drain (struct soft_roce_address, address, &soft_device.roce->addresses, node) {
 		if (flush)
-			pass_rest(address);
+			forward_unread(address);
 		close_address(address);
 	}
-	forget_staged();
+	discard_staged();
 	soft_device.roce->blocked = false;
 	soft_device.roce->holders = 0;
 	free(soft_device.roce->input);

@@ -174,7 +174,7 @@ static bool identify(struct soft_shm_peer *peer)
 static void socket_ready(struct soft_fd_watch *watch);
 
 /* Assign the peer and its descriptors to these device ports. Returns 0 or an errno value. */
-static int belong(struct soft_shm_peer *peer, uint32_t ports)
+static int set_ports(struct soft_shm_peer *peer, uint32_t ports)
 {
 	soft_unwatch(&peer->socket);
 	peer->path.ports = ports;
@@ -194,7 +194,7 @@ static struct soft_shm_peer *create_peer(int fd, uint32_t ports)
 	peer->process = (struct soft_fd_watch){.fd = -1, .ready = process_died};
 	peer->timeout.expired = attach_timed_out;
 	soft_timer_start(&peer->timeout, soft_now() + ATTACH_TIMEOUT_NS);
-	if (identify(peer) && !belong(peer, ports))
+	if (identify(peer) && !set_ports(peer, ports))
 		return peer;
 	soft_shm_peer_finish(peer, ECONNREFUSED);
 	return NULL;
@@ -224,7 +224,7 @@ static bool handle_hello(struct soft_shm_peer *peer, const struct message *messa
 	soft_list_remove(&peer->unidentified);
 	peer->port = message->port;
 	peer->path.peer_hca = message->from;
-	if (belong(peer, soft_hca_at(message->to)->port) || fds[MEMORY] < 0 ||
+	if (set_ports(peer, soft_hca_at(message->to)->port) || fds[MEMORY] < 0 ||
 	    soft_segment_check(fds[MEMORY]) || soft_segment_map(peer, fds[MEMORY], false) ||
 	    !receive_pipe(peer, fds) || soft_notify_pipe_make(&peer->pipe))
 		return false;

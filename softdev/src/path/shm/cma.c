@@ -5,8 +5,8 @@
  * They run at the same time, but they occupy two cores and wake a sleeping side repeatedly. All
  * these times depend on the machine, the page size and the caches, and vary by a factor of five, so
  * both methods are measured. A copy counts as slow if it takes longer than both copies through the
- * ring together. If the application sleeps while it waits, the limit is ASLEEP times as long. After
- * two slow copies in a row, the copying side asks the peer to use the ring for a while
+ * ring together. If the application sleeps while it waits, the limit is WAKEUP_FACTOR times as
+ * long. After two slow copies in a row, the copying side asks the peer to use the ring for a while
  * (`backoff_until`). Records that arrive through the ring in the meantime update the measured cost
  * of the ring.
  *
@@ -25,9 +25,10 @@
 #define BACKOFF_NS 250000000u
 
 enum {
-	LONG = 32 * 1024, /* minimum length of a measured copy */
+	MIN_MEASURED = 32 * 1024, /* minimum length of a measured copy */
 	WEIGHT = 8, /* sum of the weights of the mean (7) and a new measurement (1) */
-	ASLEEP = 16, /* factor for the ring's time if the ring wakes a side; 10 was measured */
+	/* factor for the ring's time if the ring wakes a side; 10 was measured */
+	WAKEUP_FACTOR = 16,
 };
 
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer)
@@ -52,7 +53,7 @@ void soft_cma_end(struct soft_cma *cma)
 
 /* ---- copying ------------------------------------------------------------------------------- */
 
-static size_t bytes_of(const struct iovec *iov, int count)
+static size_t total_length(const struct iovec *iov, int count)
 {
 	size_t bytes = 0;
 
@@ -138,7 +139,7 @@ static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int
 static enum soft_cma_result read_all(const struct soft_cma *cma, const struct iovec *to,
 				     int to_count, const struct iovec *from, int from_count)
 {
-	size_t length = bytes_of(to, to_count), done = 0;
+	size_t length = total_length(to, to_count), done = 0;
 
 	/* A call ends early at the first missing page, so continue until a call reads nothing.
 	 * After an error such as EPERM or ENOSYS, this peer's memory is not copied again. */
@@ -201,48 +202,49 @@ static uint64_t mean_with(uint64_t mean, uint64_t ns, size_t length)
 	return mean ? (mean * (WEIGHT - 1) + one) / WEIGHT : one;
 }
 
-uint64_t soft_cma_ring_begins(size_t length)
+uint64_t soft_cma_ring_start(size_t length)
 {
-	return length < LONG ? 0 : soft_now();
+	return length < MIN_MEASURED ? 0 : soft_now();
 }
 
-void soft_cma_ring_put(struct soft_cma *cma, uint64_t since, size_t length)
+void soft_cma_ring_wrote(struct soft_cma *cma, uint64_t since, size_t length)
 {
 	if (since)
-		soft_hint_set(&cma->own->put_ns, mean_with(soft_hint_get(&cma->own->put_ns),
-							   soft_now() - since, length));
+		soft_hint_set(&cma->own->ring_write_ns,
+			      mean_with(soft_hint_get(&cma->own->ring_write_ns), soft_now() - since,
+					length));
 }
 
-void soft_cma_ring_took(struct soft_cma *cma, uint64_t since, size_t length)
+void soft_cma_ring_read(struct soft_cma *cma, uint64_t since, size_t length)
 {
 	if (since)
-		cma->took_ns = mean_with(cma->took_ns, soft_now() - since, length);
+		cma->ring_read_ns = mean_with(cma->ring_read_ns, soft_now() - since, length);
 }
 
 static bool is_slow(const struct soft_cma *cma, uint64_t ns, size_t length)
 {
-	uint64_t put_ns = soft_hint_get(&cma->peer->put_ns);
-	uint64_t ring_ns = put_ns && cma->took_ns ? put_ns + cma->took_ns : 0;
+	uint64_t put_ns = soft_hint_get(&cma->peer->ring_write_ns);
+	uint64_t ring_ns = put_ns && cma->ring_read_ns ? put_ns + cma->ring_read_ns : 0;
 	uint64_t one = ns_for_mib(ns, length);
 
 	return one > soft_device.shm->slow &&
-	       one > ring_ns * (soft_application_polls() ? 1 : ASLEEP);
+	       one > ring_ns * (soft_application_polls() ? 1 : WAKEUP_FACTOR);
 }
 
 /* CPU time and page faults of this thread so far. */
-struct used {
+struct thread_usage {
 	uint64_t ns;
 	long faults;
 };
 
-static struct used used_so_far(void)
+static struct thread_usage get_thread_usage(void)
 {
 	struct timespec time;
 	struct rusage usage;
 
 	soft_device.platform->clock(CLOCK_THREAD_CPUTIME_ID, &time);
 	getrusage(RUSAGE_THREAD, &usage);
-	return (struct used){
+	return (struct thread_usage){
 		.ns = soft_nanoseconds(&time),
 		.faults = usage.ru_minflt + usage.ru_majflt,
 	};
@@ -251,11 +253,11 @@ static struct used used_so_far(void)
 static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iovec *to,
 					  int to_count, const struct iovec *from, int from_count)
 {
-	size_t length = bytes_of(to, to_count);
+	size_t length = total_length(to, to_count);
 
-	if (length < LONG)
+	if (length < MIN_MEASURED)
 		return read_all(cma, to, to_count, from, from_count);
-	struct used before = cma->was_slow ? used_so_far() : (struct used){0};
+	struct thread_usage before = cma->was_slow ? get_thread_usage() : (struct thread_usage){0};
 	uint64_t since = soft_now();
 	enum soft_cma_result result = read_all(cma, to, to_count, from, from_count);
 
@@ -266,7 +268,7 @@ static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iov
 	} else if (!cma->was_slow) {
 		cma->was_slow = true;
 	} else {
-		struct used after = used_so_far();
+		struct thread_usage after = get_thread_usage();
 
 		if (after.faults == before.faults && is_slow(cma, after.ns - before.ns, length)) {
 			cma->was_slow = false;
@@ -299,7 +301,7 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 				   uint32_t offset, const struct iovec *to, int count)
 {
 	struct iovec from[SOFT_CMA_PIECES + 1] = {0};
-	size_t length = bytes_of(to, count);
+	size_t length = total_length(to, count);
 	int from_count = pieces_of(desc, offset, length, from);
 	enum soft_cma_result result = SOFT_CMA_COPIED;
 
@@ -322,7 +324,7 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 	if (result == SOFT_CMA_COPIED)
 		soft_device.shm->copied += length;
 	if (result == SOFT_CMA_FORBIDDEN)
-		soft_publish(&cma->own->copies, 0);
+		soft_publish(&cma->own->can_copy, 0);
 	return result;
 }
 
@@ -332,7 +334,7 @@ bool soft_cma_probe(struct soft_cma *cma, pid_t pid)
 	cma->probed = true;
 	bool copies = cma->own == cma->peer || (pid && read_some(cma, NULL, 0, NULL, 0, 0) == 0);
 
-	soft_publish(&cma->own->copies, copies);
+	soft_publish(&cma->own->can_copy, copies);
 	return copies;
 }
 
@@ -394,7 +396,7 @@ void soft_cma_attach(struct soft_shm_peer *peer)
 	if (!cma)
 		return;
 	if (soft_cma_init(cma, (struct soft_cma_page *)(void *)peer->own_area,
-			  (struct soft_cma_page *)(void *)peer->their_area)) {
+			  (struct soft_cma_page *)(void *)peer->peer_area)) {
 		free(cma);
 		return;
 	}

@@ -40,12 +40,12 @@ struct soft_cma_page {
 	/* CLOCK_MONOTONIC time until which the peer should not send descriptors, because copying
 	 * was slow. */
 	uint64_t backoff_until;
-	uint32_t copies; /* whether the owner of the page may copy from the peer's memory */
+	uint32_t can_copy; /* whether the owner of the page may copy from the peer's memory */
 	uint32_t busy; /* 1 + number of the peer's slot being copied, or 0 */
 	uint32_t generation[SOFT_CMA_SLOTS]; /* current generations of the owner's exports */
 	uint32_t done[SOFT_CMA_SLOTS]; /* last finished generation of each of the peer's slots */
 	/* Mean time in ns to write 1 MiB to the ring, or 0 if unknown. */
-	uint64_t put_ns;
+	uint64_t ring_write_ns;
 };
 
 _Static_assert(sizeof(struct soft_cma_page) <= SOFT_CMA_PAGE, "one page for each side");
@@ -54,7 +54,7 @@ _Static_assert(sizeof(struct soft_cma_page) <= SOFT_CMA_PAGE, "one page for each
  * export. */
 struct soft_cma_export {
 	bool used;
-	bool answer; /* response to a READ, not a SEND or WRITE request */
+	bool is_response; /* response to a READ, not a SEND or WRITE request */
 	struct soft_link *link;
 	uint32_t index; /* slot of the request in the send queue */
 	uint32_t psn;
@@ -78,7 +78,7 @@ struct soft_cma {
 	unsigned cursor; /* slot after the latest export */
 	unsigned timeouts; /* number of revocations that timed out */
 	bool was_slow; /* whether the previous measured copy was slow */
-	uint64_t took_ns; /* mean time in ns to read 1 MiB from the ring, or 0 if unknown */
+	uint64_t ring_read_ns; /* mean time in ns to read 1 MiB from the ring, or 0 if unknown */
 	struct soft_cma_export exports[SOFT_CMA_SLOTS];
 };
 
@@ -144,11 +144,11 @@ enum soft_cma_result {
 enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_desc *desc,
 				   uint32_t offset, const struct iovec *to, int count);
 /* Start measuring the ring, for comparison with copies. Returns a start time for
- * soft_cma_ring_put() or soft_cma_ring_took(), or 0 if the record is too short to be measured. */
-uint64_t soft_cma_ring_begins(size_t length);
+ * soft_cma_ring_wrote() or soft_cma_ring_read(), or 0 if the record is too short to be measured. */
+uint64_t soft_cma_ring_start(size_t length);
 /* Finish measuring a write of `length` bytes to the peer's ring. */
-void soft_cma_ring_put(struct soft_cma *cma, uint64_t since, size_t length);
+void soft_cma_ring_wrote(struct soft_cma *cma, uint64_t since, size_t length);
 /* Finish measuring a read of `length` bytes from this side's ring. */
-void soft_cma_ring_took(struct soft_cma *cma, uint64_t since, size_t length);
+void soft_cma_ring_read(struct soft_cma *cma, uint64_t since, size_t length);
 /* Mark a descriptor as done, so that the owner can reuse its slot. */
 void soft_cma_done(struct soft_cma *cma, const struct soft_cma_desc *desc);

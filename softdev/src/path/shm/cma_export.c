@@ -14,7 +14,7 @@ enum {
 bool soft_cma_is_open(const struct soft_cma *cma)
 {
 	/* A peer that is busy at every revocation would delay each deregistration of memory. */
-	return cma->timeouts < MAX_TIMEOUTS && soft_observe(&cma->peer->copies);
+	return cma->timeouts < MAX_TIMEOUTS && soft_observe(&cma->peer->can_copy);
 }
 
 static bool is_done(const struct soft_cma *cma, const struct soft_cma_export *export)

@@ -9,7 +9,7 @@
 
 #include "notify_pipe.h"
 
-enum { AT_ONCE = 4096 };
+enum { DRAIN_SIZE = 4096 };
 
 void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
 			   void (*notified)(struct soft_fd_watch *watch))
@@ -63,7 +63,7 @@ void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe)
 
 bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe)
 {
-	char rings[AT_ONCE];
+	char rings[DRAIN_SIZE];
 
 	if (pipe->in.fd < 0)
 		return true;

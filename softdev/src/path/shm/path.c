@@ -8,9 +8,9 @@ enum {
 	/* Limits of a record. Frames are short, so that the peer can copy one out of the ring while
 	 * this side copies the next one in. Their number is limited so that the peer can start on
 	 * small frames early. */
-	FRAME_MOST = 32 * 1024,
-	FRAMES_MOST = 24,
-	RECORD_MOST = 4 * FRAME_MOST,
+	MAX_FRAME = 32 * 1024,
+	MAX_FRAMES = 24,
+	MAX_RECORD = 4 * MAX_FRAME,
 };
 
 /* ---- local peers ---------------------------------------------------------------------------- */
@@ -49,7 +49,7 @@ void soft_shm_peer_release(struct soft_shm_peer *peer)
 
 /* Report each record that the peer has not read to the channel that wrote it. The peer chose the
  * channel numbers. If two channels have the same number, only one receives the report. */
-static int tell_unread(struct soft_shm_peer *peer)
+static int report_unread(struct soft_shm_peer *peer)
 {
 	struct soft_table by_number = {0};
 	struct soft_ring rest;
@@ -63,7 +63,7 @@ static int tell_unread(struct soft_shm_peer *peer)
 		struct soft_chan *chan = soft_table_find(&by_number, record.to);
 
 		if (chan && record.kind == SOFT_RECORD_DATA)
-			chan->calls->unread(chan, record.payload, record.length);
+			chan->calls->report_unread(chan, record.payload, record.length);
 		rc = 0;
 	}
 	free(by_number.slots);
@@ -99,7 +99,7 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 	soft_shm_peer_receive(peer, SOFT_RING_SIZE);
 	if (!peer->up)
 		soft_shm_peer_finish(peer, ECONNREFUSED);
-	else if (!peer->path.dead && tell_unread(peer)) /* the set of unread records is unknown */
+	else if (!peer->path.dead && report_unread(peer)) /* the set of unread records is unknown */
 		finish(peer, EPROTO, false);
 	else
 		finish(peer, ECONNRESET, true);
@@ -128,7 +128,7 @@ static ssize_t room(struct soft_path *path, size_t least)
 {
 	ssize_t room = soft_ring_room(&peer_of(path)->out, least);
 
-	return room < RECORD_MOST ? room : RECORD_MOST;
+	return room < MAX_RECORD ? room : MAX_RECORD;
 }
 
 static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
@@ -136,49 +136,49 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 {
 	struct soft_shm_peer *peer = peer_of(path);
 	size_t bytes = ends[0].bytes;
-	uint64_t since = soft_cma_ring_begins(bytes);
+	uint64_t since = soft_cma_ring_start(bytes);
 
 	soft_ring_put(&peer->out,
 		      &(struct soft_record){
 			      .kind = kind, .to = to, .from = from, .length = (uint32_t)bytes},
 		      iov, ends[0].iovecs);
 	if (peer->cma && kind == SOFT_RECORD_DATA)
-		soft_cma_ring_put(peer->cma, since, bytes);
+		soft_cma_ring_wrote(peer->cma, since, bytes);
 	(void)count; /* room() limits this to one record */
 	return 1;
 }
 
 static const struct soft_path_calls ring_calls = {
 	.name = AIORDMA_WIRE_SHARED_MEMORY,
-	.frame_most = FRAME_MOST,
-	.frames_most = FRAMES_MOST,
-	.record_most = RECORD_MOST,
+	.max_frame = MAX_FRAME,
+	.max_frames = MAX_FRAMES,
+	.max_record = MAX_RECORD,
 	.room = room,
 	.put = put,
 };
 
 bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 {
-	if (!soft_path_waits(&peer->path))
+	if (!soft_path_has_waiting(&peer->path))
 		return false;
 	ssize_t free = soft_ring_request_room(&peer->out);
 
 	if (free < 0)
-		soft_path_give_up(&peer->path, EPROTO);
-	return free >= soft_path_least(&peer->path);
+		soft_path_schedule_failure(&peer->path, EPROTO);
+	return free >= soft_path_min_room(&peer->path);
 }
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
 /* Returns the budget for reading the ring of this process. Reading that ring may fill it again, so
  * one turn of the lock reads at most the bytes of one step. */
-static size_t within_turn(struct soft_shm_peer *peer, size_t budget)
+static size_t limit_to_turn(struct soft_shm_peer *peer, size_t budget)
 {
 	if (peer->turn != soft_lock_turn()) {
 		peer->turn = soft_lock_turn();
-		peer->allowance = SOFT_STEP_BYTES;
+		peer->turn_budget = SOFT_STEP_BYTES;
 	}
-	return budget < peer->allowance ? budget : peer->allowance;
+	return budget < peer->turn_budget ? budget : peer->turn_budget;
 }
 
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
@@ -188,32 +188,32 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 	size_t taken = 0;
 
 	if (peer->self)
-		budget = within_turn(peer, budget);
+		budget = limit_to_turn(peer, budget);
 	while (taken < budget && !peer->path.dead && peer->up &&
 	       !(soft_ports_down & peer->path.ports)) {
 		int rc = soft_ring_next(&peer->in, &record);
 		uint64_t copied = soft_device.shm->copied;
-		uint64_t since = rc > 0 ? soft_cma_ring_begins(record.length) : 0;
+		uint64_t since = rc > 0 ? soft_cma_ring_start(record.length) : 0;
 
 		if (rc == 0)
 			break;
 		if (rc > 0)
 			taken += record.length;
 		taken += SOFT_RECORD_HEADER;
-		if (rc < 0 || !soft_path_take(&peer->path, record.kind, record.to, record.from,
-					      record.payload, record.length)) {
+		if (rc < 0 || !soft_path_receive(&peer->path, record.kind, record.to, record.from,
+						 record.payload, record.length)) {
 			soft_shm_peer_finish(peer, EPROTO);
 			break;
 		}
 		if (peer->path.dead)
 			break;
 		if (peer->cma && soft_device.shm->copied == copied)
-			soft_cma_ring_took(peer->cma, since, record.length);
-		soft_ring_done(&peer->in, &record);
+			soft_cma_ring_read(peer->cma, since, record.length);
+		soft_ring_release(&peer->in, &record);
 		taken += (size_t)(soft_device.shm->copied -
 				  copied); /* bytes copied by cross-memory attach */
 	}
-	peer->allowance -= taken < peer->allowance ? taken : peer->allowance;
+	peer->turn_budget -= taken < peer->turn_budget ? taken : peer->turn_budget;
 	return taken;
 }
 
@@ -221,7 +221,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 
 /* Get the peer that connects these devices of this process, and create it on first use. Returns
  * NULL if it cannot be created. */
-static struct soft_shm_peer *ourselves(uint32_t ports)
+static struct soft_shm_peer *self_peer(uint32_t ports)
 {
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
 		if (peer->self && peer->path.ports == ports)
@@ -244,8 +244,8 @@ static struct soft_shm_peer *ourselves(uint32_t ports)
 int soft_shm_chan_to_self(struct soft_chan *chan, uint32_t own_port)
 {
 	soft_assert_locked();
-	struct soft_shm_peer *peer = ourselves(own_port);
-	int rc = peer ? soft_chan_enter(chan, &peer->path, 0, 0) : ENOMEM;
+	struct soft_shm_peer *peer = self_peer(own_port);
+	int rc = peer ? soft_chan_attach(chan, &peer->path, 0, 0) : ENOMEM;
 
 	chan->remote_id = chan->id;
 	return rc;
@@ -262,7 +262,7 @@ struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_
 	if (!ip_port)
 		return NULL;
 	if (ip_port == soft_ip_port())
-		return path_of(ourselves(own_port | soft_hca_at(hca_number)->port));
+		return path_of(self_peer(own_port | soft_hca_at(hca_number)->port));
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node) {
 		if (peer->port == ip_port && peer->path.ports == own_port &&
 		    peer->path.peer_hca == hca_number)

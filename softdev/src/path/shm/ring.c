@@ -30,12 +30,12 @@ struct header {
 
 _Static_assert(sizeof(struct header) == SOFT_RECORD_HEADER, "the record's header has no holes");
 
-static uint64_t whole(uint64_t length)
+static uint64_t record_size(uint64_t length)
 {
 	return SOFT_RECORD_HEADER + ((length + 15) & ~(uint64_t)15);
 }
 
-static uint8_t *at(const struct soft_ring *ring, uint64_t position)
+static uint8_t *ring_address(const struct soft_ring *ring, uint64_t position)
 {
 	return ring->bytes + (position & (SOFT_RING_SIZE - 1));
 }
@@ -75,70 +75,70 @@ void soft_ring_init(struct soft_ring *ring, struct soft_ring_shared *shared, uin
 /* ---- writing ------------------------------------------------------------------------------- */
 
 /* Read the reader's position from the shared memory. Returns false if it is invalid. */
-static bool look_at_head(struct soft_ring *ring)
+static bool read_head(struct soft_ring *ring)
 {
 	uint64_t head = soft_total_get(&ring->shared->head);
 
-	if (ring->mine - head > SOFT_RING_SIZE)
+	if (ring->position - head > SOFT_RING_SIZE)
 		return false;
-	ring->theirs = head;
+	ring->peer_position = head;
 	return true;
 }
 
 static size_t room(const struct soft_ring *ring)
 {
-	uint64_t left = SOFT_RING_SIZE - (ring->mine - ring->theirs);
+	uint64_t left = SOFT_RING_SIZE - (ring->position - ring->peer_position);
 
 	if (left <= SOFT_RECORD_HEADER)
 		return 0;
 	left -= SOFT_RECORD_HEADER;
-	return left < SOFT_RECORD_MOST ? left : SOFT_RECORD_MOST;
+	return left < SOFT_MAX_RECORD ? left : SOFT_MAX_RECORD;
 }
 
 ssize_t soft_ring_room(struct soft_ring *ring, size_t least)
 {
 	size_t known = room(ring);
 
-	if ((known < PLENTY || known < least) && !look_at_head(ring))
+	if ((known < PLENTY || known < least) && !read_head(ring))
 		return -EPROTO;
 	return (ssize_t)room(ring);
 }
 
 static void put_header(struct soft_ring *ring, const struct header *header)
 {
-	memcpy(at(ring, ring->mine), header, sizeof(*header));
+	memcpy(ring_address(ring, ring->position), header, sizeof(*header));
 }
 
 /* Skip to the start of the ring if the reader has read everything, because the first WARM bytes are
  * likely to be in the caches. */
 static void return_to_start(struct soft_ring *ring, uint64_t size)
 {
-	uint64_t offset = ring->mine & (SOFT_RING_SIZE - 1);
+	uint64_t offset = ring->position & (SOFT_RING_SIZE - 1);
 	uint64_t rest = SOFT_RING_SIZE - offset;
 
 	if (offset < WARM || (offset & (PAGE - 1)) >= size || rest + size > SOFT_RING_SIZE ||
-	    !look_at_head(ring) || ring->theirs != ring->mine)
+	    !read_head(ring) || ring->peer_position != ring->position)
 		return;
 	put_header(ring,
 		   &(struct header){.kind = SKIP, .length = (uint32_t)rest - SOFT_RECORD_HEADER});
-	ring->mine += rest;
+	ring->position += rest;
 }
 
 void soft_ring_put(struct soft_ring *ring, const struct soft_record *record,
 		   const struct iovec *payload, int count)
 {
-	uint64_t size = whole(record->length);
+	uint64_t size = record_size(record->length);
 
 	return_to_start(ring, size);
 	put_header(ring, &(struct header){record->kind, record->to, record->from, record->length});
-	uint8_t *to = at(ring, ring->mine) + SOFT_RECORD_HEADER;
+	uint8_t *to = ring_address(ring, ring->position) + SOFT_RECORD_HEADER;
 
 	for (int i = 0; i < count; i++) {
 		soft_copy(to, payload[i].iov_base, payload[i].iov_len);
 		to += payload[i].iov_len;
 	}
-	ring->mine += size;
-	soft_publish(&ring->shared->tail, ring->mine);
+	ring->position += size;
+	soft_publish(&ring->shared->tail, ring->position);
 }
 
 bool soft_ring_must_notify(struct soft_ring *ring)
@@ -149,14 +149,14 @@ bool soft_ring_must_notify(struct soft_ring *ring)
 
 bool soft_ring_flush(struct soft_ring *ring)
 {
-	soft_total_set(&ring->shared->tail, ring->mine);
+	soft_total_set(&ring->shared->tail, ring->position);
 	return soft_ring_must_notify(ring);
 }
 
 ssize_t soft_ring_request_room(struct soft_ring *ring)
 {
 	soft_total_set(&ring->shared->room_wanted, 1);
-	return look_at_head(ring) ? (ssize_t)room(ring) : -EPROTO;
+	return read_head(ring) ? (ssize_t)room(ring) : -EPROTO;
 }
 
 /* ---- reading ------------------------------------------------------------------------------- */
@@ -168,35 +168,35 @@ static uint64_t tail_of(const struct soft_ring *ring)
 
 bool soft_ring_has_input(const struct soft_ring *ring)
 {
-	return ring->mine != tail_of(ring);
+	return ring->position != tail_of(ring);
 }
 
-static void give_back(struct soft_ring *ring, uint64_t size)
+static void release(struct soft_ring *ring, uint64_t size)
 {
-	ring->mine += size;
-	soft_publish(&ring->shared->head, ring->mine);
+	ring->position += size;
+	soft_publish(&ring->shared->head, ring->position);
 }
 
 /* Get the record at the reader's position, which may be of kind SKIP, without releasing it. Returns
  * 1 on success, 0 if there is no record, or -EPROTO. */
 static int peek(const struct soft_ring *ring, struct soft_record *record)
 {
-	uint64_t there = ring->theirs - ring->mine;
+	uint64_t there = ring->peer_position - ring->position;
 	struct header header;
 
 	if (there == 0)
 		return 0;
 	if (there < SOFT_RECORD_HEADER)
 		return -EPROTO;
-	memcpy(&header, at(ring, ring->mine), sizeof(header));
-	if (whole(header.length) > there)
+	memcpy(&header, ring_address(ring, ring->position), sizeof(header));
+	if (record_size(header.length) > there)
 		return -EPROTO; /* writers publish only complete records */
 	*record = (struct soft_record){
 		.kind = header.kind,
 		.to = header.to,
 		.from = header.from,
 		.length = header.length,
-		.payload = at(ring, ring->mine) + SOFT_RECORD_HEADER,
+		.payload = ring_address(ring, ring->position) + SOFT_RECORD_HEADER,
 	};
 	return 1;
 }
@@ -204,26 +204,26 @@ static int peek(const struct soft_ring *ring, struct soft_record *record)
 int soft_ring_next(struct soft_ring *ring, struct soft_record *record)
 {
 	for (;;) {
-		if (ring->theirs == ring->mine) {
+		if (ring->peer_position == ring->position) {
 			uint64_t tail = tail_of(ring);
 
-			if (tail - ring->mine > SOFT_RING_SIZE)
+			if (tail - ring->position > SOFT_RING_SIZE)
 				return -EPROTO;
-			ring->theirs = tail;
+			ring->peer_position = tail;
 		}
 		int rc = peek(ring, record);
 
 		if (rc != 1 || record->kind != SKIP)
 			return rc;
-		give_back(ring, whole(record->length));
+		release(ring, record_size(record->length));
 	}
 }
 
 bool soft_ring_unread(const struct soft_ring *ring, struct soft_ring *rest)
 {
-	*rest = (struct soft_ring){.bytes = ring->bytes, .theirs = ring->mine};
-	rest->mine = soft_total_get(&ring->shared->head);
-	return rest->theirs - rest->mine <= SOFT_RING_SIZE;
+	*rest = (struct soft_ring){.bytes = ring->bytes, .peer_position = ring->position};
+	rest->position = soft_total_get(&ring->shared->head);
+	return rest->peer_position - rest->position <= SOFT_RING_SIZE;
 }
 
 int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record)
@@ -233,15 +233,15 @@ int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record)
 
 		if (rc != 1)
 			return rc;
-		rest->mine += whole(record->length);
+		rest->position += record_size(record->length);
 		if (record->kind != SKIP)
 			return 1;
 	}
 }
 
-void soft_ring_done(struct soft_ring *ring, const struct soft_record *record)
+void soft_ring_release(struct soft_ring *ring, const struct soft_record *record)
 {
-	give_back(ring, whole(record->length));
+	release(ring, record_size(record->length));
 }
 
 bool soft_ring_arm(struct soft_ring *ring)
@@ -263,7 +263,7 @@ void soft_ring_disarm(struct soft_ring *ring)
 
 bool soft_ring_room_requested(struct soft_ring *ring)
 {
-	soft_total_set(&ring->shared->head, ring->mine);
+	soft_total_set(&ring->shared->head, ring->position);
 	return soft_total_get(&ring->shared->room_wanted) &&
 	       soft_total_take(&ring->shared->room_wanted);
 }

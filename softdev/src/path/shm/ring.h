@@ -17,7 +17,7 @@
  * wake-up is lost. Sequentially consistent operations are used instead of fences because the thread
  * sanitizer understands them.
  *
- * The fuzzers run on arbitrary ring memory. They call soft_ring_next, soft_ring_done and
+ * The fuzzers run on arbitrary ring memory. They call soft_ring_next, soft_ring_release and
  * soft_ring_arm as the reader, and soft_ring_room, soft_ring_put and soft_ring_request_room as the
  * writer.
  */
@@ -33,7 +33,7 @@ struct iovec;
 enum {
 	SOFT_RING_SIZE = 1024 * 1024, /* power of two, and multiple of the page size */
 	SOFT_RECORD_HEADER = 16,
-	SOFT_RECORD_MOST = SOFT_RING_SIZE / 2, /* maximum payload of a record */
+	SOFT_MAX_RECORD = SOFT_RING_SIZE / 2, /* maximum payload of a record */
 };
 
 /* Shared positions in bytes, and wake-up flags. All zeros represent an empty ring. */
@@ -49,8 +49,8 @@ struct soft_ring_shared {
 struct soft_ring {
 	struct soft_ring_shared *shared;
 	uint8_t *bytes;
-	uint64_t mine;   /* own position: tail or head */
-	uint64_t theirs; /* other side's position when last checked */
+	uint64_t position;   /* own position: tail or head */
+	uint64_t peer_position; /* other side's position when last checked */
 };
 
 struct soft_record {
@@ -95,7 +95,7 @@ int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record);
 /* Get the next record. Returns 1 on success, 0 if there is no record, or -EPROTO. */
 int soft_ring_next(struct soft_ring *ring, struct soft_record *record);
 /* Release the room of a record, whose payload must not be used afterwards. */
-void soft_ring_done(struct soft_ring *ring, const struct soft_record *record);
+void soft_ring_release(struct soft_ring *ring, const struct soft_record *record);
 /* Returns whether the ring contains a record, even an invalid one. */
 bool soft_ring_has_input(const struct soft_ring *ring);
 /* Request a notification, and then check for input. Returns true if the ring contains a record. */

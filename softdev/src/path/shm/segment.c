@@ -25,7 +25,7 @@ enum {
 	POSITIONS_EACH = 256,
 	AREAS = 8192,
 	RINGS = AREAS + 2 * SOFT_SHM_AREA,
-	WHOLE = RINGS + 2 * SOFT_RING_SIZE,
+	SEGMENT_SIZE = RINGS + 2 * SOFT_RING_SIZE,
 	SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
 };
 
@@ -64,7 +64,7 @@ int soft_segment_make(void)
 {
 	static const char name[] = "aiordma-shm";
 
-	if (!limit_allows(WHOLE)) {
+	if (!limit_allows(SEGMENT_SIZE)) {
 		errno = EFBIG;
 		return -1;
 	}
@@ -74,7 +74,7 @@ int soft_segment_make(void)
 		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return -1;
-	if (ftruncate(fd, WHOLE) || fcntl(fd, F_ADD_SEALS, SEALS) ||
+	if (ftruncate(fd, SEGMENT_SIZE) || fcntl(fd, F_ADD_SEALS, SEALS) ||
 	    pwrite(fd, &beginning, sizeof(beginning), 0) != (ssize_t)sizeof(beginning))
 		soft_close_fd(&fd);
 	return fd;
@@ -86,7 +86,8 @@ int soft_segment_check(int fd)
 	struct stat stat;
 	int seals = fcntl(fd, F_GET_SEALS);
 
-	if (seals < 0 || (seals & SEALS) != SEALS || fstat(fd, &stat) || stat.st_size != WHOLE ||
+	if (seals < 0 || (seals & SEALS) != SEALS || fstat(fd, &stat) ||
+	    stat.st_size != SEGMENT_SIZE ||
 	    pread(fd, &found, sizeof(found), 0) != (ssize_t)sizeof(found) ||
 	    memcmp(&found, &beginning, sizeof(found)))
 		return EPROTO;
@@ -118,7 +119,7 @@ static int map(struct soft_shm_peer *peer, int fd, int own, int their)
 	soft_ring_init(&peer->out, positions(peer, own), bytes[own]);
 	soft_ring_init(&peer->in, positions(peer, their), bytes[their]);
 	peer->own_area = area(peer, own);
-	peer->their_area = area(peer, their);
+	peer->peer_area = area(peer, their);
 	soft_cma_attach(peer);
 	return 0;
 }

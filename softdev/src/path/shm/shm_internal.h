@@ -30,13 +30,13 @@ struct soft_shm_peer {
 	/* Two areas of SOFT_SHM_AREA bytes for data outside the rings, initially zero. Both sides
 	 * can write to both areas, but each side writes only to its own. If `self` is set, both
 	 * pointers refer to the same area. NULL until the segment is mapped. */
-	uint8_t *own_area, *their_area;
+	uint8_t *own_area, *peer_area;
 	struct soft_cma *cma; /* NULL if the allocation failed */
 	struct soft_ring in, out;
 
 	/* path.c */
 	unsigned turn; /* last soft_lock_turn(), used only if `self` is set */
-	size_t allowance; /* remaining bytes that may be read in `turn` */
+	size_t turn_budget; /* remaining bytes that may be read in `turn` */
 
 	/* wakeup.c */
 	struct soft_node poll_set;

@@ -122,7 +122,7 @@ static bool is_idle(struct soft_shm_peer *peer)
 {
 	return is_polled(peer) && peer->idle_polls <= MAX_IDLE_POLLS &&
 	       soft_device.shm->need_notify == soft_ring_is_armed(&peer->in) &&
-	       !soft_path_waits(&peer->path);
+	       !soft_path_has_waiting(&peer->path);
 }
 
 static bool visit(struct soft_shm_peer *peer, size_t share)

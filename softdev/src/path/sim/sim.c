@@ -20,7 +20,7 @@ enum {
 	HEADROOM = 64, /* bytes reserved for a frame header before a datagram */
 	FIRST_PORT = 32768, /* first ephemeral port, as on Linux */
 	PORTS = 28232,
-	LOOK_NS = 100, /* virtual time per poll, so that busy loops reach their deadline */
+	POLL_NS = 100, /* virtual time per poll, so that busy loops reach their deadline */
 };
 
 #define WALL_CLOCK_S 1800000000 /* wall-clock time at virtual time 0 */
@@ -103,7 +103,7 @@ uint64_t aiordma_sim_now(void)
 
 uint64_t aiordma_sim_look(void)
 {
-	return sim.now_ns += LOOK_NS;
+	return sim.now_ns += POLL_NS;
 }
 
 void aiordma_sim_pass(uint64_t ns)
@@ -111,7 +111,7 @@ void aiordma_sim_pass(uint64_t ns)
 	sim.now_ns += ns;
 }
 
-static void *need(void *memory)
+static void *check_allocated(void *memory)
 {
 	if (memory)
 		return memory;
@@ -121,7 +121,9 @@ static void *need(void *memory)
 
 static void *grow(void *array, size_t count, size_t size)
 {
-	return count & (count - 1) ? array : need(realloc(array, (count ? 2 * count : 1) * size));
+	return count & (count - 1)
+		       ? array
+		       : check_allocated(realloc(array, (count ? 2 * count : 1) * size));
 }
 
 /* ---- what is under way ----------------------------------------------------------------------- */
@@ -131,7 +133,7 @@ static bool is_before(const struct flight *a, const struct flight *b)
 	return a->due < b->due || (a->due == b->due && a->number < b->number);
 }
 
-static void put(struct flight *flight)
+static void heap_push(struct flight *flight)
 {
 	size_t at = sim.flight_count;
 
@@ -142,7 +144,7 @@ static void put(struct flight *flight)
 	sim.heap[at] = flight;
 }
 
-static struct flight *take(void)
+static struct flight *heap_pop(void)
 {
 	struct flight *first = sim.heap[0], *last = sim.heap[--sim.flight_count];
 	size_t at = 0;
@@ -158,14 +160,14 @@ static struct flight *take(void)
 	return first;
 }
 
-static void put_on_the_way(struct flight like, const uint8_t *bytes)
+static void schedule_datagram(struct flight like, const uint8_t *bytes)
 {
-	struct flight *flight = need(malloc(sizeof(like) + HEADROOM + like.length));
+	struct flight *flight = check_allocated(malloc(sizeof(like) + HEADROOM + like.length));
 
 	*flight = like;
 	flight->number = sim.sent++;
 	memcpy(flight->bytes + HEADROOM, bytes, like.length);
-	put(flight);
+	heap_push(flight);
 }
 
 /* ---- machines -------------------------------------------------------------------------------- */
@@ -189,7 +191,7 @@ static struct machine *machine_of(int host)
 	return NULL;
 }
 
-static struct machine *here(void)
+static struct machine *current_machine(void)
 {
 	return sim.machines[sim.entered];
 }
@@ -215,13 +217,17 @@ static ssize_t random_of_machine(void *to, size_t length, unsigned flags)
 
 static void set_alarm(uint64_t deadline_ns)
 {
-	here()->alarm_ns = deadline_ns;
+	current_machine()->alarm_ns = deadline_ns;
 }
 
 static union ibv_gid own_address(int device)
 {
-	return (union ibv_gid){
-		.raw = {[10] = 0xff, 0xff, 10, (uint8_t)device, 0, (uint8_t)(1 + here()->host)}};
+	return (union ibv_gid){.raw = {[10] = 0xff,
+				       0xff,
+				       10,
+				       (uint8_t)device,
+				       0,
+				       (uint8_t)(1 + current_machine()->host)}};
 }
 
 static int device_to(const union ibv_gid *gid)
@@ -233,16 +239,18 @@ static void send_datagram(const union ibv_gid *from, uint16_t port, const union 
 			  const uint8_t *bytes, size_t length)
 {
 	const bool inside = soft_gid_is_of_host(to);
-	const int source = here()->host, target = inside ? source : host_of(to);
+	const int source = current_machine()->host, target = inside ? source : host_of(to);
 	const int network = inside ? 0 : device_to(to);
-	struct machine *machine = target < 0 ? NULL : inside ? here() : machine_of(target);
+	struct machine *machine = target < 0 ? NULL
+				  : inside   ? current_machine()
+					     : machine_of(target);
 	struct way *way;
 	struct flight flight = {
 		.to = machine, .from_gid = *from, .to_gid = *to, .port = port, .length = length};
 
 	note(1, (uint64_t)source << 48 | (uint64_t)(target & 0xff) << 40 |
 			(uint64_t)(network & 0xff) << 32 | length);
-	if (here()->state == AIORDMA_SIM_DEAD || !machine ||
+	if (current_machine()->state == AIORDMA_SIM_DEAD || !machine ||
 	    (!inside && device_to(from) != network))
 		return;
 	way = &sim.ways[network][source][target];
@@ -253,10 +261,10 @@ static void send_datagram(const union ibv_gid *from, uint16_t port, const union 
 	flight.due += length * way->link.ps_per_byte / 1000;
 	way->last_due = flight.due;
 	if (chance(way->link.duplicate))
-		put_on_the_way(flight, bytes);
+		schedule_datagram(flight, bytes);
 	if (chance(way->link.late))
 		flight.due += draw(way->link.late_ns + 1);
-	put_on_the_way(flight, bytes);
+	schedule_datagram(flight, bytes);
 }
 
 /* Reserve a port by binding a Unix socket to an abstract name that contains the machine and the
@@ -306,14 +314,14 @@ void aiordma_sim_enter(int machine)
 {
 	if (machine == sim.entered)
 		return;
-	*(sim.entered < 0 ? &sim.process : &here()->device) = soft_device;
+	*(sim.entered < 0 ? &sim.process : &current_machine()->device) = soft_device;
 	sim.entered = machine;
-	soft_device = machine < 0 ? sim.process : here()->device;
+	soft_device = machine < 0 ? sim.process : current_machine()->device;
 }
 
 int aiordma_sim_boot(int host)
 {
-	struct machine *machine = need(calloc(1, sizeof(*machine)));
+	struct machine *machine = check_allocated(calloc(1, sizeof(*machine)));
 
 	machine->number = sim.machine_count;
 	machine->host = host;
@@ -336,7 +344,7 @@ void aiordma_sim_set_state(int number, enum aiordma_sim_state state)
 		return;
 	for (size_t i = 0; i < machine->held_count; i++) {
 		machine->held[i]->due = sim.now_ns;
-		put(machine->held[i]);
+		heap_push(machine->held[i]);
 	}
 	free(machine->held);
 	machine->held = NULL;
@@ -432,8 +440,8 @@ static void arrive(struct flight *flight)
 	if (machine->state == AIORDMA_SIM_UP) {
 		aiordma_sim_enter(machine->number);
 		soft_lock();
-		soft_roce_arrived(&flight->to_gid, &flight->from_gid, flight->port,
-				  flight->bytes + HEADROOM, flight->length);
+		soft_roce_receive_simulated(&flight->to_gid, &flight->from_gid, flight->port,
+					    flight->bytes + HEADROOM, flight->length);
 		soft_unlock();
 	}
 	free(flight);
@@ -450,13 +458,13 @@ static void run_timers(struct machine *machine)
 }
 
 /* Process the next event, which is due at `when`. Returns the machine affected by the event. */
-static struct machine *happen(uint64_t when)
+static struct machine *process_next_event(uint64_t when)
 {
 	const bool arrives = sim.flight_count && sim.heap[0]->due == when;
 	struct machine *machine = arrives ? sim.heap[0]->to : first_alarm();
 
 	if (arrives)
-		arrive(take());
+		arrive(heap_pop());
 	else
 		run_timers(machine);
 	return machine;
@@ -475,7 +483,7 @@ void aiordma_sim_run(uint64_t until)
 
 	while ((next = aiordma_sim_next()) <= until && next != UINT64_MAX) {
 		sim.now_ns = next > sim.now_ns ? next : sim.now_ns;
-		struct machine *machine = happen(next);
+		struct machine *machine = process_next_event(next);
 
 		if (machine->state != AIORDMA_SIM_UP || !has_input(machine))
 			continue;

@@ -66,7 +66,7 @@ uint64_t soft_liveness_limit(void)
 	return soft_device.tcp->liveness_seconds * SECOND_NS;
 }
 
-static void keep_alive(int fd, int on)
+static void set_keepalive(int fd, int on)
 {
 	const int limit = (int)soft_device.tcp->liveness_seconds;
 	const int idle = (limit + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
@@ -82,27 +82,27 @@ static void keep_alive(int fd, int on)
 	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
 }
 
-static bool any_is_probed(const struct soft_tcp_path *tcp, bool waiting)
+static bool needs_probe(const struct soft_tcp_path *tcp, bool waiting)
 {
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
-		if (chan->patience && chan->calls->probes(chan, waiting))
+		if (chan->patience && chan->calls->needs_probe(chan, waiting))
 			return true;
 	return false;
 }
 
-static void nothing_under_way(struct soft_tcp_path *tcp, uint64_t next_check)
+static void check_idle_stream(struct soft_tcp_path *tcp, uint64_t next_check)
 {
-	if (any_is_probed(tcp, false))
+	if (needs_probe(tcp, false))
 		return;
-	bool waits = any_is_probed(tcp, true);
+	bool waits = needs_probe(tcp, true);
 
-	keep_alive(tcp->watch.fd, waits);
+	set_keepalive(tcp->watch.fd, waits);
 	if (waits)
 		soft_timer_start(&tcp->liveness_timer, next_check);
 }
 
 /* Returns a channel that tolerates no more than `quiet` ns of silence, or NULL. */
-static struct soft_chan *overdue(const struct soft_tcp_path *tcp, uint64_t quiet)
+static struct soft_chan *find_overdue(const struct soft_tcp_path *tcp, uint64_t quiet)
 {
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
 		if (chan->patience && quiet >= chan->patience)
@@ -132,7 +132,7 @@ void soft_liveness_check(struct soft_timer *timer)
 		return;
 	if (outstanding == 0) {
 		tcp->liveness_probes = 0;
-		nothing_under_way(tcp, now + interval);
+		check_idle_stream(tcp, now + interval);
 		return;
 	}
 	uint32_t before = tcp->liveness_probes;
@@ -152,7 +152,7 @@ void soft_liveness_check(struct soft_timer *timer)
 		return;
 	tcp->stale |= quiet >= soft_liveness_limit();
 	tcp->busy++;
-	while ((chan = overdue(tcp, quiet)))
+	while ((chan = find_overdue(tcp, quiet)))
 		chan->calls->silent(chan);
 	soft_tcp_path_release(tcp);
 }
@@ -168,7 +168,7 @@ void soft_liveness_watch(struct soft_path *path)
 		if (!tcp->liveness_limit ||
 		    (chan->patience && chan->patience < tcp->liveness_limit))
 			tcp->liveness_limit = chan->patience;
-	keep_alive(tcp->watch.fd, any_is_probed(tcp, false));
+	set_keepalive(tcp->watch.fd, needs_probe(tcp, false));
 	if (!tcp->liveness_limit)
 		soft_timer_stop(&tcp->liveness_timer);
 }

@@ -31,11 +31,11 @@
 
 enum {
 	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
-	RECORD_MOST = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) -
+	MAX_RECORD = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) -
 		1, /* maximum length of a record, which is sent alone */
-	TOGETHER_MOST = SOFT_STEP_BYTES + RECORD_MOST,
-	GATHER_MOST = 64 * 1024, /* bytes of short records sent together */
-	COPY_MOST = 4096, /* longer records are not copied */
+	MAX_BATCH = SOFT_STEP_BYTES + MAX_RECORD,
+	MAX_GATHERED = 64 * 1024, /* bytes of short records sent together */
+	MAX_COPIED = 4096, /* longer records are not copied */
 	MAX_SILENT = 256, /* maximum number of accepted streams without a channel */
 };
 
@@ -51,7 +51,7 @@ struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path)
 		       : NULL;
 }
 
-static bool names_of(int fd, struct soft_tcp_ends *names)
+static bool get_socket_addresses(int fd, struct soft_tcp_addresses *names)
 {
 	struct sockaddr_storage own, peer;
 	socklen_t own_length = sizeof(own), peer_length = sizeof(peer);
@@ -83,7 +83,7 @@ void soft_tcp_path_release(struct soft_tcp_path *tcp)
 /* Returns the number of bytes that this side wrote and the dead peer did not read, or -1 if
  * unknown. Acknowledged bytes have been read, because closing a socket with unread input would have
  * reset the connection. */
-static int64_t missing(const struct soft_tcp_path *tcp)
+static int64_t unread_by_peer(const struct soft_tcp_path *tcp)
 {
 	int unconfirmed;
 
@@ -102,8 +102,9 @@ static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 	tcp->busy++;
 	/* Reset the connection if any data is discarded. After a regular close, the peer would
 	 * assume that this side has handled everything. */
-	bool resets = tcp->state == SOFT_TCP_UP ? error != 0
-						: gathered(tcp) || soft_path_waits(&tcp->path);
+	bool resets = tcp->state == SOFT_TCP_UP
+			      ? error != 0
+			      : gathered(tcp) || soft_path_has_waiting(&tcp->path);
 
 	soft_timer_stop(&tcp->timer);
 	soft_timer_stop(&tcp->liveness_timer);
@@ -147,7 +148,8 @@ static void idle(struct soft_path *path, bool by_peer)
 
 /* Send the gathered records and then the `bytes` in iov[1] and later elements. The caller leaves
  * iov[0] free for the gathered records. Returns how many of the `bytes` the socket has accepted. */
-static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size_t bytes)
+static size_t send_with_gathered(struct soft_tcp_path *tcp, struct iovec *iov, int count,
+				 size_t bytes)
 {
 	size_t before = gathered(tcp);
 	struct msghdr message = {.msg_iov = iov + !before, .msg_iovlen = (size_t)(count - !before)};
@@ -164,7 +166,7 @@ static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size
 	/* Ignore a closed stream here. It may still hold records from the peer, and reading it
 	 * reports the end. */
 	if (n < 0 && errno != EAGAIN && errno != EPIPE && errno != ECONNRESET)
-		soft_path_give_up(&tcp->path, errno);
+		soft_path_schedule_failure(&tcp->path, errno);
 	size_t sent = n > 0 ? (size_t)n : 0;
 
 	tcp->blocked = sent < before + bytes;
@@ -184,11 +186,11 @@ static void append(struct soft_tcp_path *tcp, const void *bytes, size_t length)
 
 	if (tcp->output_length + length > room) {
 		while (room < tcp->output_length + length)
-			room = room ? 2 * room : COPY_MOST;
+			room = room ? 2 * room : MAX_COPIED;
 		uint8_t *output = realloc(tcp->output, room);
 
 		if (!output) {
-			soft_path_give_up(&tcp->path, ENOMEM);
+			soft_path_schedule_failure(&tcp->path, ENOMEM);
 			return;
 		}
 		tcp->output = output;
@@ -204,9 +206,9 @@ static void send_gathered(struct soft_tcp_path *tcp)
 
 	if (tcp->blocked || !gathered(tcp) || tcp->state == SOFT_TCP_CONNECTING)
 		return;
-	give(tcp, iov, 1, 0);
+	send_with_gathered(tcp, iov, 1, 0);
 	if (!gathered(tcp) &&
-	    tcp->output_room > GATHER_MOST) { /* free a buffer that has grown for a long record */
+	    tcp->output_room > MAX_GATHERED) { /* free a buffer that has grown for a long record */
 		free(tcp->output);
 		tcp->output = NULL;
 		tcp->output_room = 0;
@@ -218,11 +220,11 @@ static ssize_t room(struct soft_path *path, size_t least)
 	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
 	(void)least;
-	if (gathered(tcp) >= GATHER_MOST)
+	if (gathered(tcp) >= MAX_GATHERED)
 		send_gathered(tcp);
-	if (tcp->state < SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= GATHER_MOST)
+	if (tcp->state < SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= MAX_GATHERED)
 		return 0;
-	return soft_path_waits(path) ? RECORD_MOST : TOGETHER_MOST;
+	return soft_path_has_waiting(path) ? MAX_RECORD : MAX_BATCH;
 }
 
 static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
@@ -242,8 +244,8 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 		while (at < ends[i].iovecs)
 			all[used++] = iov[at++];
 	}
-	if (bytes > COPY_MOST && !tcp->blocked)
-		sent = give(tcp, all, used, bytes + (size_t)count * RECORD_HEADER);
+	if (bytes > MAX_COPIED && !tcp->blocked)
+		sent = send_with_gathered(tcp, all, used, bytes + (size_t)count * RECORD_HEADER);
 	do
 		whole += RECORD_HEADER + ends[taken].bytes - (taken ? ends[taken - 1].bytes : 0);
 	while (++taken < count && whole < sent);
@@ -263,9 +265,9 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 
 static const struct soft_path_calls tcp_calls = {
 	.name = AIORDMA_WIRE_TCP,
-	.frame_most = SOFT_FRAME_MAX,
-	.frames_most = SOFT_PATH_FRAMES,
-	.record_most = RECORD_MOST,
+	.max_frame = SOFT_FRAME_MAX,
+	.max_frames = SOFT_PATH_FRAMES,
+	.max_record = MAX_RECORD,
 	.room = room,
 	.put = put,
 	.idle = idle,
@@ -277,9 +279,9 @@ static const struct soft_path_calls tcp_calls = {
  * requests. */
 static bool may_delay(struct soft_tcp_path *tcp)
 {
-	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < GATHER_MOST &&
-	       !tcp->blocked && !soft_path_waits(&tcp->path) &&
-	       soft_engine_may_delay_output(&tcp->since);
+	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < MAX_GATHERED &&
+	       !tcp->blocked && !soft_path_has_waiting(&tcp->path) &&
+	       soft_engine_may_delay_output(&tcp->gather_step);
 }
 
 /* Send gathered output before the lock is released or after the socket has become writable. */
@@ -293,15 +295,16 @@ static void flush(struct soft_deferred *deferred)
 	}
 	if (tcp->state == SOFT_TCP_CONNECTING)
 		return;
-	if (!tcp->due && may_delay(tcp)) {
+	if (!tcp->must_flush && may_delay(tcp)) {
 		if (soft_list_empty(&tcp->delayed))
 			soft_list_append(&soft_device.tcp->delayed, &tcp->delayed);
 		soft_engine_set_delayed(true);
 		return;
 	}
-	tcp->due = false;
+	tcp->must_flush = false;
 	send_gathered(tcp);
-	bool waits = gathered(tcp) || (tcp->state >= SOFT_TCP_UP && soft_path_waits(&tcp->path));
+	bool waits =
+		gathered(tcp) || (tcp->state >= SOFT_TCP_UP && soft_path_has_waiting(&tcp->path));
 
 	if (tcp->state == SOFT_TCP_CLOSING && !waits)
 		shutdown(tcp->watch.fd, SHUT_WR);
@@ -315,7 +318,7 @@ void soft_tcp_paths_send_delayed(void)
 {
 	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.tcp->delayed, delayed) {
 		soft_list_remove(&tcp->delayed);
-		tcp->due = true;
+		tcp->must_flush = true;
 		soft_defer(&tcp->path.flush);
 	}
 }
@@ -347,9 +350,9 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 	int count = 0;
 
 	*direct = 0;
-	if (chan && tcp->left >= SOFT_DIRECT_MIN) {
-		count = chan->calls->place(chan, tcp->left < budget ? tcp->left : budget, iov,
-					   SOFT_MAX_SGE);
+	if (chan && tcp->remaining >= SOFT_DIRECT_MIN) {
+		count = chan->calls->map_payload(
+			chan, tcp->remaining < budget ? tcp->remaining : budget, iov, SOFT_MAX_SGE);
 		if (tcp->path.receiving != chan)
 			count = 0;
 		for (int i = 0; i < count; i++)
@@ -357,69 +360,71 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 	}
 	if (*direct)
 		tcp->bulk = true;
-	if (*direct && *direct < tcp->left)
+	if (*direct && *direct < tcp->remaining)
 		tail = SOFT_FRAME_HEADER;
-	else if (*direct || (tcp->bulk && !tcp->left))
-		tail = RECORD_HEADER + SOFT_FRAME_HEADER - tcp->have;
+	else if (*direct || (tcp->bulk && !tcp->remaining))
+		tail = RECORD_HEADER + SOFT_FRAME_HEADER - tcp->input_length;
 	iov[count++] = (struct iovec){.iov_base = soft_scratch()->input, .iov_len = tail};
 	*length = *direct + tail;
 	return count;
 }
 
 /* Handle the header of a record. */
-static bool begin(struct soft_tcp_path *tcp)
+static bool receive_header(struct soft_tcp_path *tcp)
 {
 	uint32_t word = soft_take32(tcp->input);
 
-	tcp->have = 0;
+	tcp->input_length = 0;
 	tcp->kind = (enum soft_record_kind)(word >> 24);
-	tcp->left = word & 0xffffff;
+	tcp->remaining = word & 0xffffff;
 	tcp->to = soft_take32(tcp->input + 4);
 	tcp->from = soft_take32(tcp->input + 8);
 	if (tcp->kind == SOFT_RECORD_DATA) {
-		tcp->bulk &= tcp->left >= SOFT_DIRECT_MIN;
-		return tcp->left <= RECORD_MOST &&
-		       soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, tcp->left);
+		tcp->bulk &= tcp->remaining >= SOFT_DIRECT_MIN;
+		return tcp->remaining <= MAX_RECORD &&
+		       soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL,
+					 tcp->remaining);
 	}
-	return tcp->left == 0 ? soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, 0)
-			      : tcp->left == SOFT_HANDSHAKE_SIZE;
+	return tcp->remaining == 0
+		       ? soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, 0)
+		       : tcp->remaining == SOFT_HANDSHAKE_SIZE;
 }
 
 /* Handle the next payload bytes of a record. */
-static bool go_on(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
+static bool receive_payload(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 {
-	tcp->left -= (uint32_t)length;
+	tcp->remaining -= (uint32_t)length;
 	if (tcp->kind == SOFT_RECORD_DATA) {
 		struct soft_chan *chan = tcp->path.receiving;
 
 		if (chan)
-			chan->calls->data(chan, data, length, tcp->left);
+			chan->calls->data(chan, data, length, tcp->remaining);
 		return true;
 	}
-	memcpy(tcp->input + tcp->have, data, length);
-	tcp->have += (uint32_t)length;
-	if (tcp->left)
+	memcpy(tcp->input + tcp->input_length, data, length);
+	tcp->input_length += (uint32_t)length;
+	if (tcp->remaining)
 		return true;
-	tcp->have = 0;
-	return soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, tcp->input,
-			      SOFT_HANDSHAKE_SIZE);
+	tcp->input_length = 0;
+	return soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, tcp->input,
+				 SOFT_HANDSHAKE_SIZE);
 }
 
 static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 {
 	while (length && tcp->state == SOFT_TCP_UP && !tcp->path.dead) {
-		size_t part = tcp->left ? tcp->left : RECORD_HEADER - tcp->have;
+		size_t part = tcp->remaining ? tcp->remaining : RECORD_HEADER - tcp->input_length;
 		bool whole = part <= length, good = true;
 
 		if (!whole)
 			part = length;
-		if (tcp->left) {
-			good = go_on(tcp, data, part);
+		if (tcp->remaining) {
+			good = receive_payload(tcp, data, part);
 		} else {
-			memcpy(tcp->input + tcp->have, data, part);
-			tcp->have += (uint32_t)part;
+			memcpy(tcp->input + tcp->input_length, data, part);
+			tcp->input_length += (uint32_t)part;
 			if (whole)
-				good = begin(tcp);
+				good = receive_header(tcp);
 		}
 		if (!good)
 			finish(tcp, EPROTO, -1);
@@ -428,7 +433,7 @@ static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 	}
 }
 
-static void take_in(struct soft_tcp_path *tcp)
+static void read_input(struct soft_tcp_path *tcp)
 {
 	size_t budget = soft_step_share();
 
@@ -445,7 +450,7 @@ static void take_in(struct soft_tcp_path *tcp)
 		if (n <= 0) {
 			/* A stream is closed only without channels. If it still has one, the peer's
 			 * process has ended. */
-			finish(tcp, n ? errno : ECONNRESET, n ? -1 : missing(tcp));
+			finish(tcp, n ? errno : ECONNRESET, n ? -1 : unread_by_peer(tcp));
 			break;
 		}
 		budget -= (size_t)n < budget ? (size_t)n : budget;
@@ -454,8 +459,8 @@ static void take_in(struct soft_tcp_path *tcp)
 		if (placed) {
 			struct soft_chan *chan = tcp->path.receiving;
 
-			tcp->left -= (uint32_t)placed;
-			chan->calls->placed(chan, placed, tcp->left);
+			tcp->remaining -= (uint32_t)placed;
+			chan->calls->payload_stored(chan, placed, tcp->remaining);
 		}
 		parse(tcp, soft_scratch()->input, (size_t)n - placed);
 		if ((size_t)n < length)
@@ -463,7 +468,7 @@ static void take_in(struct soft_tcp_path *tcp)
 	}
 }
 
-void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length)
+void soft_tcp_path_input(struct soft_tcp_path *tcp, const void *bytes, size_t length)
 {
 	soft_assert_locked();
 	tcp->busy++;
@@ -473,7 +478,7 @@ void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t len
 
 /* ---- the handshake ------------------------------------------------------------------------- */
 
-static void say_hello(struct soft_tcp_path *tcp)
+static void send_hello(struct soft_tcp_path *tcp)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
@@ -482,35 +487,37 @@ static void say_hello(struct soft_tcp_path *tcp)
 	soft_defer(&tcp->path.flush);
 }
 
-static void up(struct soft_tcp_path *tcp)
+static void handshake_done(struct soft_tcp_path *tcp)
 {
 	tcp->state = SOFT_TCP_UP;
 	/* Equal addresses mean that both ends are on this host, where nothing is lost. */
 	tcp->watched = !soft_set_option(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, 1) &&
-		       names_of(tcp->watch.fd, &tcp->names) &&
-		       memcmp(&tcp->names.own, &tcp->names.peer, sizeof(tcp->names.own));
-	tcp->path.peer_hca = soft_gid_hca_number(&tcp->names.peer);
+		       get_socket_addresses(tcp->watch.fd, &tcp->socket_addresses) &&
+		       memcmp(&tcp->socket_addresses.own, &tcp->socket_addresses.peer,
+			      sizeof(tcp->socket_addresses.own));
+	tcp->path.peer_hca = soft_gid_hca_number(&tcp->socket_addresses.peer);
 	soft_path_offer_room(&tcp->path);
 	soft_defer(&tcp->path.flush);
 	soft_liveness_watch(&tcp->path);
 }
 
-static void other_version(uint32_t version)
+static void report_version(uint32_t version)
 {
-	if (soft_device.tcp->version_told)
+	if (soft_device.tcp->version_reported)
 		return;
-	soft_device.tcp->version_told = true;
+	soft_device.tcp->version_reported = true;
 	fprintf(stderr,
 		"aiordma: a peer's embedded device uses protocol version %u, but this device uses "
 		"version %d; install the same version of aiordma on both sides\n",
 		version, SOFT_WIRE_VERSION);
 }
 
-static void hello(struct soft_tcp_path *tcp)
+static void receive_hello(struct soft_tcp_path *tcp)
 {
 	struct soft_hello hello;
 	/* Do not read beyond the handshake, because records follow it. */
-	ssize_t n = recv(tcp->watch.fd, tcp->input + tcp->have, SOFT_HANDSHAKE_SIZE - tcp->have, 0);
+	ssize_t n = recv(tcp->watch.fd, tcp->input + tcp->input_length,
+			 SOFT_HANDSHAKE_SIZE - tcp->input_length, 0);
 
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
@@ -518,17 +525,17 @@ static void hello(struct soft_tcp_path *tcp)
 		finish(tcp, n ? errno : ECONNRESET, -1);
 		return;
 	}
-	tcp->have += (uint32_t)n;
-	if (tcp->have < SOFT_HANDSHAKE_SIZE)
+	tcp->input_length += (uint32_t)n;
+	if (tcp->input_length < SOFT_HANDSHAKE_SIZE)
 		return;
-	tcp->have = 0;
+	tcp->input_length = 0;
 	bool valid = soft_hello_decode(tcp->input, &hello) && hello.kind == SOFT_HELLO_STREAM;
 	uint32_t version = soft_hello_version(tcp->input);
 
 	if (version && version != SOFT_WIRE_VERSION)
-		other_version(version);
+		report_version(version);
 	if (version && !tcp->connects)
-		say_hello(tcp);
+		send_hello(tcp);
 	if (!valid) {
 		send_gathered(tcp);
 		finish(tcp, EPROTONOSUPPORT, -1);
@@ -538,7 +545,7 @@ static void hello(struct soft_tcp_path *tcp)
 		soft_timer_stop(&tcp->timer);
 	else
 		soft_timer_start(&tcp->timer, soft_now() + INTRODUCED_NS);
-	up(tcp);
+	handshake_done(tcp);
 }
 
 static void connected(struct soft_tcp_path *tcp)
@@ -553,7 +560,7 @@ static void connected(struct soft_tcp_path *tcp)
 		return;
 	}
 	tcp->state = SOFT_TCP_HELLO;
-	say_hello(tcp);
+	send_hello(tcp);
 }
 
 static void ready(struct soft_fd_watch *watch)
@@ -568,9 +575,9 @@ static void ready(struct soft_fd_watch *watch)
 			writable(tcp);
 		if (watch->events & ~(uint32_t)EPOLLOUT && !tcp->path.dead) {
 			if (tcp->state == SOFT_TCP_HELLO)
-				hello(tcp);
+				receive_hello(tcp);
 			else
-				take_in(tcp); /* also detects errors */
+				read_input(tcp); /* also detects errors */
 		}
 	}
 	soft_tcp_path_release(tcp);
@@ -640,32 +647,33 @@ struct soft_tcp_path *soft_tcp_path_adopt(int fd)
 	if (!tcp)
 		return NULL;
 	tcp->of_cm = true;
-	up(tcp);
+	handshake_done(tcp);
 	return tcp;
 }
 
-struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port)
+struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port)
 {
-	struct soft_tcp_ends names;
+	struct soft_tcp_addresses names;
 
-	if (!path_port || !names_of(fd, &names))
+	if (!path_port || !get_socket_addresses(fd, &names))
 		return NULL;
 	soft_list_each (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node)
 		if (tcp->path_port == path_port && tcp->state == SOFT_TCP_UP && !tcp->stale &&
-		    !memcmp(&tcp->names, &names, sizeof(names)))
+		    !memcmp(&tcp->socket_addresses, &names, sizeof(names)))
 			return tcp;
 	return NULL;
 }
 
-bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd)
+bool soft_tcp_path_is_parallel(const struct soft_tcp_path *tcp, int fd)
 {
-	struct soft_tcp_ends names;
+	struct soft_tcp_addresses names;
 
-	return names_of(fd, &names) && !memcmp(&tcp->names.own, &names.own, sizeof(names.own)) &&
-	       !memcmp(&tcp->names.peer, &names.peer, sizeof(names.peer));
+	return get_socket_addresses(fd, &names) &&
+	       !memcmp(&tcp->socket_addresses.own, &names.own, sizeof(names.own)) &&
+	       !memcmp(&tcp->socket_addresses.peer, &names.peer, sizeof(names.peer));
 }
 
-struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
+struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends)
 {
 	soft_assert_locked();
 	struct sockaddr_storage address;
@@ -673,7 +681,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 
 	soft_list_each (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node)
 		if (tcp->connects && tcp->state <= SOFT_TCP_UP && !tcp->stale &&
-		    !memcmp(&tcp->ends, ends, sizeof(*ends)))
+		    !memcmp(&tcp->addresses, ends, sizeof(*ends)))
 			return tcp;
 	length = soft_gid_address(&ends->peer, &ends->own, ends->port, &address);
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -687,7 +695,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 	if (!tcp)
 		return NULL;
 	tcp->connects = true;
-	tcp->ends = *ends;
+	tcp->addresses = *ends;
 	soft_timer_start(&tcp->timer, soft_now() + CONNECTING_NS);
 	return tcp;
 }

@@ -12,7 +12,7 @@ enum soft_tcp_state {
 	SOFT_TCP_CLOSING, /* sending the last bytes, then waiting for the peer to close */
 };
 
-struct soft_tcp_ends {
+struct soft_tcp_addresses {
 	union ibv_gid own, peer;
 	uint64_t port;
 };
@@ -26,16 +26,17 @@ struct soft_tcp_path {
 	bool connects; /* whether this side opened the connection, and so chose the peer */
 	bool of_cm; /* whether the connection manager created the stream */
 	uint16_t path_port; /* peer's port if this side opens channels on a CM stream, else 0 */
-	struct soft_tcp_ends ends;
-	struct soft_tcp_ends names; /* the socket's addresses */
+	struct soft_tcp_addresses addresses;
+	struct soft_tcp_addresses socket_addresses; /* the socket's addresses */
 	struct soft_place place; /* used while the stream has no channel */
 	struct soft_timer timer; /* timeout of connecting, the handshake and lingering */
 
 	/* input */
-	uint8_t input[SOFT_HANDSHAKE_SIZE]; /* header or handshake; `have` bytes have arrived */
-	uint32_t have;
+	uint8_t input
+		[SOFT_HANDSHAKE_SIZE]; /* header or handshake; `input_length` bytes have arrived */
+	uint32_t input_length;
 	enum soft_record_kind kind; /* kind of the record being received */
-	uint32_t left, to, from;
+	uint32_t remaining, to, from;
 	bool bulk; /* whether long payloads are arriving */
 
 	uint64_t guessed_until; /* limits wrong queue pair numbers (link/handshake.c) */
@@ -45,8 +46,8 @@ struct soft_tcp_path {
 	size_t output_length, output_sent, output_room;
 	bool blocked; /* whether the socket's send buffer is full */
 	struct soft_node delayed; /* list entry while output waits for the next step */
-	bool due; /* whether delayed output must be sent now */
-	unsigned since; /* see soft_engine_may_delay_output */
+	bool must_flush; /* whether delayed output must be sent now */
+	unsigned gather_step; /* see soft_engine_may_delay_output */
 
 	/* liveness.c */
 	bool watched; /* whether the peer can disappear without closing the stream */
@@ -62,7 +63,7 @@ struct soft_tcp {
 	struct soft_places silent; /* accepted streams without a channel */
 	struct soft_node delayed; /* streams with delayed output */
 	uint64_t liveness_seconds; /* maximum silence of a stream */
-	bool version_told; /* whether a version mismatch has been reported */
+	bool version_reported; /* whether a version mismatch has been reported */
 };
 
 extern const struct soft_subsystem soft_tcp_subsystem;
@@ -70,7 +71,7 @@ extern const struct soft_subsystem soft_tcp_subsystem;
 /* Returns the TCP path that contains `path`, or NULL if `path` is of another kind. */
 struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path);
 /* Find a path to `ends`, or start connecting a new one. Returns NULL on failure. */
-struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends);
+struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends);
 void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer);
 /* Create a path over a socket that the connection manager has connected, taking ownership of `fd`.
  * Returns NULL, with `fd` closed, if there is not enough memory. */
@@ -79,11 +80,11 @@ struct soft_tcp_path *soft_tcp_path_adopt(int fd);
 void soft_tcp_path_release(struct soft_tcp_path *tcp);
 /* Returns the path that an earlier CM stream to port `path_port` has become, if it connects the
  * same addresses as the socket. Returns NULL if there is none. */
-struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port);
+struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port);
 /* Returns whether the path connects the same two addresses as the socket. */
-bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd);
+bool soft_tcp_path_is_parallel(const struct soft_tcp_path *tcp, int fd);
 /* Handle bytes that the caller has already read from the stream. */
-void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length);
+void soft_tcp_path_input(struct soft_tcp_path *tcp, const void *bytes, size_t length);
 void soft_tcp_paths_send_delayed(void);
 
 /* ---- liveness.c: of a stream to another machine ------------------------------------------------ */
