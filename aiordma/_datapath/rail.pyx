@@ -292,7 +292,7 @@ cdef class SendQueue(WorkQueues):
             error = event_error(event, self.qp.context)
             if self.number and self.stripes is None:
                 self.rail_broke(error)
-            elif self.frame_handler is not None and self.frame_handler.goes_on(self, True):
+            elif self.frame_handler is not None and self.frame_handler.can_fail_over(self, True):
                 # Switch only if another device can take over. Otherwise the lead waits, because a
                 # card recovers if its port comes back in time.
                 suspend(self, error)
@@ -429,7 +429,7 @@ cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except 
     cdef WorkRequest work
     if rail.failed or rail.error is not None or rail.frame_handler is None:
         return False
-    if not rail.frame_handler.goes_on(rail):
+    if not rail.frame_handler.can_fail_over(rail):
         return False
     rail.error, rail.failed, rail.left = error, True, Leftovers()
     rail.backlog.held = True

@@ -404,7 +404,7 @@ cdef class Session(FrameHandler):
     def lead(self) -> SendQueue:
         return self.outbox.lead
 
-    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
+    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=False) except -1:
         cdef Outbox outbox = self.outbox
         if (
             rail is not outbox.lead
@@ -801,8 +801,8 @@ cdef class RailFrames(FrameHandler):
     cdef int flush(self) except -1:
         return self.session.flush()
 
-    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
-        return self.session.goes_on(rail, elsewhere)
+    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=False) except -1:
+        return self.session.can_fail_over(rail, elsewhere)
 
 
 BEFORE_THE_KEY = "the peer sent a message before it has authenticated with the key"

@@ -231,7 +231,7 @@ cdef class FrameHandler:
     cdef int flush(self) except -1:
         raise NotImplementedError
 
-    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
+    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=False) except -1:
         """Return whether another rail takes over the work and receives of a broken rail.
 
         With `elsewhere`, it must be on another device.
