@@ -386,7 +386,7 @@ cdef int enqueue(Outbox outbox, SendFuture message) except -1:
         return note_wait(outbox)
     try:
         shares = (
-            outbox.frames_under_way
+            outbox.frames_in_flight
             and message.length < BUNDLED_BELOW
             and outbox.room.fits(message.length)
         )
@@ -469,7 +469,7 @@ cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
         frame.second.addr = <uintptr_t> in_place.bytes
         frame.second.length = <uint32_t> in_place.length
         frame.second.lkey = outbox.pool.local_dma_lkey
-    outbox.frames_under_way += 1
+    outbox.frames_in_flight += 1
     outbox.post_frame(frame, DATA, message.has_imm, message.imm)
     if in_place is None:
         message.close_payload()  # not earlier, because it may run code that sends the next message
@@ -506,7 +506,7 @@ cdef bint send_bundle(Outbox outbox, list messages, uint64_t size) except -1:
         bytes += whole - sizeof(BundleEntry)
     frame = new_frame(block, <uint32_t> size)
     frame.sender, frame.messages = outbox, messages
-    outbox.frames_under_way += 1
+    outbox.frames_in_flight += 1
     outbox.post_frame(frame, BUNDLE, False, 0)
     for message in messages:
         message.close_payload()
@@ -552,7 +552,7 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
     write_request(block.bytes() + HEADER, message, seal)
     frame = new_rendezvous_frame(block, length, message)
     frame.sender = outbox
-    outbox.frames_under_way += 1
+    outbox.frames_in_flight += 1
     outbox.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
     if outbox.ended_by is None:
         outbox.offers.open_elsewhere(message, order(outbox.stripes.lanes, message.length)[1:])

@@ -24,7 +24,7 @@ cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 
 
 cdef class Sender:
-    cdef uint32_t frames_under_way     # frames with messages in flight
+    cdef uint32_t frames_in_flight     # frames with messages in flight
     cdef public Counts counts
     cdef str reader                    # owner of all messages, in both directions, or None
     cdef object owned(self)

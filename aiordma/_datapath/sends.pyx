@@ -256,7 +256,7 @@ cdef class Frame(WorkRequest):
             return
         self.on_device = False
         if self.sender is not None:
-            self.sender.frames_under_way -= 1
+            self.sender.frames_in_flight -= 1
         if not self.kept:
             self.give_back()
 
@@ -303,7 +303,7 @@ cdef class Frame(WorkRequest):
         self.on_device, self.missing = True, False
         self.opcode, self.imm, self.entries = IBV_WR_SEND, 0, 1
         if self.sender is not None:
-            self.sender.frames_under_way += 1
+            self.sender.frames_in_flight += 1
         return 0
 
     cdef int on_error(self, object error) except -1:

@@ -677,7 +677,7 @@ cdef class Session(FrameHandler):
             "messages_waiting": outbox.waiting.size(),
             "controls_waiting": self.controls.waiting.size(),
             "credits": outbox.credits.data,
-            "frames_under_way": outbox.frames_under_way,
+            "frames_in_flight": outbox.frames_in_flight,
             "rendezvous": len(outbox.offers.messages),
         }
         if inbox is not None:  # None once it is closed

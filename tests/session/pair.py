@@ -221,7 +221,7 @@ def check_waits(conn: Connection, other: Connection) -> None:
     assert it["rendezvous"] <= other._messages.figures()["arrived"]
     if not conn._endpoint.driver.pool.statistics().waiting:
         assert not conn._queue.outstanding
-        assert not it["frames_under_way"]
+        assert not it["frames_in_flight"]
         assert not it["controls_waiting"]
         assert not it["messages_waiting"] or not it["credits"] or it["rendezvous"]
         assert not (it["receivers"] and it["arrived"])

@@ -70,7 +70,7 @@ async def test_large_messages_of_one_iteration_are_posted_together(
             await at_rest(client, server)
             await yield_loop(2)  # so that these are the first ones of theirs
             sends = [client.send_nowait(pattern(size, n)) for n in range(3)]
-            assert figures(client)["frames_under_way"] == posted
+            assert figures(client)["frames_in_flight"] == posted
             for n in range(3):
                 with await server.recv() as message:
                     assert message == pattern(size, n)
