@@ -59,7 +59,7 @@ cdef class StripedTransfer(Striped):
     cdef Pinned pinned
     cdef dict keys, lkeys              # keys of both memories, by rail number
     cdef uint64_t after                # wr_id of the lead's work that must complete first
-    cdef uint32_t under_way            # chunks in flight
+    cdef uint32_t chunks_in_flight     # chunks in flight
     cdef bint begun
     cdef bint writes(self) noexcept
     cdef SendQueue lead(self)

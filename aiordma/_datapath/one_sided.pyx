@@ -500,7 +500,7 @@ cdef class StripedTransfer(Striped):
     cdef bint holds_up(self, Lane lane) except -1:
         # READs of messages may wait behind this write in the lead's backlog and use up the CHUNKS
         # of the lead. The write must then exceed that limit, because the READs cannot proceed.
-        return lane.rail is self.stripes.leading and not self.under_way and self.writes()
+        return lane.rail is self.stripes.leading and not self.chunks_in_flight and self.writes()
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
         cdef SendQueue rail = <SendQueue> lane.rail
@@ -518,11 +518,11 @@ cdef class StripedTransfer(Striped):
             chunk.lkey, chunk.rkey = chain.sges[0].lkey, chain.sends[0].rkey
         chunk.pinned = self.pinned
         chunk.pinned.pins += 1
-        self.under_way += 1
+        self.chunks_in_flight += 1
         return rail.post_checked(chunk)
 
     cdef int completed(self, Lane lane, uint64_t length) except -1:
-        self.under_way -= 1
+        self.chunks_in_flight -= 1
         if self.chain.waiter is not None:
             self.chain.waiter.moved(length)
         self.stripes.finished(lane, length)
@@ -530,7 +530,7 @@ cdef class StripedTransfer(Striped):
 
     cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1:
         """Handle the failure of a chunk after its rail broke and released the memory."""
-        self.under_way -= 1
+        self.chunks_in_flight -= 1
         if self.stripes.ended is not None or (self.lead().failed and self.lead().left is None):
             return self.connection_ended()
         if self.writes():
@@ -556,7 +556,7 @@ cdef class StripedTransfer(Striped):
         """Complete the transfer if no chunk is in flight and none remains to be posted."""
         cdef WRChain chain = self.chain
         cdef TransferFuture waiter = chain.waiter
-        if self.rest or self.under_way or self.held or chain.striped is None:
+        if self.rest or self.chunks_in_flight or self.held or chain.striped is None:
             return 0
         chain.waiter = None
         if waiter is not None:

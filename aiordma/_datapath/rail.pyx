@@ -331,7 +331,7 @@ cdef class SendQueue(WorkQueues):
         self.error = self.error or error
         self.failed = True
         backlog = self.backlog.take_all()
-        for work in self.under_way():
+        for work in self.outstanding_work():
             fail_work(self, work)
         for work in backlog:
             fail_work(self, work)
@@ -435,7 +435,7 @@ cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except 
     rail.backlog.held = True
     if failed is not None:
         set_aside(rail, failed, True)
-    for work in rail.under_way():
+    for work in rail.outstanding_work():
         set_aside(rail, work, True)
     for work in tuple(rail.backlog.works):
         if not work.can_move(False):

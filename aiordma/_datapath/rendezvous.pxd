@@ -23,7 +23,7 @@ cdef class Opening(WorkRequest):
     cdef SendFuture message
     cdef SendQueue rail
     cdef uint32_t told                 # number of pieces whose keys the peer has
-    cdef bint under_way, ends
+    cdef bint in_flight, ends
     cdef int begin(self) except -1
     cdef int end(self) except -1
     cdef int close(self, bint invalidated) except -1

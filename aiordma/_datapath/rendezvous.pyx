@@ -172,7 +172,7 @@ cdef class Opening(WorkRequest):
         self.entries = count_windows(self.message, self.rail.keys)
         if not self.entries:
             return self.offers.opened(self)
-        self.under_way = True
+        self.in_flight = True
         try:
             return self.rail.post_checked(self)
         except BaseException:
@@ -184,12 +184,12 @@ cdef class Opening(WorkRequest):
         self.ends = True
         if self in self.offers.unsent:
             self.offers.unsent.remove(self)
-        if self.under_way:
+        if self.in_flight:
             return 0
         if not self.entries or self.rail.error is not None or not self.rail.has_room_for(self.entries):
             return self.close(False)
         self.kind, self.opcode = KIND_INVALIDATE, IBV_WR_LOCAL_INV
-        self.under_way = True
+        self.in_flight = True
         return self.rail.post_checked(self)
 
     cdef int close(self, bint invalidated) except -1:
@@ -220,7 +220,7 @@ cdef class Opening(WorkRequest):
         return code
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
-        self.under_way = False
+        self.in_flight = False
         if self.opcode == IBV_WR_LOCAL_INV:
             return self.close(True)
         return self.end() if self.ends else self.offers.opened(self)
@@ -229,8 +229,8 @@ cdef class Opening(WorkRequest):
         return 0  # the lead still offers the message
 
     cdef int free_memory(self) except -1:
-        if self.under_way:
-            self.under_way = False
+        if self.in_flight:
+            self.in_flight = False
             self.close(False)
         return 0
 
@@ -379,7 +379,7 @@ cdef class Offers:
             for opening in list((<SendFuture> message).openings or ()):
                 if opening.rail is not rail:
                     continue
-                if opening.under_way:  # its `free_memory` does the rest
+                if opening.in_flight:  # its `free_memory` does the rest
                     end_windows(<SendFuture> message, rail.keys)
                 else:
                     opening.close(False)

@@ -7,7 +7,7 @@ cpdef list order(list rails, uint64_t size)
 
 cdef class Lane:
     cdef readonly object rail  # type: Any
-    cdef readonly uint32_t under_way   # chunks in flight
+    cdef readonly uint32_t chunks_in_flight  # chunks in flight
     cdef double done                   # recent bytes, which determine its share
 
 

@@ -98,7 +98,7 @@ cdef class Stripes:
 
     cpdef int finished(self, Lane lane, uint64_t length) except -1:
         cdef Lane each
-        lane.under_way -= 1
+        lane.chunks_in_flight -= 1
         if self.operations:  # otherwise some rails are idle, and the bytes do not show their rates
             lane.done += length
             if lane.done >= MEASURED:
@@ -111,7 +111,7 @@ cdef class Stripes:
     ) except -1:
         """Offer a chunk to other rails after its rail has broken and released the memory."""
         if lane is not None:  # None if no lane had the chunk
-            lane.under_way -= 1
+            lane.chunks_in_flight -= 1
         if not operation.rest:
             self.operations.insert(0, operation)
         operation.rest += length
@@ -178,7 +178,7 @@ cdef class Stripes:
             given = False
             for operation in tuple(self.operations):
                 for lane in order(self.lanes, operation.size):
-                    has_place = lane.under_way < CHUNKS or operation.holds_up(lane)
+                    has_place = lane.chunks_in_flight < CHUNKS or operation.holds_up(lane)
                     if has_place and operation.rest and self.give(lane, operation):
                         given = True
         return 0
@@ -201,7 +201,7 @@ cdef class Stripes:
         operation.rest -= length
         if not operation.rest:
             self.operations.remove(operation)
-        lane.under_way += 1
+        lane.chunks_in_flight += 1
         operation.post(lane, start, length)
         return True
 

@@ -266,7 +266,7 @@ cdef class WorkQueues:
         """Return the wr_id of the outstanding work that was posted last, or 0."""
         return 0 if self.sends.last == NO_SLOT else self.table.wr_id(self.sends.last)
 
-    def under_way(self) -> list[WorkRequest]:
+    def outstanding_work(self) -> list[WorkRequest]:
         """Return the outstanding work of the send queue, in the order of posting."""
         cdef list works = []
         cdef uint32_t index = self.sends.first

@@ -70,7 +70,7 @@ MUTANTS = {
     "a chunk that a broken rail has not read counts as read": (
         "_datapath/inbox.pyx",
         "    return fetcher.outbox.stripes.give_back(lane, pending.striped, start, length)",
-        "    lane.under_way -= 1\n    return read_done(fetcher, pending, length)",
+        "    lane.chunks_in_flight -= 1\n    return read_done(fetcher, pending, length)",
     ),
     "a message overtakes the writes before it": (
         "_datapath/backlog.pyx",

@@ -340,7 +340,7 @@ async def test_keep_alive_finds_a_dead_rail_and_keeps_the_others(
             asked._timer.cancel()
             asked._heard = rail.queue.completions
             asked._look()
-            assert any(isinstance(work, Probe) for work in rail.queue.under_way())
+            assert any(isinstance(work, Probe) for work in rail.queue.outstanding_work())
             asked._timer.cancel()
             asked._heard = rail.queue.completions
             asked._give_up()
