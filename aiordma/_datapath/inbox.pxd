@@ -132,7 +132,7 @@ cdef class Fetcher:
     cdef int take_keys(self, bytes content) except -1
     cdef int drop_keys(self, uint32_t rail) except -1
     cdef int acknowledge(self, PendingRendezvous pending) except -1
-    cdef bint opens(self, PendingRendezvous pending) except -1
+    cdef bint decrypt(self, PendingRendezvous pending) except -1
     cdef int drop(self, PendingRendezvous pending) except -1
     cdef int end(self) except -1
 

@@ -965,7 +965,7 @@ cdef class Fetcher:
             else 0,
         )
 
-    cdef bint opens(self, PendingRendezvous pending) except -1:
+    cdef bint decrypt(self, PendingRendezvous pending) except -1:
         """Decrypt a message in place. Returns False if a failure ends the connection."""
         cdef unsigned char *bytes = NULL
         if pending.target is not None:
@@ -1131,7 +1131,7 @@ cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) 
         fetcher.watched -= 1
         if not fetcher.watched:
             end_stalling(fetcher)
-    if pending.seal is not None and not fetcher.opens(pending):
+    if pending.seal is not None and not fetcher.decrypt(pending):
         return 0
     if pending.target is not None:
         return wake_if_ready(fetcher.inbox)
