@@ -165,7 +165,7 @@ cdef class ReceiveTarget(Pinned):
             PyBuffer_Release(&self.buffer)
 
 
-cdef object room_for(ReceiveTarget target, uint64_t length):
+cdef object check_fit(ReceiveTarget target, uint64_t length):
     """Return the error if a message of this length does not fit, or None."""
     if target.refused is None and target.memory is None:
         try:
@@ -643,7 +643,7 @@ cdef class Inbox:
         if target is not None:
             self.allocating += 1
             try:
-                return room_for(target, len(item))
+                return check_fit(target, len(item))
             finally:
                 self.allocating -= 1
         if type(item) is Message or (<PendingRendezvous> item).started:
