@@ -12,7 +12,7 @@ cdef enum:
 
 cdef int never_awaited(str name) noexcept
 cdef int complete_waiter(object waiter, object error) except -1
-cdef object of_callback(object error)
+cdef object wrap_callback_error(object error)
 
 
 @cython.final

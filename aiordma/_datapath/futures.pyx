@@ -88,7 +88,7 @@ cdef int complete_waiter(object waiter, object error) except -1:
     return 0
 
 
-cdef object of_callback(object error):
+cdef object wrap_callback_error(object error):
     """Return the exception that an await raises after a user's callback has raised `error`.
 
     StopIteration and GeneratorExit would not reach the awaiting code unchanged, so a RuntimeError

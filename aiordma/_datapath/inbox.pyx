@@ -44,7 +44,7 @@ from .frames cimport (
     RendezvousPiece,
     RendezvousRequest,
 )
-from .futures cimport DONE, PENDING, never_awaited, of_callback
+from .futures cimport DONE, PENDING, never_awaited, wrap_callback_error
 from .memory cimport PoolBlock
 from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
@@ -171,7 +171,7 @@ cdef object check_fit(ReceiveTarget target, uint64_t length):
         try:
             target.open(target.allocate(length))
         except BaseException as error:  # the receiver raises it, not the drain
-            target.refused = of_callback(error)
+            target.refused = wrap_callback_error(error)
     if target.refused is None and length > target.length:
         return MessageTooLongError(length, target.length, received=True)
     return target.refused

@@ -12,7 +12,7 @@ cimport cython
 
 from aiordma._core.operations import OperationKind
 
-from .futures cimport DONE, FAILED, PENDING, of_callback
+from .futures cimport DONE, FAILED, PENDING, wrap_callback_error
 from .message cimport Counts
 from .sends cimport imm_of
 from .stripes cimport order
@@ -371,7 +371,7 @@ cdef class TransferFuture(OpFuture):
             try:
                 self.progress(self.bytes_done)
             except BaseException as error:  # the user's error, raised by the await
-                self.settle(FAILED, of_callback(error))
+                self.settle(FAILED, wrap_callback_error(error))
         return 0
 
     cdef bint withdraw(self) except -1:
