@@ -420,7 +420,7 @@ cdef class TransferChunk(WorkRequest):
 
     cdef int on_error(self, object error) except -1:
         cdef SendQueue lead = self.transfer.lead()
-        if self.lane is None or lead.left is not None or (self.lane.rail is not lead and not lead.failed):
+        if self.lane is None or lead.leftovers is not None or (self.lane.rail is not lead and not lead.failed):
             return 0  # another rail repeats the chunk
         return self.transfer.fail(error)
 
@@ -531,7 +531,7 @@ cdef class StripedTransfer(Striped):
     cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1:
         """Handle the failure of a chunk after its rail broke and released the memory."""
         self.chunks_in_flight -= 1
-        if self.stripes.ended is not None or (self.lead().failed and self.lead().left is None):
+        if self.stripes.ended is not None or (self.lead().failed and self.lead().leftovers is None):
             return self.connection_ended()
         if self.writes():
             return self.stripes.hold(lane, self, start, length)

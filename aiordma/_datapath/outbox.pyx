@@ -649,8 +649,8 @@ cdef object not_done(Outbox outbox, WRChain chain):
 cdef list take_moved(Outbox outbox):
     """Take the work that no lead has completed, in posting order."""
     cdef list works = outbox.moved
-    if outbox.lead.left is not None:
-        works = outbox.lead.left.take_works(works)
+    if outbox.lead.leftovers is not None:
+        works = outbox.lead.leftovers.take_works(works)
     outbox.moved = []
     outbox.flags &= ~RESUMED
     return works

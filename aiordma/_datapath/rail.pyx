@@ -101,7 +101,7 @@ cdef class SendQueue(WorkQueues):
     @property
     def suspended(self) -> bool:
         """Whether the rail has failed and the session continues on another rail."""
-        return self.left is not None
+        return self.leftovers is not None
 
     @property
     def outstanding(self) -> int:
@@ -198,8 +198,8 @@ cdef class SendQueue(WorkQueues):
             self.table.free_slot(indices[i])
         if code:
             self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
-        if self.left is not None:
-            self.left.late.extend(blocks[posted:])
+        if self.leftovers is not None:
+            self.leftovers.late.extend(blocks[posted:])
             return count
         for i in range(posted, count):
             (<PoolBlock> blocks[i]).end_lease()
@@ -219,7 +219,7 @@ cdef class SendQueue(WorkQueues):
                 request.on_error(self.owner.error_for(self.error))
         if wc.status == FLUSHED and not already_failed:
             self.driver.take_device_events()  # an event may explain the state of the queue pair
-            if self.left is not None:
+            if self.leftovers is not None:
                 already_failed = True
                 if request is not None and not before_last:
                     set_aside(self, request, True, True)
@@ -250,15 +250,15 @@ cdef class SendQueue(WorkQueues):
             return 0
         if request is not None:
             return request.free_memory()
-        if self.left is not None:
-            self.left.returned.append(work)
+        if self.leftovers is not None:
+            self.leftovers.returned.append(work)
         else:
             (<PoolBlock> work).end_lease()
         return 0
 
     cdef object error_of(self, WorkRequest work):
         """Return the error for work that did not fail itself. Its cause is `error`."""
-        if self.left is not None:
+        if self.leftovers is not None:
             return self.unknown_outcome(work)
         return self.owner.error_for(self.error, work.text(self.peer))
 
@@ -309,7 +309,7 @@ cdef class SendQueue(WorkQueues):
 
     cdef list take_receives(self):
         """Return the blocks of the receives of a suspended and closed rail, in order."""
-        cdef list blocks = [] if self.left is None else self.left.take_receives()
+        cdef list blocks = [] if self.leftovers is None else self.leftovers.take_receives()
         if self.expects_resume and blocks:
             (<PoolBlock> blocks.pop(0)).end_lease()
         return blocks
@@ -360,7 +360,7 @@ cdef class SendQueue(WorkQueues):
         if self.native_qp == NULL:
             return
         self.fail(BufferStateError("the queue pair was closed"))
-        if self.left is not None:
+        if self.leftovers is not None:
             drain_receives(self)  # so that they are in order
         self.driver.detach(self.qp)
         try:
@@ -373,8 +373,8 @@ cdef class SendQueue(WorkQueues):
                 (<WorkRequest> self.take_first(&self.sends)).free_memory()
             while self.receives.first != NO_SLOT:
                 receives.append(self.take_first(&self.receives))
-            if self.left is not None:
-                self.left.returned += receives
+            if self.leftovers is not None:
+                self.leftovers.returned += receives
             else:
                 release_all(receives)
             self.frame_handler = self.stripes = None
@@ -382,7 +382,7 @@ cdef class SendQueue(WorkQueues):
 
 cdef bint keeps_works(SendQueue rail) noexcept:
     """Return whether the rail is suspended and keeps new work for the next lead."""
-    return rail.left is not None and rail.left.unposted is not None
+    return rail.leftovers is not None and rail.leftovers.unposted is not None
 
 
 cdef int post_now(SendQueue rail, WorkRequest work) except -1:
@@ -431,7 +431,7 @@ cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except 
         return False
     if not rail.frame_handler.can_fail_over(rail):
         return False
-    rail.error, rail.failed, rail.left = error, True, Leftovers()
+    rail.error, rail.failed, rail.leftovers = error, True, Leftovers()
     rail.backlog.held = True
     if failed is not None:
         set_aside(rail, failed, True)
@@ -455,7 +455,7 @@ cdef int set_aside(SendQueue rail, WorkRequest work, bint was_posted, bint is_fi
     if not work.can_move(was_posted):
         fail_work(rail, work)
     else:
-        rail.left.keep(work, was_posted, is_first)
+        rail.leftovers.keep(work, was_posted, is_first)
     return 0 if was_posted else work.free_memory()
 
 
