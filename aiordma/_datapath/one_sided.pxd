@@ -44,7 +44,7 @@ cdef class TransferFuture(OpFuture):
     cdef Sender sender                 # sender of its last request, among the messages, or None
     cdef WRChain chain                 # None if it cannot be withdrawn
     cdef list parts                    # parts of the chain that precede it, or None
-    cdef uint32_t left                 # number of parts remaining, including the chain
+    cdef uint32_t parts_remaining      # number of parts remaining, including the chain
     cdef object progress
     cdef uint64_t bytes_done
     cdef bint undone                   # a part was not posted or may have been lost

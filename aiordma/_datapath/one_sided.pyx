@@ -204,7 +204,7 @@ cdef class WRChain(WorkRequest):
         reserve(part, count)
         part.waiter = self.waiter
         if part.waiter is not None:
-            part.waiter.left += 1
+            part.waiter.parts_remaining += 1
         part.region, part.regions = self.region, self.regions
         memcpy(part.sends, self.sends, count * sizeof(aiordma_send))
         memcpy(part.sges, self.sges, count * sizeof(ibv_sge))
@@ -362,8 +362,8 @@ cdef class TransferFuture(OpFuture):
         return self.part_over()
 
     cdef int part_over(self) except -1:
-        self.left -= 1
-        return 0 if self.left else self.settle(DONE, None)
+        self.parts_remaining -= 1
+        return 0 if self.parts_remaining else self.settle(DONE, None)
 
     cdef int moved(self, uint64_t length) except -1:
         if self.progress is not None and self.state == PENDING:
@@ -626,7 +626,7 @@ cdef TransferFuture start_chain(
     if queue.number and not queue.failed:  # otherwise, the next lead will use its own keys
         use_keys_of(chain, queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
-    future.left, chain.waiter = 1, future
+    future.parts_remaining, chain.waiter = 1, future
     if (
         sender is None
         and queue.stripes is not None

@@ -630,7 +630,7 @@ cdef bint send_written(Outbox outbox, WRChain write) except -1:
         outbox.waiting.appendleft(write)
         return False
     write.sends[0].opcode = IBV_WR_RDMA_WRITE
-    waiter.left += 1
+    waiter.parts_remaining += 1
     outbox.lead.post_checked(write)
     (<uint32_t *> (block.bytes() + HEADER))[0] = htole32(length)
     frame = describe(WrittenFrame.__new__(WrittenFrame), block, HEADER + sizeof(length))

@@ -82,7 +82,11 @@ MUTANTS = {
         "            self.waiter.undone = True\n",
         "            pass\n",
     ),
-    "a write is over before its message": ("_datapath/outbox.pyx", "    waiter.left += 1\n", ""),
+    "a write is over before its message": (
+        "_datapath/outbox.pyx",
+        "    waiter.parts_remaining += 1\n",
+        "",
+    ),
     "the next receiver is not told when one that was told gives up": (
         "_datapath/inbox.pyx",
         "            wake_if_ready(inbox)  # the message, or",
