@@ -317,25 +317,25 @@ cdef class Offers:
             opening.begin()
         return 0
 
-    cdef int open_left(self, Lane lead) except -1:
+    cdef int reopen_messages(self, Lane lead) except -1:
         """Open messages that the previous lead offered to the new lead, as there is room."""
         cdef SendFuture message
         cdef SendQueue rail = <SendQueue> lead.rail
-        while self.left:
-            message = self.left[0]
+        while self.to_reopen:
+            message = self.to_reopen[0]
             offered = self.messages.get(message.request_id) is message
             if offered and not rail.has_room_for(message.count()):
                 if message.count() + CONTROL_ENTRIES > rail.capacity:  # possible on another card
                     (<object> rail).rail_broke(RDMAError("the send queue has too few entries for "
                     "the message"))
                 return 0
-            self.left.pop(0)  # before it is opened, because that may re-enter this method
+            self.to_reopen.pop(0)  # before it is opened, because that may re-enter this method
             if offered:
                 self.open_elsewhere(message, [lead])
                 if message.first.key_of(rail.keys) is None:
                     (<object> rail).rail_broke(RDMAError("the device cannot register the memory of a message"))
                     return 0
-        self.left = None
+        self.to_reopen = None
         return 0
 
     cdef int opened(self, Opening opening) except -1:

@@ -446,7 +446,7 @@ cdef class Session(FrameHandler):
         cdef int again
         cdef Outbox outbox = self.outbox
         outbox.lead.frame_handler = self
-        outbox.offers.left = list(outbox.offers.messages.values())
+        outbox.offers.to_reopen = list(outbox.offers.messages.values())
         again = outbox.resumed(frames)
         self.inbox.fetcher.fetch_ahead()
         return again
@@ -463,8 +463,8 @@ cdef class Session(FrameHandler):
                 # control credits.
                 self.receives.change_if_due()
             self.controls.flush()
-        if outbox.offers.left is not None:
-            outbox.offers.open_left(<Lane> outbox.stripes.lanes[0])
+        if outbox.offers.to_reopen is not None:
+            outbox.offers.reopen_messages(<Lane> outbox.stripes.lanes[0])
         # Send a waiting RailReady first, because the peer does not know the rail yet.
         if outbox.offers.unsent and not self.controls.waiting.size():
             self.send_keys()
