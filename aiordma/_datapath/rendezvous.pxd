@@ -22,13 +22,13 @@ cdef class Opening(WorkRequest):
     cdef Offers offers
     cdef SendFuture message
     cdef SendQueue rail
-    cdef uint32_t told                 # number of pieces whose keys the peer has
-    cdef bint in_flight, ends
+    cdef uint32_t announced            # number of pieces whose keys the peer has
+    cdef bint in_flight, end_requested
     cdef int begin(self) except -1
     cdef int end(self) except -1
     cdef int close(self, bint invalidated) except -1
     cdef bytes next_keys(self, uint32_t most)
-    cdef int told_to(self, uint32_t most) except -1
+    cdef int mark_announced(self, uint32_t most) except -1
 
 
 @cython.final

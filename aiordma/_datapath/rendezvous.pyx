@@ -181,7 +181,7 @@ cdef class Opening(WorkRequest):
 
     cdef int end(self) except -1:
         """End the access after the peer has read the message. No more keys are sent."""
-        self.ends = True
+        self.end_requested = True
         if self in self.offers.unsent:
             self.offers.unsent.remove(self)
         if self.in_flight:
@@ -223,7 +223,7 @@ cdef class Opening(WorkRequest):
         self.in_flight = False
         if self.opcode == IBV_WR_LOCAL_INV:
             return self.close(True)
-        return self.end() if self.ends else self.offers.opened(self)
+        return self.end() if self.end_requested else self.offers.opened(self)
 
     cdef int on_error(self, object error) except -1:
         return 0  # the lead still offers the message
@@ -239,28 +239,28 @@ cdef class Opening(WorkRequest):
 
     cdef bytes next_keys(self, uint32_t most):
         """Return the contents of an RNDV_KEYS frame with the next keys, at most `most`."""
-        cdef uint32_t count = min(most, self.message.count() - self.told), i
+        cdef uint32_t count = min(most, self.message.count() - self.announced), i
         cdef bytes content = PyBytes_FromStringAndSize(
             NULL, sizeof(RendezvousKeys) + count * sizeof(RendezvousKey)
         )
         cdef RendezvousKeys *frame = <RendezvousKeys *> PyBytes_AS_STRING(content)
-        cdef RendezvousKey *told = <RendezvousKey *> (frame + 1)
+        cdef RendezvousKey *entries = <RendezvousKey *> (frame + 1)
         cdef Piece piece = self.message.first
         cdef Key key
         frame.request_id, frame.rail = htole32(self.message.request_id), htole32(self.rail.number)
-        frame.first, frame.count = htole32(self.told), htole32(count)
-        for i in range(self.told):
+        frame.first, frame.count = htole32(self.announced), htole32(count)
+        for i in range(self.announced):
             piece = piece.next
         for i in range(count):
             key = piece.key_of(self.rail.keys)
-            told[i].rkey, told[i].flags = htole32(key.bound_number()), htole32(key.flags())
+            entries[i].rkey, entries[i].flags = htole32(key.bound_number()), htole32(key.flags())
             piece = piece.next
         return content
 
-    cdef int told_to(self, uint32_t most) except -1:
+    cdef int mark_announced(self, uint32_t most) except -1:
         """Record that the keys from `next_keys` have been sent to the peer."""
-        self.told = min(self.told + most, self.message.count())
-        if self.told == self.message.count():
+        self.announced = min(self.announced + most, self.message.count())
+        if self.announced == self.message.count():
             self.offers.unsent.remove(self)
         return 0
 

@@ -486,7 +486,7 @@ cdef class Session(FrameHandler):
             opening = <Opening> outbox.offers.unsent[0]
             if not self.controls.send_frame(RNDV_KEYS, opening.next_keys(most), None):
                 break
-            opening.told_to(most)
+            opening.mark_announced(most)
         return 0
 
     # ---- receiving ----
