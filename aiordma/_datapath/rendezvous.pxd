@@ -48,7 +48,7 @@ cdef class Offers:
     cdef bint end_elsewhere(self, SendFuture message, uint32_t status,
                             uint32_t invalidated_key) except -1
     cdef int closed(self, Opening opening) except -1
-    cdef int rail_gone(self, SendQueue rail) except -1
+    cdef int remove_rail(self, SendQueue rail) except -1
     cdef int add(self, SendFuture message) except -1
     cdef int close(self, bint ended) except -1
 

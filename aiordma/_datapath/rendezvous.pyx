@@ -370,7 +370,7 @@ cdef class Offers:
             message.sender.finish(message, status, invalidated_key)
         return 0
 
-    cdef int rail_gone(self, SendQueue rail) except -1:
+    cdef int remove_rail(self, SendQueue rail) except -1:
         """End the peer's access through a rail whose queue pair is about to be destroyed."""
         cdef Opening opening
         for message in [*self.messages.values(), *self.ending]:

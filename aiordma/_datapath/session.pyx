@@ -385,7 +385,7 @@ cdef class Session(FrameHandler):
         This has no effect for a rail that was not up.
         """
         if self.outbox.stripes.remove(rail):
-            self.outbox.offers.rail_gone(rail)
+            self.outbox.offers.remove_rail(rail)
             self.inbox.fetcher.drop_keys(rail.number)
 
     # ---- another lead ----
@@ -430,7 +430,7 @@ cdef class Session(FrameHandler):
                 self.batches.remove(chain)
         rail.stripes = outbox.stripes
         outbox.stripes.lead(rail)
-        self.controls.rail_gone()
+        self.controls.drop_window_keys()
         outbox.pool = self.inbox.fetcher.move(rail)
         self.receives.move(rail, outbox.pool)
         self.controls.resume(rail, number, outbox.journal.received, outbox.sealing)
