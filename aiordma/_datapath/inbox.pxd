@@ -85,7 +85,7 @@ cdef class RecvOperation:
     cdef object memory, allocate       # from the caller; both None for memory of the pool
     cdef ReceiveTarget target
     cdef RecvFuture waiter
-    cdef bint returns_memory, ends_iteration, of_reader, awaited, begun, over
+    cdef bint returns_memory, ends_iteration, of_reader, awaited, started, over
     cdef str name(self)
     cdef object advance(self)
     cdef object finish(self, object item)

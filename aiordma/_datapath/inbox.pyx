@@ -232,7 +232,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         raise value
 
     def close(self):
-        self.begun = True
+        self.started = True
         self.withdraw()
 
     @property
@@ -246,7 +246,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
 
     def __dealloc__(self):
         cdef Inbox inbox = self.inbox
-        if not self.begun:
+        if not self.started:
             never_awaited(self.name())
         elif self.waiter is not None and inbox is not None:
             # The operation was garbage collected while it waited, so it leaves the queue. This is
@@ -275,10 +275,10 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         cdef RecvFuture waiter = self.waiter
         cdef bint waited = waiter is not None
         if not waited:
-            if self.begun or self.inbox is None:  # None if no connection created it
-                self.begun = True
+            if self.started or self.inbox is None:  # None if no connection created it
+                self.started = True
                 raise RuntimeError("cannot reuse already awaited receive operation")
-            self.begun = True
+            self.started = True
             if not self.inbox.wakeups.is_of_this_task():
                 self.inbox.outbox.owner.check_loop()
             if self.inbox.outbox.reader is not None and not self.of_reader:

@@ -60,7 +60,7 @@ cdef class StripedTransfer(Striped):
     cdef dict keys, lkeys              # keys of both memories, by rail number
     cdef uint64_t after                # wr_id of the lead's work that must complete first
     cdef uint32_t chunks_in_flight     # chunks in flight
-    cdef bint begun
+    cdef bint started
     cdef bint writes(self) noexcept
     cdef SendQueue lead(self)
     cdef uint32_t lkey(self, SendQueue rail) except? 0

@@ -228,7 +228,7 @@ cdef class WRChain(WorkRequest):
 
     cdef object refusal(self):
         # A release reaches the peer only after all operations that began earlier, so they may still
-        # use the region. The exceptions are chains without a waiter, which have not begun, and
+        # use the region. The exceptions are chains without a waiter, which have not started, and
         # chains in the sender's queue, which the release may overtake.
         cdef bint must_be_usable = self.waiter is None or self.waiter.sender is not None
         cdef Remote region
@@ -377,20 +377,20 @@ cdef class TransferFuture(OpFuture):
     cdef bint withdraw(self) except -1:
         cdef WRChain chain = self.chain, each
         cdef StripedTransfer striped
-        cdef list parts = self.parts or [], waiting = [], begun = []
+        cdef list parts = self.parts or [], waiting = [], started = []
         cdef bint found
         self.chain = self.parts = None
         if chain is None:
             return False
         for each in (*parts, chain):
             striped = each.striped
-            if striped is not None and striped.begun:
-                begun.append(striped)
+            if striped is not None and striped.started:
+                started.append(striped)
             else:
                 waiting.append(each)
         found = self.sender is not None and self.sender.withdraw(chain)
         found |= self.queue.withdraw(waiting)
-        for striped in begun:
+        for striped in started:
             striped.stripes.drop(striped)
             striped.end_if_over()
         return found
@@ -457,12 +457,12 @@ cdef class StripedTransfer(Striped):
         return <SendQueue> self.stripes.leading
 
     cdef int take_turn(self) except -1:
-        if self.begun:
+        if self.started:
             self.stripes.serve()  # the lead has room, or has completed the earlier work
         elif self.chain.refusal() is not None:
             return TO_POST  # the refusal is reported when it is posted
         else:
-            self.begun, self.after = True, self.lead().latest_posted()
+            self.started, self.after = True, self.lead().latest_posted()
             self.stripes.begin(self)
         return STAYS if self.writes() else BEGUN
 
