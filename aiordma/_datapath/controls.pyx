@@ -117,7 +117,7 @@ cdef class Controls:
         try:
             frame.lkey = rail.keys.local_key(block)
         except BaseException:
-            frame.give_back()
+            frame.release_block()
             raise
         return rail.post_checked(frame)
 

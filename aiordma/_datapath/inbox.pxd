@@ -55,7 +55,7 @@ cdef class StripedRead(Striped):
     cdef dict lkeys                    # lkeys by rail number; 0 if the rail cannot have one
     cdef object refused                # error of the latest failed registration
     cdef int use(self, SendQueue rail) except -1
-    cdef int let_go(self) except -1
+    cdef int unpin(self) except -1
 
 
 cdef class ReceiveTarget(Pinned):

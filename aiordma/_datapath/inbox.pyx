@@ -409,7 +409,7 @@ cdef class PendingRendezvous:
         """Stop requesting chunks. The chunks in progress keep the memory pinned."""
         cdef StripedRead striped = self.striped
         self.striped = None  # break the reference cycle
-        return 0 if striped is None else striped.let_go()
+        return 0 if striped is None else striped.unpin()
 
 
 cdef bytes keys_of(PendingRendezvous pending, uint32_t rail):
@@ -574,7 +574,7 @@ cdef class StripedRead(Striped):
         read.pinned.pins += 1
         return rail.post(read)
 
-    cdef int let_go(self) except -1:
+    cdef int unpin(self) except -1:
         """Unpin the memory. Chunks in progress have their own pins."""
         cdef Pinned pinned = self.pinned
         self.pinned = None
@@ -583,7 +583,7 @@ cdef class StripedRead(Striped):
         return 0
 
     def __dealloc__(self):
-        self.let_go()
+        self.unpin()
 
 
 cdef uint32_t piece_at(StripedRead striped, uint64_t *start) noexcept:

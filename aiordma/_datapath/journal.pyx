@@ -68,7 +68,7 @@ cdef class Journal:
         """Release all frames after the connection has ended and no device uses them."""
         cdef Frame frame
         for frame in [*self.data.take_all(), *self.control.take_all()]:
-            frame.let_go()
+            frame.release()
         return 0
 
 
@@ -84,5 +84,5 @@ cdef int forget(Journal journal, Fifo queue, uint32_t count) except -1:
         queue.popleft()
         journal.first = max(journal.first, frame.number + 1)
         frame.arrived()
-        frame.let_go()
+        frame.release()
     return 0

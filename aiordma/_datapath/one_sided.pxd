@@ -65,6 +65,6 @@ cdef class StripedTransfer(Striped):
     cdef SendQueue lead(self)
     cdef uint32_t lkey(self, SendQueue rail) except? 0
     cdef int completed(self, Lane lane, uint64_t length) except -1
-    cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1
+    cdef int on_chunk_failure(self, Lane lane, uint64_t start, uint64_t length) except -1
     cdef int fail(self, object error) except -1
     cdef int take_turn(self) except -1

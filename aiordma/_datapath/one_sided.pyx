@@ -429,7 +429,7 @@ cdef class TransferChunk(WorkRequest):
         cdef Lane lane = self.lane
         self.pinned = self.lane = None
         if lane is not None:
-            self.transfer.let_go(lane, self.start, self.length)
+            self.transfer.on_chunk_failure(lane, self.start, self.length)
         if pinned is not None:
             pinned.unpin_now()
         return 0
@@ -528,7 +528,7 @@ cdef class StripedTransfer(Striped):
         self.stripes.finished(lane, length)
         return self.end_if_over()
 
-    cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1:
+    cdef int on_chunk_failure(self, Lane lane, uint64_t start, uint64_t length) except -1:
         """Handle the failure of a chunk after its rail broke and released the memory."""
         self.chunks_in_flight -= 1
         if self.stripes.ended is not None or (self.lead().failed and self.lead().leftovers is None):

@@ -81,8 +81,8 @@ cdef class Frame(WorkRequest):
     cdef list spare_blocks             # list that gets the block back; None for the pool
     cdef object waiter                 # of a control message
     cdef void detach(self) noexcept
-    cdef void give_back(self) noexcept
-    cdef void let_go(self) noexcept
+    cdef void release_block(self) noexcept
+    cdef void release(self) noexcept
     cdef int arrived(self) except -1
     cdef int prepare_again(self) except -1
 

@@ -258,15 +258,15 @@ cdef class Frame(WorkRequest):
         if self.sender is not None:
             self.sender.frames_in_flight -= 1
         if not self.kept:
-            self.give_back()
+            self.release_block()
 
-    cdef void let_go(self) noexcept:
+    cdef void release(self) noexcept:
         """Record that the journal no longer needs the frame."""
         self.kept = False
         if not self.on_device:
-            self.give_back()
+            self.release_block()
 
-    cdef void give_back(self) noexcept:
+    cdef void release_block(self) noexcept:
         cdef PoolBlock block = self.block
         self.block = None
         if block is None:
