@@ -1104,7 +1104,7 @@ cdef int read_again(Fetcher fetcher, RendezvousRead read) except -1:
         striped = striped_read(fetcher, pending, read.pinned, read.address - read.start)
         striped.ranges.clear()
         striped.rest = 0
-    return fetcher.outbox.stripes.give_back(None, striped, read.start, read.length)
+    return fetcher.outbox.stripes.requeue_chunk(None, striped, read.start, read.length)
 
 
 cdef int read_failed(
@@ -1115,7 +1115,7 @@ cdef int read_failed(
         return 0
     if pending.striped.dropped:
         return read_done(fetcher, pending, length)
-    return fetcher.outbox.stripes.give_back(lane, pending.striped, start, length)
+    return fetcher.outbox.stripes.requeue_chunk(lane, pending.striped, start, length)
 
 
 cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) except -1:

@@ -497,7 +497,7 @@ cdef class StripedTransfer(Striped):
             return 0
         return self.size - start
 
-    cdef bint holds_up(self, Lane lane) except -1:
+    cdef bint may_exceed_limit(self, Lane lane) except -1:
         # READs of messages may wait behind this write in the lead's backlog and use up the CHUNKS
         # of the lead. The write must then exceed that limit, because the READs cannot proceed.
         return lane.rail is self.stripes.leading and not self.chunks_in_flight and self.writes()
@@ -537,7 +537,7 @@ cdef class StripedTransfer(Striped):
             return self.stripes.hold(lane, self, start, length)
         if self.dropped:
             return self.end_if_over()
-        return self.stripes.give_back(lane, self, start, length)
+        return self.stripes.requeue_chunk(lane, self, start, length)
 
     cdef int fail(self, object error) except -1:
         self.stripes.drop(self)

@@ -120,7 +120,7 @@ class Net:
         rail.broken = True
         self.stripes.remove(rail)
         for chunk in rail.chunks:
-            self.stripes.give_back(chunk.lane, chunk.operation, chunk.start, chunk.length)
+            self.stripes.requeue_chunk(chunk.lane, chunk.operation, chunk.start, chunk.length)
         rail.chunks.clear()
 
     def takes(self, size: int) -> float:

@@ -69,7 +69,7 @@ MUTANTS = {
     ),
     "a chunk that a broken rail has not read counts as read": (
         "_datapath/inbox.pyx",
-        "    return fetcher.outbox.stripes.give_back(lane, pending.striped, start, length)",
+        "    return fetcher.outbox.stripes.requeue_chunk(lane, pending.striped, start, length)",
         "    lane.chunks_in_flight -= 1\n    return read_done(fetcher, pending, length)",
     ),
     "a message overtakes the writes before it": (
