@@ -58,7 +58,7 @@ cdef class StripedTransfer(Striped):
     cdef Stripes stripes
     cdef Pinned pinned
     cdef dict keys, lkeys              # keys of both memories, by rail number
-    cdef uint64_t after                # wr_id of the lead's work that must complete first
+    cdef uint64_t predecessor          # wr_id of the lead's work that must complete first
     cdef uint32_t chunks_in_flight     # chunks in flight
     cdef bint started
     cdef bint writes(self) noexcept

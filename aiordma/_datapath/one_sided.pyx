@@ -462,7 +462,7 @@ cdef class StripedTransfer(Striped):
         elif self.chain.refusal() is not None:
             return TO_POST  # the refusal is reported when it is posted
         else:
-            self.started, self.after = True, self.lead().latest_posted()
+            self.started, self.predecessor = True, self.lead().latest_posted()
             self.stripes.begin(self)
         return STAYS if self.writes() else BEGUN
 
@@ -484,7 +484,7 @@ cdef class StripedTransfer(Striped):
                 lead.post_in_turn(self.chain)
             return 0
         if rail is not lead and (
-            lead.table.holds(self.after) or lead.table.holds(self.stripes.after)
+            lead.table.holds(self.predecessor) or lead.table.holds(self.stripes.last_repeated)
         ):
             return 0
         error = self.chain.refusal()

@@ -296,7 +296,7 @@ cdef class Outbox(Sender):
                 chain.refused(error)
         if not self.moved and not self.lead.failed:
             self.flags &= ~(SWITCHING | RESUMED)
-            self.stripes.after = self.lead.latest_posted()
+            self.stripes.last_repeated = self.lead.latest_posted()
             self.lead.backlog.held = False
             self.lead.post_backlog()
             return self.session.flush()

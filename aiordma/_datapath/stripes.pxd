@@ -26,7 +26,7 @@ cdef class Striped:
 cdef class Stripes:
     cdef readonly list lanes, operations
     cdef object leading                # the lead, or the broken lead until there is a new one
-    cdef uint64_t after                # wr_id of the last work that the new lead had to repeat
+    cdef uint64_t last_repeated        # wr_id of the last work that the new lead had to repeat
     cdef object ended                  # error that ended the connection, or None
     cdef readonly list lost            # in flight when lost: (lane, operation, start, length)
     cpdef int begin(self, Striped operation) except -1

@@ -146,7 +146,7 @@ MUTANTS = {
     ),
     "a rail joins before the lead has done what was before": (
         "_datapath/one_sided.pyx",
-        "lead.table.holds(self.after) or ",
+        "lead.table.holds(self.predecessor) or ",
         "",
     ),
 }
