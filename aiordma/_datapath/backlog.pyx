@@ -3,7 +3,7 @@
 cimport cython
 
 from .memory cimport Clock
-from .work_queue cimport FOR_NOTHING, FOR_SEND_QUEUE
+from .work_queue cimport WAIT_NONE, WAIT_SEND_QUEUE
 
 import collections
 
@@ -47,7 +47,7 @@ cdef class Backlog:
     cdef int note(self) except -1:
         """Update `waits` and the wait statistics after a change."""
         self.waits = self.held or bool(self.works)
-        self.wait.note(FOR_SEND_QUEUE if self.waits else FOR_NOTHING)
+        self.wait.note(WAIT_SEND_QUEUE if self.waits else WAIT_NONE)
         return 0
 
     cdef bint has_posted(self, uint64_t number) except -1:

@@ -53,9 +53,9 @@ from .sends cimport (
 )
 from .stripes cimport order
 from .work_queue cimport (
-    FOR_CREDITS,
-    FOR_NOTHING,
-    FOR_SEND_QUEUE,
+    WAIT_CREDITS,
+    WAIT_NONE,
+    WAIT_SEND_QUEUE,
     IBV_WR_RDMA_WRITE,
     WorkRequest,
 )
@@ -404,12 +404,12 @@ cdef int enqueue(Outbox outbox, SendFuture message) except -1:
 
 cdef int note_wait(Outbox outbox) except -1:
     """Record why the first waiting item waits. The pool and the backlog count their own waits."""
-    cdef int what = FOR_NOTHING
+    cdef int what = WAIT_NONE
     if not outbox.flags & (NOT_STARTED | ENDED) and outbox.waiting.size():
         if outbox.credits.data == 0 or outbox.offers.full():
-            what = FOR_CREDITS
+            what = WAIT_CREDITS
         elif not (outbox.flags & AWAITS_MEMORY or outbox.lead.backlog.waits or outbox.lead.has_room()):
-            what = FOR_SEND_QUEUE
+            what = WAIT_SEND_QUEUE
     outbox.wait.note(what)
     return 0
 

@@ -90,10 +90,10 @@ cdef enum:
     KIND_INVALIDATE = 8
 
 cdef enum:
-    FOR_NOTHING
-    FOR_CREDITS
-    FOR_SEND_QUEUE
-    FOR_MEMORY
+    WAIT_NONE
+    WAIT_CREDITS
+    WAIT_SEND_QUEUE
+    WAIT_MEMORY
 
 cdef enum:  # results of `WorkRequest.take_turn`
     TO_POST

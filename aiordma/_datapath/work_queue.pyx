@@ -144,8 +144,8 @@ cdef double[BOUNDS] bounds = [5e-6, 10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 1
 # Process-wide counters, which all threads update with the GIL held.
 cdef uint64_t[KINDS][BOUNDS + 1] latencies_within
 cdef double[KINDS] latency_sums
-cdef uint64_t[FOR_MEMORY + 1] waits
-cdef double[FOR_MEMORY + 1] wait_sums
+cdef uint64_t[WAIT_MEMORY + 1] waits
+cdef double[WAIT_MEMORY + 1] wait_sums
 
 
 cdef void count_latency(uint8_t kind, double seconds) noexcept:
@@ -195,14 +195,14 @@ cdef class Wait:
 
     def for_memory(self, waiting: bool):
         """Start or end a wait for memory, and count its time so far."""
-        self.note(FOR_MEMORY if waiting else FOR_NOTHING)
+        self.note(WAIT_MEMORY if waiting else WAIT_NONE)
         self.settle()
 
 
 def waits_so_far() -> dict[str, tuple[int, float]]:
     """Return the number and total seconds of all waits, by resource."""
     cdef int what
-    named = (("credits", FOR_CREDITS), ("send queue", FOR_SEND_QUEUE), ("memory", FOR_MEMORY))
+    named = (("credits", WAIT_CREDITS), ("send queue", WAIT_SEND_QUEUE), ("memory", WAIT_MEMORY))
     return {name: (waits[what], wait_sums[what]) for name, what in named}
 
 
