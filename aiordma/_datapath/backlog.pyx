@@ -47,7 +47,7 @@ cdef class Backlog:
     cdef int note(self) except -1:
         """Update `waits` and the wait statistics after a change."""
         self.waits = self.held or bool(self.works)
-        self.wait.note(WAIT_SEND_QUEUE if self.waits else WAIT_NONE)
+        self.wait.set_reason(WAIT_SEND_QUEUE if self.waits else WAIT_NONE)
         return 0
 
     cdef bint has_posted(self, uint64_t number) except -1:

@@ -310,7 +310,7 @@ cdef class Outbox(Sender):
                 sent = send_first(self)
             finally:
                 self.flags &= ~SENDING
-        if self.waiting.size() or self.wait.what:
+        if self.waiting.size() or self.wait.reason:
             note_wait(self)
         return 0
 
@@ -404,13 +404,13 @@ cdef int enqueue(Outbox outbox, SendFuture message) except -1:
 
 cdef int note_wait(Outbox outbox) except -1:
     """Record why the first waiting item waits. The pool and the backlog count their own waits."""
-    cdef int what = WAIT_NONE
+    cdef int reason = WAIT_NONE
     if not outbox.flags & (NOT_STARTED | ENDED) and outbox.waiting.size():
         if outbox.credits.data == 0 or outbox.offers.full():
-            what = WAIT_CREDITS
+            reason = WAIT_CREDITS
         elif not (outbox.flags & AWAITS_MEMORY or outbox.lead.backlog.waits or outbox.lead.has_room()):
-            what = WAIT_SEND_QUEUE
-    outbox.wait.note(what)
+            reason = WAIT_SEND_QUEUE
+    outbox.wait.set_reason(reason)
     return 0
 
 

@@ -123,9 +123,9 @@ cdef int post_recvs(WorkQueues queue, const aiordma_recv *receives, uint32_t cou
 
 cdef class Wait:
     cdef Clock clock
-    cdef int what
-    cdef double since
-    cdef void note(self, int what) noexcept
+    cdef int reason
+    cdef double started_at
+    cdef void set_reason(self, int reason) noexcept
     cdef void settle(self) noexcept
 
 

@@ -144,7 +144,7 @@ cdef double[BOUNDS] bounds = [5e-6, 10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 1
 # Process-wide counters, which all threads update with the GIL held.
 cdef uint64_t[KINDS][BOUNDS + 1] latencies_within
 cdef double[KINDS] latency_sums
-cdef uint64_t[WAIT_MEMORY + 1] waits
+cdef uint64_t[WAIT_MEMORY + 1] wait_counts
 cdef double[WAIT_MEMORY + 1] wait_sums
 
 
@@ -179,37 +179,37 @@ cdef class Wait:
     def __cinit__(self, Clock clock not None):
         self.clock = clock
 
-    cdef void note(self, int what) noexcept:
-        if what != self.what:
+    cdef void set_reason(self, int reason) noexcept:
+        if reason != self.reason:
             self.settle()
-            self.what, self.since = what, self.clock.time()
-            waits[what] += 1
+            self.reason, self.started_at = reason, self.clock.time()
+            wait_counts[reason] += 1
 
     cdef void settle(self) noexcept:
         """Add the current wait up to now to the statistics. The wait may continue."""
         cdef double now
-        if self.what:
+        if self.reason:
             now = self.clock.time()
-            wait_sums[self.what] += now - self.since
-            self.since = now
+            wait_sums[self.reason] += now - self.started_at
+            self.started_at = now
 
     def for_memory(self, waiting: bool):
         """Start or end a wait for memory, and count its time so far."""
-        self.note(WAIT_MEMORY if waiting else WAIT_NONE)
+        self.set_reason(WAIT_MEMORY if waiting else WAIT_NONE)
         self.settle()
 
 
 def waits_so_far() -> dict[str, tuple[int, float]]:
     """Return the number and total seconds of all waits, by resource."""
-    cdef int what
+    cdef int reason
     named = (("credits", WAIT_CREDITS), ("send queue", WAIT_SEND_QUEUE), ("memory", WAIT_MEMORY))
-    return {name: (waits[what], wait_sums[what]) for name, what in named}
+    return {name: (wait_counts[reason], wait_sums[reason]) for name, reason in named}
 
 
 def forget_measured():
     memset(latencies_within, 0, sizeof(latencies_within))
     memset(latency_sums, 0, sizeof(latency_sums))
-    memset(waits, 0, sizeof(waits))
+    memset(wait_counts, 0, sizeof(wait_counts))
     memset(wait_sums, 0, sizeof(wait_sums))
 
 
