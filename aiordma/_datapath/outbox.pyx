@@ -207,15 +207,15 @@ cdef class Outbox(Sender):
         """
         cdef SendQueue before = self.lead
         cdef WRChain chain
-        cdef bint waits
+        cdef bint was_waiting
         cdef list works = take_moved(self)
         self.lead = rail
         for work in (*works, *before.backlog.works):
             if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
                 chain = <WRChain> work
                 chain.kept = False
-                waits = before.backlog.remove(chain)
-                if waits and (chain.waiter is None or chain.waiter.parts is None):
+                was_waiting = before.backlog.remove(chain)
+                if was_waiting and (chain.waiter is None or chain.waiter.parts is None):
                     chain.refused(not_done(self, chain))
                 else:
                     chain.refused(before.error_of(chain))
@@ -381,7 +381,7 @@ cdef int check(Outbox outbox) except -1:
 cdef int enqueue(Outbox outbox, SendFuture message) except -1:
     cdef bint shares, sent
     message.behind = outbox.lead.backlog.latest
-    if outbox.waiting.size() or outbox.lead.backlog.waits or not outbox.begin_sending():
+    if outbox.waiting.size() or outbox.lead.backlog.is_waiting or not outbox.begin_sending():
         outbox.waiting.append(message)
         return note_wait(outbox)
     try:
@@ -408,7 +408,7 @@ cdef int note_wait(Outbox outbox) except -1:
     if not outbox.flags & (NOT_STARTED | ENDED) and outbox.waiting.size():
         if outbox.credits.data == 0 or outbox.offers.full():
             reason = WAIT_CREDITS
-        elif not (outbox.flags & AWAITS_MEMORY or outbox.lead.backlog.waits or outbox.lead.has_room()):
+        elif not (outbox.flags & AWAITS_MEMORY or outbox.lead.backlog.is_waiting or outbox.lead.has_room()):
             reason = WAIT_SEND_QUEUE
     outbox.wait.set_reason(reason)
     return 0

@@ -40,7 +40,7 @@ cdef class SendQueue(WorkQueues):
 
     - `free` and `capacity` are the exact numbers of entries in the send queue. CONTROL_ENTRIES of
       them are reserved for control frames.
-    - `failed` means that the rail accepts no more posts. `backlog.waits` means that work waits for
+    - `failed` means that the rail accepts no more posts. `backlog.is_waiting` means that work waits for
       entries.
     - `post_checked` and `post_receives` post immediately, receives in the given order. The caller
       has checked `free` and `failed`.
@@ -109,7 +109,7 @@ cdef class SendQueue(WorkQueues):
 
     cpdef int post(self, WorkRequest work) except -1:
         """Post `work`, or queue it until there is room."""
-        if self.backlog.waits or work.entries + CONTROL_ENTRIES > self.free:
+        if self.backlog.is_waiting or work.entries + CONTROL_ENTRIES > self.free:
             return self.post_in_turn(work)
         return self.post_checked(work)
 
@@ -149,7 +149,7 @@ cdef class SendQueue(WorkQueues):
             else:
                 self.backlog.remove(first)
                 post_now(self, first)
-        return self.backlog.note()
+        return self.backlog.update_wait()
 
     def withdraw(self, works: Iterable[WorkRequest]) -> bool:
         """Drop any of `works` that still waits for room. Returns False if all have been posted."""
@@ -158,7 +158,7 @@ cdef class SendQueue(WorkQueues):
         for work in found:
             work.free_memory()
         if found:
-            self.backlog.note()
+            self.backlog.update_wait()
             self.use_room()  # for work that was queued behind them
         return bool(found)
 
@@ -275,9 +275,9 @@ cdef class SendQueue(WorkQueues):
         self.messages_first = not self.messages_first
         if self.messages_first:
             give_room_to_messages(self)
-        if self.backlog.waits:
+        if self.backlog.is_waiting:
             self.post_backlog()
-            if not self.backlog.waits:  # refused work has no completion that calls this again
+            if not self.backlog.is_waiting:  # refused work has no completion that calls this again
                 return give_room_to_messages(self)
         if not self.messages_first:
             give_room_to_messages(self)
@@ -442,7 +442,7 @@ cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except 
             rail.backlog.remove(work)
             fail_work(rail, work)
             work.free_memory()
-    rail.backlog.note()
+    rail.backlog.update_wait()
     rail.owner.broken(error)
     return True
 

@@ -74,7 +74,8 @@ MUTANTS = {
     ),
     "a message overtakes the writes before it": (
         "_datapath/backlog.pyx",
-        "        return not self.waits or next(iter(self.works.values()), number + 1) > number",
+        "        return not self.is_waiting or next(iter(self.works.values()), number + 1) > "
+        "number",
         "        return True",
     ),
     "the peer is told of a write that was not done": (
