@@ -30,9 +30,9 @@ from .work_queue cimport (
     KIND_COMPARE_AND_SWAP,
     KIND_READ,
     BEFORE_LAST,
-    BEGUN,
-    STAYS,
-    TO_POST,
+    TURN_STARTED,
+    TURN_BLOCKED,
+    TURN_READY,
     WorkQueues,
     post_sends,
 )
@@ -238,7 +238,7 @@ cdef class WRChain(WorkRequest):
         return None
 
     cdef int take_turn(self) except -1:
-        return TO_POST if self.striped is None else self.striped.take_turn()
+        return TURN_READY if self.striped is None else self.striped.take_turn()
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef TransferFuture waiter = self.waiter
@@ -460,11 +460,11 @@ cdef class StripedTransfer(Striped):
         if self.started:
             self.stripes.serve()  # the lead has room, or has completed the earlier work
         elif self.chain.refusal() is not None:
-            return TO_POST  # the refusal is reported when it is posted
+            return TURN_READY  # the refusal is reported when it is posted
         else:
             self.started, self.predecessor = True, self.lead().latest_posted()
             self.stripes.begin(self)
-        return STAYS if self.writes() else BEGUN
+        return TURN_BLOCKED if self.writes() else TURN_STARTED
 
     cdef uint32_t lkey(self, SendQueue rail) except? 0:
         """Return the rail's lkey for the local memory, or 0 if the memory cannot be registered."""

@@ -6,10 +6,10 @@ cimport cython
 
 from .memory cimport release_all
 from .work_queue cimport (
-    BEGUN,
+    TURN_STARTED,
     KIND_RECV,
     NO_SLOT,
-    STAYS,
+    TURN_BLOCKED,
     aiordma_recv,
     ibv_sge,
     post_recvs,
@@ -136,10 +136,10 @@ cdef class SendQueue(WorkQueues):
         while len(self.backlog.works) and self.has_room() and not self.backlog.held:
             first = self.backlog.first()
             turn = first.take_turn()
-            if turn == STAYS:
+            if turn == TURN_BLOCKED:
                 break
-            error = None if turn == BEGUN else first.refusal()
-            if turn == BEGUN:
+            error = None if turn == TURN_STARTED else first.refusal()
+            if turn == TURN_STARTED:
                 self.backlog.remove(first)
             elif error is not None:
                 self.backlog.remove(first)

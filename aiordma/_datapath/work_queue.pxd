@@ -96,9 +96,9 @@ cdef enum:
     WAIT_MEMORY
 
 cdef enum:  # results of `WorkRequest.take_turn`
-    TO_POST
-    BEGUN
-    STAYS                              # work behind it must wait
+    TURN_READY
+    TURN_STARTED
+    TURN_BLOCKED                       # work behind it must wait
 
 cdef enum:
     NO_SLOT = 0xFFFFFFFF

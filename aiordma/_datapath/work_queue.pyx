@@ -70,11 +70,11 @@ cdef class WorkRequest:
         return None
 
     cdef int take_turn(self) except -1:
-        """Return TO_POST for the first work in the backlog, or post it here.
+        """Return TURN_READY for the first work in the backlog, or post it here.
 
-        This is called again if it returns STAYS.
+        This is called again if it returns TURN_BLOCKED.
         """
-        return TO_POST
+        return TURN_READY
 
     cdef bint can_move(self, bint posted) noexcept:
         """Return whether another rail may do the work after its own rail broke.

@@ -127,8 +127,8 @@ MUTANTS = {
     ),
     "work overtakes a striped write": (
         "_datapath/one_sided.pyx",
-        "return STAYS if self.writes() else BEGUN",
-        "return BEGUN",
+        "return TURN_BLOCKED if self.writes() else TURN_STARTED",
+        "return TURN_STARTED",
     ),
     "an atomic operation is done again by another rail": (
         "_datapath/one_sided.pyx",
