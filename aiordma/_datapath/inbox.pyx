@@ -503,7 +503,7 @@ cdef class RendezvousRead(WorkRequest):
         self.lane = None
         if lane is not None:
             read_failed(self.fetcher, self.pending, lane, self.start, self.length)
-        elif self.fetcher.outbox.journal.keeps:  # otherwise, no other rail can read it
+        elif self.fetcher.outbox.journal.is_enabled:  # otherwise, no other rail can read it
             read_again(self.fetcher, self)
         pinned, self.pinned = self.pinned, None
         if pinned is not None:

@@ -237,7 +237,7 @@ cdef class Outbox(Sender):
         """
         cdef WRChain chain
         cdef Frame frame
-        cdef list works = self.moved, missing = self.journal.after(frames)
+        cdef list works = self.moved, missing = self.journal.missing_frames(frames)
         cdef Py_ssize_t i, count, arrived = -1
         for i, work in enumerate(works):
             if isinstance(work, Frame) and (<Frame> work).number < frames:
@@ -452,7 +452,7 @@ cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
         not outbox.pool.local_dma_lkey
         or in_place.length < COPIED_BELOW
         or outbox.room.tag_size
-        or outbox.journal.keeps
+        or outbox.journal.is_enabled
     ):
         in_place = None
     cdef uint64_t length = HEADER + message.length - (
@@ -584,7 +584,7 @@ cdef bint send_first(Outbox outbox) except -1:
                 write.free_memory()
             elif error is not None:
                 write.refused(error)
-            elif outbox.journal.keeps:
+            elif outbox.journal.is_enabled:
                 return send_written(outbox, write)
             else:
                 outbox.credits.data -= 1

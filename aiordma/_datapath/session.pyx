@@ -350,7 +350,7 @@ cdef class Session(FrameHandler):
             0 if self.outbox.sealing is None else TAG,
             peer.max_message,
         )
-        self.outbox.journal.keeps = rails
+        self.outbox.journal.is_enabled = rails
         if rails:
             self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
             # Limit the frames in flight, and therefore the journal, to the number that Config
@@ -532,7 +532,7 @@ cdef class Session(FrameHandler):
                     "the peer sent a frame shorter than its header of 8 bytes"
                 )
             if (
-                not DATA <= kind <= (WRITTEN if self.outbox.journal.keeps else RNDV_ACK)
+                not DATA <= kind <= (WRITTEN if self.outbox.journal.is_enabled else RNDV_ACK)
                 or (has_imm and kind != DATA and kind != RNDV_RTS and kind != WRITTEN)
             ):
                 raise ProtocolError(f"the peer sent a frame of unknown kind {header.kind:#04x}")
@@ -586,7 +586,7 @@ cdef class Session(FrameHandler):
         try:
             pending = pending_rendezvous(
                 block.bytes(), length, self.config.max_message, self.outbox.sealing is not None,
-                self.outbox.journal.keeps,
+                self.outbox.journal.is_enabled,
             )
         finally:
             block.end_lease()
@@ -630,7 +630,7 @@ cdef class Session(FrameHandler):
         message = new_message(block, 0, 0)
         message.number, message.has_imm = imm, True
         try:
-            if self.outbox.journal.keeps:
+            if self.outbox.journal.is_enabled:
                 raise ProtocolError("the peer wrote with immediate data, but must send a WRITTEN "
                 "frame on a connection with rails")
             self.outbox.credits.received(DATA, 0, 0)

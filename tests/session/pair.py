@@ -209,7 +209,7 @@ def check_credits(conn: Connection, other: Connection) -> None:
     there = other._messages.outbox.credits.account()
     _, _, held_data, owed_data, held_control, owed_control = there
     limit = other._endpoint.config.data_receives
-    if conn._messages.outbox.journal.keeps:
+    if conn._messages.outbox.journal.is_enabled:
         limit = min(limit, conn._endpoint.config.send_queue)
     assert data + held_data + owed_data == limit
     assert control + held_control + owed_control == other._endpoint.config.control_receives
