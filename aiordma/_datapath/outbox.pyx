@@ -122,8 +122,8 @@ cdef class Outbox(Sender):
         if imm is not None:
             message.imm = imm_of(imm)
             message.has_imm = True
-        if self.ended_by is not None:  # `check` cannot detect this once the Connection is gone
-            raise self.owner.error_for(self.ended_by)
+        if self.end_error is not None:  # `check` cannot detect this once the Connection is gone
+            raise self.owner.error_for(self.end_error)
         message.sender = self
         enqueue(self, message)
         return message
@@ -135,8 +135,8 @@ cdef class Outbox(Sender):
         return begin_transfer(self.lead, kind, self, local, remote, imm, progress)
 
     cdef int write(self, WorkRequest chain) except -1:
-        if self.ended_by is not None:
-            return chain.refused(self.owner.error_for(self.ended_by))
+        if self.end_error is not None:
+            return chain.refused(self.owner.error_for(self.end_error))
         (<WRChain> chain).behind = self.lead.backlog.latest
         self.waiting.append(chain)
         note_wait(self)
@@ -332,7 +332,7 @@ cdef class Outbox(Sender):
     def end(self, error: BaseException):
         """Fail all waiters with `error`. Nothing more is sent."""
         cdef SendFuture message
-        self.ended_by = error
+        self.end_error = error
         self.flags |= ENDED
         note_wait(self)
         for item in self.waiting.take_all():
@@ -547,14 +547,14 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
         block.end_lease()
         raise
     outbox.offers.add(message)
-    if outbox.ended_by is not None:  # by the cycle collector, so `end` has not seen the message
+    if outbox.end_error is not None:  # by the cycle collector, so `end` has not seen the message
         message.settle(FAILED, send_error(outbox, message))
     write_request(block.bytes() + HEADER, message, seal)
     frame = new_rendezvous_frame(block, length, message)
     frame.sender = outbox
     outbox.frames_in_flight += 1
     outbox.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
-    if outbox.ended_by is None:
+    if outbox.end_error is None:
         outbox.offers.open_elsewhere(message, order(outbox.stripes.lanes, message.length)[1:])
     return True
 
@@ -671,7 +671,7 @@ cdef bint has_key(Outbox outbox, Frame frame) except -1:
 
 cdef object send_error(Outbox outbox, SendFuture message):
     return outbox.owner.error_for(
-        outbox.ended_by, f"send of {message.length} bytes to {outbox.lead.peer}"
+        outbox.end_error, f"send of {message.length} bytes to {outbox.lead.peer}"
     )
 
 

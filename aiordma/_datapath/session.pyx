@@ -744,7 +744,7 @@ cdef class Session(FrameHandler):
         """Release the memory after the queue pairs have been destroyed."""
         cdef int code
         if not self.outbox.flags & ENDED:  # the loop was closed, and its waiters with it
-            self.outbox.ended_by = self.inbox.ended = ConnectionClosedError("the event loop of the connection was closed")
+            self.outbox.end_error = self.inbox.ended = ConnectionClosedError("the event loop of the connection was closed")
             self.outbox.flags |= ENDED
             self.receives.end()
         release_all(self.outbox.lead.take_receives())
