@@ -20,7 +20,7 @@ cdef class WRChain(WorkRequest):
     cdef object user
     cdef TransferFuture waiter
     cdef SendQueue rail                # rail to which it was posted last
-    cdef uint64_t behind               # latest work in the backlog when it was queued
+    cdef uint64_t backlog_position     # latest work in the backlog when it was queued
     cdef uint32_t room
     cdef aiordma_send *sends           # array of `room` requests; `one_send` if `room` is 1
     cdef ibv_sge *sges

@@ -137,7 +137,7 @@ cdef class Outbox(Sender):
     cdef int write(self, WorkRequest chain) except -1:
         if self.end_error is not None:
             return chain.refused(self.owner.error_for(self.end_error))
-        (<WRChain> chain).behind = self.lead.backlog.latest
+        (<WRChain> chain).backlog_position = self.lead.backlog.latest
         self.waiting.append(chain)
         note_wait(self)
         return self.session.flush() if self.waiting.size() == 1 else 0
@@ -380,7 +380,7 @@ cdef int check(Outbox outbox) except -1:
 
 cdef int enqueue(Outbox outbox, SendFuture message) except -1:
     cdef bint shares, sent
-    message.behind = outbox.lead.backlog.latest
+    message.backlog_position = outbox.lead.backlog.latest
     if outbox.waiting.size() or outbox.lead.backlog.is_waiting or not outbox.begin_sending():
         outbox.waiting.append(message)
         return note_wait(outbox)
@@ -394,7 +394,7 @@ cdef int enqueue(Outbox outbox, SendFuture message) except -1:
     finally:
         outbox.flags &= ~SENDING
     if not sent:
-        message.behind = outbox.lead.backlog.latest
+        message.backlog_position = outbox.lead.backlog.latest
         outbox.waiting.appendleft(message)  # messages queued in the meantime follow it
     if outbox.waiting.size() and not outbox.flags & COLLECTING:
         outbox.lead.table.wakeups.loop.call_soon(outbox.collect)
@@ -575,7 +575,7 @@ cdef bint send_first(Outbox outbox) except -1:
             if messages:
                 break
             write = <WRChain> item
-            if not outbox.lead.backlog.has_posted(write.behind):
+            if not outbox.lead.backlog.has_posted(write.backlog_position):
                 return False
             outbox.waiting.popleft()
             error = write.refusal()
@@ -592,7 +592,7 @@ cdef bint send_first(Outbox outbox) except -1:
                 outbox.lead.post_checked(write)
             return True
         message = <SendFuture> item
-        if not outbox.lead.backlog.has_posted(message.behind):
+        if not outbox.lead.backlog.has_posted(message.backlog_position):
             break
         if message.state == PENDING:
             longer = size + bundled_size(message.length)

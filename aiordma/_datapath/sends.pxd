@@ -58,7 +58,7 @@ cdef class SendFuture(OpFuture):
     cdef uint64_t length               # total of all pieces
     cdef bint has_imm
     cdef uint32_t imm
-    cdef uint64_t behind               # latest work in the backlog when it was queued
+    cdef uint64_t backlog_position     # latest work in the backlog when it was queued
     cdef uint32_t request_id           # of a rendezvous
     cdef uint32_t rail                 # number of the rail whose keys are in the offer
     cdef list openings                 # on rails other than the lead, or None
