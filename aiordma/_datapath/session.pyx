@@ -461,7 +461,7 @@ cdef class Session(FrameHandler):
             if outbox.credits.may_send_control():
                 # Announce a new receive size before sending responses, which could use up all
                 # control credits.
-                self.receives.change_if_due()
+                self.receives.update_size()
             self.controls.flush()
         if outbox.offers.to_reopen is not None:
             outbox.offers.reopen_messages(<Lane> outbox.stripes.lanes[0])
@@ -553,7 +553,7 @@ cdef class Session(FrameHandler):
             raise
         if kind == RNDV_RTS:
             return self.take_rendezvous(block, length)
-        self.sizes.used(arrived)
+        self.sizes.count_frame(arrived)
         if kind == DATA or kind == WRITTEN:
             message = new_message(block, HEADER, length - HEADER)
             message.number, message.has_imm = imm, has_imm
@@ -590,7 +590,7 @@ cdef class Session(FrameHandler):
             )
         finally:
             block.end_lease()
-        self.sizes.used(HEADER + pending.length + self.outbox.room.tag_size)
+        self.sizes.count_frame(HEADER + pending.length + self.outbox.room.tag_size)
         return self.inbox.offered(pending)
 
     cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1:
@@ -636,7 +636,7 @@ cdef class Session(FrameHandler):
             self.outbox.credits.received(DATA, 0, 0)
             if self.awaiting_auth or self.awaiting_admission:
                 raise ProtocolError(self.too_early())
-            self.sizes.used(0)
+            self.sizes.count_frame(0)
             self.tell_of_write(message, length)
         except ProtocolError as error:
             self.owner.violated(error)
