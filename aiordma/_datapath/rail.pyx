@@ -337,10 +337,10 @@ cdef class SendQueue(WorkQueues):
             fail_work(self, work)
             work.free_memory()
 
-    def leave(self, error: BaseException):
+    def retire(self, error: BaseException):
         """Post nothing more because of `error`, and tell the owner when outstanding work has ended.
         """
-        self.error, self.leaving = error, True
+        self.error, self.retiring = error, True
         give_room_to_messages(self)
 
     def stop(self, error: BaseException):
@@ -412,7 +412,7 @@ cdef int post_now(SendQueue rail, WorkRequest work) except -1:
 
 
 cdef int give_room_to_messages(SendQueue rail) except -1:
-    if rail.leaving:
+    if rail.retiring:
         if rail.free == rail.capacity:
             rail.owner.emptied()
     elif rail.frame_handler is not None:

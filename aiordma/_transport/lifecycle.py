@@ -375,7 +375,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             return
         self._peer_close_error = error
         self._messages.peer_has_left = True
-        self._queue.leave(error)
+        self._queue.retire(error)
 
     def _blame(self, error: ProtocolError | AuthenticationError) -> None:
         """Send the peer a goodbye with the error, and end without waiting for its delivery."""
