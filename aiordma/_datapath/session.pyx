@@ -491,7 +491,7 @@ cdef class Session(FrameHandler):
 
     # ---- receiving ----
 
-    cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1:
+    cdef bint accept_frame(self, PoolBlock block, uint32_t length, object imm) except -1:
         """Return whether a frame may be handled now. Early frames are kept for `start`.
 
         Late frames are dropped.
@@ -507,7 +507,7 @@ cdef class Session(FrameHandler):
 
     cdef int received(self, PoolBlock block, uint32_t length) except -1:
         """Handle a frame that has arrived in `block`, taking over the lease of the block."""
-        if not self.takes_now(block, length, None):
+        if not self.accept_frame(block, length, None):
             return 0
         self.outbox.journal.received += 1
         try:
@@ -625,7 +625,7 @@ cdef class Session(FrameHandler):
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
         """Handle a write to this side's memory that the peer reports with immediate data."""
         cdef Message message
-        if not self.takes_now(block, length, imm):
+        if not self.accept_frame(block, length, imm):
             return 0
         message = new_message(block, 0, 0)
         message.number, message.has_imm = imm, True
