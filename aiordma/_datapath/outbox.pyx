@@ -143,10 +143,10 @@ cdef class Outbox(Sender):
         return self.session.flush() if self.waiting.size() == 1 else 0
 
     def collect(self):
-        go_on(self, COLLECTING)
+        resume_sending(self, COLLECTING)
 
     def on_memory(self):
-        go_on(self, AWAITS_MEMORY)
+        resume_sending(self, AWAITS_MEMORY)
 
     cdef bint withdraw(self, object item) except -1:
         if not self.waiting.remove(item):
@@ -414,7 +414,7 @@ cdef int note_wait(Outbox outbox) except -1:
     return 0
 
 
-cdef int go_on(Outbox outbox, uint32_t waited_for) except -1:
+cdef int resume_sending(Outbox outbox, uint32_t waited_for) except -1:
     outbox.flags &= ~waited_for
     return 0 if outbox.flags & ENDED else outbox.session.flush()
 
