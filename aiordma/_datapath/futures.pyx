@@ -112,7 +112,7 @@ cdef class Wakeups:
         self.loop, self.settled = loop, []
         self.spins_left = MAX_SPINS
 
-    cdef bint is_of_this_task(self) except -1:
+    cdef bint is_in_loop(self) except -1:
         """Return whether the caller runs in this event loop, or in a callback run by a drain."""
         if self.calling_back and self.thread == PyThread_get_thread_ident():
             return True

@@ -279,7 +279,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 self.started = True
                 raise RuntimeError("cannot reuse already awaited receive operation")
             self.started = True
-            if not self.inbox.wakeups.is_of_this_task():
+            if not self.inbox.wakeups.is_in_loop():
                 self.inbox.outbox.owner.check_loop()
             if self.inbox.outbox.reader is not None and not self.of_reader:
                 self.over = True

@@ -372,7 +372,7 @@ cdef int check(Outbox outbox) except -1:
     if (
         outbox.flags & (NOT_STARTED | ENDED)
         or outbox.closing
-        or not outbox.lead.table.wakeups.is_of_this_task()
+        or not outbox.lead.table.wakeups.is_in_loop()
     ):
         outbox.owner.check()  # raises the error
     return 0
