@@ -417,7 +417,7 @@ cdef class Session(FrameHandler):
         outbox.flags |= SWITCHING
         return True
 
-    def lead_on(self, SendQueue rail not None, uint32_t number):
+    def switch_lead(self, SendQueue rail not None, uint32_t number):
         """Make a rail that is up the lead, in place of one that broke and is closed.
 
         The rail takes over the receives. A Resume with this number then reports to the peer which
