@@ -121,7 +121,7 @@ cdef class Stripes:
     cdef int hold(
         self, Lane lane, Striped operation, uint64_t start, uint64_t length
     ) except -1:
-        """Keep a written chunk of a broken rail until `over` is called.
+        """Keep a written chunk of a broken rail until `release_held_chunks` is called.
 
         Its bytes may still be on the way to the peer. Until the peer has stopped the rail, a late
         packet could overwrite newer bytes.
@@ -130,11 +130,11 @@ cdef class Stripes:
         self.lost.append((lane, operation, start, length))
         return 0
 
-    def holds(self, number: int) -> bool:
-        """Return whether chunks of a rail wait for `over`."""
+    def has_held_chunks(self, number: int) -> bool:
+        """Return whether chunks of a rail wait for `release_held_chunks`."""
         return any(lane.rail.number == number for lane, *_ in self.lost)
 
-    def over(self, number: int):
+    def release_held_chunks(self, number: int):
         """Offer the held chunks of a rail to other rails. The peer has stopped the rail."""
         cdef Lane lane
         cdef Striped operation
