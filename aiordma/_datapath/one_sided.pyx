@@ -484,7 +484,7 @@ cdef class StripedTransfer(Striped):
                 lead.post_in_turn(self.chain)
             return 0
         if rail is not lead and (
-            lead.table.holds(self.predecessor) or lead.table.holds(self.stripes.last_repeated)
+            lead.table.is_in_flight(self.predecessor) or lead.table.is_in_flight(self.stripes.last_repeated)
         ):
             return 0
         error = self.chain.refusal()

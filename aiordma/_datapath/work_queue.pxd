@@ -189,7 +189,7 @@ cdef class WorkRequestTable:
     cdef uint32_t take_slot(self, WorkQueues queue, uint8_t kind, object work,
                             uint32_t entries) except? 0xFFFFFFFF
     cdef uint64_t wr_id(self, uint32_t index) noexcept
-    cdef bint holds(self, uint64_t wr_id) noexcept
+    cdef bint is_in_flight(self, uint64_t wr_id) noexcept
     cdef void free_slot(self, uint32_t index) noexcept
     cdef int drain_once(self, aiordma_drain *state, int most, uint32_t spin_us,
                         int polls_again) except? -10000

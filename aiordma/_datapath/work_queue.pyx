@@ -346,7 +346,7 @@ cdef class WorkRequestTable:
             <uint64_t> self.slots[index].kind << 24 | index
         )
 
-    cdef bint holds(self, uint64_t wr_id) noexcept:
+    cdef bint is_in_flight(self, uint64_t wr_id) noexcept:
         """Return whether `wr_id` identifies a slot that is in use, in its current generation."""
         cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
         return index < self.count and self.slots[index].taken and self.wr_id(index) == wr_id
@@ -431,7 +431,7 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
     Returns the queue if this frees its first entries in the current drain, or else None.
     """
     cdef uint32_t index = wc.wr_id & (MAX_SLOTS - 1)
-    if not table.holds(wc.wr_id):
+    if not table.is_in_flight(wc.wr_id):
         error_before_last(table, wc)
         return None
     cdef uint8_t kind = table.slots[index].kind
@@ -475,7 +475,7 @@ cdef int error_before_last(WorkRequestTable table, const aiordma_completion *wc)
     """Handle the failure of a request that is not the last of its chain."""
     cdef uint64_t wr_id = wc.wr_id ^ BEFORE_LAST
     cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
-    if not wc.wr_id & BEFORE_LAST or not wc.status or not table.holds(wr_id):
+    if not wc.wr_id & BEFORE_LAST or not wc.status or not table.is_in_flight(wr_id):
         table.stray += 1
         return 0
     cdef WorkQueues queue = <WorkQueues> table.queues[index]

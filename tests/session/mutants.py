@@ -147,7 +147,7 @@ MUTANTS = {
     ),
     "a rail joins before the lead has done what was before": (
         "_datapath/one_sided.pyx",
-        "lead.table.holds(self.predecessor) or ",
+        "lead.table.is_in_flight(self.predecessor) or ",
         "",
     ),
 }
