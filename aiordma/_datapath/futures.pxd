@@ -10,7 +10,7 @@ cdef enum:
     FAILED = 2
     CANCELLED = 3
 
-cdef int never_awaited(str name) noexcept
+cdef int warn_never_awaited(str name) noexcept
 cdef int complete_waiter(object waiter, object error) except -1
 cdef object wrap_callback_error(object error)
 

@@ -59,7 +59,7 @@ cdef bint is_task_wakeup(object callback) except -1:
 cdef object warn = warnings.warn
 
 
-cdef int never_awaited(str name) noexcept:
+cdef int warn_never_awaited(str name) noexcept:
     """Warn about an awaitable that was never awaited, as Python does for a coroutine.
 
     Called from a finalizer.

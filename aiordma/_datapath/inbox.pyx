@@ -44,7 +44,7 @@ from .frames cimport (
     RendezvousPiece,
     RendezvousRequest,
 )
-from .futures cimport DONE, PENDING, never_awaited, wrap_callback_error
+from .futures cimport DONE, PENDING, warn_never_awaited, wrap_callback_error
 from .memory cimport PoolBlock
 from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
@@ -247,7 +247,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
     def __dealloc__(self):
         cdef Inbox inbox = self.inbox
         if not self.started:
-            never_awaited(self.name())
+            warn_never_awaited(self.name())
         elif self.waiter is not None and inbox is not None:
             # The operation was garbage collected while it waited, so it leaves the queue. This is
             # unnecessary if the connection has ended or the inbox is garbage as well.

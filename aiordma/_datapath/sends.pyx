@@ -8,7 +8,7 @@ from libc.string cimport memcpy, memset
 
 cimport cython
 
-from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
+from .futures cimport DONE, FAILED, PENDING, complete_waiter, warn_never_awaited
 from .keys cimport has_no_holes
 from .memory cimport Pinned
 from .message cimport Message
@@ -492,6 +492,6 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
 
     def __dealloc__(self):
         if self.sender is not None:
-            never_awaited(self.__qualname__)
+            warn_never_awaited(self.__qualname__)
         elif self.future is not None:
             self.future.cancel()  # dropped halfway, like a coroutine that is garbage collected
