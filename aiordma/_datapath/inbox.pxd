@@ -85,7 +85,7 @@ cdef class RecvOperation:
     cdef object memory, allocate       # from the caller; both None for memory of the pool
     cdef ReceiveTarget target
     cdef RecvFuture waiter
-    cdef bint returns_memory, ends_iteration, of_reader, awaited, started, over
+    cdef bint returns_memory, ends_iteration, for_reader, awaited, started, finished
     cdef str name(self)
     cdef object advance(self)
     cdef object finish(self, object item)
@@ -140,4 +140,4 @@ cdef class Fetcher:
 cdef class MessageIterator:
     cdef Inbox inbox
     cdef Outbox outbox                 # own reference, because the inbox may be cleared first
-    cdef bint of_reader
+    cdef bint for_reader

@@ -224,7 +224,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         self, kind: type[BaseException] | BaseException, value=None,
         traceback: TracebackType | None = None,
     ) -> RecvFuture:
-        if self.over:
+        if self.finished:
             raise RuntimeError("cannot reuse already awaited receive operation")
         if value is None:
             value = kind() if isinstance(kind, type) else kind
@@ -264,8 +264,8 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 inbox.notified -= 1
                 inbox.fetcher.fetch_ahead()
             wake_if_ready(inbox)  # the next receiver gets the message or the end of iteration
-        if not self.over:
-            self.over = True
+        if not self.finished:
+            self.finished = True
             if self.target is not None:
                 put_back(inbox, self.target)
                 self.target.close()
@@ -281,8 +281,8 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             self.started = True
             if not self.inbox.wakeups.is_in_loop():
                 self.inbox.outbox.owner.check_loop()
-            if self.inbox.outbox.reader is not None and not self.of_reader:
-                self.over = True
+            if self.inbox.outbox.reader is not None and not self.for_reader:
+                self.finished = True
                 raise in_use(self.inbox, "a second reader")
             self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
         try:
@@ -318,7 +318,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         cdef Inbox inbox = self.inbox
         cdef ReceiveTarget target = self.target
         cdef uint64_t length
-        self.over = True
+        self.finished = True
         if target is None:
             return inbox.take()
         if type(item) is PendingRendezvous:
@@ -370,7 +370,7 @@ cdef class MessageIterator:
         if reader is not None:
             if inbox.outbox.reader is not None or inbox.receivers.size() or inbox.notified:
                 raise in_use(inbox, reader)
-            inbox.outbox.reader, self.of_reader = reader, True
+            inbox.outbox.reader, self.for_reader = reader, True
         self.inbox, self.outbox = inbox, inbox.outbox
 
     def __aiter__(self) -> Self:
@@ -378,12 +378,12 @@ cdef class MessageIterator:
 
     def __anext__(self) -> Coroutine[Any, Any, Message]:
         cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
-        operation.inbox, operation.of_reader = self.inbox, self.of_reader
+        operation.inbox, operation.for_reader = self.inbox, self.for_reader
         operation.ends_iteration = True
         return operation
 
     def __dealloc__(self):
-        if self.of_reader:
+        if self.for_reader:
             self.outbox.reader = None
 
 
