@@ -8,7 +8,7 @@
 #   receiver is cancelled.
 # - Memory stays pinned until all READs that were posted for it have completed.
 #
-# A receiver waits for one of the following reasons, which `next_for` checks in this order:
+# A receiver waits for one of the following reasons, which `next_item` checks in this order:
 #
 # - Another receiver is ahead of it.
 # - No message has arrived.
@@ -300,7 +300,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                     if waiter.state != DONE:
                         raise waiter.exception_to_raise()
                     self.inbox.notified -= 1
-                item = next_for(self.inbox, self, waited)
+                item = next_item(self.inbox, self, waited)
                 if item is not None:
                     return self.finish(item)
                 waiter, waited = self.waiter, True
@@ -323,7 +323,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             return inbox.take()
         if type(item) is PendingRendezvous:
             pending = <PendingRendezvous> item
-            take_landed(inbox, pending)
+            pop_direct_read(inbox, pending)
             length, imm = pending.length, pending.imm if pending.has_imm else None
         else:
             message = inbox.take()
@@ -504,7 +504,7 @@ cdef class RendezvousRead(WorkRequest):
         if lane is not None:
             read_failed(self.fetcher, self.pending, lane, self.start, self.length)
         elif self.fetcher.outbox.journal.is_enabled:  # otherwise, no other rail can read it
-            read_again(self.fetcher, self)
+            repeat_read(self.fetcher, self)
         pinned, self.pinned = self.pinned, None
         if pinned is not None:
             pinned.unpin_now()
@@ -719,12 +719,12 @@ cdef object in_use(Inbox inbox, str other):
     )
 
 
-cdef list to_be_read(Inbox inbox):
+cdef list unacknowledged(Inbox inbox):
     """Return the rendezvous messages that have not been acknowledged, in order."""
     return [item for item in inbox.incoming.all() if type(item) is PendingRendezvous]
 
 
-cdef object next_for(Inbox inbox, RecvOperation operation, bint waited):
+cdef object next_item(Inbox inbox, RecvOperation operation, bint waited):
     """Return the first item if the operation may take it. Otherwise queue it and return None."""
     cdef object first = inbox.incoming.first()
     cdef ReceiveTarget target = operation.target
@@ -737,7 +737,7 @@ cdef object next_for(Inbox inbox, RecvOperation operation, bint waited):
     if in_turn and first is not None:
         refusal = inbox.refusal(first, target)
         if inbox.incoming.first() is not first:  # `allocate` has received the message
-            return next_for(inbox, operation, waited)
+            return next_item(inbox, operation, waited)
         if refusal is None and is_complete(first):
             return first
         if refusal is not None:
@@ -763,7 +763,7 @@ cdef object next_for(Inbox inbox, RecvOperation operation, bint waited):
     return None
 
 
-cdef int take_landed(Inbox inbox, PendingRendezvous pending) except -1:
+cdef int pop_direct_read(Inbox inbox, PendingRendezvous pending) except -1:
     inbox.incoming.popleft()
     inbox.fetcher.bytes_ahead -= pending.length
     inbox.taken(pending.length, True)
@@ -832,7 +832,7 @@ cdef class Fetcher:
     cdef BlockCache move(self, SendQueue rail):
         """Switch to a new lead, and return its driver's pool, which now provides the memory."""
         cdef PendingRendezvous pending
-        for pending in to_be_read(self.inbox):
+        for pending in unacknowledged(self.inbox):
             if pending.unread and pending.message is not None and not pending.watched:
                 self.watch(pending)  # the peer may not send keys for this rail
         self.memory.move(rail.driver)
@@ -922,7 +922,7 @@ cdef class Fetcher:
         for lane in self.outbox.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
-            for pending in to_be_read(self.inbox):
+            for pending in unacknowledged(self.inbox):
                 if pending.request_id != le32toh(frame.request_id):
                     continue
                 if rail == pending.rail:
@@ -950,7 +950,7 @@ cdef class Fetcher:
         Otherwise a peer that keeps adding rails could exhaust the memory.
         """
         cdef PendingRendezvous pending
-        for pending in to_be_read(self.inbox):
+        for pending in unacknowledged(self.inbox):
             if pending.keys is not None:
                 pending.keys.pop(rail, None)
         return 0
@@ -984,7 +984,7 @@ cdef class Fetcher:
     cdef int drop(self, PendingRendezvous pending) except -1:
         """Stop reading a message into its target, because the receiver was cancelled."""
         if not pending.unread:
-            return not_fetched(self, pending)
+            return requeue_unread(self, pending)
         if pending.striped is not None:
             return read_done(self, pending, self.outbox.stripes.drop(pending.striped))
         return 0
@@ -1089,7 +1089,7 @@ cdef StripedRead striped_read(
     return striped
 
 
-cdef int read_again(Fetcher fetcher, RendezvousRead read) except -1:
+cdef int repeat_read(Fetcher fetcher, RendezvousRead read) except -1:
     """Let other rails repeat a READ of the broken lead, unless its message was dropped."""
     cdef PendingRendezvous pending = read.pending
     cdef StripedRead striped = pending.striped
@@ -1136,7 +1136,7 @@ cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) 
     if pending.target is not None:
         return wake_if_ready(fetcher.inbox)
     if pending.message is None:  # the receiver is gone, so it must be read again
-        return not_fetched(fetcher, pending)
+        return requeue_unread(fetcher, pending)
     fetcher.acknowledge(pending)
     pending.message.fetched = True
     fetcher.inbox.incoming.replace(pending, pending.message)
@@ -1145,7 +1145,7 @@ cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) 
     return wake_if_ready(fetcher.inbox)
 
 
-cdef int not_fetched(Fetcher fetcher, PendingRendezvous pending) except -1:
+cdef int requeue_unread(Fetcher fetcher, PendingRendezvous pending) except -1:
     """Reset a message that was not read to the state in which it was offered."""
     pending.started = False
     fetcher.unread.appendleft(pending)  # only the first message can have a target
