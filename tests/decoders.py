@@ -368,7 +368,9 @@ DECODERS: dict[str, Decoder] = {
 
 NO_DECODERS = {
     "admission.ticket": "a client's own ticket",
-    "admission.TicketOffice.admits": "bytes of fixed sizes; what is wrong with them is its result",
+    "admission.TicketValidator.validate": (
+        "bytes of fixed sizes; what is wrong with them is its result"
+    ),
     "authentication.check_key": "this side's own key",
     "authentication.next_key": "a secret of this side's",
     "authentication.resume_key": "a secret of this side's",

@@ -25,7 +25,7 @@ KINDS = {
 NOT_THE_SAME_KEY = "the peer reports that it has a different key"
 
 if TYPE_CHECKING:
-    from .._core.admission import TicketOffice
+    from .._core.admission import TicketValidator
     from ..cm.address import Address
     from .encryption import KeyExchange
 
@@ -128,11 +128,11 @@ def new_ticket(key: bytes, challenge: bytes, offer: bytes) -> bytes:
     return admission.ticket(key, asked, offer, os.urandom(admission.SALT_SIZE))
 
 
-def new_ticket_office(key: bytes) -> TicketOffice:
+def new_ticket_office(key: bytes) -> TicketValidator:
     """Create a ticket office for a listener or for a single socket."""
     from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
 
-    return admission.TicketOffice(key, os.urandom)
+    return admission.TicketValidator(key, os.urandom)
 
 
 class KeyProof:
