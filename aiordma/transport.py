@@ -41,7 +41,7 @@ from typing import Self, Unpack, cast
 
 from . import verbs
 from ._core import protocol
-from ._core.arguments import I32_MAX, callback, integer, misfit, refusal, seconds
+from ._core.arguments import I32_MAX, callback, integer, refusal, seconds, signature_error
 from ._core.async_only import AsyncContext, AsyncIteration
 from ._core.fields import MAX_RAILS
 from ._core.region import RegionToken, Rights
@@ -716,7 +716,7 @@ def check_signature(
     """Raise TypeError if `handler` cannot be called with `count` positional arguments."""
     if not callable(handler):
         raise TypeError(refusal("the handler", f"a function of {arguments}", handler))
-    if why := misfit(handler, [None] * count):
+    if why := signature_error(handler, [None] * count):
         raise TypeError(f"the handler {handler!r} must accept {arguments}: {why}{hint}")
 
 

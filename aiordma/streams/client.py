@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ssl import SSLContext
 from typing import IO, Any, TypeVar, Unpack
 
-from .._core.arguments import host_name, integer, misfit, refusal
+from .._core.arguments import host_name, integer, refusal, signature_error
 from .._options import STREAM, TLS, StreamOptions, complete, shows
 from ..errors import AddressError, host_port
 from ..transport import Connection, check_security, connect_with
@@ -77,7 +77,7 @@ def check_factory(factory: object) -> None:
     if not callable(factory):
         wanted = "a function that returns a protocol, such as a subclass of asyncio.Protocol"
         raise TypeError(refusal("protocol_factory", wanted, factory))
-    if why := misfit(factory, ()):
+    if why := signature_error(factory, ()):
         raise TypeError(f"protocol_factory {factory!r} must not require arguments: {why}")
 
 
