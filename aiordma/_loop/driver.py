@@ -208,7 +208,7 @@ class Driver(PerLoopResource):
         return cq
 
     def release_cq(self, cq: verbs.CompletionQueue, entries: int) -> None:
-        if self._gone:
+        if self._closed:
             return  # it was closed with the loop
         cq.release_when_empty(entries)
         if not cq.in_use and cq is not self._cqs[0]:
@@ -270,7 +270,7 @@ class Driver(PerLoopResource):
     # ---- readers -------------------------------------------------------------------------
 
     def _on_timers(self) -> None:
-        if not self._gone:  # the driver may have been closed since the fd became readable
+        if not self._closed:  # the driver may have been closed since the fd became readable
             self.timers.fire()
 
     def report(self, sink: SendQueue, error: Exception) -> None:
@@ -343,7 +343,7 @@ class ContextEvents(PerLoopResource):
 
     def take(self) -> None:
         if (
-            not self._gone and not self._context.closed
+            not self._closed and not self._context.closed
         ):  # either may have been closed since the fd became readable
             for event in self._context.async_events():
                 self.deliver(self._context, event)
@@ -439,7 +439,7 @@ class EventDriver(PerLoopResource):
                 return
 
     def _take_one(self) -> bool:
-        if self._gone or (event := self.channel.get_event()) is None:
+        if self._closed or (event := self.channel.get_event()) is None:
             return False
         handler = self._handlers.get(event.listen_id or event.id)
         if handler is not None:
@@ -476,7 +476,7 @@ class RequestDriver(EventDriver):
         time, even if the response is a challenge or a rejection.
         """
         wait = self.share.wait()
-        if not wait or self._gone:
+        if not wait or self._closed:
             began = self.share.now()
             self._take_one()
             self.share.use(self.share.now() - began)
@@ -486,5 +486,5 @@ class RequestDriver(EventDriver):
         self.loop.call_later(wait, shutdown.loop_end(self.loop).calling(self._watch))
 
     def _watch(self) -> None:
-        if not self._gone:  # it may have been closed during the pause
+        if not self._closed:  # it may have been closed during the pause
             super()._watch()

@@ -718,4 +718,4 @@ def test_loop_closed_during_the_pause_closes_the_channel(
     events = loop.run_until_complete(pause())
     loop.close()
     gc.collect()
-    assert events._gone
+    assert events._closed

@@ -253,7 +253,7 @@ async def test_failed_device_is_reopened_for_its_rail(
         after = further(conns[0]).endpoint
         assert after is not None
         assert after.driver is not before.driver
-        assert driver._gone
+        assert driver._closed
         with port_down():  # and the new one is watched
             await until_rails(conns, ("lead", "down"))
             await until_waiting(later)
