@@ -37,7 +37,7 @@ from .._core.finalizers import finalizer
 from .._datapath.memory import Pinned
 from ..mr_pool import OwnMemory
 from ..verbs._memory.buffers import keeper_of
-from ..verbs._memory.memory_region import is_there
+from ..verbs._memory.memory_region import is_fully_mapped
 
 # Types whose memory keeps its address and pages while a view exists. Subclasses are excluded,
 # because they may export other memory.
@@ -47,7 +47,7 @@ MOST_BYTES = 256 << 20
 
 
 def is_steady(owner: object) -> bool:
-    return type(owner) in STEADY or (type(owner).__module__ == "numpy" and is_there(owner))
+    return type(owner) in STEADY or (type(owner).__module__ == "numpy" and is_fully_mapped(owner))
 
 
 def is_released(view: memoryview | None) -> bool:

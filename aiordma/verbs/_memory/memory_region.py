@@ -304,8 +304,10 @@ def register(
         if not length:
             raise ValueError("a memory region must be at least 1 byte long, not 0")
         # Register huge pages with ibv_reg_mr(), so that all of them are touched immediately.
-        there = not huge_pages if page_size else is_there(view.obj)
-        pointer, addr = reg_mr(pd, pointer_to(view), length, access, iova, there=there)
+        fully_mapped = not huge_pages if page_size else is_fully_mapped(view.obj)
+        pointer, addr = reg_mr(
+            pd, pointer_to(view), length, access, iova, fully_mapped=fully_mapped
+        )
     except BaseException:
         view.release()  # the traceback would keep the view alive
         raise
@@ -319,7 +321,7 @@ def reg_mr(
     access: AccessFlags,
     iova: int | None,
     *,
-    there: bool = False,
+    fully_mapped: bool = False,
 ) -> tuple[h.ibv_mr, int]:
     """Register memory, and return the ``struct ibv_mr`` and the address for work requests.
 
@@ -338,7 +340,7 @@ def reg_mr(
     try:
         if iova is not None or rights & _OPTIONAL:
             return library.calls.ibv_reg_mr_iova2(pd.pointer, memory, length, addr, rights), addr
-        call = library.reg_own_mr if there else library.calls.ibv_reg_mr
+        call = library.reg_own_mr if fully_mapped else library.calls.ibv_reg_mr
         return call(pd.pointer, memory, length, rights), addr
     except UnsupportedError as error:
         what = f"memory regions with {access!r}"
@@ -385,14 +387,14 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
         # The original region keeps the memory mapped and in place.
         memory, length = ffi.cast("void *", region.addr), region.length
         pointer, addr = reg_mr(
-            pd, memory, length, region.access, None, there=bool(region.page_size)
+            pd, memory, length, region.access, None, fully_mapped=bool(region.page_size)
         )
         found = MemoryRegion(pd, pointer, addr, length, region.access, parent=region.node)
         region.elsewhere[pd] = found
     return found
 
 
-def is_there(owner: object) -> bool:
+def is_fully_mapped(owner: object) -> bool:
     """Return whether this object's memory is known to be fully mapped."""
     if isinstance(owner, Mapped):
         return True
