@@ -528,4 +528,4 @@ def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> N
         for counter, entries in held:
             counter.leave(entries)
 
-    node.at_end = leave
+    node.on_destroyed = leave

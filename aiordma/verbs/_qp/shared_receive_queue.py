@@ -70,7 +70,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
             weakref.WeakKeyDictionary()
         )
         # A bound method would make the node keep this object alive.
-        node.at_end = partial(_give_back, self._completing_at)
+        node.on_destroyed = partial(_give_back, self._completing_at)
         self.context._elements[self.raw_handle] = self
 
     # --- attributes ------------------------------------------------------------------------
