@@ -397,7 +397,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         """
         most = self.context.query_device_ex().cq_mod_caps
         if not most.max_cq_count and not most.max_cq_period:
-            raise self.context._lacking("completion queue moderation", "ibv_modify_cq")
+            raise self.context._unsupported_error("completion queue moderation", "ibv_modify_cq")
         cq_count = integer("cq_count", cq_count, None)
         period = round(seconds("cq_period", cq_period) * 1_000_000)
         if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:
@@ -409,7 +409,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE
         attr.moderate.cq_count = cq_count
         attr.moderate.cq_period = period
-        with self.context._offering("completion queue moderation"):
+        with self.context._requires_capability("completion queue moderation"):
             self.context.library.calls.ibv_modify_cq(self.pointer, attr)
 
     # --- size ------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
                 f"cannot resize {self!r} to {cqe} entries, because {self.reserved} are reserved"
             )
         pointer = self.pointer
-        with self.context._offering("resizing completion queues"):
+        with self.context._requires_capability("resizing completion queues"):
             self.context.library.calls.ibv_resize_cq(pointer, cqe)
         self.entries.capacity = pointer.cqe
 

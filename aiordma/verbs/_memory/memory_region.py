@@ -229,7 +229,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
         what = f"cannot change {self!r}"
         error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, what)
         if isinstance(error, UnsupportedError):
-            raise context._lacking(
+            raise context._unsupported_error(
                 "changing registered memory regions", error.verb, error.errno or 0
             )
         if code <= _ERR_CMD:  # the region is unusable but must still be deregistered
@@ -344,7 +344,7 @@ def reg_mr(
         return call(pd.pointer, memory, length, rights), addr
     except UnsupportedError as error:
         what = f"memory regions with {access!r}"
-        raise pd.context._lacking(what, error.verb, error.errno or 0) from None
+        raise pd.context._unsupported_error(what, error.verb, error.errno or 0) from None
     except VerbsError as error:
         raise explained(error, f"cannot register {length} bytes{shortage(error)}") from None
 
@@ -425,7 +425,7 @@ def require_on_demand(
         what = "on-demand paging of the whole address space (implicit ODP)"
     else:
         return
-    raise context._lacking(what, "ibv_reg_mr")
+    raise context._unsupported_error(what, "ibv_reg_mr")
 
 
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:

@@ -217,13 +217,13 @@ def _require(context: verbs.Context, qp_type: QPType, send_ops: SendOps) -> None
         require_xrc(context, "ibv_create_qp")
     for operation, (bits, text) in _OFFERED.items():
         if send_ops & operation and not context.query_device_ex().device_cap_flags_ex & bits:
-            raise context._lacking(text, "ibv_create_qp_ex")
+            raise context._unsupported_error(text, "ibv_create_qp_ex")
 
 
 def require_xrc(context: verbs.Context, verb: str) -> None:
     """Raise UnsupportedError if the device does not report XRC support."""
     if not context.query_device().device_cap_flags & DeviceCapability.XRC:
-        raise context._lacking(XRC, verb)
+        raise context._unsupported_error(XRC, verb)
 
 
 def refused(
@@ -235,7 +235,7 @@ def refused(
 ) -> VerbsError:
     code = error.errno or 0
     if isinstance(error, UnsupportedError):
-        return context._lacking(f"{qp_type.name} queue pairs{options}", error.verb, code)
+        return context._unsupported_error(f"{qp_type.name} queue pairs{options}", error.verb, code)
     what = f"{qp_type.name} queue pair with {capabilities}{options}"
     detail = f"cannot create the {what} on {context.name}"
     limits = context.query_device()

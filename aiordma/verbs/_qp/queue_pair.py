@@ -151,7 +151,7 @@ class QueuePair(Posting):
         raw = ffi.new("union ibv_gid *")
         ffi.buffer(raw)[:] = gid.raw
         try:
-            with context._offering("multicast groups"):
+            with context._requires_capability("multicast groups"):
                 calls.ibv_attach_mcast(pointer, raw, lid)
         except UnsupportedError:
             raise
@@ -180,7 +180,7 @@ class QueuePair(Posting):
             UnsupportedError: If the device does not support these options.
         """
         packed = instance("ece", ece, ECE, "an ECE, such as the result of query_ece()").packed()
-        with self.context._offering(_ECE):
+        with self.context._requires_capability(_ECE):
             self.context.library.calls.ibv_set_ece(self.pointer, packed)
 
     def query_ece(self) -> ECE:
@@ -192,7 +192,7 @@ class QueuePair(Posting):
             UnsupportedError: If the device does not support ECE.
         """
         ece = ffi.new("struct ibv_ece *")
-        with self.context._offering(_ECE):
+        with self.context._requires_capability(_ECE):
             self.context.library.calls.ibv_query_ece(self.pointer, ece)
         return ECE.read(ece)
 
@@ -205,7 +205,7 @@ class QueuePair(Posting):
         packed = instance(
             "limit", limit, RateLimit, "a RateLimit, such as RateLimit(1000)"
         ).packed()
-        with self.context._offering(f"rate limits of {self.qp_type.name} queue pairs"):
+        with self.context._requires_capability(f"rate limits of {self.qp_type.name} queue pairs"):
             self.context.library.calls.ibv_modify_qp_rate_limit(self.pointer, packed)
 
     def _details(self) -> str:

@@ -109,7 +109,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         if max_wr is not None and not (
             context.query_device().device_cap_flags & DeviceCapability.SRQ_RESIZE
         ):
-            raise context._lacking("resizing shared receive queues", "ibv_modify_srq")
+            raise context._unsupported_error("resizing shared receive queues", "ibv_modify_srq")
         held = self._completing_at
         more = {cq: max_wr - held[cq] for cq in held if max_wr is not None and max_wr > held[cq]}
         with ExitStack() as undone:
@@ -219,7 +219,7 @@ def create_srq(
     max_wr, max_sge = integer("max_wr", max_wr, None), integer("max_sge", max_sge, None)
     device = context.query_device()
     if not device.max_srq:
-        raise context._lacking("shared receive queues", "ibv_create_srq")
+        raise context._unsupported_error("shared receive queues", "ibv_create_srq")
     if not 0 < max_wr <= device.max_srq_wr:
         raise ValueError(
             f"max_wr must be between 1 and {device.max_srq_wr} on {context.name}, not {max_wr}"

@@ -167,16 +167,16 @@ _CHECKSUMS = {
 
 def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
     """Raise an exception if a request is invalid for a queue pair."""
-    lacking, verb = qp.context._lacking, "ibv_post_send"
+    unsupported_error, verb = qp.context._unsupported_error, "ibv_post_send"
     if not has(qp.qp_type, opcode):
-        raise lacking(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)
+        raise unsupported_error(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)
     if qp.send_ops and not OPERATIONS[opcode].send_op & qp.send_ops:
         raise ValueError(
             f"cannot post {opcode.name} to {qp!r}: the queue pair was created without"
             f" SendOps.{OPERATIONS[opcode].send_op.name}"
         )
     if opcode in _BUILT and not qp.send_ops:
-        raise lacking(f"{opcode.name} on a queue pair created without send_ops", verb)
+        raise unsupported_error(f"{opcode.name} on a queue pair created without send_ops", verb)
     wrong = SendFlags(wr.send_flags) & ~flags_of(qp.qp_type, opcode)
     if wrong:
         raise ValueError(
@@ -185,7 +185,7 @@ def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
     if wr.send_flags & SendFlags.IP_CSUM:
         offered = qp.context.query_device().device_cap_flags
         if not offered & _CHECKSUMS.get(qp.qp_type, DeviceCapability(0)):
-            raise lacking(f"IP checksums on a {qp.qp_type.name} queue pair", verb)
+            raise unsupported_error(f"IP checksums on a {qp.qp_type.name} queue pair", verb)
     if opcode in ATOMICS or opcode is WROpcode.ATOMIC_WRITE:
         # Atomics operate on 8 naturally aligned bytes (IBTA volume 1, clause 9.4.5).
         if wr.remote_addr % 8:

@@ -80,7 +80,7 @@ def open_xrcd(
     attr.fd = -1 if fd is None else integer("fd", fd, 0, I32_MAX)
     attr.oflags = os.O_CREAT | (os.O_EXCL if exclusive else 0)
     calls = context.library.calls
-    with context._offering(XRC):
+    with context._requires_capability(XRC):
         pointer = calls.ibv_open_xrcd(context.pointer, attr)
     node = Node("XRCDomain", pointer, calls.ibv_close_xrcd, [context.node])
     return XRCDomain(context, node, own=fd is None or context.library.name == "embedded")

@@ -125,7 +125,7 @@ class DriverQueuePair(Resource[h.ibv_qp]):
     ) -> None:
         """Post one request to the given peer."""
         if wr.opcode not in _OPERATIONS:
-            raise self.context._lacking(
+            raise self.context._unsupported_error(
                 f"{WROpcode(wr.opcode).name} on a {self._label()}", "ibv_wr_start"
             )
         array, qp = RequestArray(), self.context.library.calls.ibv_qp_to_qp_ex(self.pointer)
