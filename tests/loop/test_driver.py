@@ -320,11 +320,11 @@ async def test_reserved_entries_are_free_when_the_queue_was_empty(
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, _):
         cq = driver.reserve_cq(10)
         driver.release_cq(cq, 10)
-        assert driver.channel.leaving == [cq.entries]
+        assert driver.channel.pending_release == [cq.entries]
         first.send()
         await first.sink.wait(1)
-        assert driver.channel.leaving == []
-        assert cq.entries.leaving == 0
+        assert driver.channel.pending_release == []
+        assert cq.entries.pending_release == 0
 
 
 @pytest.mark.parametrize("polling", [0, 30e-6, 1e-3])

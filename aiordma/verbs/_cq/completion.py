@@ -64,12 +64,12 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         self.drain_state.calls = self._calls = context.library.table
         self.drain_state.channel = pointer
         self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
-        self.leaving: list[Entries] = []
-        drain_state, leaving = self.drain_state, self.leaving
+        self.pending_release: list[Entries] = []
+        drain_state, pending_release = self.drain_state, self.pending_release
 
         def end_and_destroy(channel: h.ibv_comp_channel) -> None:
             lib.aiordma_drain_end(drain_state)
-            leaving.clear()  # break the reference cycle with its entries
+            pending_release.clear()  # break the reference cycle with its entries
             context.library.calls.ibv_destroy_comp_channel(channel)
 
         super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
@@ -187,7 +187,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
             otherwise: A function that handles the results the poller does not handle itself. It
                 must pass the result to :meth:`_drained`.
         """
-        return self._state_address, capacity, self.leaving, otherwise
+        return self._state_address, capacity, self.pending_release, otherwise
 
     def _drained(self, result: int) -> Drained:
         """Decode the result of a table's ``drain``.
@@ -197,10 +197,10 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         """
         if result < 0:
             raise failure("ibv_get_cq_event", -result, f"cannot drain {self!r}")
-        if self.leaving and not result & 2:
-            for queue in self.leaving:
+        if self.pending_release and not result & 2:
+            for queue in self.pending_release:
                 queue.seen_empty()
-            self.leaving.clear()
+            self.pending_release.clear()
         return _DRAINED[result]
 
     def _details(self) -> str:
@@ -236,7 +236,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
             weakref.WeakValueDictionary()
         )
         """The posted work of the queue pairs that use this queue, by queue pair number."""
-        self.entries: Entries = Entries(pointer.cqe, channel.leaving if channel else None)
+        self.entries: Entries = Entries(pointer.cqe, channel.pending_release if channel else None)
         self._array: CompletionArray | None = None
         self._polls = self._found = self._arms = 0
         self._events_taken = 0
@@ -493,12 +493,12 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
     def release_when_empty(self, entries: int) -> None:
         """Release reserved entries as soon as a poll finds the queue empty."""
-        self.entries.leave(entries)
+        self.entries.release_when_empty(entries)
 
     @property
     def in_use(self) -> int:
         """The number of reserved entries that have not been released or marked for release."""
-        return self.reserved - self.entries.leaving
+        return self.reserved - self.entries.pending_release
 
     def _details(self) -> str:
         kind = "" if self.fields is None else "extended, "
@@ -524,8 +524,8 @@ def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> N
         undone.pop_all()
     held = [(cq.entries, entries) for cq, entries in totals.items() if entries]
 
-    def leave() -> None:
+    def release_entries() -> None:
         for counter, entries in held:
-            counter.leave(entries)
+            counter.release_when_empty(entries)
 
-    node.on_destroyed = leave
+    node.on_destroyed = release_entries
