@@ -196,7 +196,7 @@ def create_qp(
         what = f"cannot create a queue pair with {capabilities}{options}"
         raise ValueError(f"{what}: {error}") from None
     except VerbsError as error:
-        raise refused(error, context, qp_type, capabilities, options) from None
+        raise creation_error(error, context, qp_type, capabilities, options) from None
     parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, *maker.parents()]
     if srq is not None:
         parents.append(srq.node)
@@ -226,7 +226,7 @@ def require_xrc(context: verbs.Context, verb: str) -> None:
         raise context._unsupported_error(XRC, verb)
 
 
-def refused(
+def creation_error(
     error: VerbsError,
     context: verbs.Context,
     qp_type: QPType,
