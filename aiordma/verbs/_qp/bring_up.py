@@ -83,10 +83,10 @@ class BringUp(Resource[h.ibv_qp]):
         """
         return self._own(self._pd, "protection domain")
 
-    def _own(self, there: T | None, what: str) -> T:
-        if there is None:
+    def _own(self, value: T | None, what: str) -> T:
+        if value is None:
             raise ValueError(f"{self!r} has no {what}, because it is an XRC_RECV queue pair")
-        return there
+        return value
 
     def endpoint(
         self,
