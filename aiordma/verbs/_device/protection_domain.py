@@ -14,7 +14,7 @@ from aiordma.errors import VerbsError
 from .._cq.completion import CompletionQueue
 from .._cq.work_completion import WorkCompletion
 from .._memory.device_memory import DeviceMemory
-from .._memory.memlock import shortage
+from .._memory.memlock import locked_memory_hint
 from .._memory.memory_region import (
     ADDRESS_SPACE,
     MemoryRegion,
@@ -149,7 +149,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         addr = offset if iova is None else iova
         what = f"cannot register {length} bytes at offset {offset} of dma-buf {fd} as {addr:#x}"
         with self.context._requires_capability(
-            "memory of other devices (dma-buf)", lambda error: what + shortage(error)
+            "memory of other devices (dma-buf)", lambda error: what + locked_memory_hint(error)
         ):
             pointer = self.context.library.calls.ibv_reg_dmabuf_mr(
                 self.pointer, offset, length, addr, fd, int(access)
@@ -241,7 +241,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         flags = lib.IB_UVERBS_ADVISE_MR_FLAG_FLUSH if flush else 0
         with self.context._requires_capability(
             "advice about memory regions (ibv_advise_mr)",
-            lambda error: f"cannot apply {advice.name} to {list(sges)}{shortage(error)}",
+            lambda error: f"cannot apply {advice.name} to {list(sges)}{locked_memory_hint(error)}",
         ):
             self.context.library.calls.ibv_advise_mr(
                 self.pointer, int(advice), flags, array, len(sges)

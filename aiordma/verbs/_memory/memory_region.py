@@ -16,7 +16,7 @@ from .._device.enums import AccessFlags, Advice
 from .._device.resource import Node, Resource
 from .._qp.work_request import ScatterGatherElement
 from .buffers import AnyMemory, bytes_of, keeper_of
-from .memlock import shortage
+from .memlock import locked_memory_hint
 from .pages import Mapped, allocate
 
 # The rights to modify the memory. They require a writable buffer, and the remote rights also
@@ -235,7 +235,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
         if code <= _ERR_CMD:  # the region is unusable but must still be deregistered
             what += "; the region has been closed"
             self.close()
-        raise explained(error, what + shortage(error))
+        raise explained(error, what + locked_memory_hint(error))
 
     def _label(self) -> str:
         return f"MemoryRegion {self.addr:#x}+{self.length}"
@@ -346,7 +346,9 @@ def reg_mr(
         what = f"memory regions with {access!r}"
         raise pd.context._unsupported_error(what, error.verb, error.errno or 0) from None
     except VerbsError as error:
-        raise explained(error, f"cannot register {length} bytes{shortage(error)}") from None
+        raise explained(
+            error, f"cannot register {length} bytes{locked_memory_hint(error)}"
+        ) from None
 
 
 def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
