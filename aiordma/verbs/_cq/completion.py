@@ -82,7 +82,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         )
         self._events = 0
         self._event_taken = threading.Condition()
-        self._a_thread_takes = False
+        self._has_event_reader = False
 
     def _peer_wakeups(self) -> int:
         """Return the current wake-up counters, for :meth:`_wrote_to_polling_peers`."""
@@ -141,16 +141,16 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         with self._event_taken:
             while queue._events_taken == seen and (left := end - time.monotonic()) > 0:
                 left = min(left, _LONGEST_SLEEP)
-                if self._a_thread_takes:
+                if self._has_event_reader:
                     self._event_taken.wait(left)
                     continue
-                self._a_thread_takes = True
+                self._has_event_reader = True
                 self._event_taken.release()
                 try:
                     self._take_event(left)
                 finally:
                     self._event_taken.acquire()
-                    self._a_thread_takes = False
+                    self._has_event_reader = False
                     self._event_taken.notify_all()
 
     def _take_event(self, seconds: float) -> None:
@@ -238,7 +238,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         """The posted work of the queue pairs that use this queue, by queue pair number."""
         self.entries: Entries = Entries(pointer.cqe, channel.pending_release if channel else None)
         self._array: CompletionArray | None = None
-        self._polls = self._found = self._arms = 0
+        self._polls = self._completions = self._arms = 0
         self._events_taken = 0
         """The number of this queue's events that the channel has taken for `wait`."""
         destroy = context.library.calls.ibv_destroy_cq
@@ -275,7 +275,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         if count < 0:
             raise failure("ibv_poll_cq", -count, f"cannot poll {self!r}")
         self._polls += 1
-        self._found += count
+        self._completions += count
         if count < max:
             self.entries.seen_empty()
         return [
@@ -290,7 +290,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
     def statistics(self) -> CQStatistics:
         """Return the queue's size, counters and number of reserved entries."""
-        return CQStatistics(self.cqe, self.reserved, self._polls, self._found, self._arms)
+        return CQStatistics(self.cqe, self.reserved, self._polls, self._completions, self._arms)
 
     def start_poll(self) -> CompletionCursor:
         """Return a cursor that reads a completion's fields only when they are accessed.
