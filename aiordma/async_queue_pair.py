@@ -135,7 +135,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     ) -> None:
         loop = asyncio.get_running_loop()
         instance("pd", pd, verbs.ProtectionDomain, "a ProtectionDomain (Context.alloc_pd)")
-        capabilities = verbs.QPCapabilities._of(
+        capabilities = verbs.QPCapabilities._convert(
             verbs.QPCapabilities() if capabilities is None else capabilities
         )
         self._channel = pd.context.create_comp_channel()

@@ -179,7 +179,7 @@ def create_qp(
         instance(name, cq, CompletionQueue, "a CompletionQueue (from create_cq)", hint)
     if srq is not None:
         instance("srq", srq, Resource, "a SharedReceiveQueue (from create_srq)")
-    capabilities = QPCapabilities._of(capabilities)
+    capabilities = QPCapabilities._convert(capabilities)
     qp_type, sq_sig_all = choice("qp_type", qp_type, QPType), truth("sq_sig_all", sq_sig_all)
     options = options.checked()
     _require(context, qp_type, options.send_ops)
