@@ -215,7 +215,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
         if code not in (0, _ERR_DO_FORK_OLD):  # the region is valid after DO_FORK_OLD
             if fresh is not None:
                 fresh.view.release()  # the traceback would keep the view alive
-            self._not_changed(code, context)
+            self._raise_rereg_error(code, context)
         if pd is not None:
             self.node.move(self.pd.node, pd.node)
             self.pd = pd
@@ -225,7 +225,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
         self.access = rights
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
-    def _not_changed(self, code: int, context: verbs.Context) -> None:
+    def _raise_rereg_error(self, code: int, context: verbs.Context) -> None:
         what = f"cannot change {self!r}"
         error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, what)
         if isinstance(error, UnsupportedError):
