@@ -505,7 +505,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         return f"{kind}{self.cqe} entries, {self.reserved} reserved"
 
 
-def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> None:
+def reserve_entries(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> None:
     """Reserve completion queue entries for as long as the object behind ``node`` exists.
 
     Raises:

@@ -10,7 +10,7 @@ from aiordma._native import explained, ffi, lib
 from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError, VerbsError
 
-from .._cq.completion import CompletionQueue, hold_room
+from .._cq.completion import CompletionQueue, reserve_entries
 from .._device.address import GID
 from .._device.enums import LinkLayer, QPType, TransportType
 from .._device.resource import Node
@@ -85,7 +85,7 @@ class QueuePair(Posting):
         self.send_ops = send_ops
         if not reserved:
             receives = 0 if srq is not None else self.capabilities.max_recv_wr
-            hold_room(node, (send_cq, self.capabilities.max_send_wr), (recv_cq, receives))
+            reserve_entries(node, (send_cq, self.capabilities.max_send_wr), (recv_cq, receives))
             if srq is not None and recv_cq is not None:
                 srq._complete_at(recv_cq, node)
         self._begin_posting()

@@ -9,7 +9,7 @@ from aiordma._native import RequestArray, failure, ffi, lib
 from aiordma._native import handles as h
 from aiordma.errors import VerbsError
 
-from .._cq.completion import CompletionQueue, hold_room
+from .._cq.completion import CompletionQueue, reserve_entries
 from .._device.address_handle import AddressHandle
 from .._device.context import Context
 from .._device.enums import WROpcode
@@ -79,7 +79,7 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         self.qp_num: int = pointer.qp_num
         self.capabilities: QPCapabilities = QPCapabilities.read(attr)
         taken = self.capabilities
-        hold_room(self.node, (send_cq, taken.max_send_wr), (recv_cq, taken.max_recv_wr))
+        reserve_entries(self.node, (send_cq, taken.max_send_wr), (recv_cq, taken.max_recv_wr))
         self.context._elements[self.raw_handle] = self
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
