@@ -20,12 +20,12 @@ from .._qp.qp_attributes import QPAttributes, QPCapabilities, QPChanges, fill, q
 from .._qp.qp_creation import QPOptions, init_attr_ex, init_members
 from .._qp.transport_rules import SendOps
 from .._qp.work_request import (
-    NOT_PACKED,
+    PACKING_ERRORS,
     ReceiveWorkRequest,
     SendWorkRequest,
-    not_packed,
     pack_recvs,
     pack_sends,
+    packing_error,
 )
 
 DRIVER = 0xFF
@@ -134,8 +134,8 @@ class DriverQueuePair(Resource[h.ibv_qp]):
             code = lib.aiordma_post_addressed(
                 qp, dc, array.sends, array.sges, ah.pointer, remote_number, remote_key
             )
-        except (OverflowError, *NOT_PACKED) as error:
-            raise not_packed(self._label(), error, [wr]) from None
+        except (OverflowError, *PACKING_ERRORS) as error:
+            raise packing_error(self._label(), error, [wr]) from None
         self._check("ibv_wr_complete", code, 0)
 
     def _check(self, verb: str, code: int, done: int) -> None:
