@@ -127,15 +127,15 @@ class _Call:
             self.end(result, None)
 
     def _explained(self, error: BaseException, limit: asyncio.Timeout) -> BaseException:
-        told: BaseException
+        outcome: BaseException
         if isinstance(error, TimeoutError) and limit.expired():
-            told = TimeoutError(f"the call timed out after {self._seconds:g} seconds")
+            outcome = TimeoutError(f"the call timed out after {self._seconds:g} seconds")
         elif not isinstance(error, asyncio.CancelledError):
             return error
         else:  # the thread has ended, or the function has cancelled itself
-            told = CancelledError() if self._thread.usable else self._thread.ended_error()
-        told.__cause__ = error
-        return told
+            outcome = CancelledError() if self._thread.usable else self._thread.ended_error()
+        outcome.__cause__ = error
+        return outcome
 
     def end(self, result: Any, error: BaseException | None) -> None:
         """Store the result or exception of the call, and wake the caller."""
@@ -413,7 +413,9 @@ def _method(function: Callable[..., Any], undo: _Undo[Any] = None) -> Any:
     return _derived(function, method, "Connection.")
 
 
-def _ending(function: Callable[[Any], Any], owner: str = "Connection.") -> Callable[[Any], None]:
+def _closing_method(
+    function: Callable[[Any], Any], owner: str = "Connection."
+) -> Callable[[Any], None]:
     """Create a method that closes the object, or does nothing if the thread has ended."""
 
     def method(self: _Handle[Any]) -> None:
@@ -430,7 +432,7 @@ def _property(name: str) -> Any:
     return property(get, doc=f"The value of `aiordma.Connection.{name}`.")
 
 
-def _maker(
+def _blocking_factory(
     function: Callable[P, Coroutine[Any, Any, A]],
     handle: Callable[[_LoopThread, A], H],
     drop: Callable[[A], object],
@@ -440,7 +442,7 @@ def _maker(
     If an interrupt occurs before the caller gets the object, `drop` closes the object.
     """
 
-    def maker(*arguments: P.args, **options: P.kwargs) -> H:
+    def blocking(*arguments: P.args, **options: P.kwargs) -> H:
         thread = _started()
         loop = _get_running_loop()
 
@@ -452,7 +454,7 @@ def _maker(
         made: H = thread.call(make, None, lambda made: drop(made.asynchronous))
         return made
 
-    result: Callable[P, H] = _derived(function, maker, "", **{"return": handle})
+    result: Callable[P, H] = _derived(function, blocking, "", **{"return": handle})
     return result
 
 
@@ -512,9 +514,9 @@ class Connection(_Handle[transport.Connection]):
     share: Final = _method(transport.Connection.share, Share.revoke)
     open_region: Final = _method(transport.Connection.open_region)
     statistics: Final = _method(transport.Connection.statistics)
-    close: Final = _ending(transport.Connection.close)
-    abort: Final = _ending(transport.Connection.abort)
-    wait_closed: Final = _ending(transport.Connection.wait_closed)
+    close: Final = _closing_method(transport.Connection.close)
+    abort: Final = _closing_method(transport.Connection.abort)
+    wait_closed: Final = _closing_method(transport.Connection.wait_closed)
 
     device: Final[str] = _property("device")
     wire: Final[str | None] = _property("wire")
@@ -635,7 +637,7 @@ async def _handed_over(connection: transport.Connection) -> bytes:
 class Listener(_Handle[transport.Listener]):
     """A blocking version of `aiordma.Listener`, for use in any thread."""
 
-    close: Final = _ending(transport.Listener.close, "Listener.")
+    close: Final = _closing_method(transport.Listener.close, "Listener.")
 
     def accept(self) -> Connection:
         """Wait for the next connection and return it. Ctrl-C does not discard a connection."""
@@ -750,6 +752,8 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
     await writer.wait_closed()
 
 
-connect: Final = _maker(transport.connect, Connection, transport.Connection.close)
-listen: Final = _maker(transport.listen, Listener, transport.Listener.close)
-open_stream: Final = _maker(streams.open_connection, Stream, lambda it: it[1].transport.abort())
+connect: Final = _blocking_factory(transport.connect, Connection, transport.Connection.close)
+listen: Final = _blocking_factory(transport.listen, Listener, transport.Listener.close)
+open_stream: Final = _blocking_factory(
+    streams.open_connection, Stream, lambda it: it[1].transport.abort()
+)
