@@ -16,7 +16,7 @@ from .._core.arguments import host_name, integer, refusal, signature_error
 from .._options import STREAM, TLS, StreamOptions, complete, shows
 from ..errors import AddressError, host_port
 from ..transport import Connection, check_security, connect_with
-from .tls import NO_LIMITS, TLSLimits, between, context_of, hinted
+from .tls import NO_LIMITS, TLSLimits, add_tls_hint, context_of, wrap_in_tls
 from .transport import StreamTransport
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -109,7 +109,7 @@ async def attach(
         below: Any = protocol
         if tls.context is not None:
             limits = TLSLimits(handshake, shutdown)
-            below = between(protocol, tls.context, ready, limits, server_hostname=tls.name)
+            below = wrap_in_tls(protocol, tls.context, ready, limits, server_hostname=tls.name)
         transport = StreamTransport(connection, below)
     except BaseException:
         connection.abort()
@@ -119,7 +119,7 @@ async def attach(
     except OSError as error:
         transport.abort()
         peer = connection.peer_address
-        raise hinted(error, host_port(peer) if peer else "the peer") from error.__cause__
+        raise add_tls_hint(error, host_port(peer) if peer else "the peer") from error.__cause__
     except BaseException:
         transport.abort()
         raise

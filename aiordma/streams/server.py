@@ -19,7 +19,7 @@ from ..errors import ConnectionClosedError, DeviceEventError
 from ..transport import Address, Connection, Listener, check_security, check_signature, listen_with
 from .client import LIMIT, check_factory, port_number
 from .sockets import transport_socket
-from .tls import NO_LIMITS, TLSLimits, between, context_of
+from .tls import NO_LIMITS, TLSLimits, context_of, wrap_in_tls
 from .transport import StreamTransport
 
 Hosts = str | Iterable[str | None] | None
@@ -139,7 +139,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         if self._context is None:
             return StreamTransport(connection, protocol, self._on_connection_lost)
         # asyncio calls the protocol's `connection_made` after the TLS handshake.
-        tls = between(protocol, self._context, None, self._limits, server_side=True)
+        tls = wrap_in_tls(protocol, self._context, None, self._limits, server_side=True)
         return StreamTransport(connection, tls, self._on_connection_lost, awaits_tls=True)
 
     def _on_connection_lost(self, transport: StreamTransport) -> None:
