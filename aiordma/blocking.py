@@ -165,7 +165,7 @@ class _LoopThread:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.loop: asyncio.AbstractEventLoop = self._runner.get_loop()
         self._end: asyncio.Event = asyncio.Event()
-        self.over: bool = False
+        self.stopped: bool = False
         """Whether the thread is ending or has ended."""
         self._failure: BaseException | None = None
         self._thread = ServiceThread(self._main, "aiordma.blocking")
@@ -174,7 +174,7 @@ class _LoopThread:
     @property
     def usable(self) -> bool:
         """Whether the thread accepts calls and belongs to this process."""
-        return self in _threads and not self.over
+        return self in _threads and not self.stopped
 
     def _main(self) -> None:
         try:
@@ -185,7 +185,7 @@ class _LoopThread:
                     logger.exception("the background thread of aiordma.blocking failed")
                     self._failure = error
                 finally:
-                    self.over = True
+                    self.stopped = True
         finally:
             for call in list(self.calls):
                 call.end(None, self.ended_error())
@@ -232,20 +232,20 @@ class _LoopThread:
 
     def stop(self) -> None:
         """Stop the thread and wait for it to end."""
-        self.over = True
+        self.stopped = True
         with suppress(RuntimeError):  # the loop has already ended
             self.loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
 
 _threads: list[_LoopThread] = []  # more than one only after a re-entrant call of `_started`
-_beginning = threading.RLock()  # re-entrant, because its holder may call this module again
+_threads_lock = threading.RLock()  # re-entrant, because its holder may call this module again
 
 
 def _forget_threads() -> None:
     """Forget the parent process's threads after a fork."""
-    global _beginning  # noqa: PLW0603 - one for the process
-    _beginning = threading.RLock()
+    global _threads_lock  # noqa: PLW0603 - one for the process
+    _threads_lock = threading.RLock()
     _threads.clear()
 
 
@@ -263,8 +263,8 @@ def check_thread() -> None:
 
 def _started() -> _LoopThread:
     check_thread()
-    with _beginning:
-        if not _threads or _threads[-1].over:
+    with _threads_lock:
+        if not _threads or _threads[-1].stopped:
             _threads.append(_LoopThread())
         return _threads[-1]
 
