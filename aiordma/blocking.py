@@ -488,8 +488,8 @@ class Region(mr_pool.Region):
         super().__init__(region._mr)
         self._loop_thread = thread
 
-    def _give_back(self) -> None:
-        _end(self._loop_thread, super()._give_back)
+    def _release_memory(self) -> None:
+        _end(self._loop_thread, super()._release_memory)
 
 
 class Connection(_Handle[transport.Connection]):
@@ -599,7 +599,7 @@ class Connection(_Handle[transport.Connection]):
         def register() -> Region:
             return Region(self._thread, self.asynchronous.register(memory))
 
-        return self._call(register, mr_pool.Region._give_back)
+        return self._call(register, mr_pool.Region._release_memory)
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over received messages until the peer closes the connection."""

@@ -513,7 +513,7 @@ class OwnMemory(LocalMemory):
         self._check()
         return super().__getitem__(key)
 
-    def _give_back(self) -> None:
+    def _release_memory(self) -> None:
         """Release the memory once no operation is using it. Further calls have no effect."""
         if not self.gone:
             self.gone = True
@@ -523,7 +523,7 @@ class OwnMemory(LocalMemory):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give_back()
+        self._release_memory()
 
 
 class Buffer(OwnMemory):
@@ -555,7 +555,7 @@ class Buffer(OwnMemory):
 
     def release(self) -> None:
         """Return the memory to the pool. A second call has no effect."""
-        self._give_back()
+        self._release_memory()
 
     def _give_up(self) -> Block:
         """Transfer the leased block to the caller. The buffer is unusable afterwards."""
@@ -617,4 +617,4 @@ class Region(OwnMemory):
 
     def close(self) -> None:
         """Deregister the memory. A second call has no effect."""
-        self._give_back()
+        self._release_memory()

@@ -232,4 +232,4 @@ class KeptMemory(OwnMemory):
 
     def close(self) -> None:
         """Return the memory to the caller as soon as no operation uses it."""
-        self._give_back()
+        self._release_memory()
