@@ -502,12 +502,12 @@ class OwnMemory(LocalMemory):
     """Registered memory that its holder releases explicitly or at the end of a `with` block."""
 
     __slots__ = ()
-    _over = "closed"
+    _closed_word = "closed"
     """The word that error messages use when the memory is no longer available."""
 
     def _check(self) -> None:
         if self.gone:
-            raise BufferStateError(f"{self!r} was {self._over} and cannot be used again")
+            raise BufferStateError(f"{self!r} was {self._closed_word} and cannot be used again")
 
     def __getitem__(self, key: slice) -> LocalSlice:
         self._check()
@@ -536,7 +536,7 @@ class Buffer(OwnMemory):
     """
 
     __slots__ = ("__weakref__", "_block")
-    _over = "released"
+    _closed_word = "released"
 
     def __init__(self, block: Block, length: int) -> None:
         self._block: Block = block

@@ -212,7 +212,7 @@ class KeptMemory(OwnMemory):
     """User memory for one operation. It cannot be resized or freed until `close`."""
 
     __slots__ = ("_use",)
-    _over = "returned to the caller"
+    _closed_word = "returned to the caller"
 
     def __init__(self, cache: RegistrationCache, kept: Kept, memory: memoryview) -> None:
         self._use: _Use = _Use(cache, kept, memory)
