@@ -557,7 +557,7 @@ class Buffer(OwnMemory):
         """Return the memory to the pool. A second call has no effect."""
         self._release_memory()
 
-    def _give_up(self) -> Block:
+    def _transfer_block(self) -> Block:
         """Transfer the leased block to the caller. The buffer is unusable afterwards."""
         self._check()
         self.gone = True
