@@ -159,29 +159,29 @@ class LargeBlocks:
 
     def __init__(self, registered: RegisteredMemory) -> None:
         self._registered = registered
-        self._kept: dict[int, list[Block]] = {}
-        self._kept_bytes = 0
+        self._cached: dict[int, list[Block]] = {}
+        self._cached_bytes = 0
 
     def take(self, size: int) -> Block | None:
-        kept = self._kept.get(size)
+        kept = self._cached.get(size)
         if not kept:
             return None
-        self._kept_bytes -= size
+        self._cached_bytes -= size
         return kept.pop()
 
-    def give_back(self, block: Block) -> None:
-        if self._kept_bytes + block.size <= LARGE_READY_BYTES:
-            self._kept.setdefault(block.size, []).append(block)
-            self._kept_bytes += block.size
+    def put(self, block: Block) -> None:
+        if self._cached_bytes + block.size <= LARGE_READY_BYTES:
+            self._cached.setdefault(block.size, []).append(block)
+            self._cached_bytes += block.size
         else:
             self._close(block)
 
     def drop(self) -> None:
         """Deregister all cached blocks."""
-        for kept in self._kept.values():
+        for kept in self._cached.values():
             while kept:
                 self._close(kept.pop())
-        self._kept_bytes = 0
+        self._cached_bytes = 0
 
     def _close(self, block: Block) -> None:
         self._registered.deregister(block.region)
@@ -408,7 +408,7 @@ class MemoryPool(BlockCache):
                 self._free(block)
             self._trim()
         else:
-            self._large.give_back(block)
+            self._large.put(block)
         self._waiters.returned(block)
 
     def close(self) -> None:
