@@ -398,7 +398,7 @@ class MemoryPool(BlockCache):
         for slab in self._slabs.trim(keep=keep):
             self._registered.deregister(self._regions.pop(slab)[0])
 
-    def _returned(self, block: Block) -> None:
+    def _recycle(self, block: Block) -> None:
         """Cache or free a released block, and serve the waiting tasks."""
         if self.closed:
             block.retire()  # the region is closed with the protection domain
@@ -409,7 +409,7 @@ class MemoryPool(BlockCache):
             self._trim()
         else:
             self._large.put(block)
-        self._waiters.returned(block)
+        self._waiters.on_block_returned(block)
 
     def close(self) -> None:
         """Stop leasing memory.

@@ -185,7 +185,7 @@ cdef class BlockCache:
                 or len(<dict> self.user_waiters)
                 or not self.keep_block(block)
             ):
-                self._returned(block)
+                self._recycle(block)
         finally:
             Py_DECREF(block)
         return 0
