@@ -229,7 +229,7 @@ class MemoryPool(BlockCache):
         self.internal_waiters, self.user_waiters = self._waiters.queues
         self._stalled_reads: StalledReads = StalledReads(self._waiters, clock)
         """The long messages that are being read."""
-        self._waiters.on_wait = self._stalled_reads.look_soon
+        self._waiters.on_wait = self._stalled_reads.check_soon
 
     def _block(self, size: int) -> Block:
         """Lease a block of at least `size` bytes immediately, even if tasks are waiting.

@@ -333,10 +333,10 @@ async def test_reader_spins_before_sleeping_as_configured(
 ) -> None:
     """For as long as the configuration says, or not at all."""
     looks = []
-    look_soon = CompletionReader._spin_soon
+    check_soon = CompletionReader._spin_soon
 
     def noted(reader: CompletionReader) -> None:
-        look_soon(reader)
+        check_soon(reader)
         looks.append(reader._poller.spin_us)
 
     monkeypatch.setattr(CompletionReader, "_spin_soon", noted)
