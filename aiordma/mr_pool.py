@@ -37,7 +37,7 @@ from .verbs._memory.memory_window import offers_windows
 from .verbs._memory.pages import Mapped
 
 SLAB_SIZE = 4 << 20
-SMALLEST = 256
+MIN_BLOCK_SIZE = 256
 
 # The maximum total size of the cached blocks of each block size, in bytes. It is large enough for a
 # burst and small enough to be negligible.
@@ -115,8 +115,8 @@ class PoolStatistics(NamedTuple):
 
 
 def block_size(size: int) -> int:
-    """Return `size` rounded up to a power of two, but at least SMALLEST."""
-    return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
+    """Return `size` rounded up to a power of two, but at least MIN_BLOCK_SIZE."""
+    return max(MIN_BLOCK_SIZE, 1 << (size - 1).bit_length()) if size else MIN_BLOCK_SIZE
 
 
 class RegisteredMemory:
@@ -207,10 +207,10 @@ class MemoryPool(BlockCache):
     ) -> None:
         self.pd = pd
         self.limit = limit
-        self._slabs = SlabAllocator(SLAB_SIZE, SMALLEST)
+        self._slabs = SlabAllocator(SLAB_SIZE, MIN_BLOCK_SIZE)
         self._regions: dict[int, tuple[verbs.MemoryRegion, memoryview]] = {}
         self.slab_size = SLAB_SIZE
-        self.smallest = SMALLEST
+        self.smallest = MIN_BLOCK_SIZE
         self.has_windows: bool = offers_windows(pd.context, verbs.MWType.TYPE_2)
         access = verbs.AccessFlags.LOCAL_WRITE
         if self.has_windows:
