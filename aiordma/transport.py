@@ -429,7 +429,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         self.device = device
         self._backlog = self._prune_above = backlog
         self._affinity = LoopAffinity()
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         self._ports: Sequence[Port] = ()
         self._acceptor: Acceptor  # set by `_start`
         self._failure: Exception | None = None
@@ -730,7 +730,7 @@ class Server(Listening, AsyncContext):
         self._handling: set[asyncio.Task[None]] = set()  # tasks whose handlers have not ended
         self._closing = False
         self._affinity = LoopAffinity()
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         # Like asyncio's servers, keep serving even if the program drops its reference.
         self._loop_shutdown.add(self, keep=True)
         self._accepting = self._affinity.loop.create_task(self._accept())

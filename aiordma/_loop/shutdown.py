@@ -269,7 +269,7 @@ def step(awaitable: Awaitable[object]) -> None:
 _shutdowns: dict[asyncio.AbstractEventLoop, LoopShutdown] = {}
 
 
-def of_running_loop() -> LoopShutdown:
+def for_running_loop() -> LoopShutdown:
     loop = asyncio.get_running_loop()
     shutdown = _shutdowns.get(loop)
     if shutdown is None:

@@ -43,7 +43,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         self._limits = limits
         self._affinity = LoopAffinity()
         self._loop = self._affinity.loop
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         # Like asyncio's servers, keep serving even if the program drops its reference.
         self._loop_shutdown.add(self, keep=True)
         self._listener = listener

@@ -277,7 +277,7 @@ class StreamTransport(_FlowControlMixin):
         self._affinity = LoopAffinity()
         self._connection = connection
         self._inbox = _Inbox(connection)
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         self._loop_shutdown.take_over(self, connection)
         self._on_lost = on_lost
         self._awaits_tls = awaits_tls  # the client has not begun the TLS handshake yet
