@@ -335,7 +335,7 @@ class ContextEvents(PerLoopResource):
         # Keep the descriptor, because the connection manager may reopen its device at the same
         # address.
         self._fd = context.async_fd
-        loop.add_reader(self._fd, shutdown.loop_end(loop).calling(self.take))
+        loop.add_reader(self._fd, shutdown.loop_end(loop).bind_callback(self.take))
 
     @classmethod
     def for_context(cls, context: verbs.Context) -> ContextEvents:
@@ -393,7 +393,7 @@ class Watch:
     def __init__(self, fd: int, callback: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._fd = fd
-        self._loop.add_reader(fd, shutdown.loop_end(self._loop).calling(callback))
+        self._loop.add_reader(fd, shutdown.loop_end(self._loop).bind_callback(callback))
 
     def close(self) -> None:
         """Stop watching. Call this before closing the descriptor. Further calls have no effect."""
@@ -449,7 +449,7 @@ class EventDriver(PerLoopResource):
         return True
 
     def _watch(self) -> None:
-        self.loop.add_reader(self.channel.fd, shutdown.loop_end(self.loop).calling(self.take))
+        self.loop.add_reader(self.channel.fd, shutdown.loop_end(self.loop).bind_callback(self.take))
 
     def _close(self) -> None:
         stop_reading(self.loop, self.channel.fd)
@@ -483,7 +483,7 @@ class RequestDriver(EventDriver):
             return
         stop_reading(self.loop, self.channel.fd)
         # Do not keep a reference to the timer. It would keep the `LoopEnd` alive.
-        self.loop.call_later(wait, shutdown.loop_end(self.loop).calling(self._watch))
+        self.loop.call_later(wait, shutdown.loop_end(self.loop).bind_callback(self._watch))
 
     def _watch(self) -> None:
         if not self._closed:  # it may have been closed during the pause

@@ -237,7 +237,7 @@ class LoopEnd:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def calling(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def bind_callback(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Wrap a reader's callback in a function that keeps this object alive."""
         return partial(_call, callback, self)
 
