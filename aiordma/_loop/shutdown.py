@@ -103,7 +103,7 @@ class EndsWhenDropped:
         of_loop: LoopShutdown | None = getattr(self, "_loop_shutdown", None)
         if of_loop is None or self._affinity.is_after_fork or not self._is_open():
             return
-        text = f"{self!r}{self._affinity.made()} was not closed"
+        text = f"{self!r}{self._affinity.creation_site()} was not closed"
         of_loop.finalized(self)
         try:
             self._affinity.loop.call_soon_threadsafe(self._drop)
@@ -208,7 +208,7 @@ class LoopShutdown:
 
     def _texts(self) -> list[str]:
         return [
-            f"{thing!r}{thing._affinity.made()} was not closed before its event loop was"
+            f"{thing!r}{thing._affinity.creation_site()} was not closed before its event loop was"
             for thing in self.open_objects()
             if id(thing) not in self._closing
         ]
