@@ -211,7 +211,7 @@ async def test_many_completions_leave_other_tasks_their_turn(
 ) -> None:
     """All of them are seen, and others have their turn in between."""
     monkeypatch.setattr("aiordma._loop.completion_reader.COMPLETIONS_PER_CALL", batch)
-    monkeypatch.setattr("aiordma._loop.completion_reader.ROUNDS", rounds)
+    monkeypatch.setattr("aiordma._loop.completion_reader.MAX_DRAINS", rounds)
 
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
         driver._reader._polling._skip = 1 << 20  # no looks, which would find all of it too
