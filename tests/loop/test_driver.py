@@ -32,7 +32,7 @@ from aiordma._loop.driver import (
     EventDriver,
     RequestDriver,
 )
-from aiordma._loop.time_share import BURST, LONGEST, SHARE
+from aiordma._loop.time_share import BURST, MAX_WAIT, SHARE
 from aiordma.errors import InternalError, VerbsError
 from tests.combinations import LOOPS
 from tests.datapath.bare_channel import Owner
@@ -688,7 +688,7 @@ async def test_requests_pause_when_their_time_is_used_up(
     events.share.use(60)
     events.take()
     assert (taken, is_watched()) == (1, False)
-    now += LONGEST + BURST * SHARE
+    now += MAX_WAIT + BURST * SHARE
     events._watch()
     events.take()
     assert (taken, is_watched()) == (2, True)
