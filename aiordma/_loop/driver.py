@@ -360,12 +360,12 @@ class ContextEvents(PerLoopResource):
             if each._context is not context:
                 continue
             if each.loop is here:
-                each._tell(event)
+                each._notify(event)
             else:
                 with suppress(RuntimeError):  # that loop was closed without a shutdown
-                    each.loop.call_soon_threadsafe(each._tell, event)
+                    each.loop.call_soon_threadsafe(each._notify, event)
 
-    def _tell(self, event: verbs.AsyncEvent) -> None:
+    def _notify(self, event: verbs.AsyncEvent) -> None:
         for token, listener in list(self._listeners.items()):
             if token in self._listeners:
                 listener(event)
