@@ -375,7 +375,7 @@ NO_DECODERS = {
     "authentication.next_key": "a secret of this side's",
     "authentication.resume_key": "a secret of this side's",
     "authentication.proof": "bytes of fixed sizes that were decoded before",
-    "authentication.proves": "compares",
+    "authentication.is_valid_proof": "compares",
     "authentication.ticket_key": "this side's own key",
     "authentication.ticket_mac": "bytes of fixed sizes that were decoded before",
     "authentication.traffic_secrets": "bytes of fixed sizes that were decoded before",

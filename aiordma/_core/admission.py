@@ -36,7 +36,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from aiordma._core.authentication import NONCE_SIZE, proves, ticket_key, ticket_mac
+from aiordma._core.authentication import NONCE_SIZE, is_valid_proof, ticket_key, ticket_mac
 from aiordma._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, TICKET_SIZE
 from aiordma._core.layout import check_layout
 from aiordma.errors import AuthenticationError, ProtocolError
@@ -115,7 +115,7 @@ class TicketValidator:
         challenge = next((each for each in self._admitted if each.tag == tag), None)
         if challenge is None:
             return False
-        if not proves(ticket_mac(self._key, challenge.nonce, salt, offer), mac):
+        if not is_valid_proof(ticket_mac(self._key, challenge.nonce, salt, offer), mac):
             raise AuthenticationError("the peer does not have the key given as auth=")
         admitted = self._admitted[challenge]
         if ticket in admitted:

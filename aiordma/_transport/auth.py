@@ -190,7 +190,7 @@ class KeyProof:
             self._exchange.agree(self._key, nonce, self._transcript, client=self._client)
 
     def _check(self, role: str, given: bytes) -> None:
-        if not self._core.proves(self._proof(role), given):
+        if not self._core.is_valid_proof(self._proof(role), given):
             raise AuthenticationError("the peer does not have the key given as auth=")
 
     def control(self, message: protocol.Message) -> None:
