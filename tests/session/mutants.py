@@ -90,8 +90,8 @@ MUTANTS = {
     ),
     "the next receiver is not told when one that was told gives up": (
         "_datapath/inbox.pyx",
-        "            wake_if_ready(inbox)  # the message, or",
-        "            pass  # the message, or",
+        "            wake_if_ready(inbox)  # the next receiver",
+        "            pass  # the next receiver",
     ),
     "what has arrived is not taken before the end": (
         "_transport/lifecycle.py",
