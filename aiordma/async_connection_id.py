@@ -93,7 +93,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         """The CONNECT_REQUEST event of an ID from a listener, with the peer's private data."""
         super().__init__(events, id)
         self._affinity = LoopAffinity()
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         self._loop_shutdown.add(self)
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:

@@ -135,7 +135,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     ) -> None:
         loop = asyncio.get_running_loop()
         instance("pd", pd, verbs.ProtectionDomain, "a ProtectionDomain (Context.alloc_pd)")
-        capabilities = verbs.QPCapabilities._of(
+        capabilities = verbs.QPCapabilities._convert(
             verbs.QPCapabilities() if capabilities is None else capabilities
         )
         self._channel = pd.context.create_comp_channel()
@@ -167,7 +167,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._events = ContextEvents.for_context(pd.context)
         self._token = self._events.subscribe(shutdown.weakly(self._on_event))
         self._affinity = LoopAffinity()
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         if id is None:  # an AsyncConnectionId closes its queue pair
             self._loop_shutdown.add(self)
 

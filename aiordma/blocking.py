@@ -127,15 +127,15 @@ class _Call:
             self.end(result, None)
 
     def _explained(self, error: BaseException, limit: asyncio.Timeout) -> BaseException:
-        told: BaseException
+        outcome: BaseException
         if isinstance(error, TimeoutError) and limit.expired():
-            told = TimeoutError(f"the call timed out after {self._seconds:g} seconds")
+            outcome = TimeoutError(f"the call timed out after {self._seconds:g} seconds")
         elif not isinstance(error, asyncio.CancelledError):
             return error
         else:  # the thread has ended, or the function has cancelled itself
-            told = CancelledError() if self._thread.usable else self._thread.ended_error()
-        told.__cause__ = error
-        return told
+            outcome = CancelledError() if self._thread.usable else self._thread.ended_error()
+        outcome.__cause__ = error
+        return outcome
 
     def end(self, result: Any, error: BaseException | None) -> None:
         """Store the result or exception of the call, and wake the caller."""
@@ -165,7 +165,7 @@ class _LoopThread:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.loop: asyncio.AbstractEventLoop = self._runner.get_loop()
         self._end: asyncio.Event = asyncio.Event()
-        self.over: bool = False
+        self.stopped: bool = False
         """Whether the thread is ending or has ended."""
         self._failure: BaseException | None = None
         self._thread = ServiceThread(self._main, "aiordma.blocking")
@@ -174,7 +174,7 @@ class _LoopThread:
     @property
     def usable(self) -> bool:
         """Whether the thread accepts calls and belongs to this process."""
-        return self in _threads and not self.over
+        return self in _threads and not self.stopped
 
     def _main(self) -> None:
         try:
@@ -185,7 +185,7 @@ class _LoopThread:
                     logger.exception("the background thread of aiordma.blocking failed")
                     self._failure = error
                 finally:
-                    self.over = True
+                    self.stopped = True
         finally:
             for call in list(self.calls):
                 call.end(None, self.ended_error())
@@ -232,20 +232,20 @@ class _LoopThread:
 
     def stop(self) -> None:
         """Stop the thread and wait for it to end."""
-        self.over = True
+        self.stopped = True
         with suppress(RuntimeError):  # the loop has already ended
             self.loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
 
 _threads: list[_LoopThread] = []  # more than one only after a re-entrant call of `_started`
-_beginning = threading.RLock()  # re-entrant, because its holder may call this module again
+_threads_lock = threading.RLock()  # re-entrant, because its holder may call this module again
 
 
 def _forget_threads() -> None:
     """Forget the parent process's threads after a fork."""
-    global _beginning  # noqa: PLW0603 - one for the process
-    _beginning = threading.RLock()
+    global _threads_lock  # noqa: PLW0603 - one for the process
+    _threads_lock = threading.RLock()
     _threads.clear()
 
 
@@ -263,8 +263,8 @@ def check_thread() -> None:
 
 def _started() -> _LoopThread:
     check_thread()
-    with _beginning:
-        if not _threads or _threads[-1].over:
+    with _threads_lock:
+        if not _threads or _threads[-1].stopped:
             _threads.append(_LoopThread())
         return _threads[-1]
 
@@ -413,7 +413,9 @@ def _method(function: Callable[..., Any], undo: _Undo[Any] = None) -> Any:
     return _derived(function, method, "Connection.")
 
 
-def _ending(function: Callable[[Any], Any], owner: str = "Connection.") -> Callable[[Any], None]:
+def _closing_method(
+    function: Callable[[Any], Any], owner: str = "Connection."
+) -> Callable[[Any], None]:
     """Create a method that closes the object, or does nothing if the thread has ended."""
 
     def method(self: _Handle[Any]) -> None:
@@ -430,7 +432,7 @@ def _property(name: str) -> Any:
     return property(get, doc=f"The value of `aiordma.Connection.{name}`.")
 
 
-def _maker(
+def _blocking_factory(
     function: Callable[P, Coroutine[Any, Any, A]],
     handle: Callable[[_LoopThread, A], H],
     drop: Callable[[A], object],
@@ -440,7 +442,7 @@ def _maker(
     If an interrupt occurs before the caller gets the object, `drop` closes the object.
     """
 
-    def maker(*arguments: P.args, **options: P.kwargs) -> H:
+    def blocking(*arguments: P.args, **options: P.kwargs) -> H:
         thread = _started()
         loop = _get_running_loop()
 
@@ -452,7 +454,7 @@ def _maker(
         made: H = thread.call(make, None, lambda made: drop(made.asynchronous))
         return made
 
-    result: Callable[P, H] = _derived(function, maker, "", **{"return": handle})
+    result: Callable[P, H] = _derived(function, blocking, "", **{"return": handle})
     return result
 
 
@@ -486,8 +488,8 @@ class Region(mr_pool.Region):
         super().__init__(region._mr)
         self._loop_thread = thread
 
-    def _give_back(self) -> None:
-        _end(self._loop_thread, super()._give_back)
+    def _release_memory(self) -> None:
+        _end(self._loop_thread, super()._release_memory)
 
 
 class Connection(_Handle[transport.Connection]):
@@ -512,9 +514,9 @@ class Connection(_Handle[transport.Connection]):
     share: Final = _method(transport.Connection.share, Share.revoke)
     open_region: Final = _method(transport.Connection.open_region)
     statistics: Final = _method(transport.Connection.statistics)
-    close: Final = _ending(transport.Connection.close)
-    abort: Final = _ending(transport.Connection.abort)
-    wait_closed: Final = _ending(transport.Connection.wait_closed)
+    close: Final = _closing_method(transport.Connection.close)
+    abort: Final = _closing_method(transport.Connection.abort)
+    wait_closed: Final = _closing_method(transport.Connection.wait_closed)
 
     device: Final[str] = _property("device")
     wire: Final[str | None] = _property("wire")
@@ -597,7 +599,7 @@ class Connection(_Handle[transport.Connection]):
         def register() -> Region:
             return Region(self._thread, self.asynchronous.register(memory))
 
-        return self._call(register, mr_pool.Region._give_back)
+        return self._call(register, mr_pool.Region._release_memory)
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over received messages until the peer closes the connection."""
@@ -635,7 +637,7 @@ async def _handed_over(connection: transport.Connection) -> bytes:
 class Listener(_Handle[transport.Listener]):
     """A blocking version of `aiordma.Listener`, for use in any thread."""
 
-    close: Final = _ending(transport.Listener.close, "Listener.")
+    close: Final = _closing_method(transport.Listener.close, "Listener.")
 
     def accept(self) -> Connection:
         """Wait for the next connection and return it. Ctrl-C does not discard a connection."""
@@ -750,6 +752,8 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
     await writer.wait_closed()
 
 
-connect: Final = _maker(transport.connect, Connection, transport.Connection.close)
-listen: Final = _maker(transport.listen, Listener, transport.Listener.close)
-open_stream: Final = _maker(streams.open_connection, Stream, lambda it: it[1].transport.abort())
+connect: Final = _blocking_factory(transport.connect, Connection, transport.Connection.close)
+listen: Final = _blocking_factory(transport.listen, Listener, transport.Listener.close)
+open_stream: Final = _blocking_factory(
+    streams.open_connection, Stream, lambda it: it[1].transport.abort()
+)

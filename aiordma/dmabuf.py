@@ -78,7 +78,7 @@ class DmabufRegion(OwnMemory):
 
     def close(self) -> None:
         """Deregister the memory. A second call has no effect."""
-        self._give_back()
+        self._release_memory()
 
     @finalizer
     def __del__(self) -> None:

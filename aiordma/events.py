@@ -49,7 +49,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         self._waiters = WaitQueue()
         self._closed = False
         self._affinity = LoopAffinity()
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         self._loop_shutdown.add(self)
 
     def _hear(self, event: verbs.AsyncEvent) -> None:

@@ -37,7 +37,7 @@ from .verbs._memory.memory_window import offers_windows
 from .verbs._memory.pages import Mapped
 
 SLAB_SIZE = 4 << 20
-SMALLEST = 256
+MIN_BLOCK_SIZE = 256
 
 # The maximum total size of the cached blocks of each block size, in bytes. It is large enough for a
 # burst and small enough to be negligible.
@@ -115,8 +115,8 @@ class PoolStatistics(NamedTuple):
 
 
 def block_size(size: int) -> int:
-    """Return `size` rounded up to a power of two, but at least SMALLEST."""
-    return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
+    """Return `size` rounded up to a power of two, but at least MIN_BLOCK_SIZE."""
+    return max(MIN_BLOCK_SIZE, 1 << (size - 1).bit_length()) if size else MIN_BLOCK_SIZE
 
 
 class RegisteredMemory:
@@ -159,29 +159,29 @@ class LargeBlocks:
 
     def __init__(self, registered: RegisteredMemory) -> None:
         self._registered = registered
-        self._kept: dict[int, list[Block]] = {}
-        self._kept_bytes = 0
+        self._cached: dict[int, list[Block]] = {}
+        self._cached_bytes = 0
 
     def take(self, size: int) -> Block | None:
-        kept = self._kept.get(size)
+        kept = self._cached.get(size)
         if not kept:
             return None
-        self._kept_bytes -= size
+        self._cached_bytes -= size
         return kept.pop()
 
-    def give_back(self, block: Block) -> None:
-        if self._kept_bytes + block.size <= LARGE_READY_BYTES:
-            self._kept.setdefault(block.size, []).append(block)
-            self._kept_bytes += block.size
+    def put(self, block: Block) -> None:
+        if self._cached_bytes + block.size <= LARGE_READY_BYTES:
+            self._cached.setdefault(block.size, []).append(block)
+            self._cached_bytes += block.size
         else:
             self._close(block)
 
     def drop(self) -> None:
         """Deregister all cached blocks."""
-        for kept in self._kept.values():
+        for kept in self._cached.values():
             while kept:
                 self._close(kept.pop())
-        self._kept_bytes = 0
+        self._cached_bytes = 0
 
     def _close(self, block: Block) -> None:
         self._registered.deregister(block.region)
@@ -207,10 +207,10 @@ class MemoryPool(BlockCache):
     ) -> None:
         self.pd = pd
         self.limit = limit
-        self._slabs = SlabAllocator(SLAB_SIZE, SMALLEST)
+        self._slabs = SlabAllocator(SLAB_SIZE, MIN_BLOCK_SIZE)
         self._regions: dict[int, tuple[verbs.MemoryRegion, memoryview]] = {}
         self.slab_size = SLAB_SIZE
-        self.smallest = SMALLEST
+        self.smallest = MIN_BLOCK_SIZE
         self.has_windows: bool = offers_windows(pd.context, verbs.MWType.TYPE_2)
         access = verbs.AccessFlags.LOCAL_WRITE
         if self.has_windows:
@@ -229,7 +229,7 @@ class MemoryPool(BlockCache):
         self.internal_waiters, self.user_waiters = self._waiters.queues
         self._stalled_reads: StalledReads = StalledReads(self._waiters, clock)
         """The long messages that are being read."""
-        self._waiters.on_wait = self._stalled_reads.look_soon
+        self._waiters.on_wait = self._stalled_reads.check_soon
 
     def _block(self, size: int) -> Block:
         """Lease a block of at least `size` bytes immediately, even if tasks are waiting.
@@ -398,7 +398,7 @@ class MemoryPool(BlockCache):
         for slab in self._slabs.trim(keep=keep):
             self._registered.deregister(self._regions.pop(slab)[0])
 
-    def _returned(self, block: Block) -> None:
+    def _recycle(self, block: Block) -> None:
         """Cache or free a released block, and serve the waiting tasks."""
         if self.closed:
             block.retire()  # the region is closed with the protection domain
@@ -408,8 +408,8 @@ class MemoryPool(BlockCache):
                 self._free(block)
             self._trim()
         else:
-            self._large.give_back(block)
-        self._waiters.returned(block)
+            self._large.put(block)
+        self._waiters.on_block_returned(block)
 
     def close(self) -> None:
         """Stop leasing memory.
@@ -502,18 +502,18 @@ class OwnMemory(LocalMemory):
     """Registered memory that its holder releases explicitly or at the end of a `with` block."""
 
     __slots__ = ()
-    _over = "closed"
+    _closed_word = "closed"
     """The word that error messages use when the memory is no longer available."""
 
     def _check(self) -> None:
         if self.gone:
-            raise BufferStateError(f"{self!r} was {self._over} and cannot be used again")
+            raise BufferStateError(f"{self!r} was {self._closed_word} and cannot be used again")
 
     def __getitem__(self, key: slice) -> LocalSlice:
         self._check()
         return super().__getitem__(key)
 
-    def _give_back(self) -> None:
+    def _release_memory(self) -> None:
         """Release the memory once no operation is using it. Further calls have no effect."""
         if not self.gone:
             self.gone = True
@@ -523,7 +523,7 @@ class OwnMemory(LocalMemory):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give_back()
+        self._release_memory()
 
 
 class Buffer(OwnMemory):
@@ -536,7 +536,7 @@ class Buffer(OwnMemory):
     """
 
     __slots__ = ("__weakref__", "_block")
-    _over = "released"
+    _closed_word = "released"
 
     def __init__(self, block: Block, length: int) -> None:
         self._block: Block = block
@@ -555,9 +555,9 @@ class Buffer(OwnMemory):
 
     def release(self) -> None:
         """Return the memory to the pool. A second call has no effect."""
-        self._give_back()
+        self._release_memory()
 
-    def _give_up(self) -> Block:
+    def _transfer_block(self) -> Block:
         """Transfer the leased block to the caller. The buffer is unusable afterwards."""
         self._check()
         self.gone = True
@@ -617,4 +617,4 @@ class Region(OwnMemory):
 
     def close(self) -> None:
         """Deregister the memory. A second call has no effect."""
-        self._give_back()
+        self._release_memory()

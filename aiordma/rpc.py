@@ -29,7 +29,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from . import transport
 from ._core import arguments
-from ._core.arguments import callback, instance, integer, misfit, refusal, seconds
+from ._core.arguments import callback, instance, integer, refusal, seconds, signature_error
 from ._core.async_only import AsyncContext
 from ._core.refusal import printable
 from ._datapath.packed import check_packed
@@ -210,7 +210,7 @@ def _check_functions(functions: Mapping[str, Function]) -> None:
         _pack_call(0, name)
         if not callable(function):
             raise TypeError(refusal(name, "a coroutine function of one argument", function))
-        if why := misfit(function, [None]):
+        if why := signature_error(function, [None]):
             raise TypeError(f"function {name!r} must accept one argument: {why}")
 
 

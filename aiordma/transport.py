@@ -41,7 +41,7 @@ from typing import Self, Unpack, cast
 
 from . import verbs
 from ._core import protocol
-from ._core.arguments import I32_MAX, callback, integer, misfit, refusal, seconds
+from ._core.arguments import I32_MAX, callback, integer, refusal, seconds, signature_error
 from ._core.async_only import AsyncContext, AsyncIteration
 from ._core.fields import MAX_RAILS
 from ._core.region import RegionToken, Rights
@@ -429,7 +429,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         self.device = device
         self._backlog = self._prune_above = backlog
         self._affinity = LoopAffinity()
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         self._ports: Sequence[Port] = ()
         self._acceptor: Acceptor  # set by `_start`
         self._failure: Exception | None = None
@@ -716,7 +716,7 @@ def check_signature(
     """Raise TypeError if `handler` cannot be called with `count` positional arguments."""
     if not callable(handler):
         raise TypeError(refusal("the handler", f"a function of {arguments}", handler))
-    if why := misfit(handler, [None] * count):
+    if why := signature_error(handler, [None] * count):
         raise TypeError(f"the handler {handler!r} must accept {arguments}: {why}{hint}")
 
 
@@ -730,7 +730,7 @@ class Server(Listening, AsyncContext):
         self._handling: set[asyncio.Task[None]] = set()  # tasks whose handlers have not ended
         self._closing = False
         self._affinity = LoopAffinity()
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         # Like asyncio's servers, keep serving even if the program drops its reference.
         self._loop_shutdown.add(self, keep=True)
         self._accepting = self._affinity.loop.create_task(self._accept())

@@ -368,12 +368,14 @@ DECODERS: dict[str, Decoder] = {
 
 NO_DECODERS = {
     "admission.ticket": "a client's own ticket",
-    "admission.TicketOffice.admits": "bytes of fixed sizes; what is wrong with them is its result",
+    "admission.TicketValidator.validate": (
+        "bytes of fixed sizes; what is wrong with them is its result"
+    ),
     "authentication.check_key": "this side's own key",
     "authentication.next_key": "a secret of this side's",
     "authentication.resume_key": "a secret of this side's",
     "authentication.proof": "bytes of fixed sizes that were decoded before",
-    "authentication.proves": "compares",
+    "authentication.is_valid_proof": "compares",
     "authentication.ticket_key": "this side's own key",
     "authentication.ticket_mac": "bytes of fixed sizes that were decoded before",
     "authentication.traffic_secrets": "bytes of fixed sizes that were decoded before",

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from aiordma import Buffer, BufferStateError, MemoryPool, Region, verbs
 from aiordma.errors import LocalRangeError, QuotaError
-from aiordma.mr_pool import LARGE_READY_BYTES, SLAB_SIZE, SMALLEST, SPARE_SLABS
+from aiordma.mr_pool import LARGE_READY_BYTES, MIN_BLOCK_SIZE, SLAB_SIZE, SPARE_SLABS
 from aiordma.verbs._memory import memory_region, pages
 
 LIMIT = 64 << 20
@@ -69,7 +69,7 @@ def test_alloc_returns_memory_of_the_requested_size(pool: MemoryPool, size: int)
         assert bytes(buffer.view) == bytes([7]) * size
         assert buffer.lkey
         assert f"{size} bytes" in repr(buffer)
-        taken = max(SMALLEST, 1 << max(0, size - 1).bit_length())
+        taken = max(MIN_BLOCK_SIZE, 1 << max(0, size - 1).bit_length())
         assert leases(pool) == (1, taken)
         assert buffer.address % min(taken, 4096) == 0
         del view
@@ -453,7 +453,7 @@ class Tenant:
         self.views: list[memoryview] = []
         self.pins = 0
         self.released = False
-        self.taken = max(SMALLEST, 1 << (len(buffer) - 1).bit_length())
+        self.taken = max(MIN_BLOCK_SIZE, 1 << (len(buffer) - 1).bit_length())
         buffer.view[:1] = self.mark
         buffer.view[-1:] = self.mark
 

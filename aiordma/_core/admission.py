@@ -36,7 +36,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from aiordma._core.authentication import NONCE_SIZE, proves, ticket_key, ticket_mac
+from aiordma._core.authentication import NONCE_SIZE, is_valid_proof, ticket_key, ticket_mac
 from aiordma._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, TICKET_SIZE
 from aiordma._core.layout import check_layout
 from aiordma.errors import AuthenticationError, ProtocolError
@@ -90,7 +90,7 @@ def ticket(key: bytes, challenge: Challenge, offer: bytes, salt: bytes) -> bytes
     return _TICKET.pack(challenge.tag, salt, mac)
 
 
-class TicketOffice:
+class TicketValidator:
     """A listener's valid challenges, with the tickets admitted for each challenge."""
 
     def __init__(self, key: bytes, random: Callable[[int], bytes]) -> None:
@@ -100,9 +100,9 @@ class TicketOffice:
         self.challenge: Challenge = Challenge(random(NONCE_SIZE))
         """The challenge to send to new peers."""
         self._admitted: dict[Challenge, set[bytes]] = {self.challenge: set()}
-        self._left = TICKETS
+        self._remaining = TICKETS
 
-    def admits(self, ticket: bytes, offer: bytes) -> bool:
+    def validate(self, ticket: bytes, offer: bytes) -> bool:
         """Return whether the ticket admits the offer.
 
         If not, the caller must challenge the sender again. A ticket is rejected if it is all zeros,
@@ -115,14 +115,14 @@ class TicketOffice:
         challenge = next((each for each in self._admitted if each.tag == tag), None)
         if challenge is None:
             return False
-        if not proves(ticket_mac(self._key, challenge.nonce, salt, offer), mac):
+        if not is_valid_proof(ticket_mac(self._key, challenge.nonce, salt, offer), mac):
             raise AuthenticationError("the peer does not have the key given as auth=")
         admitted = self._admitted[challenge]
         if ticket in admitted:
             return False
         admitted.add(ticket)
-        self._left -= 1
-        if not self._left:
+        self._remaining -= 1
+        if not self._remaining:
             self._renew()
         return True
 
@@ -131,4 +131,4 @@ class TicketOffice:
         before = self.challenge
         self.challenge = Challenge(self._random(NONCE_SIZE))
         self._admitted = {self.challenge: set(), before: self._admitted[before]}
-        self._left = TICKETS
+        self._remaining = TICKETS

@@ -188,11 +188,11 @@ def callback(name: str, value: object, argument: str, *, awaited: bool = False) 
     wanted = f"a function of {argument}"
     if not callable(value) or (inspect.iscoroutinefunction(value) and not awaited):
         raise TypeError(refusal(name, wanted, value))
-    if why := misfit(value, [None]):
+    if why := signature_error(value, [None]):
         raise TypeError(f"{name} must accept one argument, {argument}: {why}")
 
 
-def misfit(function: Callable[..., object], args: Sequence[object]) -> str:
+def signature_error(function: Callable[..., object], args: Sequence[object]) -> str:
     """Return why the function does not accept these arguments, or an empty string if it does."""
     try:
         signature = inspect.signature(function)

@@ -72,7 +72,7 @@ def proof(key: bytes, role: str, client: bytes, server: bytes, connection: bytes
     return hmac.digest(_key_for(b"proof", key), said, "sha256")
 
 
-def proves(expected: bytes, given: bytes) -> bool:
+def is_valid_proof(expected: bytes, given: bytes) -> bool:
     """Return whether two proofs are equal, comparing them in constant time."""
     return hmac.compare_digest(expected, given)
 

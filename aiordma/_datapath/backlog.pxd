@@ -11,7 +11,7 @@ from .work_queue cimport Wait, WorkRequest
 cdef class Backlog:
     cdef object works                  # work in order, with its numbers
     cdef uint64_t latest               # number of the latest work
-    cdef readonly bint waits           # it is held or has work
+    cdef readonly bint is_waiting      # it is held or has work
     cdef bint held                     # nothing is posted until the new lead has taken over
     cdef Wait wait
     cdef int append(self, WorkRequest work) except -1
@@ -19,7 +19,7 @@ cdef class Backlog:
     cdef bint remove(self, WorkRequest work) except -1
     cdef list take_all(self)
     cdef int take_over(self, Backlog before) except -1
-    cdef int note(self) except -1
+    cdef int update_wait(self) except -1
     cdef bint has_posted(self, uint64_t number) except -1
 
 

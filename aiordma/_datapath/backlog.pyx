@@ -3,7 +3,7 @@
 cimport cython
 
 from .memory cimport Clock
-from .work_queue cimport FOR_NOTHING, FOR_SEND_QUEUE
+from .work_queue cimport WAIT_NONE, WAIT_SEND_QUEUE
 
 import collections
 
@@ -32,7 +32,7 @@ cdef class Backlog:
     cdef list take_all(self):
         works = list(self.works)
         self.works.clear()
-        self.note()
+        self.update_wait()
         return works
 
     cdef int take_over(self, Backlog before) except -1:
@@ -41,18 +41,18 @@ cdef class Backlog:
         self.works, before.works = before.works, collections.OrderedDict()
         self.latest = max(self.latest, before.latest)
         before.held = False
-        before.note()
-        return self.note()
+        before.update_wait()
+        return self.update_wait()
 
-    cdef int note(self) except -1:
-        """Update `waits` and the wait statistics after a change."""
-        self.waits = self.held or bool(self.works)
-        self.wait.note(FOR_SEND_QUEUE if self.waits else FOR_NOTHING)
+    cdef int update_wait(self) except -1:
+        """Update `is_waiting` and the wait statistics after a change."""
+        self.is_waiting = self.held or bool(self.works)
+        self.wait.set_reason(WAIT_SEND_QUEUE if self.is_waiting else WAIT_NONE)
         return 0
 
     cdef bint has_posted(self, uint64_t number) except -1:
         """Return whether all work up to `number` has been posted or withdrawn."""
-        return not self.waits or next(iter(self.works.values()), number + 1) > number
+        return not self.is_waiting or next(iter(self.works.values()), number + 1) > number
 
 
 @cython.final

@@ -21,7 +21,7 @@ cdef class Controls:
     cdef uint32_t answers, max_answers  # queued messages without a waiter, and their limit
     cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
-    cdef int rail_gone(self) except -1
+    cdef int drop_window_keys(self) except -1
     cdef int resume(self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing) except -1
     cdef int flush(self) except -1
     cdef bint send_frame(

@@ -94,7 +94,7 @@ cdef class Controls:
             return 0
         return self.answer(RNDV_ACK, content, window_key, False)
 
-    cdef int rail_gone(self) except -1:
+    cdef int drop_window_keys(self) except -1:
         """Drop the window keys of waiting messages, because they are valid only on the old rail."""
         for kind, content, future, behind, _ in self.waiting.take_all():
             self.waiting.append((kind, content, future, behind, 0))
@@ -117,7 +117,7 @@ cdef class Controls:
         try:
             frame.lkey = rail.keys.local_key(block)
         except BaseException:
-            frame.give_back()
+            frame.release_block()
             raise
         return rail.post_checked(frame)
 

@@ -10,9 +10,9 @@ cdef enum:
     FAILED = 2
     CANCELLED = 3
 
-cdef int never_awaited(str name) noexcept
+cdef int warn_never_awaited(str name) noexcept
 cdef int complete_waiter(object waiter, object error) except -1
-cdef object of_callback(object error)
+cdef object wrap_callback_error(object error)
 
 
 @cython.final
@@ -29,7 +29,7 @@ cdef class Wakeups:
     cdef public object brief_spin  # type: Callable[[int], object] | None
     cdef public uint32_t brief_spin_us
     cdef uint32_t spins_left, misses, short_spins
-    cdef bint is_of_this_task(self) except -1
+    cdef bint is_in_loop(self) except -1
     cdef int begin_drain(self) except -1
     cdef int end_drain(self) except -1
     cdef int remember(self, object error) except -1

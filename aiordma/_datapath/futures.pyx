@@ -59,7 +59,7 @@ cdef bint is_task_wakeup(object callback) except -1:
 cdef object warn = warnings.warn
 
 
-cdef int never_awaited(str name) noexcept:
+cdef int warn_never_awaited(str name) noexcept:
     """Warn about an awaitable that was never awaited, as Python does for a coroutine.
 
     Called from a finalizer.
@@ -88,7 +88,7 @@ cdef int complete_waiter(object waiter, object error) except -1:
     return 0
 
 
-cdef object of_callback(object error):
+cdef object wrap_callback_error(object error):
     """Return the exception that an await raises after a user's callback has raised `error`.
 
     StopIteration and GeneratorExit would not reach the awaiting code unchanged, so a RuntimeError
@@ -112,7 +112,7 @@ cdef class Wakeups:
         self.loop, self.settled = loop, []
         self.spins_left = MAX_SPINS
 
-    cdef bint is_of_this_task(self) except -1:
+    cdef bint is_in_loop(self) except -1:
         """Return whether the caller runs in this event loop, or in a callback run by a drain."""
         if self.calling_back and self.thread == PyThread_get_thread_ident():
             return True

@@ -55,7 +55,7 @@ cdef class StripedRead(Striped):
     cdef dict lkeys                    # lkeys by rail number; 0 if the rail cannot have one
     cdef object refused                # error of the latest failed registration
     cdef int use(self, SendQueue rail) except -1
-    cdef int let_go(self) except -1
+    cdef int unpin(self) except -1
 
 
 cdef class ReceiveTarget(Pinned):
@@ -85,7 +85,7 @@ cdef class RecvOperation:
     cdef object memory, allocate       # from the caller; both None for memory of the pool
     cdef ReceiveTarget target
     cdef RecvFuture waiter
-    cdef bint returns_memory, ends_iteration, of_reader, awaited, begun, over
+    cdef bint returns_memory, ends_iteration, for_reader, awaited, started, finished
     cdef str name(self)
     cdef object advance(self)
     cdef object finish(self, object item)
@@ -132,7 +132,7 @@ cdef class Fetcher:
     cdef int take_keys(self, bytes content) except -1
     cdef int drop_keys(self, uint32_t rail) except -1
     cdef int acknowledge(self, PendingRendezvous pending) except -1
-    cdef bint opens(self, PendingRendezvous pending) except -1
+    cdef bint decrypt(self, PendingRendezvous pending) except -1
     cdef int drop(self, PendingRendezvous pending) except -1
     cdef int end(self) except -1
 
@@ -140,4 +140,4 @@ cdef class Fetcher:
 cdef class MessageIterator:
     cdef Inbox inbox
     cdef Outbox outbox                 # own reference, because the inbox may be cleared first
-    cdef bint of_reader
+    cdef bint for_reader

@@ -8,7 +8,7 @@
 #   receiver is cancelled.
 # - Memory stays pinned until all READs that were posted for it have completed.
 #
-# A receiver waits for one of the following reasons, which `next_for` checks in this order:
+# A receiver waits for one of the following reasons, which `next_item` checks in this order:
 #
 # - Another receiver is ahead of it.
 # - No message has arrived.
@@ -44,7 +44,7 @@ from .frames cimport (
     RendezvousPiece,
     RendezvousRequest,
 )
-from .futures cimport DONE, PENDING, never_awaited, of_callback
+from .futures cimport DONE, PENDING, warn_never_awaited, wrap_callback_error
 from .memory cimport PoolBlock
 from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
@@ -165,13 +165,13 @@ cdef class ReceiveTarget(Pinned):
             PyBuffer_Release(&self.buffer)
 
 
-cdef object room_for(ReceiveTarget target, uint64_t length):
+cdef object check_fit(ReceiveTarget target, uint64_t length):
     """Return the error if a message of this length does not fit, or None."""
     if target.refused is None and target.memory is None:
         try:
             target.open(target.allocate(length))
         except BaseException as error:  # the receiver raises it, not the drain
-            target.refused = of_callback(error)
+            target.refused = wrap_callback_error(error)
     if target.refused is None and length > target.length:
         return MessageTooLongError(length, target.length, received=True)
     return target.refused
@@ -224,7 +224,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         self, kind: type[BaseException] | BaseException, value=None,
         traceback: TracebackType | None = None,
     ) -> RecvFuture:
-        if self.over:
+        if self.finished:
             raise RuntimeError("cannot reuse already awaited receive operation")
         if value is None:
             value = kind() if isinstance(kind, type) else kind
@@ -232,7 +232,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         raise value
 
     def close(self):
-        self.begun = True
+        self.started = True
         self.withdraw()
 
     @property
@@ -246,8 +246,8 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
 
     def __dealloc__(self):
         cdef Inbox inbox = self.inbox
-        if not self.begun:
-            never_awaited(self.name())
+        if not self.started:
+            warn_never_awaited(self.name())
         elif self.waiter is not None and inbox is not None:
             # The operation was garbage collected while it waited, so it leaves the queue. This is
             # unnecessary if the connection has ended or the inbox is garbage as well.
@@ -264,8 +264,8 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 inbox.notified -= 1
                 inbox.fetcher.fetch_ahead()
             wake_if_ready(inbox)  # the next receiver gets the message or the end of iteration
-        if not self.over:
-            self.over = True
+        if not self.finished:
+            self.finished = True
             if self.target is not None:
                 put_back(inbox, self.target)
                 self.target.close()
@@ -275,14 +275,14 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         cdef RecvFuture waiter = self.waiter
         cdef bint waited = waiter is not None
         if not waited:
-            if self.begun or self.inbox is None:  # None if no connection created it
-                self.begun = True
+            if self.started or self.inbox is None:  # None if no connection created it
+                self.started = True
                 raise RuntimeError("cannot reuse already awaited receive operation")
-            self.begun = True
-            if not self.inbox.wakeups.is_of_this_task():
+            self.started = True
+            if not self.inbox.wakeups.is_in_loop():
                 self.inbox.outbox.owner.check_loop()
-            if self.inbox.outbox.reader is not None and not self.of_reader:
-                self.over = True
+            if self.inbox.outbox.reader is not None and not self.for_reader:
+                self.finished = True
                 raise in_use(self.inbox, "a second reader")
             self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
         try:
@@ -300,7 +300,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                     if waiter.state != DONE:
                         raise waiter.exception_to_raise()
                     self.inbox.notified -= 1
-                item = next_for(self.inbox, self, waited)
+                item = next_item(self.inbox, self, waited)
                 if item is not None:
                     return self.finish(item)
                 waiter, waited = self.waiter, True
@@ -318,12 +318,12 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         cdef Inbox inbox = self.inbox
         cdef ReceiveTarget target = self.target
         cdef uint64_t length
-        self.over = True
+        self.finished = True
         if target is None:
             return inbox.take()
         if type(item) is PendingRendezvous:
             pending = <PendingRendezvous> item
-            take_landed(inbox, pending)
+            pop_direct_read(inbox, pending)
             length, imm = pending.length, pending.imm if pending.has_imm else None
         else:
             message = inbox.take()
@@ -370,7 +370,7 @@ cdef class MessageIterator:
         if reader is not None:
             if inbox.outbox.reader is not None or inbox.receivers.size() or inbox.notified:
                 raise in_use(inbox, reader)
-            inbox.outbox.reader, self.of_reader = reader, True
+            inbox.outbox.reader, self.for_reader = reader, True
         self.inbox, self.outbox = inbox, inbox.outbox
 
     def __aiter__(self) -> Self:
@@ -378,12 +378,12 @@ cdef class MessageIterator:
 
     def __anext__(self) -> Coroutine[Any, Any, Message]:
         cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
-        operation.inbox, operation.of_reader = self.inbox, self.of_reader
+        operation.inbox, operation.for_reader = self.inbox, self.for_reader
         operation.ends_iteration = True
         return operation
 
     def __dealloc__(self):
-        if self.of_reader:
+        if self.for_reader:
             self.outbox.reader = None
 
 
@@ -409,7 +409,7 @@ cdef class PendingRendezvous:
         """Stop requesting chunks. The chunks in progress keep the memory pinned."""
         cdef StripedRead striped = self.striped
         self.striped = None  # break the reference cycle
-        return 0 if striped is None else striped.let_go()
+        return 0 if striped is None else striped.unpin()
 
 
 cdef bytes keys_of(PendingRendezvous pending, uint32_t rail):
@@ -503,8 +503,8 @@ cdef class RendezvousRead(WorkRequest):
         self.lane = None
         if lane is not None:
             read_failed(self.fetcher, self.pending, lane, self.start, self.length)
-        elif self.fetcher.outbox.journal.keeps:  # otherwise, no other rail can read it
-            read_again(self.fetcher, self)
+        elif self.fetcher.outbox.journal.is_enabled:  # otherwise, no other rail can read it
+            repeat_read(self.fetcher, self)
         pinned, self.pinned = self.pinned, None
         if pinned is not None:
             pinned.unpin_now()
@@ -574,7 +574,7 @@ cdef class StripedRead(Striped):
         read.pinned.pins += 1
         return rail.post(read)
 
-    cdef int let_go(self) except -1:
+    cdef int unpin(self) except -1:
         """Unpin the memory. Chunks in progress have their own pins."""
         cdef Pinned pinned = self.pinned
         self.pinned = None
@@ -583,7 +583,7 @@ cdef class StripedRead(Striped):
         return 0
 
     def __dealloc__(self):
-        self.let_go()
+        self.unpin()
 
 
 cdef uint32_t piece_at(StripedRead striped, uint64_t *start) noexcept:
@@ -643,7 +643,7 @@ cdef class Inbox:
         if target is not None:
             self.allocating += 1
             try:
-                return room_for(target, len(item))
+                return check_fit(target, len(item))
             finally:
                 self.allocating -= 1
         if type(item) is Message or (<PendingRendezvous> item).started:
@@ -719,12 +719,12 @@ cdef object in_use(Inbox inbox, str other):
     )
 
 
-cdef list to_be_read(Inbox inbox):
+cdef list unacknowledged(Inbox inbox):
     """Return the rendezvous messages that have not been acknowledged, in order."""
     return [item for item in inbox.incoming.all() if type(item) is PendingRendezvous]
 
 
-cdef object next_for(Inbox inbox, RecvOperation operation, bint waited):
+cdef object next_item(Inbox inbox, RecvOperation operation, bint waited):
     """Return the first item if the operation may take it. Otherwise queue it and return None."""
     cdef object first = inbox.incoming.first()
     cdef ReceiveTarget target = operation.target
@@ -737,7 +737,7 @@ cdef object next_for(Inbox inbox, RecvOperation operation, bint waited):
     if in_turn and first is not None:
         refusal = inbox.refusal(first, target)
         if inbox.incoming.first() is not first:  # `allocate` has received the message
-            return next_for(inbox, operation, waited)
+            return next_item(inbox, operation, waited)
         if refusal is None and is_complete(first):
             return first
         if refusal is not None:
@@ -763,7 +763,7 @@ cdef object next_for(Inbox inbox, RecvOperation operation, bint waited):
     return None
 
 
-cdef int take_landed(Inbox inbox, PendingRendezvous pending) except -1:
+cdef int pop_direct_read(Inbox inbox, PendingRendezvous pending) except -1:
     inbox.incoming.popleft()
     inbox.fetcher.bytes_ahead -= pending.length
     inbox.taken(pending.length, True)
@@ -832,7 +832,7 @@ cdef class Fetcher:
     cdef BlockCache move(self, SendQueue rail):
         """Switch to a new lead, and return its driver's pool, which now provides the memory."""
         cdef PendingRendezvous pending
-        for pending in to_be_read(self.inbox):
+        for pending in unacknowledged(self.inbox):
             if pending.unread and pending.message is not None and not pending.watched:
                 self.watch(pending)  # the peer may not send keys for this rail
         self.memory.move(rail.driver)
@@ -922,7 +922,7 @@ cdef class Fetcher:
         for lane in self.outbox.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
-            for pending in to_be_read(self.inbox):
+            for pending in unacknowledged(self.inbox):
                 if pending.request_id != le32toh(frame.request_id):
                     continue
                 if rail == pending.rail:
@@ -950,7 +950,7 @@ cdef class Fetcher:
         Otherwise a peer that keeps adding rails could exhaust the memory.
         """
         cdef PendingRendezvous pending
-        for pending in to_be_read(self.inbox):
+        for pending in unacknowledged(self.inbox):
             if pending.keys is not None:
                 pending.keys.pop(rail, None)
         return 0
@@ -965,7 +965,7 @@ cdef class Fetcher:
             else 0,
         )
 
-    cdef bint opens(self, PendingRendezvous pending) except -1:
+    cdef bint decrypt(self, PendingRendezvous pending) except -1:
         """Decrypt a message in place. Returns False if a failure ends the connection."""
         cdef unsigned char *bytes = NULL
         if pending.target is not None:
@@ -984,7 +984,7 @@ cdef class Fetcher:
     cdef int drop(self, PendingRendezvous pending) except -1:
         """Stop reading a message into its target, because the receiver was cancelled."""
         if not pending.unread:
-            return not_fetched(self, pending)
+            return requeue_unread(self, pending)
         if pending.striped is not None:
             return read_done(self, pending, self.outbox.stripes.drop(pending.striped))
         return 0
@@ -1089,7 +1089,7 @@ cdef StripedRead striped_read(
     return striped
 
 
-cdef int read_again(Fetcher fetcher, RendezvousRead read) except -1:
+cdef int repeat_read(Fetcher fetcher, RendezvousRead read) except -1:
     """Let other rails repeat a READ of the broken lead, unless its message was dropped."""
     cdef PendingRendezvous pending = read.pending
     cdef StripedRead striped = pending.striped
@@ -1104,7 +1104,7 @@ cdef int read_again(Fetcher fetcher, RendezvousRead read) except -1:
         striped = striped_read(fetcher, pending, read.pinned, read.address - read.start)
         striped.ranges.clear()
         striped.rest = 0
-    return fetcher.outbox.stripes.give_back(None, striped, read.start, read.length)
+    return fetcher.outbox.stripes.requeue_chunk(None, striped, read.start, read.length)
 
 
 cdef int read_failed(
@@ -1115,7 +1115,7 @@ cdef int read_failed(
         return 0
     if pending.striped.dropped:
         return read_done(fetcher, pending, length)
-    return fetcher.outbox.stripes.give_back(lane, pending.striped, start, length)
+    return fetcher.outbox.stripes.requeue_chunk(lane, pending.striped, start, length)
 
 
 cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) except -1:
@@ -1131,12 +1131,12 @@ cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) 
         fetcher.watched -= 1
         if not fetcher.watched:
             end_stalling(fetcher)
-    if pending.seal is not None and not fetcher.opens(pending):
+    if pending.seal is not None and not fetcher.decrypt(pending):
         return 0
     if pending.target is not None:
         return wake_if_ready(fetcher.inbox)
     if pending.message is None:  # the receiver is gone, so it must be read again
-        return not_fetched(fetcher, pending)
+        return requeue_unread(fetcher, pending)
     fetcher.acknowledge(pending)
     pending.message.fetched = True
     fetcher.inbox.incoming.replace(pending, pending.message)
@@ -1145,7 +1145,7 @@ cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) 
     return wake_if_ready(fetcher.inbox)
 
 
-cdef int not_fetched(Fetcher fetcher, PendingRendezvous pending) except -1:
+cdef int requeue_unread(Fetcher fetcher, PendingRendezvous pending) except -1:
     """Reset a message that was not read to the state in which it was offered."""
     pending.started = False
     fetcher.unread.appendleft(pending)  # only the first message can have a target

@@ -31,7 +31,7 @@ cdef class Journal:
 
     cpdef int add(self, Frame frame, bint carries_message) except -1:
         """Record a frame that is about to be posted for the first time."""
-        if not self.keeps:
+        if not self.is_enabled:
             return 0
         frame.kept, frame.number = True, self.sent
         self.sent += 1
@@ -39,7 +39,7 @@ cdef class Journal:
 
     cpdef int credited(self, uint32_t control, uint32_t data) except -1:
         """Release the frames whose credits were returned. The numbers have been validated."""
-        if not self.keeps:
+        if not self.is_enabled:
             return 0
         forget(self, self.control, control)
         return forget(self, self.data, data)
@@ -47,7 +47,7 @@ cdef class Journal:
     cdef list all(self):
         return sorted([*self.data.all(), *self.control.all()], key=number_of)
 
-    cpdef list after(self, uint64_t arrived):
+    cpdef list missing_frames(self, uint64_t arrived):
         """Return the missing frames in order. The peer has received the first `arrived` frames."""
         cdef Frame frame
         cdef list missing = []
@@ -68,7 +68,7 @@ cdef class Journal:
         """Release all frames after the connection has ended and no device uses them."""
         cdef Frame frame
         for frame in [*self.data.take_all(), *self.control.take_all()]:
-            frame.let_go()
+            frame.release()
         return 0
 
 
@@ -84,5 +84,5 @@ cdef int forget(Journal journal, Fifo queue, uint32_t count) except -1:
         queue.popleft()
         journal.first = max(journal.first, frame.number + 1)
         frame.arrived()
-        frame.let_go()
+        frame.release()
     return 0

@@ -16,7 +16,7 @@ from .work_queue cimport IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ
 import array
 
 from aiordma._native import ffi, fork
-from aiordma.verbs._memory.memory_region import address_of_mr, in_domain, is_there, reg_mr
+from aiordma.verbs._memory.memory_region import address_of_mr, in_domain, is_fully_mapped, reg_mr
 from aiordma.errors import RDMAError, VerbsError
 
 
@@ -122,7 +122,7 @@ cdef class ReadKeys:
         # Pass an address, because the traceback of an exception would keep a buffer object alive.
         pointer, _ = reg_mr(
             self.pd, ffi.cast("void *", <uintptr_t> bytes), length, access, None,
-            there=is_there(owner),
+            fully_mapped=is_fully_mapped(owner),
         )
         cdef uintptr_t address = int(ffi.cast("uintptr_t", pointer))
         return <ibv_mr *> address

@@ -44,9 +44,9 @@ cdef class BlockCache:
     cdef list free_list(self, uint64_t size)
     cdef PoolBlock find(self, uint64_t size)
     cdef PoolBlock take_fast(self, uint64_t size)
-    cdef int leased(self, PoolBlock block) except -1
+    cdef int start_lease(self, PoolBlock block) except -1
     cdef bint keep_block(self, PoolBlock block) except -1
-    cdef int give_back(self, PoolBlock block) except -1
+    cdef int return_block(self, PoolBlock block) except -1
 
 
 cdef class Local:

@@ -78,7 +78,7 @@ cdef class Pinned:
         self.settle()
 
 
-# `leased` takes a reference that the cycle collector does not see. Without this reference, the
+# `start_lease` takes a reference that the cycle collector does not see. Without this reference, the
 # collector would clear a block whose views are garbage, and the views could not return it to the
 # pool.
 @cython.no_gc_clear
@@ -90,7 +90,7 @@ cdef class PoolBlock(Pinned):
 
     cdef int settle(self) except -1:
         if not self.pins and not self.leases and not self.views and self.pool is not None:
-            self.pool.give_back(self)
+            self.pool.return_block(self)
         return 0
 
     cdef object view_of(self, uint64_t start, uint64_t stop):
@@ -142,8 +142,8 @@ cdef class BlockCache:
         cdef list free_list = self.free_list(size)
         return <PoolBlock> free_list.pop() if free_list else None
 
-    cdef int leased(self, PoolBlock block) except -1:
-        Py_INCREF(block)  # held until `give_back`
+    cdef int start_lease(self, PoolBlock block) except -1:
+        Py_INCREF(block)  # held until `return_block`
         block.leases += 1
         self.leases += 1
         self.leased_bytes += block.size
@@ -161,7 +161,7 @@ cdef class BlockCache:
             return None
         block = self.find(size)
         if block is not None:
-            self.leased(block)
+            self.start_lease(block)
         return block
 
     cdef bint keep_block(self, PoolBlock block) except -1:
@@ -171,7 +171,7 @@ cdef class BlockCache:
         free_list.append(block)
         return True
 
-    cdef int give_back(self, PoolBlock block) except -1:
+    cdef int return_block(self, PoolBlock block) except -1:
         self.leases -= 1
         self.leased_bytes -= block.size
         if block.size <= self.slab_size:
@@ -185,7 +185,7 @@ cdef class BlockCache:
                 or len(<dict> self.user_waiters)
                 or not self.keep_block(block)
             ):
-                self._returned(block)
+                self._recycle(block)
         finally:
             Py_DECREF(block)
         return 0
@@ -195,11 +195,11 @@ cdef class BlockCache:
     def take(self, uint64_t size) -> Any:
         cdef PoolBlock block = self.find(size)
         if block is not None:
-            self.leased(block)
+            self.start_lease(block)
         return block
 
     def lease_block(self, PoolBlock block not None):
-        self.leased(block)
+        self.start_lease(block)
 
     def keep(self, PoolBlock block not None) -> bool:
         return self.keep_block(block)

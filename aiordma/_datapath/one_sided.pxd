@@ -20,7 +20,7 @@ cdef class WRChain(WorkRequest):
     cdef object user
     cdef TransferFuture waiter
     cdef SendQueue rail                # rail to which it was posted last
-    cdef uint64_t behind               # latest work in the backlog when it was queued
+    cdef uint64_t backlog_position     # latest work in the backlog when it was queued
     cdef uint32_t room
     cdef aiordma_send *sends           # array of `room` requests; `one_send` if `room` is 1
     cdef ibv_sge *sges
@@ -44,7 +44,7 @@ cdef class TransferFuture(OpFuture):
     cdef Sender sender                 # sender of its last request, among the messages, or None
     cdef WRChain chain                 # None if it cannot be withdrawn
     cdef list parts                    # parts of the chain that precede it, or None
-    cdef uint32_t left                 # number of parts remaining, including the chain
+    cdef uint32_t parts_remaining      # number of parts remaining, including the chain
     cdef object progress
     cdef uint64_t bytes_done
     cdef bint undone                   # a part was not posted or may have been lost
@@ -58,13 +58,13 @@ cdef class StripedTransfer(Striped):
     cdef Stripes stripes
     cdef Pinned pinned
     cdef dict keys, lkeys              # keys of both memories, by rail number
-    cdef uint64_t after                # wr_id of the lead's work that must complete first
-    cdef uint32_t under_way            # chunks in flight
-    cdef bint begun
+    cdef uint64_t predecessor          # wr_id of the lead's work that must complete first
+    cdef uint32_t chunks_in_flight     # chunks in flight
+    cdef bint started
     cdef bint writes(self) noexcept
     cdef SendQueue lead(self)
     cdef uint32_t lkey(self, SendQueue rail) except? 0
     cdef int completed(self, Lane lane, uint64_t length) except -1
-    cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1
+    cdef int on_chunk_failure(self, Lane lane, uint64_t start, uint64_t length) except -1
     cdef int fail(self, object error) except -1
     cdef int take_turn(self) except -1

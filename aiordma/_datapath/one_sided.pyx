@@ -12,7 +12,7 @@ cimport cython
 
 from aiordma._core.operations import OperationKind
 
-from .futures cimport DONE, FAILED, PENDING, of_callback
+from .futures cimport DONE, FAILED, PENDING, wrap_callback_error
 from .message cimport Counts
 from .sends cimport imm_of
 from .stripes cimport order
@@ -30,9 +30,9 @@ from .work_queue cimport (
     KIND_COMPARE_AND_SWAP,
     KIND_READ,
     BEFORE_LAST,
-    BEGUN,
-    STAYS,
-    TO_POST,
+    TURN_STARTED,
+    TURN_BLOCKED,
+    TURN_READY,
     WorkQueues,
     post_sends,
 )
@@ -204,7 +204,7 @@ cdef class WRChain(WorkRequest):
         reserve(part, count)
         part.waiter = self.waiter
         if part.waiter is not None:
-            part.waiter.left += 1
+            part.waiter.parts_remaining += 1
         part.region, part.regions = self.region, self.regions
         memcpy(part.sends, self.sends, count * sizeof(aiordma_send))
         memcpy(part.sges, self.sges, count * sizeof(ibv_sge))
@@ -228,7 +228,7 @@ cdef class WRChain(WorkRequest):
 
     cdef object refusal(self):
         # A release reaches the peer only after all operations that began earlier, so they may still
-        # use the region. The exceptions are chains without a waiter, which have not begun, and
+        # use the region. The exceptions are chains without a waiter, which have not started, and
         # chains in the sender's queue, which the release may overtake.
         cdef bint must_be_usable = self.waiter is None or self.waiter.sender is not None
         cdef Remote region
@@ -238,7 +238,7 @@ cdef class WRChain(WorkRequest):
         return None
 
     cdef int take_turn(self) except -1:
-        return TO_POST if self.striped is None else self.striped.take_turn()
+        return TURN_READY if self.striped is None else self.striped.take_turn()
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef TransferFuture waiter = self.waiter
@@ -362,8 +362,8 @@ cdef class TransferFuture(OpFuture):
         return self.part_over()
 
     cdef int part_over(self) except -1:
-        self.left -= 1
-        return 0 if self.left else self.settle(DONE, None)
+        self.parts_remaining -= 1
+        return 0 if self.parts_remaining else self.settle(DONE, None)
 
     cdef int moved(self, uint64_t length) except -1:
         if self.progress is not None and self.state == PENDING:
@@ -371,26 +371,26 @@ cdef class TransferFuture(OpFuture):
             try:
                 self.progress(self.bytes_done)
             except BaseException as error:  # the user's error, raised by the await
-                self.settle(FAILED, of_callback(error))
+                self.settle(FAILED, wrap_callback_error(error))
         return 0
 
     cdef bint withdraw(self) except -1:
         cdef WRChain chain = self.chain, each
         cdef StripedTransfer striped
-        cdef list parts = self.parts or [], waiting = [], begun = []
+        cdef list parts = self.parts or [], waiting = [], started = []
         cdef bint found
         self.chain = self.parts = None
         if chain is None:
             return False
         for each in (*parts, chain):
             striped = each.striped
-            if striped is not None and striped.begun:
-                begun.append(striped)
+            if striped is not None and striped.started:
+                started.append(striped)
             else:
                 waiting.append(each)
         found = self.sender is not None and self.sender.withdraw(chain)
         found |= self.queue.withdraw(waiting)
-        for striped in begun:
+        for striped in started:
             striped.stripes.drop(striped)
             striped.end_if_over()
         return found
@@ -420,7 +420,7 @@ cdef class TransferChunk(WorkRequest):
 
     cdef int on_error(self, object error) except -1:
         cdef SendQueue lead = self.transfer.lead()
-        if self.lane is None or lead.left is not None or (self.lane.rail is not lead and not lead.failed):
+        if self.lane is None or lead.leftovers is not None or (self.lane.rail is not lead and not lead.failed):
             return 0  # another rail repeats the chunk
         return self.transfer.fail(error)
 
@@ -429,7 +429,7 @@ cdef class TransferChunk(WorkRequest):
         cdef Lane lane = self.lane
         self.pinned = self.lane = None
         if lane is not None:
-            self.transfer.let_go(lane, self.start, self.length)
+            self.transfer.on_chunk_failure(lane, self.start, self.length)
         if pinned is not None:
             pinned.unpin_now()
         return 0
@@ -457,14 +457,14 @@ cdef class StripedTransfer(Striped):
         return <SendQueue> self.stripes.leading
 
     cdef int take_turn(self) except -1:
-        if self.begun:
+        if self.started:
             self.stripes.serve()  # the lead has room, or has completed the earlier work
         elif self.chain.refusal() is not None:
-            return TO_POST  # the refusal is reported when it is posted
+            return TURN_READY  # the refusal is reported when it is posted
         else:
-            self.begun, self.after = True, self.lead().latest_posted()
+            self.started, self.predecessor = True, self.lead().latest_posted()
             self.stripes.begin(self)
-        return STAYS if self.writes() else BEGUN
+        return TURN_BLOCKED if self.writes() else TURN_STARTED
 
     cdef uint32_t lkey(self, SendQueue rail) except? 0:
         """Return the rail's lkey for the local memory, or 0 if the memory cannot be registered."""
@@ -484,7 +484,7 @@ cdef class StripedTransfer(Striped):
                 lead.post_in_turn(self.chain)
             return 0
         if rail is not lead and (
-            lead.table.holds(self.after) or lead.table.holds(self.stripes.after)
+            lead.table.is_in_flight(self.predecessor) or lead.table.is_in_flight(self.stripes.last_repeated)
         ):
             return 0
         error = self.chain.refusal()
@@ -497,10 +497,10 @@ cdef class StripedTransfer(Striped):
             return 0
         return self.size - start
 
-    cdef bint holds_up(self, Lane lane) except -1:
+    cdef bint may_exceed_limit(self, Lane lane) except -1:
         # READs of messages may wait behind this write in the lead's backlog and use up the CHUNKS
         # of the lead. The write must then exceed that limit, because the READs cannot proceed.
-        return lane.rail is self.stripes.leading and not self.under_way and self.writes()
+        return lane.rail is self.stripes.leading and not self.chunks_in_flight and self.writes()
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
         cdef SendQueue rail = <SendQueue> lane.rail
@@ -518,26 +518,26 @@ cdef class StripedTransfer(Striped):
             chunk.lkey, chunk.rkey = chain.sges[0].lkey, chain.sends[0].rkey
         chunk.pinned = self.pinned
         chunk.pinned.pins += 1
-        self.under_way += 1
+        self.chunks_in_flight += 1
         return rail.post_checked(chunk)
 
     cdef int completed(self, Lane lane, uint64_t length) except -1:
-        self.under_way -= 1
+        self.chunks_in_flight -= 1
         if self.chain.waiter is not None:
             self.chain.waiter.moved(length)
         self.stripes.finished(lane, length)
         return self.end_if_over()
 
-    cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1:
+    cdef int on_chunk_failure(self, Lane lane, uint64_t start, uint64_t length) except -1:
         """Handle the failure of a chunk after its rail broke and released the memory."""
-        self.under_way -= 1
-        if self.stripes.ended is not None or (self.lead().failed and self.lead().left is None):
+        self.chunks_in_flight -= 1
+        if self.stripes.ended is not None or (self.lead().failed and self.lead().leftovers is None):
             return self.connection_ended()
         if self.writes():
             return self.stripes.hold(lane, self, start, length)
         if self.dropped:
             return self.end_if_over()
-        return self.stripes.give_back(lane, self, start, length)
+        return self.stripes.requeue_chunk(lane, self, start, length)
 
     cdef int fail(self, object error) except -1:
         self.stripes.drop(self)
@@ -556,7 +556,7 @@ cdef class StripedTransfer(Striped):
         """Complete the transfer if no chunk is in flight and none remains to be posted."""
         cdef WRChain chain = self.chain
         cdef TransferFuture waiter = chain.waiter
-        if self.rest or self.under_way or self.held or chain.striped is None:
+        if self.rest or self.chunks_in_flight or self.held or chain.striped is None:
             return 0
         chain.waiter = None
         if waiter is not None:
@@ -626,7 +626,7 @@ cdef TransferFuture start_chain(
     if queue.number and not queue.failed:  # otherwise, the next lead will use its own keys
         use_keys_of(chain, queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
-    future.left, chain.waiter = 1, future
+    future.parts_remaining, chain.waiter = 1, future
     if (
         sender is None
         and queue.stripes is not None

@@ -47,7 +47,7 @@ cdef class Outbox(Sender):
     cdef Wait wait
     cdef public bint closing           # new messages are rejected; waiting messages are sent
     cdef uint32_t flags
-    cdef object ended_by
+    cdef object end_error
     cdef bint begin_sending(self) noexcept
     cdef int rendezvous_over(
         self, uint32_t request_id, uint32_t status, uint32_t invalidated_key

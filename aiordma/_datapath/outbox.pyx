@@ -53,9 +53,9 @@ from .sends cimport (
 )
 from .stripes cimport order
 from .work_queue cimport (
-    FOR_CREDITS,
-    FOR_NOTHING,
-    FOR_SEND_QUEUE,
+    WAIT_CREDITS,
+    WAIT_NONE,
+    WAIT_SEND_QUEUE,
     IBV_WR_RDMA_WRITE,
     WorkRequest,
 )
@@ -122,8 +122,8 @@ cdef class Outbox(Sender):
         if imm is not None:
             message.imm = imm_of(imm)
             message.has_imm = True
-        if self.ended_by is not None:  # `check` cannot detect this once the Connection is gone
-            raise self.owner.error_for(self.ended_by)
+        if self.end_error is not None:  # `check` cannot detect this once the Connection is gone
+            raise self.owner.error_for(self.end_error)
         message.sender = self
         enqueue(self, message)
         return message
@@ -135,18 +135,18 @@ cdef class Outbox(Sender):
         return begin_transfer(self.lead, kind, self, local, remote, imm, progress)
 
     cdef int write(self, WorkRequest chain) except -1:
-        if self.ended_by is not None:
-            return chain.refused(self.owner.error_for(self.ended_by))
-        (<WRChain> chain).behind = self.lead.backlog.latest
+        if self.end_error is not None:
+            return chain.refused(self.owner.error_for(self.end_error))
+        (<WRChain> chain).backlog_position = self.lead.backlog.latest
         self.waiting.append(chain)
         note_wait(self)
         return self.session.flush() if self.waiting.size() == 1 else 0
 
     def collect(self):
-        go_on(self, COLLECTING)
+        resume_sending(self, COLLECTING)
 
     def on_memory(self):
-        go_on(self, AWAITS_MEMORY)
+        resume_sending(self, AWAITS_MEMORY)
 
     cdef bint withdraw(self, object item) except -1:
         if not self.waiting.remove(item):
@@ -207,15 +207,15 @@ cdef class Outbox(Sender):
         """
         cdef SendQueue before = self.lead
         cdef WRChain chain
-        cdef bint waits
+        cdef bint was_waiting
         cdef list works = take_moved(self)
         self.lead = rail
         for work in (*works, *before.backlog.works):
             if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
                 chain = <WRChain> work
                 chain.kept = False
-                waits = before.backlog.remove(chain)
-                if waits and (chain.waiter is None or chain.waiter.parts is None):
+                was_waiting = before.backlog.remove(chain)
+                if was_waiting and (chain.waiter is None or chain.waiter.parts is None):
                     chain.refused(not_done(self, chain))
                 else:
                     chain.refused(before.error_of(chain))
@@ -237,7 +237,7 @@ cdef class Outbox(Sender):
         """
         cdef WRChain chain
         cdef Frame frame
-        cdef list works = self.moved, missing = self.journal.after(frames)
+        cdef list works = self.moved, missing = self.journal.missing_frames(frames)
         cdef Py_ssize_t i, count, arrived = -1
         for i, work in enumerate(works):
             if isinstance(work, Frame) and (<Frame> work).number < frames:
@@ -296,7 +296,7 @@ cdef class Outbox(Sender):
                 chain.refused(error)
         if not self.moved and not self.lead.failed:
             self.flags &= ~(SWITCHING | RESUMED)
-            self.stripes.after = self.lead.latest_posted()
+            self.stripes.last_repeated = self.lead.latest_posted()
             self.lead.backlog.held = False
             self.lead.post_backlog()
             return self.session.flush()
@@ -310,7 +310,7 @@ cdef class Outbox(Sender):
                 sent = send_first(self)
             finally:
                 self.flags &= ~SENDING
-        if self.waiting.size() or self.wait.what:
+        if self.waiting.size() or self.wait.reason:
             note_wait(self)
         return 0
 
@@ -332,7 +332,7 @@ cdef class Outbox(Sender):
     def end(self, error: BaseException):
         """Fail all waiters with `error`. Nothing more is sent."""
         cdef SendFuture message
-        self.ended_by = error
+        self.end_error = error
         self.flags |= ENDED
         note_wait(self)
         for item in self.waiting.take_all():
@@ -372,7 +372,7 @@ cdef int check(Outbox outbox) except -1:
     if (
         outbox.flags & (NOT_STARTED | ENDED)
         or outbox.closing
-        or not outbox.lead.table.wakeups.is_of_this_task()
+        or not outbox.lead.table.wakeups.is_in_loop()
     ):
         outbox.owner.check()  # raises the error
     return 0
@@ -380,13 +380,13 @@ cdef int check(Outbox outbox) except -1:
 
 cdef int enqueue(Outbox outbox, SendFuture message) except -1:
     cdef bint shares, sent
-    message.behind = outbox.lead.backlog.latest
-    if outbox.waiting.size() or outbox.lead.backlog.waits or not outbox.begin_sending():
+    message.backlog_position = outbox.lead.backlog.latest
+    if outbox.waiting.size() or outbox.lead.backlog.is_waiting or not outbox.begin_sending():
         outbox.waiting.append(message)
         return note_wait(outbox)
     try:
         shares = (
-            outbox.frames_under_way
+            outbox.frames_in_flight
             and message.length < BUNDLED_BELOW
             and outbox.room.fits(message.length)
         )
@@ -394,7 +394,7 @@ cdef int enqueue(Outbox outbox, SendFuture message) except -1:
     finally:
         outbox.flags &= ~SENDING
     if not sent:
-        message.behind = outbox.lead.backlog.latest
+        message.backlog_position = outbox.lead.backlog.latest
         outbox.waiting.appendleft(message)  # messages queued in the meantime follow it
     if outbox.waiting.size() and not outbox.flags & COLLECTING:
         outbox.lead.table.wakeups.loop.call_soon(outbox.collect)
@@ -404,17 +404,17 @@ cdef int enqueue(Outbox outbox, SendFuture message) except -1:
 
 cdef int note_wait(Outbox outbox) except -1:
     """Record why the first waiting item waits. The pool and the backlog count their own waits."""
-    cdef int what = FOR_NOTHING
+    cdef int reason = WAIT_NONE
     if not outbox.flags & (NOT_STARTED | ENDED) and outbox.waiting.size():
         if outbox.credits.data == 0 or outbox.offers.full():
-            what = FOR_CREDITS
-        elif not (outbox.flags & AWAITS_MEMORY or outbox.lead.backlog.waits or outbox.lead.has_room()):
-            what = FOR_SEND_QUEUE
-    outbox.wait.note(what)
+            reason = WAIT_CREDITS
+        elif not (outbox.flags & AWAITS_MEMORY or outbox.lead.backlog.is_waiting or outbox.lead.has_room()):
+            reason = WAIT_SEND_QUEUE
+    outbox.wait.set_reason(reason)
     return 0
 
 
-cdef int go_on(Outbox outbox, uint32_t waited_for) except -1:
+cdef int resume_sending(Outbox outbox, uint32_t waited_for) except -1:
     outbox.flags &= ~waited_for
     return 0 if outbox.flags & ENDED else outbox.session.flush()
 
@@ -452,7 +452,7 @@ cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
         not outbox.pool.local_dma_lkey
         or in_place.length < COPIED_BELOW
         or outbox.room.tag_size
-        or outbox.journal.keeps
+        or outbox.journal.is_enabled
     ):
         in_place = None
     cdef uint64_t length = HEADER + message.length - (
@@ -469,7 +469,7 @@ cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
         frame.second.addr = <uintptr_t> in_place.bytes
         frame.second.length = <uint32_t> in_place.length
         frame.second.lkey = outbox.pool.local_dma_lkey
-    outbox.frames_under_way += 1
+    outbox.frames_in_flight += 1
     outbox.post_frame(frame, DATA, message.has_imm, message.imm)
     if in_place is None:
         message.close_payload()  # not earlier, because it may run code that sends the next message
@@ -506,7 +506,7 @@ cdef bint send_bundle(Outbox outbox, list messages, uint64_t size) except -1:
         bytes += whole - sizeof(BundleEntry)
     frame = new_frame(block, <uint32_t> size)
     frame.sender, frame.messages = outbox, messages
-    outbox.frames_under_way += 1
+    outbox.frames_in_flight += 1
     outbox.post_frame(frame, BUNDLE, False, 0)
     for message in messages:
         message.close_payload()
@@ -547,14 +547,14 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
         block.end_lease()
         raise
     outbox.offers.add(message)
-    if outbox.ended_by is not None:  # by the cycle collector, so `end` has not seen the message
+    if outbox.end_error is not None:  # by the cycle collector, so `end` has not seen the message
         message.settle(FAILED, send_error(outbox, message))
     write_request(block.bytes() + HEADER, message, seal)
     frame = new_rendezvous_frame(block, length, message)
     frame.sender = outbox
-    outbox.frames_under_way += 1
+    outbox.frames_in_flight += 1
     outbox.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
-    if outbox.ended_by is None:
+    if outbox.end_error is None:
         outbox.offers.open_elsewhere(message, order(outbox.stripes.lanes, message.length)[1:])
     return True
 
@@ -575,7 +575,7 @@ cdef bint send_first(Outbox outbox) except -1:
             if messages:
                 break
             write = <WRChain> item
-            if not outbox.lead.backlog.has_posted(write.behind):
+            if not outbox.lead.backlog.has_posted(write.backlog_position):
                 return False
             outbox.waiting.popleft()
             error = write.refusal()
@@ -584,7 +584,7 @@ cdef bint send_first(Outbox outbox) except -1:
                 write.free_memory()
             elif error is not None:
                 write.refused(error)
-            elif outbox.journal.keeps:
+            elif outbox.journal.is_enabled:
                 return send_written(outbox, write)
             else:
                 outbox.credits.data -= 1
@@ -592,7 +592,7 @@ cdef bint send_first(Outbox outbox) except -1:
                 outbox.lead.post_checked(write)
             return True
         message = <SendFuture> item
-        if not outbox.lead.backlog.has_posted(message.behind):
+        if not outbox.lead.backlog.has_posted(message.backlog_position):
             break
         if message.state == PENDING:
             longer = size + bundled_size(message.length)
@@ -630,7 +630,7 @@ cdef bint send_written(Outbox outbox, WRChain write) except -1:
         outbox.waiting.appendleft(write)
         return False
     write.sends[0].opcode = IBV_WR_RDMA_WRITE
-    waiter.left += 1
+    waiter.parts_remaining += 1
     outbox.lead.post_checked(write)
     (<uint32_t *> (block.bytes() + HEADER))[0] = htole32(length)
     frame = describe(WrittenFrame.__new__(WrittenFrame), block, HEADER + sizeof(length))
@@ -649,8 +649,8 @@ cdef object not_done(Outbox outbox, WRChain chain):
 cdef list take_moved(Outbox outbox):
     """Take the work that no lead has completed, in posting order."""
     cdef list works = outbox.moved
-    if outbox.lead.left is not None:
-        works = outbox.lead.left.take_works(works)
+    if outbox.lead.leftovers is not None:
+        works = outbox.lead.leftovers.take_works(works)
     outbox.moved = []
     outbox.flags &= ~RESUMED
     return works
@@ -671,7 +671,7 @@ cdef bint has_key(Outbox outbox, Frame frame) except -1:
 
 cdef object send_error(Outbox outbox, SendFuture message):
     return outbox.owner.error_for(
-        outbox.ended_by, f"send of {message.length} bytes to {outbox.lead.peer}"
+        outbox.end_error, f"send of {message.length} bytes to {outbox.lead.peer}"
     )
 
 

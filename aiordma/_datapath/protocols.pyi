@@ -109,7 +109,7 @@ class Owner(Protocol):
         """
     def early(self) -> object: ...
     def emptied(self) -> object:
-        """Report that no work is in progress any more after `SendQueue.leave`."""
+        """Report that no work is in progress any more after `SendQueue.retire`."""
     def check(self) -> object:
         """Raise if the connection has ended or is being closed, or this is the wrong loop."""
     def check_loop(self) -> object: ...

@@ -34,9 +34,9 @@ cdef class SendQueue(WorkQueues):
     cdef Counts counts                 # counters of its connection
     cdef readonly Served served
     cdef readonly uint64_t transfer_bytes_read, transfer_bytes_written  # one-sided operations
-    cdef Leftovers left                # None unless it is suspended
+    cdef Leftovers leftovers           # None unless it is suspended
     cdef bint expects_resume           # its first receive is for the Resume
-    cdef bint leaving                  # it takes no more work and waits until it is empty
+    cdef bint retiring                 # it takes no more work and waits until it is empty
     cdef bint stopped                  # this side has moved the queue pair to ERR
     cdef bint messages_first           # messages get freed entries before the backlog
     cdef readonly Backlog backlog

@@ -6,10 +6,10 @@ cimport cython
 
 from .memory cimport release_all
 from .work_queue cimport (
-    BEGUN,
+    TURN_STARTED,
     KIND_RECV,
     NO_SLOT,
-    STAYS,
+    TURN_BLOCKED,
     aiordma_recv,
     ibv_sge,
     post_recvs,
@@ -40,7 +40,7 @@ cdef class SendQueue(WorkQueues):
 
     - `free` and `capacity` are the exact numbers of entries in the send queue. CONTROL_ENTRIES of
       them are reserved for control frames.
-    - `failed` means that the rail accepts no more posts. `backlog.waits` means that work waits for
+    - `failed` means that the rail accepts no more posts. `backlog.is_waiting` means that work waits for
       entries.
     - `post_checked` and `post_receives` post immediately, receives in the given order. The caller
       has checked `free` and `failed`.
@@ -101,7 +101,7 @@ cdef class SendQueue(WorkQueues):
     @property
     def suspended(self) -> bool:
         """Whether the rail has failed and the session continues on another rail."""
-        return self.left is not None
+        return self.leftovers is not None
 
     @property
     def outstanding(self) -> int:
@@ -109,7 +109,7 @@ cdef class SendQueue(WorkQueues):
 
     cpdef int post(self, WorkRequest work) except -1:
         """Post `work`, or queue it until there is room."""
-        if self.backlog.waits or work.entries + CONTROL_ENTRIES > self.free:
+        if self.backlog.is_waiting or work.entries + CONTROL_ENTRIES > self.free:
             return self.post_in_turn(work)
         return self.post_checked(work)
 
@@ -136,10 +136,10 @@ cdef class SendQueue(WorkQueues):
         while len(self.backlog.works) and self.has_room() and not self.backlog.held:
             first = self.backlog.first()
             turn = first.take_turn()
-            if turn == STAYS:
+            if turn == TURN_BLOCKED:
                 break
-            error = None if turn == BEGUN else first.refusal()
-            if turn == BEGUN:
+            error = None if turn == TURN_STARTED else first.refusal()
+            if turn == TURN_STARTED:
                 self.backlog.remove(first)
             elif error is not None:
                 self.backlog.remove(first)
@@ -149,7 +149,7 @@ cdef class SendQueue(WorkQueues):
             else:
                 self.backlog.remove(first)
                 post_now(self, first)
-        return self.backlog.note()
+        return self.backlog.update_wait()
 
     def withdraw(self, works: Iterable[WorkRequest]) -> bool:
         """Drop any of `works` that still waits for room. Returns False if all have been posted."""
@@ -158,7 +158,7 @@ cdef class SendQueue(WorkQueues):
         for work in found:
             work.free_memory()
         if found:
-            self.backlog.note()
+            self.backlog.update_wait()
             self.use_room()  # for work that was queued behind them
         return bool(found)
 
@@ -198,8 +198,8 @@ cdef class SendQueue(WorkQueues):
             self.table.free_slot(indices[i])
         if code:
             self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
-        if self.left is not None:
-            self.left.late.extend(blocks[posted:])
+        if self.leftovers is not None:
+            self.leftovers.late.extend(blocks[posted:])
             return count
         for i in range(posted, count):
             (<PoolBlock> blocks[i]).end_lease()
@@ -219,7 +219,7 @@ cdef class SendQueue(WorkQueues):
                 request.on_error(self.owner.error_for(self.error))
         if wc.status == FLUSHED and not already_failed:
             self.driver.take_device_events()  # an event may explain the state of the queue pair
-            if self.left is not None:
+            if self.leftovers is not None:
                 already_failed = True
                 if request is not None and not before_last:
                     set_aside(self, request, True, True)
@@ -250,15 +250,15 @@ cdef class SendQueue(WorkQueues):
             return 0
         if request is not None:
             return request.free_memory()
-        if self.left is not None:
-            self.left.returned.append(work)
+        if self.leftovers is not None:
+            self.leftovers.returned.append(work)
         else:
             (<PoolBlock> work).end_lease()
         return 0
 
     cdef object error_of(self, WorkRequest work):
         """Return the error for work that did not fail itself. Its cause is `error`."""
-        if self.left is not None:
+        if self.leftovers is not None:
             return self.unknown_outcome(work)
         return self.owner.error_for(self.error, work.text(self.peer))
 
@@ -275,9 +275,9 @@ cdef class SendQueue(WorkQueues):
         self.messages_first = not self.messages_first
         if self.messages_first:
             give_room_to_messages(self)
-        if self.backlog.waits:
+        if self.backlog.is_waiting:
             self.post_backlog()
-            if not self.backlog.waits:  # refused work has no completion that calls this again
+            if not self.backlog.is_waiting:  # refused work has no completion that calls this again
                 return give_room_to_messages(self)
         if not self.messages_first:
             give_room_to_messages(self)
@@ -292,7 +292,7 @@ cdef class SendQueue(WorkQueues):
             error = event_error(event, self.qp.context)
             if self.number and self.stripes is None:
                 self.rail_broke(error)
-            elif self.frame_handler is not None and self.frame_handler.goes_on(self, True):
+            elif self.frame_handler is not None and self.frame_handler.can_fail_over(self, True):
                 # Switch only if another device can take over. Otherwise the lead waits, because a
                 # card recovers if its port comes back in time.
                 suspend(self, error)
@@ -309,7 +309,7 @@ cdef class SendQueue(WorkQueues):
 
     cdef list take_receives(self):
         """Return the blocks of the receives of a suspended and closed rail, in order."""
-        cdef list blocks = [] if self.left is None else self.left.take_receives()
+        cdef list blocks = [] if self.leftovers is None else self.leftovers.take_receives()
         if self.expects_resume and blocks:
             (<PoolBlock> blocks.pop(0)).end_lease()
         return blocks
@@ -331,16 +331,16 @@ cdef class SendQueue(WorkQueues):
         self.error = self.error or error
         self.failed = True
         backlog = self.backlog.take_all()
-        for work in self.under_way():
+        for work in self.outstanding_work():
             fail_work(self, work)
         for work in backlog:
             fail_work(self, work)
             work.free_memory()
 
-    def leave(self, error: BaseException):
+    def retire(self, error: BaseException):
         """Post nothing more because of `error`, and tell the owner when outstanding work has ended.
         """
-        self.error, self.leaving = error, True
+        self.error, self.retiring = error, True
         give_room_to_messages(self)
 
     def stop(self, error: BaseException):
@@ -360,7 +360,7 @@ cdef class SendQueue(WorkQueues):
         if self.native_qp == NULL:
             return
         self.fail(BufferStateError("the queue pair was closed"))
-        if self.left is not None:
+        if self.leftovers is not None:
             drain_receives(self)  # so that they are in order
         self.driver.detach(self.qp)
         try:
@@ -373,8 +373,8 @@ cdef class SendQueue(WorkQueues):
                 (<WorkRequest> self.take_first(&self.sends)).free_memory()
             while self.receives.first != NO_SLOT:
                 receives.append(self.take_first(&self.receives))
-            if self.left is not None:
-                self.left.returned += receives
+            if self.leftovers is not None:
+                self.leftovers.returned += receives
             else:
                 release_all(receives)
             self.frame_handler = self.stripes = None
@@ -382,7 +382,7 @@ cdef class SendQueue(WorkQueues):
 
 cdef bint keeps_works(SendQueue rail) noexcept:
     """Return whether the rail is suspended and keeps new work for the next lead."""
-    return rail.left is not None and rail.left.unposted is not None
+    return rail.leftovers is not None and rail.leftovers.unposted is not None
 
 
 cdef int post_now(SendQueue rail, WorkRequest work) except -1:
@@ -412,7 +412,7 @@ cdef int post_now(SendQueue rail, WorkRequest work) except -1:
 
 
 cdef int give_room_to_messages(SendQueue rail) except -1:
-    if rail.leaving:
+    if rail.retiring:
         if rail.free == rail.capacity:
             rail.owner.emptied()
     elif rail.frame_handler is not None:
@@ -429,20 +429,20 @@ cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except 
     cdef WorkRequest work
     if rail.failed or rail.error is not None or rail.frame_handler is None:
         return False
-    if not rail.frame_handler.goes_on(rail):
+    if not rail.frame_handler.can_fail_over(rail):
         return False
-    rail.error, rail.failed, rail.left = error, True, Leftovers()
+    rail.error, rail.failed, rail.leftovers = error, True, Leftovers()
     rail.backlog.held = True
     if failed is not None:
         set_aside(rail, failed, True)
-    for work in rail.under_way():
+    for work in rail.outstanding_work():
         set_aside(rail, work, True)
     for work in tuple(rail.backlog.works):
         if not work.can_move(False):
             rail.backlog.remove(work)
             fail_work(rail, work)
             work.free_memory()
-    rail.backlog.note()
+    rail.backlog.update_wait()
     rail.owner.broken(error)
     return True
 
@@ -455,7 +455,7 @@ cdef int set_aside(SendQueue rail, WorkRequest work, bint was_posted, bint is_fi
     if not work.can_move(was_posted):
         fail_work(rail, work)
     else:
-        rail.left.keep(work, was_posted, is_first)
+        rail.leftovers.keep(work, was_posted, is_first)
     return 0 if was_posted else work.free_memory()
 
 

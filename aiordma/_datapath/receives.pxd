@@ -11,26 +11,26 @@ from .rail cimport SendQueue
 @cython.final
 cdef class ReceiveSizes:
     cdef uint32_t size, smallest, largest
-    cdef uint32_t missed, enough       # recent frames that need the largest size, or do not
+    cdef uint32_t large_frames, small_frames  # recent frames that need the largest size, or do not
     cdef uint64_t used_up              # number of receives used so far
     cdef uint64_t all_fit_from         # receives with lower numbers may be smaller than `size`
-    cdef uint32_t wanted(self) noexcept
+    cdef uint32_t preferred_size(self) noexcept
 
     cdef inline uint64_t too_small(self) noexcept:
         """Return the maximum number of posted receives that are smaller than `size`."""
         return self.all_fit_from - self.used_up if self.all_fit_from > self.used_up else 0
 
-    cdef inline void used(self, uint64_t length) noexcept:
+    cdef inline void count_frame(self, uint64_t length) noexcept:
         """Count a frame that has used a receive.
 
         `length` is its length, or for a rendezvous the length that it would have as an eager frame.
         """
         self.used_up += 1
         if length <= self.smallest:
-            self.enough += 1
+            self.small_frames += 1
         elif length <= self.largest:
-            self.enough = 0
-            self.missed += 1
+            self.small_frames = 0
+            self.large_frames += 1
 
 
 @cython.final
@@ -47,7 +47,7 @@ cdef class Receives:
     cdef int post(self, PoolBlock block) except -1
     cdef int repeat(self, PoolBlock block) except -1
     cdef int repost(self) except -1
-    cdef int change_if_due(self) except -1
+    cdef int update_size(self) except -1
     cdef int move(self, SendQueue rail, BlockCache pool) except -1
 
     cdef inline int frame_taken(self) except -1:

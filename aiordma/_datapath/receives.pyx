@@ -38,20 +38,20 @@ cdef class ReceiveSizes:
         At most `too_small` of the receives that are already posted are smaller.
         """
         self.size, self.all_fit_from = size, self.used_up + too_small
-        self.missed = self.enough = 0
+        self.large_frames = self.small_frames = 0
 
-    cdef uint32_t wanted(self) noexcept:
+    cdef uint32_t preferred_size(self) noexcept:
         """Return the size that suits the recent frames."""
         if self.size == self.smallest:
-            return self.largest if self.missed >= GROW_AFTER else self.smallest
-        return self.smallest if self.enough >= SHRINK_AFTER else self.largest
+            return self.largest if self.large_frames >= GROW_AFTER else self.smallest
+        return self.smallest if self.small_frames >= SHRINK_AFTER else self.largest
 
     # ---- for tests ----
 
-    def wanted_after(self, length: int) -> int:
+    def size_after(self, length: int) -> int:
         """Return the suitable size after a frame of this length has used a receive."""
-        self.used(length)
-        return self.wanted()
+        self.count_frame(length)
+        return self.preferred_size()
 
     @property
     def smaller(self) -> int:
@@ -100,7 +100,7 @@ cdef class Receives:
         cdef PoolBlock block
         if self.ended:
             return 0
-        self.change_if_due()
+        self.update_size()
         if not self.larger:
             posted = post_cached(self, self.to_repost)
         while posted < self.to_repost:
@@ -121,9 +121,9 @@ cdef class Receives:
         self.controls.outbox.credits.reposted_data(posted)
         return self.controls.session.flush()
 
-    cdef int change_if_due(self) except -1:
+    cdef int update_size(self) except -1:
         """Change the size of the receives if that is due and the peer can be told now."""
-        cdef uint32_t wanted = self.sizes.wanted()
+        cdef uint32_t wanted = self.sizes.preferred_size()
         cdef list larger = []
         if wanted == self.sizes.size:
             return 0

@@ -22,13 +22,13 @@ cdef class Opening(WorkRequest):
     cdef Offers offers
     cdef SendFuture message
     cdef SendQueue rail
-    cdef uint32_t told                 # number of pieces whose keys the peer has
-    cdef bint under_way, ends
+    cdef uint32_t announced            # number of pieces whose keys the peer has
+    cdef bint in_flight, end_requested
     cdef int begin(self) except -1
     cdef int end(self) except -1
     cdef int close(self, bint invalidated) except -1
     cdef bytes next_keys(self, uint32_t most)
-    cdef int told_to(self, uint32_t most) except -1
+    cdef int mark_announced(self, uint32_t most) except -1
 
 
 @cython.final
@@ -37,18 +37,18 @@ cdef class Offers:
     cdef dict messages                 # by request number
     cdef dict ending                   # acknowledged, but open to other rails: (status, key)
     cdef list unsent                   # Openings with keys that the peer has not been told
-    cdef list left                     # messages to open to the new lead, or None
+    cdef list to_reopen                # messages to open to the new lead, or None
     cdef Py_ssize_t most               # maximum number of messages at a time
     cdef uint32_t max_pieces           # maximum number per message
     cdef uint32_t latest               # number of the latest request
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1
     cdef int open_elsewhere(self, SendFuture message, list lanes) except -1
-    cdef int open_left(self, Lane lead) except -1
+    cdef int reopen_messages(self, Lane lead) except -1
     cdef int opened(self, Opening opening) except -1
     cdef bint end_elsewhere(self, SendFuture message, uint32_t status,
                             uint32_t invalidated_key) except -1
     cdef int closed(self, Opening opening) except -1
-    cdef int rail_gone(self, SendQueue rail) except -1
+    cdef int remove_rail(self, SendQueue rail) except -1
     cdef int add(self, SendFuture message) except -1
     cdef int close(self, bint ended) except -1
 

@@ -172,7 +172,7 @@ cdef class Opening(WorkRequest):
         self.entries = count_windows(self.message, self.rail.keys)
         if not self.entries:
             return self.offers.opened(self)
-        self.under_way = True
+        self.in_flight = True
         try:
             return self.rail.post_checked(self)
         except BaseException:
@@ -181,15 +181,15 @@ cdef class Opening(WorkRequest):
 
     cdef int end(self) except -1:
         """End the access after the peer has read the message. No more keys are sent."""
-        self.ends = True
+        self.end_requested = True
         if self in self.offers.unsent:
             self.offers.unsent.remove(self)
-        if self.under_way:
+        if self.in_flight:
             return 0
         if not self.entries or self.rail.error is not None or not self.rail.has_room_for(self.entries):
             return self.close(False)
         self.kind, self.opcode = KIND_INVALIDATE, IBV_WR_LOCAL_INV
-        self.under_way = True
+        self.in_flight = True
         return self.rail.post_checked(self)
 
     cdef int close(self, bint invalidated) except -1:
@@ -220,17 +220,17 @@ cdef class Opening(WorkRequest):
         return code
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
-        self.under_way = False
+        self.in_flight = False
         if self.opcode == IBV_WR_LOCAL_INV:
             return self.close(True)
-        return self.end() if self.ends else self.offers.opened(self)
+        return self.end() if self.end_requested else self.offers.opened(self)
 
     cdef int on_error(self, object error) except -1:
         return 0  # the lead still offers the message
 
     cdef int free_memory(self) except -1:
-        if self.under_way:
-            self.under_way = False
+        if self.in_flight:
+            self.in_flight = False
             self.close(False)
         return 0
 
@@ -239,28 +239,28 @@ cdef class Opening(WorkRequest):
 
     cdef bytes next_keys(self, uint32_t most):
         """Return the contents of an RNDV_KEYS frame with the next keys, at most `most`."""
-        cdef uint32_t count = min(most, self.message.count() - self.told), i
+        cdef uint32_t count = min(most, self.message.count() - self.announced), i
         cdef bytes content = PyBytes_FromStringAndSize(
             NULL, sizeof(RendezvousKeys) + count * sizeof(RendezvousKey)
         )
         cdef RendezvousKeys *frame = <RendezvousKeys *> PyBytes_AS_STRING(content)
-        cdef RendezvousKey *told = <RendezvousKey *> (frame + 1)
+        cdef RendezvousKey *entries = <RendezvousKey *> (frame + 1)
         cdef Piece piece = self.message.first
         cdef Key key
         frame.request_id, frame.rail = htole32(self.message.request_id), htole32(self.rail.number)
-        frame.first, frame.count = htole32(self.told), htole32(count)
-        for i in range(self.told):
+        frame.first, frame.count = htole32(self.announced), htole32(count)
+        for i in range(self.announced):
             piece = piece.next
         for i in range(count):
             key = piece.key_of(self.rail.keys)
-            told[i].rkey, told[i].flags = htole32(key.bound_number()), htole32(key.flags())
+            entries[i].rkey, entries[i].flags = htole32(key.bound_number()), htole32(key.flags())
             piece = piece.next
         return content
 
-    cdef int told_to(self, uint32_t most) except -1:
+    cdef int mark_announced(self, uint32_t most) except -1:
         """Record that the keys from `next_keys` have been sent to the peer."""
-        self.told = min(self.told + most, self.message.count())
-        if self.told == self.message.count():
+        self.announced = min(self.announced + most, self.message.count())
+        if self.announced == self.message.count():
             self.offers.unsent.remove(self)
         return 0
 
@@ -317,25 +317,25 @@ cdef class Offers:
             opening.begin()
         return 0
 
-    cdef int open_left(self, Lane lead) except -1:
+    cdef int reopen_messages(self, Lane lead) except -1:
         """Open messages that the previous lead offered to the new lead, as there is room."""
         cdef SendFuture message
         cdef SendQueue rail = <SendQueue> lead.rail
-        while self.left:
-            message = self.left[0]
+        while self.to_reopen:
+            message = self.to_reopen[0]
             offered = self.messages.get(message.request_id) is message
             if offered and not rail.has_room_for(message.count()):
                 if message.count() + CONTROL_ENTRIES > rail.capacity:  # possible on another card
                     (<object> rail).rail_broke(RDMAError("the send queue has too few entries for "
                     "the message"))
                 return 0
-            self.left.pop(0)  # before it is opened, because that may re-enter this method
+            self.to_reopen.pop(0)  # before it is opened, because that may re-enter this method
             if offered:
                 self.open_elsewhere(message, [lead])
                 if message.first.key_of(rail.keys) is None:
                     (<object> rail).rail_broke(RDMAError("the device cannot register the memory of a message"))
                     return 0
-        self.left = None
+        self.to_reopen = None
         return 0
 
     cdef int opened(self, Opening opening) except -1:
@@ -370,7 +370,7 @@ cdef class Offers:
             message.sender.finish(message, status, invalidated_key)
         return 0
 
-    cdef int rail_gone(self, SendQueue rail) except -1:
+    cdef int remove_rail(self, SendQueue rail) except -1:
         """End the peer's access through a rail whose queue pair is about to be destroyed."""
         cdef Opening opening
         for message in [*self.messages.values(), *self.ending]:
@@ -379,7 +379,7 @@ cdef class Offers:
             for opening in list((<SendFuture> message).openings or ()):
                 if opening.rail is not rail:
                     continue
-                if opening.under_way:  # its `free_memory` does the rest
+                if opening.in_flight:  # its `free_memory` does the rest
                     end_windows(<SendFuture> message, rail.keys)
                 else:
                     opening.close(False)

@@ -13,7 +13,7 @@ cdef enum:
 cdef class Direction:
     cdef object cipher, keys           # method of the current cipher, and the source of keys
     cdef str method
-    cdef bint begun                    # the first frame, which is not encrypted, has passed
+    cdef bint first_frame_done         # the first frame, which is not encrypted, has passed
     cdef uint64_t frames, bytes        # handled with the current key
     cdef public uint64_t max_frames, max_bytes
     cdef int next_key(self) except -1

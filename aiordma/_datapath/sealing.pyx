@@ -85,15 +85,15 @@ cdef class Sealing:
 
     def seal_first(self):
         """Encrypt the first frames too, because the keys were not exchanged in frames."""
-        self.sending.begun = self.receiving.begun = True
+        self.sending.first_frame_done = self.receiving.first_frame_done = True
 
     cdef uint32_t seal(self, unsigned char *bytes, uint32_t length) except? 0:
         """Encrypt a frame in place, with room for TAG more bytes, and return its new length.
 
         Returns 0 if the frame cannot be sent, because it is not the first and there is no key yet.
         """
-        if not self.sending.begun:
-            self.sending.begun = True
+        if not self.sending.first_frame_done:
+            self.sending.first_frame_done = True
             return length
         if self.sending.cipher is None:
             return 0
@@ -102,8 +102,8 @@ cdef class Sealing:
 
     cdef uint32_t open(self, unsigned char *bytes, uint32_t length) except? 0:
         """Decrypt a frame in place and return its new length. Raises IntegrityError on failure."""
-        if not self.receiving.begun:
-            self.receiving.begun = True
+        if not self.receiving.first_frame_done:
+            self.receiving.first_frame_done = True
             return length
         if self.receiving.cipher is None or length < TAG:
             raise IntegrityError(NOT_SEALED)

@@ -24,7 +24,7 @@ cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 
 
 cdef class Sender:
-    cdef uint32_t frames_under_way     # frames with messages in flight
+    cdef uint32_t frames_in_flight     # frames with messages in flight
     cdef public Counts counts
     cdef str reader                    # owner of all messages, in both directions, or None
     cdef object owned(self)
@@ -58,7 +58,7 @@ cdef class SendFuture(OpFuture):
     cdef uint64_t length               # total of all pieces
     cdef bint has_imm
     cdef uint32_t imm
-    cdef uint64_t behind               # latest work in the backlog when it was queued
+    cdef uint64_t backlog_position     # latest work in the backlog when it was queued
     cdef uint32_t request_id           # of a rendezvous
     cdef uint32_t rail                 # number of the rail whose keys are in the offer
     cdef list openings                 # on rails other than the lead, or None
@@ -81,8 +81,8 @@ cdef class Frame(WorkRequest):
     cdef list spare_blocks             # list that gets the block back; None for the pool
     cdef object waiter                 # of a control message
     cdef void detach(self) noexcept
-    cdef void give_back(self) noexcept
-    cdef void let_go(self) noexcept
+    cdef void release_block(self) noexcept
+    cdef void release(self) noexcept
     cdef int arrived(self) except -1
     cdef int prepare_again(self) except -1
 

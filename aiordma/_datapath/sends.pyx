@@ -8,7 +8,7 @@ from libc.string cimport memcpy, memset
 
 cimport cython
 
-from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
+from .futures cimport DONE, FAILED, PENDING, complete_waiter, warn_never_awaited
 from .keys cimport has_no_holes
 from .memory cimport Pinned
 from .message cimport Message
@@ -256,17 +256,17 @@ cdef class Frame(WorkRequest):
             return
         self.on_device = False
         if self.sender is not None:
-            self.sender.frames_under_way -= 1
+            self.sender.frames_in_flight -= 1
         if not self.kept:
-            self.give_back()
+            self.release_block()
 
-    cdef void let_go(self) noexcept:
+    cdef void release(self) noexcept:
         """Record that the journal no longer needs the frame."""
         self.kept = False
         if not self.on_device:
-            self.give_back()
+            self.release_block()
 
-    cdef void give_back(self) noexcept:
+    cdef void release_block(self) noexcept:
         cdef PoolBlock block = self.block
         self.block = None
         if block is None:
@@ -303,7 +303,7 @@ cdef class Frame(WorkRequest):
         self.on_device, self.missing = True, False
         self.opcode, self.imm, self.entries = IBV_WR_SEND, 0, 1
         if self.sender is not None:
-            self.sender.frames_under_way += 1
+            self.sender.frames_in_flight += 1
         return 0
 
     cdef int on_error(self, object error) except -1:
@@ -492,6 +492,6 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
 
     def __dealloc__(self):
         if self.sender is not None:
-            never_awaited(self.__qualname__)
+            warn_never_awaited(self.__qualname__)
         elif self.future is not None:
             self.future.cancel()  # dropped halfway, like a coroutine that is garbage collected

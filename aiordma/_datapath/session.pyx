@@ -350,7 +350,7 @@ cdef class Session(FrameHandler):
             0 if self.outbox.sealing is None else TAG,
             peer.max_message,
         )
-        self.outbox.journal.keeps = rails
+        self.outbox.journal.is_enabled = rails
         if rails:
             self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
             # Limit the frames in flight, and therefore the journal, to the number that Config
@@ -385,7 +385,7 @@ cdef class Session(FrameHandler):
         This has no effect for a rail that was not up.
         """
         if self.outbox.stripes.remove(rail):
-            self.outbox.offers.rail_gone(rail)
+            self.outbox.offers.remove_rail(rail)
             self.inbox.fetcher.drop_keys(rail.number)
 
     # ---- another lead ----
@@ -404,7 +404,7 @@ cdef class Session(FrameHandler):
     def lead(self) -> SendQueue:
         return self.outbox.lead
 
-    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
+    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=False) except -1:
         cdef Outbox outbox = self.outbox
         if (
             rail is not outbox.lead
@@ -417,7 +417,7 @@ cdef class Session(FrameHandler):
         outbox.flags |= SWITCHING
         return True
 
-    def lead_on(self, SendQueue rail not None, uint32_t number):
+    def switch_lead(self, SendQueue rail not None, uint32_t number):
         """Make a rail that is up the lead, in place of one that broke and is closed.
 
         The rail takes over the receives. A Resume with this number then reports to the peer which
@@ -430,7 +430,7 @@ cdef class Session(FrameHandler):
                 self.batches.remove(chain)
         rail.stripes = outbox.stripes
         outbox.stripes.lead(rail)
-        self.controls.rail_gone()
+        self.controls.drop_window_keys()
         outbox.pool = self.inbox.fetcher.move(rail)
         self.receives.move(rail, outbox.pool)
         self.controls.resume(rail, number, outbox.journal.received, outbox.sealing)
@@ -446,7 +446,7 @@ cdef class Session(FrameHandler):
         cdef int again
         cdef Outbox outbox = self.outbox
         outbox.lead.frame_handler = self
-        outbox.offers.left = list(outbox.offers.messages.values())
+        outbox.offers.to_reopen = list(outbox.offers.messages.values())
         again = outbox.resumed(frames)
         self.inbox.fetcher.fetch_ahead()
         return again
@@ -461,10 +461,10 @@ cdef class Session(FrameHandler):
             if outbox.credits.may_send_control():
                 # Announce a new receive size before sending responses, which could use up all
                 # control credits.
-                self.receives.change_if_due()
+                self.receives.update_size()
             self.controls.flush()
-        if outbox.offers.left is not None:
-            outbox.offers.open_left(<Lane> outbox.stripes.lanes[0])
+        if outbox.offers.to_reopen is not None:
+            outbox.offers.reopen_messages(<Lane> outbox.stripes.lanes[0])
         # Send a waiting RailReady first, because the peer does not know the rail yet.
         if outbox.offers.unsent and not self.controls.waiting.size():
             self.send_keys()
@@ -486,12 +486,12 @@ cdef class Session(FrameHandler):
             opening = <Opening> outbox.offers.unsent[0]
             if not self.controls.send_frame(RNDV_KEYS, opening.next_keys(most), None):
                 break
-            opening.told_to(most)
+            opening.mark_announced(most)
         return 0
 
     # ---- receiving ----
 
-    cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1:
+    cdef bint accept_frame(self, PoolBlock block, uint32_t length, object imm) except -1:
         """Return whether a frame may be handled now. Early frames are kept for `start`.
 
         Late frames are dropped.
@@ -507,7 +507,7 @@ cdef class Session(FrameHandler):
 
     cdef int received(self, PoolBlock block, uint32_t length) except -1:
         """Handle a frame that has arrived in `block`, taking over the lease of the block."""
-        if not self.takes_now(block, length, None):
+        if not self.accept_frame(block, length, None):
             return 0
         self.outbox.journal.received += 1
         try:
@@ -532,7 +532,7 @@ cdef class Session(FrameHandler):
                     "the peer sent a frame shorter than its header of 8 bytes"
                 )
             if (
-                not DATA <= kind <= (WRITTEN if self.outbox.journal.keeps else RNDV_ACK)
+                not DATA <= kind <= (WRITTEN if self.outbox.journal.is_enabled else RNDV_ACK)
                 or (has_imm and kind != DATA and kind != RNDV_RTS and kind != WRITTEN)
             ):
                 raise ProtocolError(f"the peer sent a frame of unknown kind {header.kind:#04x}")
@@ -553,7 +553,7 @@ cdef class Session(FrameHandler):
             raise
         if kind == RNDV_RTS:
             return self.take_rendezvous(block, length)
-        self.sizes.used(arrived)
+        self.sizes.count_frame(arrived)
         if kind == DATA or kind == WRITTEN:
             message = new_message(block, HEADER, length - HEADER)
             message.number, message.has_imm = imm, has_imm
@@ -586,11 +586,11 @@ cdef class Session(FrameHandler):
         try:
             pending = pending_rendezvous(
                 block.bytes(), length, self.config.max_message, self.outbox.sealing is not None,
-                self.outbox.journal.keeps,
+                self.outbox.journal.is_enabled,
             )
         finally:
             block.end_lease()
-        self.sizes.used(HEADER + pending.length + self.outbox.room.tag_size)
+        self.sizes.count_frame(HEADER + pending.length + self.outbox.room.tag_size)
         return self.inbox.offered(pending)
 
     cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1:
@@ -625,18 +625,18 @@ cdef class Session(FrameHandler):
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
         """Handle a write to this side's memory that the peer reports with immediate data."""
         cdef Message message
-        if not self.takes_now(block, length, imm):
+        if not self.accept_frame(block, length, imm):
             return 0
         message = new_message(block, 0, 0)
         message.number, message.has_imm = imm, True
         try:
-            if self.outbox.journal.keeps:
+            if self.outbox.journal.is_enabled:
                 raise ProtocolError("the peer wrote with immediate data, but must send a WRITTEN "
                 "frame on a connection with rails")
             self.outbox.credits.received(DATA, 0, 0)
             if self.awaiting_auth or self.awaiting_admission:
                 raise ProtocolError(self.too_early())
-            self.sizes.used(0)
+            self.sizes.count_frame(0)
             self.tell_of_write(message, length)
         except ProtocolError as error:
             self.owner.violated(error)
@@ -677,7 +677,7 @@ cdef class Session(FrameHandler):
             "messages_waiting": outbox.waiting.size(),
             "controls_waiting": self.controls.waiting.size(),
             "credits": outbox.credits.data,
-            "frames_under_way": outbox.frames_under_way,
+            "frames_in_flight": outbox.frames_in_flight,
             "rendezvous": len(outbox.offers.messages),
         }
         if inbox is not None:  # None once it is closed
@@ -744,7 +744,7 @@ cdef class Session(FrameHandler):
         """Release the memory after the queue pairs have been destroyed."""
         cdef int code
         if not self.outbox.flags & ENDED:  # the loop was closed, and its waiters with it
-            self.outbox.ended_by = self.inbox.ended = ConnectionClosedError("the event loop of the connection was closed")
+            self.outbox.end_error = self.inbox.ended = ConnectionClosedError("the event loop of the connection was closed")
             self.outbox.flags |= ENDED
             self.receives.end()
         release_all(self.outbox.lead.take_receives())
@@ -801,8 +801,8 @@ cdef class RailFrames(FrameHandler):
     cdef int flush(self) except -1:
         return self.session.flush()
 
-    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
-        return self.session.goes_on(rail, elsewhere)
+    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=False) except -1:
+        return self.session.can_fail_over(rail, elsewhere)
 
 
 BEFORE_THE_KEY = "the peer sent a message before it has authenticated with the key"

@@ -7,7 +7,7 @@ cpdef list order(list rails, uint64_t size)
 
 cdef class Lane:
     cdef readonly object rail  # type: Any
-    cdef readonly uint32_t under_way   # chunks in flight
+    cdef readonly uint32_t chunks_in_flight  # chunks in flight
     cdef double done                   # recent bytes, which determine its share
 
 
@@ -18,7 +18,7 @@ cdef class Striped:
     cdef readonly bint dropped
     cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1
-    cdef bint holds_up(self, Lane lane) except -1
+    cdef bint may_exceed_limit(self, Lane lane) except -1
     cdef int end_if_over(self) except -1
     cdef int connection_ended(self) except -1
 
@@ -26,15 +26,15 @@ cdef class Striped:
 cdef class Stripes:
     cdef readonly list lanes, operations
     cdef object leading                # the lead, or the broken lead until there is a new one
-    cdef uint64_t after                # wr_id of the last work that the new lead had to repeat
+    cdef uint64_t last_repeated        # wr_id of the last work that the new lead had to repeat
     cdef object ended                  # error that ended the connection, or None
     cdef readonly list lost            # in flight when lost: (lane, operation, start, length)
     cpdef int begin(self, Striped operation) except -1
     cpdef int finished(self, Lane lane, uint64_t length) except -1
-    cpdef int give_back(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
+    cpdef int requeue_chunk(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
     cdef int hold(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
     cpdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF
     cdef int serve(self) except -1
     cdef int close(self, object error) except -1
-    cdef bint give(self, Lane lane, Striped operation) except -1
+    cdef bint post_chunk(self, Lane lane, Striped operation) except -1
     cdef uint64_t chunk(self, Lane lane, uint64_t rest) noexcept

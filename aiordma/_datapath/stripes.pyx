@@ -50,12 +50,12 @@ cdef class Striped:
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
         """Post a chunk.
 
-        `Stripes.finished` or `give_back` is called when the device has released its memory.
+        `Stripes.finished` or `requeue_chunk` is called when the device has released its memory.
         """
         self._post(lane, start, length)
         return 0
 
-    cdef bint holds_up(self, Lane lane) except -1:
+    cdef bint may_exceed_limit(self, Lane lane) except -1:
         """Return whether a rail exceeds CHUNKS, because its chunks may wait for this operation."""
         return False
 
@@ -77,7 +77,7 @@ cdef class Stripes:
 
     def add(self, rail: object):
         """Add a rail that is up. It also takes part in operations that have begun."""
-        cdef double mean = all_done(self) / len(self.lanes) if self.lanes else LONGEST
+        cdef double mean = total_done(self) / len(self.lanes) if self.lanes else LONGEST
         self.lanes.append(Lane(rail, mean))
         self.serve()
 
@@ -98,7 +98,7 @@ cdef class Stripes:
 
     cpdef int finished(self, Lane lane, uint64_t length) except -1:
         cdef Lane each
-        lane.under_way -= 1
+        lane.chunks_in_flight -= 1
         if self.operations:  # otherwise some rails are idle, and the bytes do not show their rates
             lane.done += length
             if lane.done >= MEASURED:
@@ -106,12 +106,12 @@ cdef class Stripes:
                     each.done /= 2
         return self.serve()
 
-    cpdef int give_back(
+    cpdef int requeue_chunk(
         self, Lane lane, Striped operation, uint64_t start, uint64_t length
     ) except -1:
         """Offer a chunk to other rails after its rail has broken and released the memory."""
         if lane is not None:  # None if no lane had the chunk
-            lane.under_way -= 1
+            lane.chunks_in_flight -= 1
         if not operation.rest:
             self.operations.insert(0, operation)
         operation.rest += length
@@ -121,7 +121,7 @@ cdef class Stripes:
     cdef int hold(
         self, Lane lane, Striped operation, uint64_t start, uint64_t length
     ) except -1:
-        """Keep a written chunk of a broken rail until `over` is called.
+        """Keep a written chunk of a broken rail until `release_held_chunks` is called.
 
         Its bytes may still be on the way to the peer. Until the peer has stopped the rail, a late
         packet could overwrite newer bytes.
@@ -130,11 +130,11 @@ cdef class Stripes:
         self.lost.append((lane, operation, start, length))
         return 0
 
-    def holds(self, number: int) -> bool:
-        """Return whether chunks of a rail wait for `over`."""
+    def has_held_chunks(self, number: int) -> bool:
+        """Return whether chunks of a rail wait for `release_held_chunks`."""
         return any(lane.rail.number == number for lane, *_ in self.lost)
 
-    def over(self, number: int):
+    def release_held_chunks(self, number: int):
         """Offer the held chunks of a rail to other rails. The peer has stopped the rail."""
         cdef Lane lane
         cdef Striped operation
@@ -148,7 +148,7 @@ cdef class Stripes:
             if operation.dropped:
                 operation.end_if_over()
             else:
-                self.give_back(lane, operation, start, length)
+                self.requeue_chunk(lane, operation, start, length)
 
     cpdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF:
         """Give no more chunks of an operation to rails. Returns the number of remaining bytes."""
@@ -178,12 +178,12 @@ cdef class Stripes:
             given = False
             for operation in tuple(self.operations):
                 for lane in order(self.lanes, operation.size):
-                    has_place = lane.under_way < CHUNKS or operation.holds_up(lane)
-                    if has_place and operation.rest and self.give(lane, operation):
+                    has_place = lane.chunks_in_flight < CHUNKS or operation.may_exceed_limit(lane)
+                    if has_place and operation.rest and self.post_chunk(lane, operation):
                         given = True
         return 0
 
-    cdef bint give(self, Lane lane, Striped operation) except -1:
+    cdef bint post_chunk(self, Lane lane, Striped operation) except -1:
         """Let the rail post the next chunk that it can move. Returns False if there is none."""
         cdef uint64_t start, end, length = 0
         cdef Py_ssize_t i
@@ -201,17 +201,17 @@ cdef class Stripes:
         operation.rest -= length
         if not operation.rest:
             self.operations.remove(operation)
-        lane.under_way += 1
+        lane.chunks_in_flight += 1
         operation.post(lane, start, length)
         return True
 
     cdef uint64_t chunk(self, Lane lane, uint64_t rest) noexcept:
-        cdef uint64_t half = <uint64_t> (rest * (lane.done / all_done(self)) / 2)
+        cdef uint64_t half = <uint64_t> (rest * (lane.done / total_done(self)) / 2)
         half &= ~<uint64_t> (UNIT - 1)
         return max(<uint64_t> SHORTEST, min(<uint64_t> LONGEST, half))
 
 
-cdef double all_done(Stripes stripes) noexcept:
+cdef double total_done(Stripes stripes) noexcept:
     cdef double all = 0
     cdef Lane each
     for each in stripes.lanes:

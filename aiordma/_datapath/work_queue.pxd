@@ -90,15 +90,15 @@ cdef enum:
     KIND_INVALIDATE = 8
 
 cdef enum:
-    FOR_NOTHING
-    FOR_CREDITS
-    FOR_SEND_QUEUE
-    FOR_MEMORY
+    WAIT_NONE
+    WAIT_CREDITS
+    WAIT_SEND_QUEUE
+    WAIT_MEMORY
 
 cdef enum:  # results of `WorkRequest.take_turn`
-    TO_POST
-    BEGUN
-    STAYS                              # work behind it must wait
+    TURN_READY
+    TURN_STARTED
+    TURN_BLOCKED                       # work behind it must wait
 
 cdef enum:
     NO_SLOT = 0xFFFFFFFF
@@ -123,9 +123,9 @@ cdef int post_recvs(WorkQueues queue, const aiordma_recv *receives, uint32_t cou
 
 cdef class Wait:
     cdef Clock clock
-    cdef int what
-    cdef double since
-    cdef void note(self, int what) noexcept
+    cdef int reason
+    cdef double started_at
+    cdef void set_reason(self, int reason) noexcept
     cdef void settle(self) noexcept
 
 
@@ -151,7 +151,7 @@ cdef class FrameHandler:
     cdef int received(self, PoolBlock block, uint32_t length) except -1
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
     cdef int flush(self) except -1
-    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=*) except -1
+    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=*) except -1
 
 
 cdef class WorkQueues:
@@ -189,7 +189,7 @@ cdef class WorkRequestTable:
     cdef uint32_t take_slot(self, WorkQueues queue, uint8_t kind, object work,
                             uint32_t entries) except? 0xFFFFFFFF
     cdef uint64_t wr_id(self, uint32_t index) noexcept
-    cdef bint holds(self, uint64_t wr_id) noexcept
+    cdef bint is_in_flight(self, uint64_t wr_id) noexcept
     cdef void free_slot(self, uint32_t index) noexcept
     cdef int drain_once(self, aiordma_drain *state, int most, uint32_t spin_us,
                         int polls_again) except? -10000

@@ -70,11 +70,11 @@ cdef class WorkRequest:
         return None
 
     cdef int take_turn(self) except -1:
-        """Return TO_POST for the first work in the backlog, or post it here.
+        """Return TURN_READY for the first work in the backlog, or post it here.
 
-        This is called again if it returns STAYS.
+        This is called again if it returns TURN_BLOCKED.
         """
-        return TO_POST
+        return TURN_READY
 
     cdef bint can_move(self, bint posted) noexcept:
         """Return whether another rail may do the work after its own rail broke.
@@ -144,8 +144,8 @@ cdef double[BOUNDS] bounds = [5e-6, 10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 1
 # Process-wide counters, which all threads update with the GIL held.
 cdef uint64_t[KINDS][BOUNDS + 1] latencies_within
 cdef double[KINDS] latency_sums
-cdef uint64_t[FOR_MEMORY + 1] waits
-cdef double[FOR_MEMORY + 1] wait_sums
+cdef uint64_t[WAIT_MEMORY + 1] wait_counts
+cdef double[WAIT_MEMORY + 1] wait_sums
 
 
 cdef void count_latency(uint8_t kind, double seconds) noexcept:
@@ -179,37 +179,37 @@ cdef class Wait:
     def __cinit__(self, Clock clock not None):
         self.clock = clock
 
-    cdef void note(self, int what) noexcept:
-        if what != self.what:
+    cdef void set_reason(self, int reason) noexcept:
+        if reason != self.reason:
             self.settle()
-            self.what, self.since = what, self.clock.time()
-            waits[what] += 1
+            self.reason, self.started_at = reason, self.clock.time()
+            wait_counts[reason] += 1
 
     cdef void settle(self) noexcept:
         """Add the current wait up to now to the statistics. The wait may continue."""
         cdef double now
-        if self.what:
+        if self.reason:
             now = self.clock.time()
-            wait_sums[self.what] += now - self.since
-            self.since = now
+            wait_sums[self.reason] += now - self.started_at
+            self.started_at = now
 
     def for_memory(self, waiting: bool):
         """Start or end a wait for memory, and count its time so far."""
-        self.note(FOR_MEMORY if waiting else FOR_NOTHING)
+        self.set_reason(WAIT_MEMORY if waiting else WAIT_NONE)
         self.settle()
 
 
 def waits_so_far() -> dict[str, tuple[int, float]]:
     """Return the number and total seconds of all waits, by resource."""
-    cdef int what
-    named = (("credits", FOR_CREDITS), ("send queue", FOR_SEND_QUEUE), ("memory", FOR_MEMORY))
-    return {name: (waits[what], wait_sums[what]) for name, what in named}
+    cdef int reason
+    named = (("credits", WAIT_CREDITS), ("send queue", WAIT_SEND_QUEUE), ("memory", WAIT_MEMORY))
+    return {name: (wait_counts[reason], wait_sums[reason]) for name, reason in named}
 
 
 def forget_measured():
     memset(latencies_within, 0, sizeof(latencies_within))
     memset(latency_sums, 0, sizeof(latency_sums))
-    memset(waits, 0, sizeof(waits))
+    memset(wait_counts, 0, sizeof(wait_counts))
     memset(wait_sums, 0, sizeof(wait_sums))
 
 
@@ -231,7 +231,7 @@ cdef class FrameHandler:
     cdef int flush(self) except -1:
         raise NotImplementedError
 
-    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
+    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=False) except -1:
         """Return whether another rail takes over the work and receives of a broken rail.
 
         With `elsewhere`, it must be on another device.
@@ -266,7 +266,7 @@ cdef class WorkQueues:
         """Return the wr_id of the outstanding work that was posted last, or 0."""
         return 0 if self.sends.last == NO_SLOT else self.table.wr_id(self.sends.last)
 
-    def under_way(self) -> list[WorkRequest]:
+    def outstanding_work(self) -> list[WorkRequest]:
         """Return the outstanding work of the send queue, in the order of posting."""
         cdef list works = []
         cdef uint32_t index = self.sends.first
@@ -346,7 +346,7 @@ cdef class WorkRequestTable:
             <uint64_t> self.slots[index].kind << 24 | index
         )
 
-    cdef bint holds(self, uint64_t wr_id) noexcept:
+    cdef bint is_in_flight(self, uint64_t wr_id) noexcept:
         """Return whether `wr_id` identifies a slot that is in use, in its current generation."""
         cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
         return index < self.count and self.slots[index].taken and self.wr_id(index) == wr_id
@@ -431,7 +431,7 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
     Returns the queue if this frees its first entries in the current drain, or else None.
     """
     cdef uint32_t index = wc.wr_id & (MAX_SLOTS - 1)
-    if not table.holds(wc.wr_id):
+    if not table.is_in_flight(wc.wr_id):
         error_before_last(table, wc)
         return None
     cdef uint8_t kind = table.slots[index].kind
@@ -475,7 +475,7 @@ cdef int error_before_last(WorkRequestTable table, const aiordma_completion *wc)
     """Handle the failure of a request that is not the last of its chain."""
     cdef uint64_t wr_id = wc.wr_id ^ BEFORE_LAST
     cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
-    if not wc.wr_id & BEFORE_LAST or not wc.status or not table.holds(wr_id):
+    if not wc.wr_id & BEFORE_LAST or not wc.status or not table.is_in_flight(wr_id):
         table.stray += 1
         return 0
     cdef WorkQueues queue = <WorkQueues> table.queues[index]

@@ -8,7 +8,7 @@ miss makes spins rarer, so a peer that is slow or shares this core costs almost 
 from __future__ import annotations
 
 # Maximum number of consecutive wake-ups that are not followed by a spin.
-MOST_SKIPPED = 255
+MAX_SKIPPED = 255
 
 
 class AdaptivePolling:
@@ -34,4 +34,4 @@ class AdaptivePolling:
         self._misses = 0
 
     def missed(self) -> None:
-        self._skip = self._misses = min(2 * self._misses + 1, MOST_SKIPPED)
+        self._skip = self._misses = min(2 * self._misses + 1, MAX_SKIPPED)

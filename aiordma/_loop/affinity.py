@@ -44,9 +44,9 @@ class LoopAffinity:
         """Raise WrongLoopError in another loop or, if no loop is running, in another thread."""
         here = _get_running_loop()
         if here is not self.loop:
-            self._elsewhere(what, here)
+            self._raise_wrong_loop(what, here)
 
-    def _elsewhere(self, what: object, here: asyncio.AbstractEventLoop | None) -> None:
+    def _raise_wrong_loop(self, what: object, here: asyncio.AbstractEventLoop | None) -> None:
         if self.is_after_fork:
             raise WrongLoopError(
                 f"{what!r} was created before fork() and belongs to the parent process; "
@@ -60,10 +60,11 @@ class LoopAffinity:
             return
         raise WrongLoopError(
             f"{what!r} was used in {where}, but belongs to the event loop in which it was created"
-            f"{self.made()}; use asyncio.run_coroutine_threadsafe() to run code in that loop"
+            f"{self.creation_site()}; use asyncio.run_coroutine_threadsafe() to run code in that "
+            "loop"
         )
 
-    def made(self) -> str:
+    def creation_site(self) -> str:
         """Return where the object was created as " (file:line)", or an empty string if unknown."""
         return f" ({self.made_at})" if self.made_at else ""
 

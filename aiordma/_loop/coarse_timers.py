@@ -18,9 +18,9 @@ from .._datapath.memory import Clock
 from .._native import failure, lib
 
 # A century in seconds. No timer lasts longer, and the kernel's clock still accepts this value.
-FAR = 3e9
+MAX_TIME = 3e9
 # Cancelled timers are removed from the heap only if it has at least this many timers.
-ROOM = 64
+COMPACT_THRESHOLD = 64
 
 
 class CoarseTimers:
@@ -31,8 +31,8 @@ class CoarseTimers:
         # A heap of (time, number, timer). The unique number prevents comparisons of timers.
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self._number = 0
-        self._room = ROOM
-        self._set_for = FAR
+        self._compact_at = COMPACT_THRESHOLD
+        self._armed_for = MAX_TIME
         self._alarm: Any = None  # the timer of a virtual clock
         self.fd: int = lib.aiordma_timer_open()
         if self.fd < 0:
@@ -42,7 +42,7 @@ class CoarseTimers:
         """Make `fd` readable at time `when`, instead of any time set before."""
         if self._clock.call_at is not None:  # a virtual clock
             self._disarm()
-            self._alarm = self._clock.call_at(when, self._ring)
+            self._alarm = self._clock.call_at(when, self._fire_due)
             return
         code = lib.aiordma_timer_set(self.fd, int(max(0.0, when) * 1e9) + 1)
         if code:
@@ -50,15 +50,15 @@ class CoarseTimers:
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.Handle:
         """Schedule `callback` to run in the loop after at least `seconds`."""
-        if len(self._timers) >= self._room:
+        if len(self._timers) >= self._compact_at:
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
             heapify(self._timers)
-            self._room = max(ROOM, 2 * len(self._timers))
+            self._compact_at = max(COMPACT_THRESHOLD, 2 * len(self._timers))
         timer = asyncio.Handle(callback, (), self._loop)
         self._number += 1
-        due = min(self._clock.now() + seconds, FAR)
+        due = min(self._clock.now() + seconds, MAX_TIME)
         heappush(self._timers, (due, self._number, timer))
-        if due < self._set_for:
+        if due < self._armed_for:
             self._set()
         return timer
 
@@ -72,10 +72,10 @@ class CoarseTimers:
             os.read(self.fd, 8)
         except BlockingIOError:
             return  # the descriptor has been set again in the meantime
-        self._ring()
+        self._fire_due()
 
-    def _ring(self) -> None:
-        self._set_for = FAR
+    def _fire_due(self) -> None:
+        self._armed_for = MAX_TIME
         now = self._clock.now()
         while self._timers and self._timers[0][0] <= now:
             self._loop.call_soon(run, heappop(self._timers)[2])
@@ -83,9 +83,9 @@ class CoarseTimers:
 
     def _set(self) -> None:
         """Arm the descriptor for the first timer, unless it will already fire by then."""
-        if self._timers and self._timers[0][0] < self._set_for:
-            self._set_for = self._timers[0][0]
-            self._arm(self._set_for)
+        if self._timers and self._timers[0][0] < self._armed_for:
+            self._armed_for = self._timers[0][0]
+            self._arm(self._armed_for)
 
     def close(self) -> None:
         """Drop the remaining timers and close the descriptor, which must no longer be watched."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Maximum number of drains per loop iteration. Together with COMPLETIONS_PER_CALL, it limits how
 # long a busy device can delay other tasks. Neither value is based on measurements.
-ROUNDS = 8
+MAX_DRAINS = 8
 
 # Number of microseconds for which a task spins before it waits. A loop iteration takes about as
 # long.
@@ -42,7 +42,7 @@ class CompletionReader:
         self._drain = channel._drain_to
         self._poller: Poller = Poller(table)
         self._polling = AdaptivePolling(spin_us)
-        self._coming_back = False  # whether a call for the remaining completions is scheduled
+        self._continue_scheduled = False  # whether a call for the rest is scheduled
         wakeups = table.wakeups
         wakeups.brief_spin_us = min(BRIEF_SPIN_US, self._polling.spin_us)
         if wakeups.brief_spin_us:
@@ -120,7 +120,7 @@ class CompletionReader:
                 found, more = self._channel._drained(drained)
             rounds = 1
             # The drain may have woken a task that closed this object.
-            while more and rounds < ROUNDS and not poller.closed:
+            while more and rounds < MAX_DRAINS and not poller.closed:
                 some, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
                 found = found or some
                 rounds += 1
@@ -134,11 +134,11 @@ class CompletionReader:
             return found
         # The events of the remaining completions have been consumed, so the descriptor may not
         # become readable for them.
-        if not self._coming_back:
-            self._coming_back = True
-            table.wakeups.loop.call_soon(self._come_back)
+        if not self._continue_scheduled:
+            self._continue_scheduled = True
+            table.wakeups.loop.call_soon(self._continue_draining)
         return found
 
-    def _come_back(self) -> None:
-        self._coming_back = False
+    def _continue_draining(self) -> None:
+        self._continue_scheduled = False
         self.on_completions()

@@ -11,14 +11,16 @@ from .._native import fork
 OnFailure = Callable[[Exception], None]
 
 
-class _OfLoop:
+class _LoopFailures:
     def __init__(self) -> None:
         self.watches: dict[FailureWatch, OnFailure] = {}
         self.failed: set[str] = set()
         """The devices that have failed and have not been opened since."""
 
 
-_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = weakref.WeakKeyDictionary()
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopFailures] = (
+    weakref.WeakKeyDictionary()
+)
 
 # In a forked child, all loops in this dictionary belong to the parent.
 fork.reset_in_child(_loops.clear)
@@ -29,7 +31,7 @@ class FailureWatch:
 
     def __init__(self, devices: Iterable[str], on_failure: OnFailure) -> None:
         self.devices = frozenset(devices)
-        self._watches = _of(asyncio.get_running_loop()).watches
+        self._watches = _failures_of(asyncio.get_running_loop()).watches
         self._watches[self] = on_failure
 
     def close(self) -> None:
@@ -37,19 +39,19 @@ class FailureWatch:
         self._watches.pop(self, None)
 
 
-def _of(loop: asyncio.AbstractEventLoop) -> _OfLoop:
-    return _loops.setdefault(loop, _OfLoop())
+def _failures_of(loop: asyncio.AbstractEventLoop) -> _LoopFailures:
+    return _loops.setdefault(loop, _LoopFailures())
 
 
 def report(loop: asyncio.AbstractEventLoop, device: str, error: Exception) -> None:
     """Notify the watchers that a device has failed or can no longer be opened."""
-    here = _of(loop)
-    here.failed.add(device)
-    for watch, on_failure in list(here.watches.items()):
-        if device in watch.devices <= here.failed:
+    failures = _failures_of(loop)
+    failures.failed.add(device)
+    for watch, on_failure in list(failures.watches.items()):
+        if device in watch.devices <= failures.failed:
             on_failure(error)
 
 
 def opened(loop: asyncio.AbstractEventLoop, device: str) -> None:
     """Record that the device has been opened, which clears an earlier failure."""
-    _of(loop).failed.discard(device)
+    _failures_of(loop).failed.discard(device)

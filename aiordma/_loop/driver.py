@@ -208,7 +208,7 @@ class Driver(PerLoopResource):
         return cq
 
     def release_cq(self, cq: verbs.CompletionQueue, entries: int) -> None:
-        if self._gone:
+        if self._closed:
             return  # it was closed with the loop
         cq.release_when_empty(entries)
         if not cq.in_use and cq is not self._cqs[0]:
@@ -270,7 +270,7 @@ class Driver(PerLoopResource):
     # ---- readers -------------------------------------------------------------------------
 
     def _on_timers(self) -> None:
-        if not self._gone:  # the driver may have been closed since the fd became readable
+        if not self._closed:  # the driver may have been closed since the fd became readable
             self.timers.fire()
 
     def report(self, sink: SendQueue, error: Exception) -> None:
@@ -335,7 +335,7 @@ class ContextEvents(PerLoopResource):
         # Keep the descriptor, because the connection manager may reopen its device at the same
         # address.
         self._fd = context.async_fd
-        loop.add_reader(self._fd, shutdown.loop_end(loop).calling(self.take))
+        loop.add_reader(self._fd, shutdown.loop_end(loop).bind_callback(self.take))
 
     @classmethod
     def for_context(cls, context: verbs.Context) -> ContextEvents:
@@ -343,7 +343,7 @@ class ContextEvents(PerLoopResource):
 
     def take(self) -> None:
         if (
-            not self._gone and not self._context.closed
+            not self._closed and not self._context.closed
         ):  # either may have been closed since the fd became readable
             for event in self._context.async_events():
                 self.deliver(self._context, event)
@@ -360,12 +360,12 @@ class ContextEvents(PerLoopResource):
             if each._context is not context:
                 continue
             if each.loop is here:
-                each._tell(event)
+                each._notify(event)
             else:
                 with suppress(RuntimeError):  # that loop was closed without a shutdown
-                    each.loop.call_soon_threadsafe(each._tell, event)
+                    each.loop.call_soon_threadsafe(each._notify, event)
 
-    def _tell(self, event: verbs.AsyncEvent) -> None:
+    def _notify(self, event: verbs.AsyncEvent) -> None:
         for token, listener in list(self._listeners.items()):
             if token in self._listeners:
                 listener(event)
@@ -393,7 +393,7 @@ class Watch:
     def __init__(self, fd: int, callback: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._fd = fd
-        self._loop.add_reader(fd, shutdown.loop_end(self._loop).calling(callback))
+        self._loop.add_reader(fd, shutdown.loop_end(self._loop).bind_callback(callback))
 
     def close(self) -> None:
         """Stop watching. Call this before closing the descriptor. Further calls have no effect."""
@@ -439,7 +439,7 @@ class EventDriver(PerLoopResource):
                 return
 
     def _take_one(self) -> bool:
-        if self._gone or (event := self.channel.get_event()) is None:
+        if self._closed or (event := self.channel.get_event()) is None:
             return False
         handler = self._handlers.get(event.listen_id or event.id)
         if handler is not None:
@@ -449,7 +449,7 @@ class EventDriver(PerLoopResource):
         return True
 
     def _watch(self) -> None:
-        self.loop.add_reader(self.channel.fd, shutdown.loop_end(self.loop).calling(self.take))
+        self.loop.add_reader(self.channel.fd, shutdown.loop_end(self.loop).bind_callback(self.take))
 
     def _close(self) -> None:
         stop_reading(self.loop, self.channel.fd)
@@ -476,15 +476,15 @@ class RequestDriver(EventDriver):
         time, even if the response is a challenge or a rejection.
         """
         wait = self.share.wait()
-        if not wait or self._gone:
+        if not wait or self._closed:
             began = self.share.now()
             self._take_one()
             self.share.use(self.share.now() - began)
             return
         stop_reading(self.loop, self.channel.fd)
         # Do not keep a reference to the timer. It would keep the `LoopEnd` alive.
-        self.loop.call_later(wait, shutdown.loop_end(self.loop).calling(self._watch))
+        self.loop.call_later(wait, shutdown.loop_end(self.loop).bind_callback(self._watch))
 
     def _watch(self) -> None:
-        if not self._gone:  # it may have been closed during the pause
+        if not self._closed:  # it may have been closed during the pause
             super()._watch()

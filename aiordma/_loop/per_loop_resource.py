@@ -39,7 +39,7 @@ class PerLoopResource:
         self.loop = loop
         self._key = (type(self), key)
         self._users = 0
-        self._gone = False  # closed, or in the child of a fork
+        self._closed = False  # closed, or in the child of a fork
         self._timer: asyncio.TimerHandle | None = None  # while it has no user
 
     @classmethod
@@ -48,8 +48,8 @@ class PerLoopResource:
         found = []
         for ref in cls._instances.keyrefs():
             loop = ref()
-            here = cls._instances.get(loop) if loop is not None else None
-            found += [each for each in list((here or {}).values()) if isinstance(each, cls)]
+            instances = cls._instances.get(loop) if loop is not None else None
+            found += [each for each in list((instances or {}).values()) if isinstance(each, cls)]
         return found
 
     @classmethod
@@ -57,19 +57,19 @@ class PerLoopResource:
         """Close the resources of a closed loop, including those that were not released."""
         with ExitStack() as ends:  # close all of them, even if one fails
             for instance in (cls._instances.pop(loop, None) or {}).values():
-                if not instance._gone:
+                if not instance._closed:
                     ends.callback(instance._end)
 
     @classmethod
     def _reset_all_after_fork(cls) -> None:
         """Forget all resources in a forked child, without closing them."""
-        for here in cls._instances.values():
-            for instance in here.values():
+        for instances in cls._instances.values():
+            for instance in instances.values():
                 instance._reset_after_fork()
         cls._instances = weakref.WeakKeyDictionary()
 
     def _reset_after_fork(self) -> None:
-        self._gone = True
+        self._closed = True
         self._stop_timer()
 
     @classmethod
@@ -77,13 +77,13 @@ class PerLoopResource:
         cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self], *settings: float
     ) -> Self:
         loop = asyncio.get_running_loop()
-        here = cls._instances.setdefault(loop, {})
-        instance = here.get((cls, key))
+        instances = cls._instances.setdefault(loop, {})
+        instance = instances.get((cls, key))
         if instance is not None and not instance._users and instance._settings != settings:
             instance._end()
             instance = None
         if instance is None:
-            instance = here[(cls, key)] = make(loop)
+            instance = instances[(cls, key)] = make(loop)
             instance._settings = settings
         assert isinstance(instance, cls)
         instance._users += 1
@@ -96,7 +96,7 @@ class PerLoopResource:
 
     def release(self) -> None:
         self._users -= 1
-        if self._users or self._gone:
+        if self._users or self._closed:
             return
         if not IDLE_TIMEOUT or not self.has_idle_timeout or self.loop.is_closed():
             self._end()
@@ -110,7 +110,7 @@ class PerLoopResource:
             timer.cancel()
 
     def _end(self) -> None:
-        self._gone = True
+        self._closed = True
         self._stop_timer()
         self._withdraw()
         self._close()
@@ -120,12 +120,12 @@ class PerLoopResource:
 
     def _withdraw(self) -> None:
         """Make the next `_acquire` create a new instance. This one stays open for its users."""
-        here = self._instances.get(self.loop, {})
-        if here.get(self._key) is self:
-            del here[self._key]
-        if not self._gone:
+        instances = self._instances.get(self.loop, {})
+        if instances.get(self._key) is self:
+            del instances[self._key]
+        if not self._closed:
             self._key = (type(self), self)
-            here[self._key] = self
+            instances[self._key] = self
 
     def _close(self) -> None:
         raise NotImplementedError

@@ -103,7 +103,7 @@ class EndsWhenDropped:
         of_loop: LoopShutdown | None = getattr(self, "_loop_shutdown", None)
         if of_loop is None or self._affinity.is_after_fork or not self._is_open():
             return
-        text = f"{self!r}{self._affinity.made()} was not closed"
+        text = f"{self!r}{self._affinity.creation_site()} was not closed"
         of_loop.finalized(self)
         try:
             self._affinity.loop.call_soon_threadsafe(self._drop)
@@ -145,7 +145,7 @@ class LoopShutdown:
         self._kept: dict[int, Closable] = {}
         self._dropped: dict[int, Closable] = {}
         self._closing: set[int] = set()
-        self._over = False
+        self._finished = False
         self._generator = self._wait()
         step(self._generator.asend(None))  # the first step registers it with the loop
 
@@ -174,7 +174,7 @@ class LoopShutdown:
         self._kept.pop(id(thing), None)
         self._dropped.pop(id(thing), None)
         self._closing.discard(id(thing))
-        if not self._open and not self._dropped and not self._over:
+        if not self._open and not self._dropped and not self._finished:
             self._forget()
             step(self._generator.aclose())
 
@@ -186,11 +186,11 @@ class LoopShutdown:
         self._dropped[id(thing)] = thing
         self._open.pop(id(thing), None)
 
-    def left(self) -> list[Closable]:
+    def open_objects(self) -> list[Closable]:
         return [thing for ref in list(self._open.values()) if (thing := ref()) is not None]
 
     def _forget(self) -> None:
-        self._over = True
+        self._finished = True
         if _shutdowns.get(self._loop) is self:
             _shutdowns.pop(self._loop, None)
 
@@ -198,34 +198,34 @@ class LoopShutdown:
         try:
             yield
         finally:
-            if not self._over:
+            if not self._finished:
                 self._forget()
                 texts = self._texts()
-                things = [*self.left(), *self._dropped.values()]
+                things = [*self.open_objects(), *self._dropped.values()]
                 # Close the objects concurrently, because each one may wait for its peer.
                 await asyncio.gather(*(thing._end_with_loop() for thing in things))
                 warn(texts)
 
     def _texts(self) -> list[str]:
         return [
-            f"{thing!r}{thing._affinity.made()} was not closed before its event loop was"
-            for thing in self.left()
+            f"{thing!r}{thing._affinity.creation_site()} was not closed before its event loop was"
+            for thing in self.open_objects()
             if id(thing) not in self._closing
         ]
 
     def reset_after_fork(self) -> None:
         """Stop tracking objects in a forked child, which must not touch its parent's loop."""
-        self._over = True
+        self._finished = True
         with suppress(RuntimeError):  # the generator is running
             step(self._generator.aclose())
 
     def finish(self) -> None:
         """Release all objects of a loop that was closed without running its async generators."""
-        self._over = True
+        self._finished = True
         texts = self._texts()
         with ExitStack() as ends:  # runs all of them, even if one fails
             ends.callback(warn, texts)
-            for thing in [*self._dropped.values(), *reversed(self.left())]:
+            for thing in [*self._dropped.values(), *reversed(self.open_objects())]:
                 ends.callback(thing._end_without_loop)
         self._open.clear()
         self._dropped.clear()
@@ -237,7 +237,7 @@ class LoopEnd:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def calling(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def bind_callback(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Wrap a reader's callback in a function that keeps this object alive."""
         return partial(_call, callback, self)
 
@@ -269,7 +269,7 @@ def step(awaitable: Awaitable[object]) -> None:
 _shutdowns: dict[asyncio.AbstractEventLoop, LoopShutdown] = {}
 
 
-def of_running_loop() -> LoopShutdown:
+def for_running_loop() -> LoopShutdown:
     loop = asyncio.get_running_loop()
     shutdown = _shutdowns.get(loop)
     if shutdown is None:
@@ -280,7 +280,7 @@ def of_running_loop() -> LoopShutdown:
 
 def all_open() -> list[Closable]:
     """Return the open objects of every loop. Any thread may call this."""
-    return [thing for shutdown in list(_shutdowns.values()) for thing in shutdown.left()]
+    return [thing for shutdown in list(_shutdowns.values()) for thing in shutdown.open_objects()]
 
 
 # Maps the id of a loop to its LoopEnd, which keeps the loop alive.

@@ -15,7 +15,7 @@ SHARE = 16
 # Number of seconds of work that may be done in a burst.
 BURST = 0.1
 # Maximum wait in seconds, even after a very long step.
-LONGEST = 1.0
+MAX_WAIT = 1.0
 
 
 class TimeShare:
@@ -36,7 +36,7 @@ class TimeShare:
         """Charge the time of work that has just been done. A negative time is a refund."""
         now = self._clock.now()
         earned_at = max(self._earned_at, now) + seconds * SHARE
-        self._earned_at = min(earned_at, now + BURST * SHARE + LONGEST)
+        self._earned_at = min(earned_at, now + BURST * SHARE + MAX_WAIT)
 
 
 class Timed(Coroutine[Any, Any, bool]):
@@ -51,7 +51,7 @@ class Timed(Coroutine[Any, Any, bool]):
     ) -> None:
         self._share, self._work = share, work
         self._used = used
-        self._began = False
+        self._started = False
         self.__qualname__ = getattr(work, "__qualname__", "")  # shown as the name of the task
 
     def send(self, value: Any) -> Any:
@@ -68,7 +68,7 @@ class Timed(Coroutine[Any, Any, bool]):
 
     @finalizer
     def __del__(self) -> None:
-        if not self._began:
+        if not self._started:
             self.close()  # nothing else closes it if the task never began
 
     def __await__(self) -> Generator[Any, Any, bool]:
@@ -76,7 +76,7 @@ class Timed(Coroutine[Any, Any, bool]):
 
     def _step(self, step: Callable[[Any], Any], argument: Any) -> Any:
         began = self._share.now()
-        self._began = True
+        self._started = True
         delivered = False
         try:
             return step(argument)

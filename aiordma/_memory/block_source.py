@@ -28,7 +28,7 @@ class OrderedBlockSource:
         self._internal = internal
         self._exempt = exempt
         self._waiter: asyncio.Future[Block] | None = None
-        self._came: Block | None = None
+        self._granted_block: Block | None = None
 
     @property
     def waiting(self) -> bool:
@@ -44,7 +44,7 @@ class OrderedBlockSource:
         """
         if self._waiter is not None:
             return None
-        block, self._came = self._came, None
+        block, self._granted_block = self._granted_block, None
         if block is not None:
             if block.size >= size:
                 return block
@@ -63,21 +63,21 @@ class OrderedBlockSource:
         self._waiter = None
         # Drop any error, because the next request for a block gets the same device error and
         # reports it.
-        self._came = waiter.result() if waiter.exception() is None else None
-        self._ask_again()
-        if self._came is not None:  # the block is no longer needed
-            self._came.release()
-            self._came = None
+        self._granted_block = waiter.result() if waiter.exception() is None else None
+        self._retry()
+        if self._granted_block is not None:  # the block is no longer needed
+            self._granted_block.release()
+            self._granted_block = None
 
     def move(self, pool: MemoryPool) -> None:
         """Switch to `pool`, and retry any waiting request there."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             self.pool._waiters.withdraw(waiter)
-            waiter.get_loop().call_soon(self._ask_again)
+            waiter.get_loop().call_soon(self._retry)
         self.pool = pool
 
-    def _ask_again(self) -> None:
+    def _retry(self) -> None:
         if self._on_memory is not None:
             self._on_memory()
 

@@ -105,7 +105,7 @@ class PoolWaiters(Generic[B]):
             among.discard(waiter)
             del waiter  # the traceback of its error refers to this frame
 
-    def returned(self, block: B) -> None:
+    def on_block_returned(self, block: B) -> None:
         """Record the return of a block. This must be called for every block while tasks wait."""
         if block in self._overtaking:
             self._overtaking.remove(block)

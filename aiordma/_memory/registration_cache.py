@@ -37,7 +37,7 @@ from .._core.finalizers import finalizer
 from .._datapath.memory import Pinned
 from ..mr_pool import OwnMemory
 from ..verbs._memory.buffers import keeper_of
-from ..verbs._memory.memory_region import is_there
+from ..verbs._memory.memory_region import is_fully_mapped
 
 # Types whose memory keeps its address and pages while a view exists. Subclasses are excluded,
 # because they may export other memory.
@@ -47,7 +47,7 @@ MOST_BYTES = 256 << 20
 
 
 def is_steady(owner: object) -> bool:
-    return type(owner) in STEADY or (type(owner).__module__ == "numpy" and is_there(owner))
+    return type(owner) in STEADY or (type(owner).__module__ == "numpy" and is_fully_mapped(owner))
 
 
 def is_released(view: memoryview | None) -> bool:
@@ -78,7 +78,7 @@ class Kept:
     view: weakref.ref[memoryview[int]]
     mr: verbs.MemoryRegion
     users: int = 0
-    gone: bool = False
+    dropped: bool = False
 
 
 class RegistrationCache:
@@ -88,16 +88,16 @@ class RegistrationCache:
         self._pd = pd
         self._loop = asyncio.get_running_loop()
         self._kept: OrderedDict[int, Kept] = OrderedDict()  # the least recently used first
-        self._ended: deque[int] = deque()
-        self._most = self._most_bytes = 0
+        self._collected: deque[int] = deque()
+        self._max_count = self._max_bytes = 0
         self._set_up = False
-        self._bytes = self._found = self._made = 0
+        self._bytes = self._hits = self._misses = 0
 
     def set_up(self, most: int, most_bytes: int = MOST_BYTES) -> None:
         """Set the limits. Until `close`, further calls have no effect."""
         if not self._set_up:
             self._set_up = True
-            self._most, self._most_bytes = most, most_bytes
+            self._max_count, self._max_bytes = most, most_bytes
 
     def find(self, memory: object) -> KeptMemory | None:
         """Return `memory` registered for local access, or None if it cannot be cached.
@@ -108,46 +108,46 @@ class RegistrationCache:
         if type(memory) is not memoryview or not is_steady(memory.obj):
             return None
         size = memory.nbytes
-        if not memory.c_contiguous or not 0 < size <= self._most_bytes or not self._most:
+        if not memory.c_contiguous or not 0 < size <= self._max_bytes or not self._max_count:
             return None
-        self._forget_ended()
+        self._drop_collected()
         kept = self._kept.get(id(memory))
         if kept is not None and kept.view() is memory:
             self._kept.move_to_end(kept.key)
-            self._found += 1
+            self._hits += 1
         else:
             kept = self._make(memory, size)
         return KeptMemory(self, kept, memory)
 
     def _make(self, memory: memoryview, size: int) -> Kept:
-        self._forget_released()
+        self._drop_released()
         access = verbs.AccessFlags.NONE if memory.readonly else verbs.AccessFlags.LOCAL_WRITE
         mr = self._pd.reg_pointer(verbs.address_of(memory), size, access)
         key = id(memory)
-        ended, loop, forget = self._ended, self._loop, self._forget_ended
+        collected, loop, forget = self._collected, self._loop, self._drop_collected
 
         @finalizer
         def end(_: object) -> None:
             # A weak reference callback can run in any thread at any point.
-            ended.append(key)
+            collected.append(key)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(forget)
 
         kept = Kept(key, weakref.ref(memory, end), mr)
-        self._made += 1
+        self._misses += 1
         self._bytes += size
         self._kept[key] = kept
-        while len(self._kept) > self._most or self._bytes > self._most_bytes:
+        while len(self._kept) > self._max_count or self._bytes > self._max_bytes:
             self._drop(next(iter(self._kept.values())))
         return kept
 
-    def _forget_ended(self) -> None:
-        while self._ended:
-            kept = self._kept.get(self._ended.popleft())
+    def _drop_collected(self) -> None:
+        while self._collected:
+            kept = self._kept.get(self._collected.popleft())
             if kept is not None and kept.view() is None:
                 self._drop(kept)
 
-    def _forget_released(self) -> None:
+    def _drop_released(self) -> None:
         for kept in list(self._kept.values()):
             if is_released(kept.view()):
                 self._drop(kept)
@@ -155,23 +155,23 @@ class RegistrationCache:
     def _drop(self, kept: Kept) -> None:
         del self._kept[kept.key]
         self._bytes -= kept.mr.length
-        kept.gone = True
+        kept.dropped = True
         if not kept.users:
             kept.mr.close()
 
-    def give_back(self, kept: Kept) -> None:
+    def release(self, kept: Kept) -> None:
         kept.users -= 1
-        if kept.gone and not kept.users:
+        if kept.dropped and not kept.users:
             kept.mr.close()
 
     def statistics(self) -> CacheStatistics:
-        self._forget_ended()
-        self._forget_released()
+        self._drop_collected()
+        self._drop_released()
         return self.counts()
 
     def counts(self) -> CacheStatistics:
         """Return the statistics, including entries of dead views. Any thread may call this."""
-        return CacheStatistics(len(self._kept), self._bytes, self._found, self._made)
+        return CacheStatistics(len(self._kept), self._bytes, self._hits, self._misses)
 
     def close(self) -> None:
         """Empty the cache, and disable it until the next `set_up`.
@@ -179,7 +179,7 @@ class RegistrationCache:
         Registrations in use are closed after their operations.
         """
         self._set_up = False
-        self._most = 0
+        self._max_count = 0
         for kept in list(self._kept.values()):
             self._drop(kept)
 
@@ -205,14 +205,14 @@ class _Use(Pinned):
     def _retire(self) -> None:
         self._keeper = None
         self.view.release()
-        self._cache.give_back(self._kept)
+        self._cache.release(self._kept)
 
 
 class KeptMemory(OwnMemory):
     """User memory for one operation. It cannot be resized or freed until `close`."""
 
     __slots__ = ("_use",)
-    _over = "returned to the caller"
+    _closed_word = "returned to the caller"
 
     def __init__(self, cache: RegistrationCache, kept: Kept, memory: memoryview) -> None:
         self._use: _Use = _Use(cache, kept, memory)
@@ -232,4 +232,4 @@ class KeptMemory(OwnMemory):
 
     def close(self) -> None:
         """Return the memory to the caller as soon as no operation uses it."""
-        self._give_back()
+        self._release_memory()

@@ -6,9 +6,9 @@ responds too slowly to READs. If no task waits, there is no timer, and a peer ma
 counts as soon as a task waits. Otherwise, tasks that wait for less than `timeout` would never cause
 a connection to end.
 
-Together, all readers of a pool must read at least SLOWEST bytes per second, each of them an equal
-part. This limits the time for which they hold memory, whatever their number. All readers of a pool
-belong to the same event loop.
+Together, all readers of a pool must read at least MIN_BYTES_PER_SECOND bytes per second, each of
+them an equal part. This limits the time for which they hold memory, whatever their number. All
+readers of a pool belong to the same event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 
 from .._datapath.memory import Clock
 
-SLOWEST = 16 << 20
+MIN_BYTES_PER_SECOND = 16 << 20
 
 
 class Reader(Protocol):
@@ -45,21 +45,21 @@ class StalledReads:
 
     def begin(self, reader: Reader) -> None:
         self._readers[reader] = reader.progress, self._clock.now()
-        self.look_soon()
+        self.check_soon()
 
     def end(self, reader: Reader) -> None:
         self._readers.pop(reader, None)
 
-    def look_soon(self, seconds: float = 0) -> None:
+    def check_soon(self, seconds: float = 0) -> None:
         """Schedule a check after `seconds` if tasks are waiting for memory."""
         if self._readers and len(self._waiting) and not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_later(seconds, self._look)
+            asyncio.get_running_loop().call_later(seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._scheduled = False
         now = self._clock.now()
-        part = SLOWEST / (len(self._readers) or 1)
+        part = MIN_BYTES_PER_SECOND / (len(self._readers) or 1)
         for reader, (progress, since) in list(self._readers.items()):
             if reader.progress - progress >= part * self.timeout:
                 self._readers[reader] = reader.progress, now
@@ -67,4 +67,4 @@ class StalledReads:
                 self.end(reader)
                 reader.stalled(self.timeout)
         if self._readers:
-            self.look_soon(self.timeout / 4)
+            self.check_soon(self.timeout / 4)

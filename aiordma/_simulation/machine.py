@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._core.arguments import misfit, refusal
+from .._core.arguments import refusal, signature_error
 from .._loop import shutdown
 from .._loop.virtual_loop import frames
 from .._native import softdev
@@ -46,7 +46,7 @@ def check_program(
         if asyncio.iscoroutine(program):
             program.close()
         raise TypeError(refusal(where, "an async function", program, hint))
-    if why := misfit(program, args):
+    if why := signature_error(program, args):
         name = getattr(program, "__name__", repr(program))
         raise TypeError(f"{where}, {name}, cannot be called with {arguments}: {why}; {hint}")
 

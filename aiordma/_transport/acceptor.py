@@ -33,7 +33,7 @@ from .endpoint import most_rails
 from .inspection import OnRequest, Way, admits, refuse
 
 if TYPE_CHECKING:
-    from .._core.admission import TicketOffice
+    from .._core.admission import TicketValidator
 
 logger = logging.getLogger("aiordma.acceptor")
 
@@ -179,7 +179,7 @@ class Acceptor:
         self._limits = ConnectionLimits(config)
         self._failures = FailureLimit(self._loop.time())
         key = security.auth
-        self.tickets: TicketOffice | None = new_ticket_office(key) if key is not None else None
+        self.tickets: TicketValidator | None = new_ticket_office(key) if key is not None else None
         """The ticket office for requests of the connection manager, or None without a key."""
         most = places(config.max_handshakes)
         self._strangers: FairShare[Handshake] = FairShare(most)

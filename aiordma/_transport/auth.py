@@ -25,7 +25,7 @@ KINDS = {
 NOT_THE_SAME_KEY = "the peer reports that it has a different key"
 
 if TYPE_CHECKING:
-    from .._core.admission import TicketOffice
+    from .._core.admission import TicketValidator
     from ..cm.address import Address
     from .encryption import KeyExchange
 
@@ -128,11 +128,11 @@ def new_ticket(key: bytes, challenge: bytes, offer: bytes) -> bytes:
     return admission.ticket(key, asked, offer, os.urandom(admission.SALT_SIZE))
 
 
-def new_ticket_office(key: bytes) -> TicketOffice:
+def new_ticket_office(key: bytes) -> TicketValidator:
     """Create a ticket office for a listener or for a single socket."""
     from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
 
-    return admission.TicketOffice(key, os.urandom)
+    return admission.TicketValidator(key, os.urandom)
 
 
 class KeyProof:
@@ -190,7 +190,7 @@ class KeyProof:
             self._exchange.agree(self._key, nonce, self._transcript, client=self._client)
 
     def _check(self, role: str, given: bytes) -> None:
-        if not self._core.proves(self._proof(role), given):
+        if not self._core.is_valid_proof(self._proof(role), given):
             raise AuthenticationError("the peer does not have the key given as auth=")
 
     def control(self, message: protocol.Message) -> None:

@@ -305,7 +305,7 @@ class CMRequest(Request):
         if tickets is None:
             return True
         ticket = data[HELLO_SIZE:][:TICKET_SIZE].ljust(TICKET_SIZE, b"\0")
-        if self._peer.authenticates and tickets.admits(ticket, data[:HELLO_SIZE]):
+        if self._peer.authenticates and tickets.validate(ticket, data[:HELLO_SIZE]):
             return True
         hello = make_hello(acceptor.config, acceptor.security)
         self._reject(tickets.challenge.pack() + hello.pack())

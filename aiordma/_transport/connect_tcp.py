@@ -67,7 +67,7 @@ from .inspection import Way
 from .tcp_link import REFUSED, SHORTAGES, TCPLink, accepted_link, address_of, open_link, socket_name
 
 if TYPE_CHECKING:
-    from .._core.admission import TicketOffice
+    from .._core.admission import TicketValidator
 
 logger = logging.getLogger("aiordma.tcp")
 
@@ -223,7 +223,7 @@ class TCPRequest(Request):
         self._socket: socket.socket | None = accepted  # None once it belongs to the link
         self._accepted_from = address
         self._address = address_of(address) or address
-        self._tickets: TicketOffice | None = None  # set once the peer has been challenged
+        self._tickets: TicketValidator | None = None  # set once the peer has been challenged
         self._offer = b""  # offer that was read before the link was created
         self._is_ours = False  # whether the peer has sent the magic
         self._tcp: TCPLink | None = None
@@ -298,7 +298,7 @@ class TCPRequest(Request):
                 security.agree(peer)  # the peer compares the hellos too, and also fails
             assert self._tickets is not None
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
-            if not self._tickets.admits(ticket, offer):
+            if not self._tickets.validate(ticket, offer):
                 raise ProtocolError("the peer's ticket does not match this listener's challenge")
         devices, when_closed = acceptor.devices, acceptor.take_place()
         attempt.take_over(

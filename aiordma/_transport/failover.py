@@ -184,7 +184,7 @@ class Failover:
         self.leads += 1
         # Move the pending work before `moved` replaces the region keys, because the work still
         # contains the previous lead's keys.
-        self.rails.messages.lead_on(queue, self.leads)
+        self.rails.messages.switch_lead(queue, self.leads)
         self.moved(rail)
         if self.resume and self.resume[0] == rail.number and not queue.failed:
             self._take(_E.RESUMED)

@@ -190,7 +190,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._keep_alive: KeepAlive | None = None
         self._affinity = LoopAffinity()
         self._loop = self._affinity.loop
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         self._link: Link | None = None
         self._inband: InbandHandler | None = None
         self._rails: Rails | None = None
@@ -375,7 +375,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             return
         self._peer_close_error = error
         self._messages.peer_has_left = True
-        self._queue.leave(error)
+        self._queue.retire(error)
 
     def _blame(self, error: ProtocolError | AuthenticationError) -> None:
         """Send the peer a goodbye with the error, and end without waiting for its delivery."""

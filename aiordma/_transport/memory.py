@@ -171,7 +171,7 @@ class UserMemory:
 
     def __exit__(self, *_: object) -> None:
         assert self._local is not None
-        self._local._give_back()
+        self._local._release_memory()
         self._view.release()
         self._keeper = None
 

@@ -396,7 +396,8 @@ class Rails:
         if rail.state is not state:
             return
         if state is _S.STOPPED:
-            if self.messages.outbox.stripes.holds(rail.number):  # these bytes cannot be sent again
+            # The bytes of held chunks cannot be sent again.
+            if self.messages.outbox.stripes.has_held_chunks(rail.number):
                 self.messages.lead.connection_broke(error)
         else:
             self._broke(rail, error)
@@ -534,7 +535,7 @@ class Rails:
     def _gone(self, rail: Rail, tells: bool) -> None:
         """Release a rail that has ended on both sides. If `tells`, send RailDown to the peer."""
         self._release(rail)
-        self.messages.outbox.stripes.over(rail.number)
+        self.messages.outbox.stripes.release_held_chunks(rail.number)
         if tells:
             self._tell(protocol.RailDown(_UNKNOWN, rail.number))
 

@@ -312,7 +312,7 @@ class HandedOver:
 
     def __init__(self, buffer: Buffer) -> None:
         self._length = len(buffer)
-        self._block: Block | None = buffer._give_up()
+        self._block: Block | None = buffer._transfer_block()
 
     def __len__(self) -> int:
         return self._length

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from ssl import SSLContext
 from typing import IO, Any, TypeVar, Unpack
 
-from .._core.arguments import host_name, integer, misfit, refusal
+from .._core.arguments import host_name, integer, refusal, signature_error
 from .._options import STREAM, TLS, StreamOptions, complete, shows
 from ..errors import AddressError, host_port
 from ..transport import Connection, check_security, connect_with
-from .tls import NO_LIMITS, TLSLimits, between, context_of, hinted
+from .tls import NO_LIMITS, TLSLimits, add_tls_hint, context_of, wrap_in_tls
 from .transport import StreamTransport
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -77,7 +77,7 @@ def check_factory(factory: object) -> None:
     if not callable(factory):
         wanted = "a function that returns a protocol, such as a subclass of asyncio.Protocol"
         raise TypeError(refusal("protocol_factory", wanted, factory))
-    if why := misfit(factory, ()):
+    if why := signature_error(factory, ()):
         raise TypeError(f"protocol_factory {factory!r} must not require arguments: {why}")
 
 
@@ -109,7 +109,7 @@ async def attach(
         below: Any = protocol
         if tls.context is not None:
             limits = TLSLimits(handshake, shutdown)
-            below = between(protocol, tls.context, ready, limits, server_hostname=tls.name)
+            below = wrap_in_tls(protocol, tls.context, ready, limits, server_hostname=tls.name)
         transport = StreamTransport(connection, below)
     except BaseException:
         connection.abort()
@@ -119,7 +119,7 @@ async def attach(
     except OSError as error:
         transport.abort()
         peer = connection.peer_address
-        raise hinted(error, host_port(peer) if peer else "the peer") from error.__cause__
+        raise add_tls_hint(error, host_port(peer) if peer else "the peer") from error.__cause__
     except BaseException:
         transport.abort()
         raise

@@ -42,11 +42,13 @@ ADDRESS_OPTIONS = ("family", "flags", "all_errors")
 SERVER_OPTIONS = OPTIONS | {"backlog", "start_serving", "reuse_address", "reuse_port", "keep_alive"}
 
 # True while asyncio's own `create_connection` is running, so that `sock_connect` uses TCP.
-_of_asyncio: ContextVar[bool] = ContextVar("aiordma.streams.of_asyncio", default=False)
+_in_asyncio_connect: ContextVar[bool] = ContextVar("aiordma.streams.of_asyncio", default=False)
 
 # RDMA connections opened by `sock_connect` and not yet used by `create_connection`. Each connection
 # belongs to a finalizer, which aborts the connection if the socket is garbage-collected.
-_dialled: WeakKeyDictionary[socket.socket, finalize[..., socket.socket]] = WeakKeyDictionary()
+_unclaimed_connections: WeakKeyDictionary[socket.socket, finalize[..., socket.socket]] = (
+    WeakKeyDictionary()
+)
 
 
 PART = 256 << 10
@@ -100,10 +102,10 @@ class OverRDMA:
         ssl, sock = options.get("ssl"), options.get("sock")
         server_hostname = options.get("server_hostname")
         limits = TLSLimits.of(options)
-        dialled = None if sock is None else _dialled.pop(sock, None)
-        if sock is not None and dialled is not None and host is None and port is None:
+        unclaimed = None if sock is None else _unclaimed_connections.pop(sock, None)
+        if sock is not None and unclaimed is not None and host is None and port is None:
             client.check_factory(protocol_factory)
-            detached = dialled.detach()
+            detached = unclaimed.detach()
             assert detached is not None
             _, connection = detached[2]
             sock.close()
@@ -116,27 +118,27 @@ class OverRDMA:
         number = client.port_number(port)
         by_name = sock is None and (host is not None or port is not None)
         if not by_name or not self.applies(host, number):
-            token = _of_asyncio.set(True)
+            token = _in_asyncio_connect.set(True)
             try:
                 return await super().create_connection(  # type: ignore[misc]
                     protocol_factory, host, port, **options
                 )
             finally:
-                _of_asyncio.reset(token)
+                _in_asyncio_connect.reset(token)
         client.check_factory(protocol_factory)
         check_options("create_connection", options, CONNECT_OPTIONS)
         tls = client.ClientTLS(ssl, server_hostname, host, limits)
-        asked = {name: options[name] for name in ADDRESS_OPTIONS if name in options}
+        address_options = {name: options[name] for name in ADDRESS_OPTIONS if name in options}
         source = options.get("local_addr")
-        connection = await self._connect(host or "localhost", number, source, **asked)
+        connection = await self._connect(host or "localhost", number, source, **address_options)
         return await client.attach(connection, protocol_factory, tls)
 
     async def _connect(
-        self, host: str, port: int, source: Address | None, **asked: Any
+        self, host: str, port: int, source: Address | None, **address_options: Any
     ) -> Connection:
         options: ClientOptions = {**CLIENT, **self._options, "source": source}
         security = check_security(options, None, host, stream=True)
-        return await connect_with(options, security, host, port, **asked)
+        return await connect_with(options, security, host, port, **address_options)
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         """Connect to an address over RDMA on behalf of a socket.
@@ -149,7 +151,7 @@ class OverRDMA:
         stream = (
             sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
         )
-        if not stream or _of_asyncio.get() or not self.applies(*address[:2]):
+        if not stream or _in_asyncio_connect.get() or not self.applies(*address[:2]):
             return await super().sock_connect(sock, address)  # type: ignore[misc, no-any-return]
         check_host(address[0])  # with TCP, the host would end at the first null character
         bound, _ = sock.getsockname()[:2]
@@ -162,9 +164,9 @@ class OverRDMA:
             except OSError:
                 raise error from None
         else:
-            dialled = finalize(sock, abort, asyncio.get_running_loop(), connection)
-            dialled.atexit = False
-            _dialled[sock] = dialled
+            unclaimed = finalize(sock, abort, asyncio.get_running_loop(), connection)
+            unclaimed.atexit = False
+            _unclaimed_connections[sock] = unclaimed
 
     async def create_server(
         self,
@@ -180,14 +182,14 @@ class OverRDMA:
         limits = TLSLimits.of(options)
         number = client.port_number(port)
         hosts = server.hosts_of(host)
-        meant = {self.applies(each or None, number) for each in hosts}
+        uses_rdma = {self.applies(each or None, number) for each in hosts}
         by_name = options.get("sock") is None and (host is not None or port is not None)
-        if not by_name or meant == {False}:
+        if not by_name or uses_rdma == {False}:
             return await super().create_server(  # type: ignore[misc]
                 protocol_factory, host, port, **options
             )
         check_options("create_server", options, SERVER_OPTIONS)
-        if False in meant:
+        if False in uses_rdma:
             raise ValueError(
                 f"cannot start a single server on {host!r}: applies() selects RDMA for only some "
                 "of these hosts; start a separate server for the others"

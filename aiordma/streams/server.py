@@ -19,7 +19,7 @@ from ..errors import ConnectionClosedError, DeviceEventError
 from ..transport import Address, Connection, Listener, check_security, check_signature, listen_with
 from .client import LIMIT, check_factory, port_number
 from .sockets import transport_socket
-from .tls import NO_LIMITS, TLSLimits, between, context_of
+from .tls import NO_LIMITS, TLSLimits, context_of, wrap_in_tls
 from .transport import StreamTransport
 
 Hosts = str | Iterable[str | None] | None
@@ -43,16 +43,16 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         self._limits = limits
         self._affinity = LoopAffinity()
         self._loop = self._affinity.loop
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         # Like asyncio's servers, keep serving even if the program drops its reference.
         self._loop_shutdown.add(self, keep=True)
         self._listener = listener
         self._factory = protocol_factory
         self._transports: set[StreamTransport] = set()
-        self._all_lost = asyncio.Event()
-        self._all_lost.set()
+        self._all_disconnected = asyncio.Event()
+        self._all_disconnected.set()
         self._closing: asyncio.Task[None] | None = None
-        self._close_begun = asyncio.Event()
+        self._close_started = asyncio.Event()
         self._accepting: asyncio.Task[None] | None = None
         self._serving_forever: asyncio.Future[None] | None = None
 
@@ -132,20 +132,20 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             )
         else:
             self._transports.add(transport)
-            self._all_lost.clear()
+            self._all_disconnected.clear()
 
     def _attach(self, connection: Connection) -> StreamTransport:
         protocol = self._factory()
         if self._context is None:
-            return StreamTransport(connection, protocol, self._lost)
+            return StreamTransport(connection, protocol, self._on_connection_lost)
         # asyncio calls the protocol's `connection_made` after the TLS handshake.
-        tls = between(protocol, self._context, None, self._limits, server_side=True)
-        return StreamTransport(connection, tls, self._lost, awaits_tls=True)
+        tls = wrap_in_tls(protocol, self._context, None, self._limits, server_side=True)
+        return StreamTransport(connection, tls, self._on_connection_lost, awaits_tls=True)
 
-    def _lost(self, transport: StreamTransport) -> None:
+    def _on_connection_lost(self, transport: StreamTransport) -> None:
         self._transports.discard(transport)
         if not self._transports:
-            self._all_lost.set()
+            self._all_disconnected.set()
 
     def close(self) -> None:
         """Stop listening. Connections already accepted stay open.
@@ -156,7 +156,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._affinity.check(self)
             self._loop_shutdown.remove(self)
             self._closing = background(self._loop, self._listener.close())
-            self._close_begun.set()
+            self._close_started.set()
 
     def close_clients(self) -> None:
         """Close each accepted connection once its written data has been sent."""
@@ -176,12 +176,12 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         if self._closing is None and self._affinity.is_after_fork:
             return
         self._affinity.check(self)
-        await self._close_begun.wait()
+        await self._close_started.wait()
         assert self._closing is not None
         await asyncio.shield(self._closing)
         if self._accepting is not None:
             await asyncio.wait([self._accepting])  # serve_forever raises the task's exception
-        await self._all_lost.wait()
+        await self._all_disconnected.wait()
 
     async def _end_with_loop(self) -> None:
         self.close()  # each connection is closed separately

@@ -21,14 +21,14 @@ SocketName = tuple[str, int] | tuple[str, int, int, int]
 
 # Socket options that are accepted but have no effect on a stream, with their initial values. A
 # connection always sends without delay, and `Config.keep_alive` configures its keep-alive.
-OF_SOCKETS = "SO_KEEPALIVE SO_REUSEADDR SO_REUSEPORT SO_PRIORITY SO_RCVBUF SO_SNDBUF"
-OF_TCP = "KEEPIDLE KEEPINTVL KEEPCNT QUICKACK USER_TIMEOUT CORK NOTSENT_LOWAT"
-WITHOUT_EFFECT: dict[tuple[int, int], int] = {
-    **{(socket.SOL_SOCKET, getattr(socket, name)): 0 for name in OF_SOCKETS.split()},
-    **{(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}")): 0 for name in OF_TCP.split()},
+SOCKET_OPTIONS = "SO_KEEPALIVE SO_REUSEADDR SO_REUSEPORT SO_PRIORITY SO_RCVBUF SO_SNDBUF"
+TCP_OPTIONS = "KEEPIDLE KEEPINTVL KEEPCNT QUICKACK USER_TIMEOUT CORK NOTSENT_LOWAT"
+IGNORED_OPTIONS: dict[tuple[int, int], int] = {
+    **{(socket.SOL_SOCKET, getattr(socket, name)): 0 for name in SOCKET_OPTIONS.split()},
+    **{(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}")): 0 for name in TCP_OPTIONS.split()},
     (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
 }
-READ_ONLY = {
+READ_ONLY_OPTIONS = {
     (socket.SOL_SOCKET, socket.SO_ERROR): 0,
     (socket.SOL_SOCKET, socket.SO_TYPE): int(socket.SOCK_STREAM),
 }
@@ -46,7 +46,7 @@ def socket_name(address: Address | None) -> SocketName | None:
     return host, port, 0, int(scope) if scope.isdecimal() else 0
 
 
-def refused(what: str, number: int, instead: str) -> OSError:
+def unsupported_error(what: str, number: int, instead: str) -> OSError:
     return OSError(number, f"{what} is not supported by a stream over RDMA; {instead}")
 
 
@@ -112,7 +112,7 @@ class StreamSocket:
             OSError: If streams do not support the option. The error's `errno` is ENOPROTOOPT.
         """
         key = (level, option)
-        known = {**WITHOUT_EFFECT, **READ_ONLY, **self._options}
+        known = {**IGNORED_OPTIONS, **READ_ONLY_OPTIONS, **self._options}
         if key not in known:
             raise self._unknown(key)
         return known[key]
@@ -124,12 +124,14 @@ class StreamSocket:
             OSError: If streams do not accept the option. The error's `errno` is ENOPROTOOPT.
         """
         key = (level, option)
-        if key not in WITHOUT_EFFECT:
+        if key not in IGNORED_OPTIONS:
             raise self._unknown(key)
         self._options[key] = value
 
     def _unknown(self, key: tuple[int, int]) -> OSError:
-        return refused(f"socket option {key}", errno.ENOPROTOOPT, "use aiordma.Config instead")
+        return unsupported_error(
+            f"socket option {key}", errno.ENOPROTOOPT, "use aiordma.Config instead"
+        )
 
     def get_inheritable(self) -> bool:
         """Return False, because child processes do not inherit streams."""
@@ -137,11 +139,13 @@ class StreamSocket:
 
     def shutdown(self, how: int) -> None:
         """Raise OSError with EOPNOTSUPP. Streams do not support this operation."""
-        raise refused("shutdown", errno.EOPNOTSUPP, "use the transport's write_eof() instead")
+        raise unsupported_error(
+            "shutdown", errno.EOPNOTSUPP, "use the transport's write_eof() instead"
+        )
 
     def dup(self) -> socket.socket:
         """Raise OSError with EOPNOTSUPP. Streams do not support this operation."""
-        raise refused("dup", errno.EOPNOTSUPP, "the stream has no socket to duplicate")
+        raise unsupported_error("dup", errno.EOPNOTSUPP, "the stream has no socket to duplicate")
 
 
 def transport_socket(

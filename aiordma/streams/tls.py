@@ -62,7 +62,7 @@ def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
     return tls
 
 
-def hinted(error: OSError, peer: str) -> OSError:
+def add_tls_hint(error: OSError, peer: str) -> OSError:
     """Return `error` with a hint to pass `ssl` on both sides or on neither.
 
     `error` was raised by a client's TLS handshake with `peer`. Certificate verification errors are
@@ -77,7 +77,7 @@ def hinted(error: OSError, peer: str) -> OSError:
     return type(error)(text)
 
 
-def between(
+def wrap_in_tls(
     protocol: asyncio.BaseProtocol,
     context: ssl.SSLContext,
     ready: asyncio.Future[None] | None,

@@ -165,7 +165,7 @@ class _Outbox:
             self._not_sent(size, error)
         on_sent()
         if self.undelivered or not self.sends:
-            self._let_go()
+            self._wake_waiters()
 
     def _not_sent(self, size: int, error: BaseException) -> None:
         self.undelivered |= size > 0
@@ -179,7 +179,7 @@ class _Outbox:
             self._idle = self._idle or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
 
-    def _let_go(self) -> None:
+    def _wake_waiters(self) -> None:
         """Wake the tasks in `wait` after everything has been sent or sending has failed."""
         idle, self._idle = self._idle, None
         if idle is not None:
@@ -190,7 +190,7 @@ class _Outbox:
         self._chunks.clear()
         self.size = 0
         self.undelivered = True
-        self._let_go()
+        self._wake_waiters()
 
 
 class _Inbox:
@@ -277,7 +277,7 @@ class StreamTransport(_FlowControlMixin):
         self._affinity = LoopAffinity()
         self._connection = connection
         self._inbox = _Inbox(connection)
-        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.for_running_loop()
         self._loop_shutdown.take_over(self, connection)
         self._on_lost = on_lost
         self._awaits_tls = awaits_tls  # the client has not begun the TLS handshake yet

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from aiordma._core.admission import SALT_SIZE, TICKETS, Challenge, TicketOffice, ticket
+from aiordma._core.admission import SALT_SIZE, TICKETS, Challenge, TicketValidator, ticket
 from aiordma._core.handshake import CHALLENGE_SIZE, ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE
 from aiordma.errors import AuthenticationError
 
@@ -27,9 +27,11 @@ def counted() -> Callable[[int], bytes]:
 salt = counted()
 
 
-def show(office: TicketOffice, challenge: Challenge | None = None) -> bool:
+def show(office: TicketValidator, challenge: Challenge | None = None) -> bool:
     """Return whether a valid ticket for the challenge, by default the current one, is admitted."""
-    return office.admits(ticket(KEY, challenge or office.challenge, OFFER, salt(SALT_SIZE)), OFFER)
+    return office.validate(
+        ticket(KEY, challenge or office.challenge, OFFER, salt(SALT_SIZE)), OFFER
+    )
 
 
 def test_ticket_matches_an_independent_hmac() -> None:
@@ -47,9 +49,9 @@ def test_ticket_and_challenge_fit_their_places() -> None:
 
 
 def test_ticket_is_admitted_once() -> None:
-    office = TicketOffice(KEY, counted())
+    office = TicketValidator(KEY, counted())
     shown = ticket(KEY, office.challenge, OFFER, b"salt")
-    assert [office.admits(shown, OFFER) for _ in range(3)] == [True, False, False]
+    assert [office.validate(shown, OFFER) for _ in range(3)] == [True, False, False]
     assert show(office)
 
 
@@ -59,14 +61,14 @@ def test_ticket_is_admitted_once() -> None:
 def test_ticket_of_another_key_or_offer_raises_authentication_error(
     key: bytes, offer: bytes
 ) -> None:
-    office = TicketOffice(KEY, counted())
+    office = TicketValidator(KEY, counted())
     with pytest.raises(AuthenticationError):
-        office.admits(ticket(key, office.challenge, offer, b"salt"), OFFER)
+        office.validate(ticket(key, office.challenge, offer, b"salt"), OFFER)
 
 
 def test_ticket_for_another_challenge_is_not_admitted() -> None:
     """A client whose challenge is from before a restart is asked again."""
-    office = TicketOffice(KEY, counted())
+    office = TicketValidator(KEY, counted())
     assert not show(office, Challenge(b"\1" * 32))
     with pytest.raises(AuthenticationError):  # a ticket is valid for one listener only
         show(office, Challenge(office.challenge.tag.ljust(32, b"\1")))
@@ -74,26 +76,26 @@ def test_ticket_for_another_challenge_is_not_admitted() -> None:
 
 def test_challenge_is_valid_for_a_number_of_tickets() -> None:
     """The previous challenge is valid for as many more, so that slow clients need not retry."""
-    office = TicketOffice(KEY, counted())
+    office = TicketValidator(KEY, counted())
     first = office.challenge
     early = ticket(KEY, first, OFFER, b"salt")
-    assert office.admits(early, OFFER)
+    assert office.validate(early, OFFER)
     for _ in range(TICKETS - 1):
         assert show(office)
     second = office.challenge
     assert second.nonce != first.nonce
     assert show(office, first)
-    assert not office.admits(early, OFFER)
+    assert not office.validate(early, OFFER)
     for _ in range(TICKETS):
         assert show(office)
     assert not show(office, first)
-    assert not office.admits(early, OFFER)
+    assert not office.validate(early, OFFER)
     assert show(office, second)
 
 
 def test_ticket_office_remembers_a_bounded_number_of_tickets() -> None:
     """The bound also holds if all tickets are for the previous challenge."""
-    office = TicketOffice(KEY, counted())
+    office = TicketValidator(KEY, counted())
     for _ in range(TICKETS - 1):
         assert show(office)
     before = office.challenge
@@ -104,12 +106,12 @@ def test_ticket_office_remembers_a_bounded_number_of_tickets() -> None:
 
 
 def test_forged_tickets_leave_no_state() -> None:
-    office = TicketOffice(KEY, counted())
+    office = TicketValidator(KEY, counted())
     first = office.challenge
     for number in range(3 * TICKETS):
         forged = ticket(bytes(16), first, OFFER, number.to_bytes(SALT_SIZE, "little"))
         with pytest.raises(AuthenticationError):
-            office.admits(forged, OFFER)
-        assert not office.admits(bytes(TICKET_SIZE), OFFER)
+            office.validate(forged, OFFER)
+        assert not office.validate(bytes(TICKET_SIZE), OFFER)
     assert office.challenge == first
     assert not office._admitted[first]

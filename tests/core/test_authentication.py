@@ -37,7 +37,7 @@ def test_proof_matches_an_independent_hmac() -> None:
     text = b"server" + NONCES[0] + NONCES[1] + CONNECTION
     expected = hmac.new(derived, text, hashlib.sha256).digest()
     assert auth.proof(KEY, "server", *NONCES, CONNECTION) == expected
-    assert auth.proves(expected, expected)
+    assert auth.is_valid_proof(expected, expected)
 
 
 def test_proof_depends_on_every_input() -> None:
@@ -61,7 +61,7 @@ def test_proof_depends_on_every_input() -> None:
     expected = auth.proof(*base)
     proofs = [auth.proof(*arguments) for arguments in changed]
     assert len({expected, *proofs}) == len(changed) + 1
-    assert not any(auth.proves(expected, proof) for proof in proofs)
+    assert not any(auth.is_valid_proof(expected, proof) for proof in proofs)
 
 
 LONG = bytes(range(100))
@@ -76,7 +76,7 @@ def test_keys_equal_under_hmac_give_different_proofs(key: bytes, other: bytes) -
     """HMAC pads short keys with zeros and hashes long ones (RFC 2104)."""
     assert hmac.digest(key, b"", "sha256") == hmac.digest(other, b"", "sha256")
     shown = [auth.proof(one, "client", *NONCES, CONNECTION) for one in (key, other)]
-    assert not auth.proves(*shown)
+    assert not auth.is_valid_proof(*shown)
     assert not {*traffic(key=key)} & {*traffic(key=other)}
 
 

@@ -22,7 +22,7 @@ __all__ = ["wire"]
 def waiting(bare: BareChannel) -> tuple[int, int]:
     """Return the number of waiting messages, and of frames in flight that carry messages."""
     figures = bare.channel.figures()
-    return figures["messages_waiting"], figures["frames_under_way"]
+    return figures["messages_waiting"], figures["frames_in_flight"]
 
 
 def test_messages_waiting_for_a_bundle_leave_in_the_next_iteration(wire: Wire) -> None:

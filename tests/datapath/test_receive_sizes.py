@@ -50,7 +50,7 @@ def test_receive_sizes_fit_recent_frames(runs: list[tuple[int, int, str]]) -> No
         for _ in range(times):
             if length <= LARGEST:
                 frames.append(length)
-            wanted = sizes.wanted_after(length)
+            wanted = sizes.size_after(length)
             before = max(0, before - 1)
             assert wanted == fitting(size, frames)
             if wanted != size and answer != "wait":

@@ -120,7 +120,7 @@ class Net:
         rail.broken = True
         self.stripes.remove(rail)
         for chunk in rail.chunks:
-            self.stripes.give_back(chunk.lane, chunk.operation, chunk.start, chunk.length)
+            self.stripes.requeue_chunk(chunk.lane, chunk.operation, chunk.start, chunk.length)
         rail.chunks.clear()
 
     def takes(self, size: int) -> float:
@@ -237,7 +237,7 @@ def test_each_byte_is_moved_once(seed: int) -> None:
                 net.stripes.add(Rail(chance.uniform(0.1, 10) * MB))
             case _:
                 net.step()
-        assert all(lane.under_way == len(lane.rail.chunks) for lane in net.stripes.lanes)
+        assert all(lane.chunks_in_flight == len(lane.rail.chunks) for lane in net.stripes.lanes)
     net.stripes.add(Rail(MB))
     for lane in net.stripes.lanes[:-1]:
         net.break_(lane.rail)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiordma._loop.adaptive_polling import MOST_SKIPPED, AdaptivePolling
+from aiordma._loop.adaptive_polling import MAX_SKIPPED, AdaptivePolling
 
 
 def wakes_without_a_spin(polling: AdaptivePolling) -> int:
@@ -31,7 +31,7 @@ def test_misses_make_spins_rare_until_a_hit() -> None:
         polling.missed()
         skipped.append(wakes_without_a_spin(polling))
     assert skipped[:4] == [1, 3, 7, 15]
-    assert skipped[-1] == MOST_SKIPPED
+    assert skipped[-1] == MAX_SKIPPED
     polling.hit()
     polling.missed()
     assert wakes_without_a_spin(polling) == 1

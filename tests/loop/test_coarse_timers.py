@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aiordma._datapath.memory import MACHINE
-from aiordma._loop.coarse_timers import ROOM, CoarseTimers
+from aiordma._loop.coarse_timers import COMPACT_THRESHOLD, CoarseTimers
 from aiordma.errors import VerbsError
 
 
@@ -102,9 +102,9 @@ async def test_timers_can_be_set_while_others_fire(timers: CoarseTimers) -> None
 async def test_cancelled_timers_are_forgotten(timers: CoarseTimers) -> None:
     came = asyncio.Event()
     timers.call_later(0.01, came.set)
-    for _ in range(10 * ROOM):
+    for _ in range(10 * COMPACT_THRESHOLD):
         timers.call_later(60, lambda: None).cancel()
-    assert len(timers._timers) <= ROOM
+    assert len(timers._timers) <= COMPACT_THRESHOLD
     await came.wait()
 
 

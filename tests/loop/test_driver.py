@@ -32,7 +32,7 @@ from aiordma._loop.driver import (
     EventDriver,
     RequestDriver,
 )
-from aiordma._loop.time_share import BURST, LONGEST, SHARE
+from aiordma._loop.time_share import BURST, MAX_WAIT, SHARE
 from aiordma.errors import InternalError, VerbsError
 from tests.combinations import LOOPS
 from tests.datapath.bare_channel import Owner
@@ -213,7 +213,7 @@ async def test_many_completions_leave_other_tasks_their_turn(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, batch: int, rounds: int, polling: float
 ) -> None:
     monkeypatch.setattr("aiordma._loop.completion_reader.COMPLETIONS_PER_CALL", batch)
-    monkeypatch.setattr("aiordma._loop.completion_reader.ROUNDS", rounds)
+    monkeypatch.setattr("aiordma._loop.completion_reader.MAX_DRAINS", rounds)
 
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
         driver._reader._polling._skip = 1 << 20  # no looks, which would also find the completions
@@ -322,11 +322,11 @@ async def test_reserved_entries_are_free_when_the_queue_was_empty(
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, _):
         cq = driver.reserve_cq(10)
         driver.release_cq(cq, 10)
-        assert driver.channel.leaving == [cq.entries]
+        assert driver.channel.pending_release == [cq.entries]
         first.send()
         await first.sink.wait(1)
-        assert driver.channel.leaving == []
-        assert cq.entries.leaving == 0
+        assert driver.channel.pending_release == []
+        assert cq.entries.pending_release == 0
 
 
 @pytest.mark.parametrize("polling", [0, 30e-6, 1e-3])
@@ -334,10 +334,10 @@ async def test_reader_spins_before_sleeping_as_configured(
     device_name: str, host: str, polling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    look_soon = CompletionReader._spin_soon
+    check_soon = CompletionReader._spin_soon
 
     def noted(reader: CompletionReader) -> None:
-        look_soon(reader)
+        check_soon(reader)
         looks.append(reader._poller.spin_us)
 
     monkeypatch.setattr(CompletionReader, "_spin_soon", noted)
@@ -691,7 +691,7 @@ async def test_requests_pause_when_their_time_is_used_up(
     events.share.use(60)
     events.take()
     assert (taken, is_watched()) == (1, False)
-    now += LONGEST + BURST * SHARE
+    now += MAX_WAIT + BURST * SHARE
     events._watch()
     events.take()
     assert (taken, is_watched()) == (2, True)
@@ -721,4 +721,4 @@ def test_loop_closed_during_the_pause_closes_the_channel(
     events = loop.run_until_complete(pause())
     loop.close()
     gc.collect()
-    assert events._gone
+    assert events._closed

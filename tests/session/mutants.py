@@ -38,7 +38,7 @@ MUTANTS = {
     ),
     "messages do not go on when memory comes": (
         "_datapath/outbox.pyx",
-        "        go_on(self, AWAITS_MEMORY)",
+        "        resume_sending(self, AWAITS_MEMORY)",
         "        pass",
     ),
     "what is being read for a cancelled receiver is lost": (
@@ -69,12 +69,13 @@ MUTANTS = {
     ),
     "a chunk that a broken rail has not read counts as read": (
         "_datapath/inbox.pyx",
-        "    return fetcher.outbox.stripes.give_back(lane, pending.striped, start, length)",
-        "    lane.under_way -= 1\n    return read_done(fetcher, pending, length)",
+        "    return fetcher.outbox.stripes.requeue_chunk(lane, pending.striped, start, length)",
+        "    lane.chunks_in_flight -= 1\n    return read_done(fetcher, pending, length)",
     ),
     "a message overtakes the writes before it": (
         "_datapath/backlog.pyx",
-        "        return not self.waits or next(iter(self.works.values()), number + 1) > number",
+        "        return not self.is_waiting or next(iter(self.works.values()), number + 1) > "
+        "number",
         "        return True",
     ),
     "the peer is told of a write that was not done": (
@@ -82,11 +83,15 @@ MUTANTS = {
         "            self.waiter.undone = True\n",
         "            pass\n",
     ),
-    "a write is over before its message": ("_datapath/outbox.pyx", "    waiter.left += 1\n", ""),
+    "a write is over before its message": (
+        "_datapath/outbox.pyx",
+        "    waiter.parts_remaining += 1\n",
+        "",
+    ),
     "the next receiver is not told when one that was told gives up": (
         "_datapath/inbox.pyx",
-        "            wake_if_ready(inbox)  # the message, or",
-        "            pass  # the message, or",
+        "            wake_if_ready(inbox)  # the next receiver",
+        "            pass  # the next receiver",
     ),
     "what has arrived is not taken before the end": (
         "_transport/lifecycle.py",
@@ -122,8 +127,8 @@ MUTANTS = {
     ),
     "work overtakes a striped write": (
         "_datapath/one_sided.pyx",
-        "return STAYS if self.writes() else BEGUN",
-        "return BEGUN",
+        "return TURN_BLOCKED if self.writes() else TURN_STARTED",
+        "return TURN_STARTED",
     ),
     "an atomic operation is done again by another rail": (
         "_datapath/one_sided.pyx",
@@ -142,7 +147,7 @@ MUTANTS = {
     ),
     "a rail joins before the lead has done what was before": (
         "_datapath/one_sided.pyx",
-        "lead.table.holds(self.after) or ",
+        "lead.table.is_in_flight(self.predecessor) or ",
         "",
     ),
 }

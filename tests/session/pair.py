@@ -211,7 +211,7 @@ def check_credits(conn: Connection, other: Connection) -> None:
     there = other._messages.outbox.credits.account()
     _, _, held_data, owed_data, held_control, owed_control = there
     limit = other._endpoint.config.data_receives
-    if conn._messages.outbox.journal.keeps:
+    if conn._messages.outbox.journal.is_enabled:
         limit = min(limit, conn._endpoint.config.send_queue)
     assert data + held_data + owed_data == limit
     assert control + held_control + owed_control == other._endpoint.config.control_receives
@@ -223,7 +223,7 @@ def check_waits(conn: Connection, other: Connection) -> None:
     assert it["rendezvous"] <= other._messages.figures()["arrived"]
     if not conn._endpoint.driver.pool.statistics().waiting:
         assert not conn._queue.outstanding
-        assert not it["frames_under_way"]
+        assert not it["frames_in_flight"]
         assert not it["controls_waiting"]
         assert not it["messages_waiting"] or not it["credits"] or it["rendezvous"]
         assert not (it["receivers"] and it["arrived"])

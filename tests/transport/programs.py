@@ -779,7 +779,7 @@ def check_pool(*ends: End) -> None:
     names = ("receives", "larger_blocks", "spare_blocks")
     kept = sum(figures(end.conn)[name] for end in ends for name in names)
     for end in ends:
-        if (journal := end.conn._messages.outbox.journal).keeps:
+        if (journal := end.conn._messages.outbox.journal).is_enabled:
             assert end.conn._rails is not None
             others = [rail for rail in end.conn._rails.rails if rail is not end.conn._rails.lead]
             kept += len(journal) + sum(rail.queue is not None for rail in others)

@@ -111,7 +111,7 @@ async def test_keep_alive_sends_no_probe_during_traffic(factory: ConnectionFacto
             """Return whether a keep-alive check sends a probe now."""
             keep_alive._timer.cancel()
             keep_alive._look()
-            return any(isinstance(work, Probe) for work in client._queue.under_way())
+            return any(isinstance(work, Probe) for work in client._queue.outstanding_work())
 
         for _ in range(3):
             await check_alive(client, server)

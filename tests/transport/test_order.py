@@ -90,7 +90,7 @@ async def test_operation_cancelled_before_it_was_posted_is_not_executed(
         doomed = [asyncio.create_task(work()) for _ in range(3)]
         last = asyncio.create_task(client.write(b"z" * 8, there_[8:16]))
         await yield_loop(1)
-        assert client._queue.backlog.waits
+        assert client._queue.backlog.is_waiting
         for task in doomed:
             task.cancel()
         region.close()

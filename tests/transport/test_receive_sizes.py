@@ -72,7 +72,7 @@ async def test_large_messages_of_one_iteration_are_posted_together(
             await at_rest(client, server)
             await yield_loop(2)  # makes these the first messages of their iteration
             sends = [client.send_nowait(pattern(size, n)) for n in range(3)]
-            assert figures(client)["frames_under_way"] == posted
+            assert figures(client)["frames_in_flight"] == posted
             for n in range(3):
                 with await server.recv() as message:
                     assert message == pattern(size, n)

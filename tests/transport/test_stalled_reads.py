@@ -10,7 +10,7 @@ import pytest
 
 from aiordma import ConnectionBrokenError
 from aiordma._datapath.memory import Clock
-from aiordma._memory.stalled_reads import SLOWEST, StalledReads
+from aiordma._memory.stalled_reads import MIN_BYTES_PER_SECOND, StalledReads
 from tests.session.pair import stop
 
 from .connection_factory import (
@@ -93,12 +93,12 @@ class Reader:
     ("rates", "broken"),
     [
         ([0], [0]),
-        ([4 / SLOWEST], [0]),
+        ([4 / MIN_BYTES_PER_SECOND], [0]),
         ([0.9], [0]),
         ([1.1], []),
         ([0.6, 0.6], []),
         ([1.1, 0.4, 0.6], []),
-        ([2, 4 / SLOWEST, 0.6], [1]),
+        ([2, 4 / MIN_BYTES_PER_SECOND, 0.6], [1]),
     ],
 )
 def test_peers_slower_than_the_least_rate_are_broken(rates: list[float], broken: list[int]) -> None:
@@ -111,8 +111,8 @@ def test_peers_slower_than_the_least_rate_are_broken(rates: list[float], broken:
     for _ in range(40):
         now += 0.5
         for reader in readers:
-            reader.progress += int(reader.rate * SLOWEST / 2)
-        reads._look()
+            reader.progress += int(reader.rate * MIN_BYTES_PER_SECOND / 2)
+        reads._check()
     assert [number for number, reader in enumerate(readers) if reader.broken] == broken
 
 

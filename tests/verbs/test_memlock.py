@@ -73,8 +73,8 @@ def test_memlock_shortage_explains_the_limit(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, soft))
     assert memlock._status()["VmPin"].endswith(" kB")
-    assert memlock.shortage(failure("ibv_reg_mr", errno.EINVAL)) == ""
+    assert memlock.locked_memory_hint(failure("ibv_reg_mr", errno.EINVAL)) == ""
     status = {"CapEff": f"{capabilities:016x}", "VmPin": "12 kB"}
     monkeypatch.setattr(memlock, "_status", lambda: status)
-    text = memlock.shortage(failure("ibv_reg_mr", errno.ENOMEM))
+    text = memlock.locked_memory_hint(failure("ibv_reg_mr", errno.ENOMEM))
     assert reason in text

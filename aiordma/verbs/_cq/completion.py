@@ -64,12 +64,12 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         self.drain_state.calls = self._calls = context.library.table
         self.drain_state.channel = pointer
         self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
-        self.leaving: list[Entries] = []
-        drain_state, leaving = self.drain_state, self.leaving
+        self.pending_release: list[Entries] = []
+        drain_state, pending_release = self.drain_state, self.pending_release
 
         def end_and_destroy(channel: h.ibv_comp_channel) -> None:
             lib.aiordma_drain_end(drain_state)
-            leaving.clear()  # break the reference cycle with its entries
+            pending_release.clear()  # break the reference cycle with its entries
             context.library.calls.ibv_destroy_comp_channel(channel)
 
         super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
@@ -82,7 +82,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         )
         self._events = 0
         self._event_taken = threading.Condition()
-        self._a_thread_takes = False
+        self._has_event_reader = False
 
     def _peer_wakeups(self) -> int:
         """Return the current wake-up counters, for :meth:`_wrote_to_polling_peers`."""
@@ -141,16 +141,16 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         with self._event_taken:
             while queue._events_taken == seen and (left := end - time.monotonic()) > 0:
                 left = min(left, _LONGEST_SLEEP)
-                if self._a_thread_takes:
+                if self._has_event_reader:
                     self._event_taken.wait(left)
                     continue
-                self._a_thread_takes = True
+                self._has_event_reader = True
                 self._event_taken.release()
                 try:
                     self._take_event(left)
                 finally:
                     self._event_taken.acquire()
-                    self._a_thread_takes = False
+                    self._has_event_reader = False
                     self._event_taken.notify_all()
 
     def _take_event(self, seconds: float) -> None:
@@ -187,7 +187,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
             otherwise: A function that handles the results the poller does not handle itself. It
                 must pass the result to :meth:`_drained`.
         """
-        return self._state_address, capacity, self.leaving, otherwise
+        return self._state_address, capacity, self.pending_release, otherwise
 
     def _drained(self, result: int) -> Drained:
         """Decode the result of a table's ``drain``.
@@ -197,10 +197,10 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         """
         if result < 0:
             raise failure("ibv_get_cq_event", -result, f"cannot drain {self!r}")
-        if self.leaving and not result & 2:
-            for queue in self.leaving:
+        if self.pending_release and not result & 2:
+            for queue in self.pending_release:
                 queue.seen_empty()
-            self.leaving.clear()
+            self.pending_release.clear()
         return _DRAINED[result]
 
     def _details(self) -> str:
@@ -236,9 +236,9 @@ class CompletionQueue(Resource[h.ibv_cq]):
             weakref.WeakValueDictionary()
         )
         """The posted work of the queue pairs that use this queue, by queue pair number."""
-        self.entries: Entries = Entries(pointer.cqe, channel.leaving if channel else None)
+        self.entries: Entries = Entries(pointer.cqe, channel.pending_release if channel else None)
         self._array: CompletionArray | None = None
-        self._polls = self._found = self._arms = 0
+        self._polls = self._completions = self._arms = 0
         self._events_taken = 0
         """The number of this queue's events that the channel has taken for `wait`."""
         destroy = context.library.calls.ibv_destroy_cq
@@ -275,7 +275,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         if count < 0:
             raise failure("ibv_poll_cq", -count, f"cannot poll {self!r}")
         self._polls += 1
-        self._found += count
+        self._completions += count
         if count < max:
             self.entries.seen_empty()
         return [
@@ -290,7 +290,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
     def statistics(self) -> CQStatistics:
         """Return the queue's size, counters and number of reserved entries."""
-        return CQStatistics(self.cqe, self.reserved, self._polls, self._found, self._arms)
+        return CQStatistics(self.cqe, self.reserved, self._polls, self._completions, self._arms)
 
     def start_poll(self) -> CompletionCursor:
         """Return a cursor that reads a completion's fields only when they are accessed.
@@ -397,7 +397,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         """
         most = self.context.query_device_ex().cq_mod_caps
         if not most.max_cq_count and not most.max_cq_period:
-            raise self.context._lacking("completion queue moderation", "ibv_modify_cq")
+            raise self.context._unsupported_error("completion queue moderation", "ibv_modify_cq")
         cq_count = integer("cq_count", cq_count, None)
         period = round(seconds("cq_period", cq_period) * 1_000_000)
         if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:
@@ -409,7 +409,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE
         attr.moderate.cq_count = cq_count
         attr.moderate.cq_period = period
-        with self.context._offering("completion queue moderation"):
+        with self.context._requires_capability("completion queue moderation"):
             self.context.library.calls.ibv_modify_cq(self.pointer, attr)
 
     # --- size ------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
                 f"cannot resize {self!r} to {cqe} entries, because {self.reserved} are reserved"
             )
         pointer = self.pointer
-        with self.context._offering("resizing completion queues"):
+        with self.context._requires_capability("resizing completion queues"):
             self.context.library.calls.ibv_resize_cq(pointer, cqe)
         self.entries.capacity = pointer.cqe
 
@@ -493,19 +493,19 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
     def release_when_empty(self, entries: int) -> None:
         """Release reserved entries as soon as a poll finds the queue empty."""
-        self.entries.leave(entries)
+        self.entries.release_when_empty(entries)
 
     @property
     def in_use(self) -> int:
         """The number of reserved entries that have not been released or marked for release."""
-        return self.reserved - self.entries.leaving
+        return self.reserved - self.entries.pending_release
 
     def _details(self) -> str:
         kind = "" if self.fields is None else "extended, "
         return f"{kind}{self.cqe} entries, {self.reserved} reserved"
 
 
-def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> None:
+def reserve_entries(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> None:
     """Reserve completion queue entries for as long as the object behind ``node`` exists.
 
     Raises:
@@ -524,8 +524,8 @@ def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> N
         undone.pop_all()
     held = [(cq.entries, entries) for cq, entries in totals.items() if entries]
 
-    def leave() -> None:
+    def release_entries() -> None:
         for counter, entries in held:
-            counter.leave(entries)
+            counter.release_when_empty(entries)
 
-    node.at_end = leave
+    node.on_destroyed = release_entries

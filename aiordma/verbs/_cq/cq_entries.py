@@ -25,13 +25,13 @@ class Entries:
             the channel's queues empty releases the entries.
     """
 
-    __slots__ = ("_channel", "capacity", "leaving", "reserved")
+    __slots__ = ("_channel", "capacity", "pending_release", "reserved")
 
     def __init__(self, capacity: int, channel: list[Entries] | None = None) -> None:
         self._channel = channel
         self.capacity: int = capacity
         self.reserved: int = 0
-        self.leaving: int = 0
+        self.pending_release: int = 0
 
     @property
     def available(self) -> int:
@@ -40,20 +40,20 @@ class Entries:
 
     def release(self, entries: int) -> None:
         """Release reserved entries immediately."""
-        if entries > self.reserved - self.leaving:
-            held = self.reserved - self.leaving
+        if entries > self.reserved - self.pending_release:
+            held = self.reserved - self.pending_release
             raise ValueError(f"cannot release {entries} entries, because only {held} are reserved")
         self.reserved -= entries
 
-    def leave(self, entries: int) -> None:
+    def release_when_empty(self, entries: int) -> None:
         """Release reserved entries when the queue is next found empty."""
         # This object may already be in the list, because only the next drain clears the list.
         if self._channel is not None and self not in self._channel:
             self._channel.append(self)
-        self.leaving += entries
+        self.pending_release += entries
 
     def seen_empty(self) -> None:
-        """Release the entries passed to :meth:`leave`, after a poll has found the queue empty."""
-        if self.leaving:
-            self.reserved -= self.leaving
-            self.leaving = 0
+        """Release the entries of :meth:`release_when_empty`, after a poll found the queue empty."""
+        if self.pending_release:
+            self.reserved -= self.pending_release
+            self.pending_release = 0

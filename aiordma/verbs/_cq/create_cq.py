@@ -70,7 +70,7 @@ def create_cq(
         extended = True if fields is not None or flags else context.cq_fields is not None
     if extended:
         if fields is None and (fields := context.cq_fields) is None:
-            raise context._lacking("extended completion queues", "ibv_create_cq_ex")
+            raise context._unsupported_error("extended completion queues", "ibv_create_cq_ex")
         pointer = _extended(context, cqe, channel, comp_vector, fields, flags)
         return CompletionQueue(context, pointer, channel, fields, flags)
     if fields is not None or flags:
@@ -105,7 +105,7 @@ def _extended(
         attr.flags = flags
     extras = " with " + repr(fields | 0) if fields & ~STANDARD else ""
     extras += f" and {flags!r}" if flags else ""
-    with context._offering(f"extended completion queues{extras}"):
+    with context._requires_capability(f"extended completion queues{extras}"):
         device = context.query_device()
         if (device.vendor_id, device.vendor_part_id) in _WITHOUT_EXTENDED:
             raise UnsupportedError("extended completion queues", verb="ibv_create_cq_ex")

@@ -95,7 +95,7 @@ class WorkCompletion(NamedTuple):
             _flags(flags),
             None,
             invalidated(imm_data) if flags & _WITH_INV else None,
-            *(() if more is None else _told(more, fields)),
+            *(() if more is None else _extended_values(more, fields)),
         )
 
     @property
@@ -142,7 +142,7 @@ def invalidated(imm_data: int) -> int:
     return socket.htonl(imm_data)
 
 
-def _told(more: More, fields: WCFields | None) -> tuple[int | None, ...]:
+def _extended_values(more: More, fields: WCFields | None) -> tuple[int | None, ...]:
     """Return the fields from ``timestamp`` on. Fields that the queue does not report are None."""
     timestamp, wallclock_ns, tm_tag, slid, pkey_index, sl, bits, cvlan, flow_tag, tm_priv = more
     if fields is None:

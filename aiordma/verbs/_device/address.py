@@ -163,7 +163,7 @@ def best(entries: Sequence[GIDEntry]) -> GIDEntry:
 
 
 # The maximum values of the numeric fields in struct ibv_ah_attr.
-_OF_THE_VECTOR = {
+_MAX_AH_ATTR = {
     "dlid": 0xFFFF,
     "sl": 15,
     "src_path_bits": 0xFF,
@@ -171,7 +171,7 @@ _OF_THE_VECTOR = {
     "port_num": 0xFF,
 }
 # The maximum values of the numeric fields in struct ibv_global_route.
-_OF_THE_ROUTE = {
+_MAX_GLOBAL_ROUTE = {
     "sgid_index": 0xFF,
     "hop_limit": 0xFF,
     "traffic_class": 0xFF,
@@ -200,21 +200,23 @@ class AddressVector(NamedTuple):
     def fields(self) -> dict[str, object]:
         """Return the fields of ``struct ibv_ah_attr`` in a form accepted by cffi."""
 
-        def numbers(of: dict[str, int]) -> dict[str, object]:
-            return {name: integer(name, getattr(self, name), 0, most) for name, most in of.items()}
+        def numbers(limits: dict[str, int]) -> dict[str, object]:
+            return {
+                name: integer(name, getattr(self, name), 0, most) for name, most in limits.items()
+            }
 
-        fields = numbers(_OF_THE_VECTOR)
+        fields = numbers(_MAX_AH_ATTR)
         if self.dgid is not None:
             dgid = instance("dgid", self.dgid, GID, "a GID, such as GID(raw) or GID.from_ip(text)")
             fields["is_global"] = 1
-            fields["grh"] = {"dgid": {"raw": dgid.raw}, **numbers(_OF_THE_ROUTE)}
+            fields["grh"] = {"dgid": {"raw": dgid.raw}, **numbers(_MAX_GLOBAL_ROUTE)}
         return fields
 
     @classmethod
     def read(cls, attr: h.ibv_ah_attr) -> Self:
         """Convert a ``struct ibv_ah_attr``."""
         dgid = GID(ffi.buffer(attr.grh.dgid.raw)[:16]) if attr.is_global else None
-        route = {name: getattr(attr.grh, name) for name in _OF_THE_ROUTE}
+        route = {name: getattr(attr.grh, name) for name in _MAX_GLOBAL_ROUTE}
         return copy_of(attr, cls, dgid=dgid, **route)
 
 

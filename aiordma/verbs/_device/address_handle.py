@@ -101,6 +101,6 @@ def vector_from_wc(
             raise ValueError(f"a GRH must be {GRH_SIZE} bytes long, not {len(data)}")
         ffi.buffer(header)[:] = data
     attr = ffi.new("struct ibv_ah_attr *")
-    with context._offering("address handles from completions"):
+    with context._requires_capability("address handles from completions"):
         context.library.calls.ibv_init_ah_from_wc(context.pointer, port_num, raw, header, attr)
     return AddressVector.read(attr)

@@ -182,14 +182,14 @@ class Context(Resource[h.ibv_context]):
         """
         values = ffi.new("struct ibv_values_ex *")
         values.comp_mask = lib.IBV_VALUES_MASK_RAW_CLOCK
-        with self._offering("reading the device clock"):
+        with self._requires_capability("reading the device clock"):
             self.library.calls.ibv_query_rt_values_ex(self.pointer, values)
         if not values.comp_mask & lib.IBV_VALUES_MASK_RAW_CLOCK:
-            raise self._lacking("reading the device clock", "ibv_query_rt_values_ex")
+            raise self._unsupported_error("reading the device clock", "ibv_query_rt_values_ex")
         return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
 
     @contextmanager
-    def _offering(
+    def _requires_capability(
         self, capability: str, about: Callable[[VerbsError], str] | None = None
     ) -> Iterator[None]:
         """Add the capability's name to any UnsupportedError raised in the ``with`` block.
@@ -202,13 +202,13 @@ class Context(Resource[h.ibv_context]):
         try:
             yield
         except UnsupportedError as error:
-            raise self._lacking(capability, error.verb, error.errno or 0) from None
+            raise self._unsupported_error(capability, error.verb, error.errno or 0) from None
         except VerbsError as error:
             if about is None:
                 raise
             raise explained(error, about(error)) from None
 
-    def _lacking(
+    def _unsupported_error(
         self, capability: str, verb: str, code: int = errno.EOPNOTSUPP
     ) -> UnsupportedError:
         return UnsupportedError(capability, device=self.name, verb=verb, errno=code)
@@ -402,7 +402,7 @@ class Context(Resource[h.ibv_context]):
         most = self.query_device_ex().max_dm_size
         capability = "device memory"
         if not most:
-            raise self._lacking(capability, "ibv_alloc_dm")
+            raise self._unsupported_error(capability, "ibv_alloc_dm")
         if not 0 < length <= most:
             raise ValueError(
                 f"the length of device memory must be between 1 and {most} bytes on {self.name},"
@@ -411,7 +411,7 @@ class Context(Resource[h.ibv_context]):
         attr = ffi.new("struct ibv_alloc_dm_attr *")
         attr.length = length
         attr.log_align_req = log_align_req
-        with self._offering(capability):
+        with self._requires_capability(capability):
             pointer = self.library.calls.ibv_alloc_dm(self.pointer, attr)
         return DeviceMemory(self, pointer, length)
 

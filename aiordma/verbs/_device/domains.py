@@ -22,7 +22,7 @@ class ThreadDomain(Resource[h.ibv_td]):
     def __init__(self, context: verbs.Context) -> None:
         calls = context.library.calls
         attr = ffi.new("struct ibv_td_init_attr *")
-        with context._offering("thread domains"):
+        with context._requires_capability("thread domains"):
             pointer = calls.ibv_alloc_td(context.pointer, attr)
         self.context = context
         super().__init__(Node("ThreadDomain", pointer, calls.ibv_dealloc_td, [context.node]))
@@ -41,7 +41,7 @@ class ParentDomain(ProtectionDomain):
         attr.pd = pd.pointer
         attr.td = td.pointer if td else ffi.NULL
         context = pd.context
-        with context._offering("parent domains"):
+        with context._requires_capability("parent domains"):
             pointer = context.library.calls.ibv_alloc_parent_domain(context.pointer, attr)
         self.pd = pd
         self.td = td

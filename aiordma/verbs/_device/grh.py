@@ -46,7 +46,7 @@ class GRH(NamedTuple):
         # The 20 bytes before an IPv4 header are undefined and may look like an IPv6 header. If both
         # versions match, the IPv4 checksum decides. It accepts random bytes in 1 of 65536 cases.
         v4 = raw[_V4_OFFSET] == _V4_START
-        if raw[0] >> 4 == 6 and not (v4 and _sum_is_right(raw[_V4_OFFSET:])):
+        if raw[0] >> 4 == 6 and not (v4 and _is_checksum_valid(raw[_V4_OFFSET:])):
             first, length, next_header, hops, *addresses = _V6.unpack(raw)
             service, flow = first >> 20 & 0xFF, first & 0xFFFFF
             return cls(6, service, flow, length, next_header, hops, *map(GID, addresses))
@@ -60,7 +60,7 @@ class GRH(NamedTuple):
         return cls(4, service, 0, max(0, length - _V4.size), protocol, hops, *gids)
 
 
-def _sum_is_right(header: bytes) -> bool:
+def _is_checksum_valid(header: bytes) -> bool:
     """Return whether the header's one's complement sum is all ones, as RFC 791 requires."""
     words = [int.from_bytes(header[at : at + 2], "big") for at in range(0, len(header), 2)]
     return sum(words) % 0xFFFF == 0

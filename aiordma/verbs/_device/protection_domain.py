@@ -14,7 +14,7 @@ from aiordma.errors import VerbsError
 from .._cq.completion import CompletionQueue
 from .._cq.work_completion import WorkCompletion
 from .._memory.device_memory import DeviceMemory
-from .._memory.memlock import shortage
+from .._memory.memlock import locked_memory_hint
 from .._memory.memory_region import (
     ADDRESS_SPACE,
     MemoryRegion,
@@ -148,8 +148,8 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         check_rights(access)
         addr = offset if iova is None else iova
         what = f"cannot register {length} bytes at offset {offset} of dma-buf {fd} as {addr:#x}"
-        with self.context._offering(
-            "memory of other devices (dma-buf)", lambda error: what + shortage(error)
+        with self.context._requires_capability(
+            "memory of other devices (dma-buf)", lambda error: what + locked_memory_hint(error)
         ):
             pointer = self.context.library.calls.ibv_reg_dmabuf_mr(
                 self.pointer, offset, length, addr, fd, int(access)
@@ -211,7 +211,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         Raises:
             UnsupportedError: If the device does not support null memory regions.
         """
-        with self.context._offering("null memory regions"):
+        with self.context._requires_capability("null memory regions"):
             pointer = self.context.library.calls.ibv_alloc_null_mr(self.pointer)
         return MemoryRegion(self, pointer, 0, ADDRESS_SPACE, AccessFlags.LOCAL_WRITE)
 
@@ -239,9 +239,9 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         array = ffi.new("struct ibv_sge[]", max(1, len(sges)))
         ffi.buffer(array)[: SGE.size * len(sges)] = b"".join(SGE.pack(*sge) for sge in sges)
         flags = lib.IB_UVERBS_ADVISE_MR_FLAG_FLUSH if flush else 0
-        with self.context._offering(
+        with self.context._requires_capability(
             "advice about memory regions (ibv_advise_mr)",
-            lambda error: f"cannot apply {advice.name} to {list(sges)}{shortage(error)}",
+            lambda error: f"cannot apply {advice.name} to {list(sges)}{locked_memory_hint(error)}",
         ):
             self.context.library.calls.ibv_advise_mr(
                 self.pointer, int(advice), flags, array, len(sges)
@@ -262,7 +262,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
             attr = ffi.new("struct ibv_ah_attr *", vector_fields("vector", vector))
         except OverflowError as error:
             raise ValueError(f"invalid address vector {vector}: {error}") from None
-        with self.context._offering(
+        with self.context._requires_capability(
             "address handles",
             lambda error: (
                 f"cannot create an address handle {describe(self.context, vector, error)}"
@@ -295,7 +295,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         context, mw_type = self.context, choice("mw_type", mw_type, MWType)
         what = f"memory windows of type {int(mw_type)}"
         if not offers_windows(context, mw_type):
-            raise context._lacking(what, "ibv_alloc_mw")
+            raise context._unsupported_error(what, "ibv_alloc_mw")
         try:
             pointer = context.library.calls.ibv_alloc_mw(self.pointer, mw_type)
         except VerbsError as error:

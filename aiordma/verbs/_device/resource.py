@@ -62,8 +62,8 @@ class Node(Generic[P]):
     """The owner of a C object, with its destructor and the nodes created from it."""
 
     __slots__ = (
-        "__weakref__", "_destroy", "_parents", "at_end", "children", "counted", "end", "halt",
-        "kind", "pin", "pointer",
+        "__weakref__", "_destroy", "_parents", "children", "closed_reason", "counted", "halt",
+        "kind", "on_destroyed", "pin", "pointer",
     )  # fmt: skip
 
     def __init__(
@@ -81,10 +81,10 @@ class Node(Generic[P]):
         self.pin: object = pin
         self.counted: bool = counted
         self.children: dict[Node[Any], None] = {}
-        self.at_end: Callable[[], None] | None = None  # called after destruction
+        self.on_destroyed: Callable[[], None] | None = None  # called after destruction
         # Called at interpreter exit to stop the device from accessing memory for this object.
         self.halt: Callable[[P], object] | None = None
-        self.end: str = ""
+        self.closed_reason: str = ""
         self._destroy = destroy
         self._parents = [weakref.ref(parent) for parent in parents]
         for parent in parents:
@@ -94,7 +94,7 @@ class Node(Generic[P]):
         if counted:
             _live.setdefault(kind, []).append(None)
         if _halted and pin is not None:
-            _keep_for_good(pin)
+            _keep_forever(pin)
 
     def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Destroy the node's children in reverse order, and then the node itself.
@@ -111,8 +111,8 @@ class Node(Generic[P]):
             return
         self.pointer = None
         if _halted:  # `_halt_all` sets this before reading pointers, so check it last
-            _keep_for_good(self)
-            self.have_halted(pointer)
+            _keep_forever(self)
+            self.halt_device(pointer)
             return
         try:
             self._destroy(pointer)
@@ -122,9 +122,9 @@ class Node(Generic[P]):
             if getattr(error, "errno", None) != errno.EIO:
                 self.pointer = pointer
                 raise
-        self._ended("is closed")
+        self._set_closed("is closed")
 
-    def have_halted(self, pointer: P) -> None:
+    def halt_device(self, pointer: P) -> None:
         """Stop the device from accessing memory for this object, without destroying the object."""
         if self.halt is not None:
             with suppress(OSError):  # the device has failed or was removed
@@ -144,29 +144,29 @@ class Node(Generic[P]):
         The C objects belong to the parent process, which must destroy them.
         """
         self.pointer = None
-        self.end = "was made before fork() and belongs to the parent process"
+        self.closed_reason = "was made before fork() and belongs to the parent process"
         for child in self.children:
             child.disown()
 
-    def below(self) -> Iterator[Node[Any]]:
+    def descendants(self) -> Iterator[Node[Any]]:
         """Yield this node and all its descendants.
 
         A node with two parents may be yielded twice.
         """
         yield self
         for child in list(self.children):
-            yield from child.below()
+            yield from child.descendants()
 
-    def _ended(self, end: str) -> None:
-        self.end = end
+    def _set_closed(self, reason: str) -> None:
+        self.closed_reason = reason
         self.pin = None
         for parent in self._parents:
             if (node := parent()) is not None:
                 node.children.pop(self, None)
         if self.counted and (ones := _live.get(self.kind)):
             ones.pop()
-        if self.at_end is not None:
-            self.at_end()
+        if self.on_destroyed is not None:
+            self.on_destroyed()
 
 
 def _after_fork_in_child() -> None:
@@ -179,7 +179,7 @@ def _after_fork_in_child() -> None:
 fork.reset_in_child(_after_fork_in_child)
 
 
-def _keep_for_good(thing: object) -> None:
+def _keep_forever(thing: object) -> None:
     import ctypes  # noqa: PLC0415 - rarely needed
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
@@ -200,9 +200,9 @@ def _halt_all() -> None:
             break
         except RuntimeError:  # a daemon thread changed the set during iteration
             continue
-    for node in {node: None for root in roots for node in root.below()}:
+    for node in {node: None for root in roots for node in root.descendants()}:
         if (pointer := node.pointer) is not None:
-            node.have_halted(pointer)
+            node.halt_device(pointer)
 
 
 class Resource(Generic[P]):
@@ -246,7 +246,7 @@ class Resource(Generic[P]):
 
     def closed_error(self) -> BufferStateError:
         """Return the exception for using this object after it has been closed."""
-        return BufferStateError(f"{self._label()} {self.node.end}")
+        return BufferStateError(f"{self._label()} {self.node.closed_reason}")
 
     def close(self) -> None:
         """Destroy this object and everything created from it, children first.

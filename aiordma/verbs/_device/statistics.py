@@ -52,5 +52,7 @@ class CQStatistics(NamedTuple):
 
 def count_open(node: Node[Any]) -> dict[str, int]:
     """Return the number of open objects of each class below a node, counting each object once."""
-    below = {*node.below()} - {node}
-    return dict(sorted(Counter(child.kind for child in below if child.pointer is not None).items()))
+    descendants = {*node.descendants()} - {node}
+    return dict(
+        sorted(Counter(child.kind for child in descendants if child.pointer is not None).items())
+    )

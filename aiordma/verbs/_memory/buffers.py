@@ -49,13 +49,13 @@ def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
     try:
         view = memoryview(cast("h.Buffer", memory))
     except TypeError:
-        return _of_tensor(memory, target)
+        return _tensor_view(memory, target)
     except (ValueError, BufferError) as error:
         _refuse_objects(memory, memory, target)
         if not hasattr(memory, "__dlpack__"):
             raise
         try:  # the buffer protocol cannot describe this element type
-            return _of_tensor(memory, target)
+            return _tensor_view(memory, target)
         except BufferError:
             raise BufferError(
                 f"cannot view {name(memory)} as bytes: {error}; pass array.view('u1') instead"
@@ -150,10 +150,10 @@ def keeper_of(view: memoryview) -> object:
             return None
 
 
-def _of_tensor(memory: object, target: bool) -> memoryview:
-    from .dlpack import of_tensor  # noqa: PLC0415 - imports ctypes
+def _tensor_view(memory: object, target: bool) -> memoryview:
+    from .dlpack import dlpack_view  # noqa: PLC0415 - imports ctypes
 
-    return of_tensor(memory, target)
+    return dlpack_view(memory, target)
 
 
 def name(memory: object) -> str:

@@ -17,12 +17,12 @@ from typing import Any, cast
 from aiordma.errors import UnsupportedError
 
 from .buffers import addresses, name, not_contiguous
-from .no_memory import no_memory
-from .torch_storage import of_torch
+from .no_memory import unsupported_memory_error
+from .torch_storage import torch_view
 
 # The DLDeviceType values of host memory, which the CPU can access. They are kDLCPU, kDLCUDAHost and
 # kDLROCMHost. The last two are allocated by a GPU library.
-OF_THE_HOST = frozenset({1, 3, 11})
+HOST_DEVICE_TYPES = frozenset({1, 3, 11})
 
 # The latest DLPack version whose layout the structures below match.
 VERSION = (1, 0)
@@ -77,15 +77,15 @@ _is_capsule = _prototype("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ct
 _pointer = _prototype("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
-def of_tensor(memory: object, target: bool) -> memoryview:
+def dlpack_view(memory: object, target: bool) -> memoryview:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(memory, torch.Tensor):
         if memory.device.type not in ("cpu", "meta"):
-            raise _of_a_gpu(f"torch device {memory.device}", target)
-        return of_torch(torch, memory, target)
+            raise _gpu_memory_error(f"torch device {memory.device}", target)
+        return torch_view(torch, memory, target)
     _refuse_gpu(memory, target)
     if not hasattr(memory, "__dlpack__"):
-        raise no_memory(memory, target)
+        raise unsupported_memory_error(memory, target)
     capsule = _capsule(memory)
     try:
         return _view(memory, capsule, target)
@@ -96,8 +96,8 @@ def of_tensor(memory: object, target: bool) -> memoryview:
 
 def _view(memory: object, capsule: object, target: bool) -> memoryview:
     tensor, read_only = _read(memory, capsule)
-    if tensor.device_type not in OF_THE_HOST:
-        raise _of_a_gpu(f"DLPack device {tensor.device_type}:{tensor.device_id}", target)
+    if tensor.device_type not in HOST_DEVICE_TYPES:
+        raise _gpu_memory_error(f"DLPack device {tensor.device_type}:{tensor.device_id}", target)
     if tensor.code == OPAQUE:
         raise addresses(memory, "opaque handles", target)
     shape, strides = tensor.shape[: tensor.ndim], None
@@ -122,15 +122,15 @@ def _view(memory: object, capsule: object, target: bool) -> memoryview:
 def _refuse_gpu(memory: object, target: bool) -> None:
     """Reject GPU tensors before exporting them, which could copy the data or wait for the GPU."""
     if hasattr(memory, "__cuda_array_interface__"):
-        raise _of_a_gpu("__cuda_array_interface__", target)
+        raise _gpu_memory_error("__cuda_array_interface__", target)
     device = getattr(memory, "__dlpack_device__", None)
     if device is not None:
         kind, number = device()
-        if int(kind) not in OF_THE_HOST:
-            raise _of_a_gpu(f"DLPack device {int(kind)}:{number}", target)
+        if int(kind) not in HOST_DEVICE_TYPES:
+            raise _gpu_memory_error(f"DLPack device {int(kind)}:{number}", target)
 
 
-def _of_a_gpu(which: str, target: bool) -> UnsupportedError:
+def _gpu_memory_error(which: str, target: bool) -> UnsupportedError:
     advice = "use host memory and copy the data from it" if target else "copy it to host memory"
     return UnsupportedError(
         f"GPU memory that is given by its address ({which}); export it as a dma-buf and register "

@@ -10,7 +10,7 @@ from aiordma.errors import VerbsError
 _CAP_IPC_LOCK = 14  # capabilities(7)
 
 
-def shortage(error: VerbsError) -> str:
+def locked_memory_hint(error: VerbsError) -> str:
     """Return a hint about why memory could not be registered, or an empty string.
 
     EFAULT means that the memory cannot be pinned. ENOMEM and EAGAIN may be due to the limit on

@@ -16,7 +16,7 @@ from .._device.enums import AccessFlags, Advice
 from .._device.resource import Node, Resource
 from .._qp.work_request import ScatterGatherElement
 from .buffers import AnyMemory, bytes_of, keeper_of
-from .memlock import shortage
+from .memlock import locked_memory_hint
 from .pages import Mapped, allocate
 
 # The rights to modify the memory. They require a writable buffer, and the remote rights also
@@ -215,7 +215,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
         if code not in (0, _ERR_DO_FORK_OLD):  # the region is valid after DO_FORK_OLD
             if fresh is not None:
                 fresh.view.release()  # the traceback would keep the view alive
-            self._not_changed(code, context)
+            self._raise_rereg_error(code, context)
         if pd is not None:
             self.node.move(self.pd.node, pd.node)
             self.pd = pd
@@ -225,17 +225,17 @@ class MemoryRegion(Resource[h.ibv_mr]):
         self.access = rights
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
-    def _not_changed(self, code: int, context: verbs.Context) -> None:
+    def _raise_rereg_error(self, code: int, context: verbs.Context) -> None:
         what = f"cannot change {self!r}"
         error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, what)
         if isinstance(error, UnsupportedError):
-            raise context._lacking(
+            raise context._unsupported_error(
                 "changing registered memory regions", error.verb, error.errno or 0
             )
         if code <= _ERR_CMD:  # the region is unusable but must still be deregistered
             what += "; the region has been closed"
             self.close()
-        raise explained(error, what + shortage(error))
+        raise explained(error, what + locked_memory_hint(error))
 
     def _label(self) -> str:
         return f"MemoryRegion {self.addr:#x}+{self.length}"
@@ -304,8 +304,10 @@ def register(
         if not length:
             raise ValueError("a memory region must be at least 1 byte long, not 0")
         # Register huge pages with ibv_reg_mr(), so that all of them are touched immediately.
-        there = not huge_pages if page_size else is_there(view.obj)
-        pointer, addr = reg_mr(pd, pointer_to(view), length, access, iova, there=there)
+        fully_mapped = not huge_pages if page_size else is_fully_mapped(view.obj)
+        pointer, addr = reg_mr(
+            pd, pointer_to(view), length, access, iova, fully_mapped=fully_mapped
+        )
     except BaseException:
         view.release()  # the traceback would keep the view alive
         raise
@@ -319,7 +321,7 @@ def reg_mr(
     access: AccessFlags,
     iova: int | None,
     *,
-    there: bool = False,
+    fully_mapped: bool = False,
 ) -> tuple[h.ibv_mr, int]:
     """Register memory, and return the ``struct ibv_mr`` and the address for work requests.
 
@@ -338,13 +340,15 @@ def reg_mr(
     try:
         if iova is not None or rights & _OPTIONAL:
             return library.calls.ibv_reg_mr_iova2(pd.pointer, memory, length, addr, rights), addr
-        call = library.reg_own_mr if there else library.calls.ibv_reg_mr
+        call = library.reg_own_mr if fully_mapped else library.calls.ibv_reg_mr
         return call(pd.pointer, memory, length, rights), addr
     except UnsupportedError as error:
         what = f"memory regions with {access!r}"
-        raise pd.context._lacking(what, error.verb, error.errno or 0) from None
+        raise pd.context._unsupported_error(what, error.verb, error.errno or 0) from None
     except VerbsError as error:
-        raise explained(error, f"cannot register {length} bytes{shortage(error)}") from None
+        raise explained(
+            error, f"cannot register {length} bytes{locked_memory_hint(error)}"
+        ) from None
 
 
 def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
@@ -385,14 +389,14 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
         # The original region keeps the memory mapped and in place.
         memory, length = ffi.cast("void *", region.addr), region.length
         pointer, addr = reg_mr(
-            pd, memory, length, region.access, None, there=bool(region.page_size)
+            pd, memory, length, region.access, None, fully_mapped=bool(region.page_size)
         )
         found = MemoryRegion(pd, pointer, addr, length, region.access, parent=region.node)
         region.elsewhere[pd] = found
     return found
 
 
-def is_there(owner: object) -> bool:
+def is_fully_mapped(owner: object) -> bool:
     """Return whether this object's memory is known to be fully mapped."""
     if isinstance(owner, Mapped):
         return True
@@ -423,7 +427,7 @@ def require_on_demand(
         what = "on-demand paging of the whole address space (implicit ODP)"
     else:
         return
-    raise context._lacking(what, "ibv_reg_mr")
+    raise context._unsupported_error(what, "ibv_reg_mr")
 
 
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:

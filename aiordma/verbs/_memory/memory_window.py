@@ -166,7 +166,9 @@ class MemoryWindow(Resource[h.ibv_mw]):
     ) -> None:
         """Bind a type 1 window with ibv_bind_mw(), which also sets the window's new key."""
         if not has(qp.qp_type, WROpcode.BIND_MW):
-            raise self.context._lacking(f"BIND_MW on a {qp.qp_type.name} queue pair", "ibv_bind_mw")
+            raise self.context._unsupported_error(
+                f"BIND_MW on a {qp.qp_type.name} queue pair", "ibv_bind_mw"
+            )
         bind = ffi.new("struct ibv_mw_bind *")
         bind.wr_id = wr_id
         bind.bind_info.mr = mr.pointer

@@ -59,7 +59,7 @@ _ADVICE: tuple[tuple[Callable[[object], bool], str, str], ...] = (
 )
 
 
-def no_memory(memory: object, target: bool) -> TypeError:
+def unsupported_memory_error(memory: object, target: bool) -> TypeError:
     """Return the error for an unsuitable object. ``target`` selects the advice for receiving."""
     own = "" if target else getattr(type(memory), "_no_memory_hint", "")
     hints = ((for_source, for_target) for fits, for_source, for_target in _ADVICE if fits(memory))

@@ -26,7 +26,7 @@ _MOVES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_")
 _COPY_FROM = "another tensor and copy the data from it"
 
 
-def of_torch(torch: Any, tensor: Any, target: bool) -> memoryview:
+def torch_view(torch: Any, tensor: Any, target: bool) -> memoryview:
     """Return a CPU tensor's bytes, or raise BufferError if its memory does not contain them."""
     if (problem := _problem(torch, tensor, target)) is not None:
         raise BufferError(f"{name(tensor)} {problem}")

@@ -83,10 +83,10 @@ class BringUp(Resource[h.ibv_qp]):
         """
         return self._own(self._pd, "protection domain")
 
-    def _own(self, there: T | None, what: str) -> T:
-        if there is None:
+    def _own(self, value: T | None, what: str) -> T:
+        if value is None:
             raise ValueError(f"{self!r} has no {what}, because it is an XRC_RECV queue pair")
-        return there
+        return value
 
     def endpoint(
         self,
@@ -419,7 +419,7 @@ class BringUp(Resource[h.ibv_qp]):
         try:
             self.context.library.calls.ibv_modify_qp(self.pointer, attr, mask)
         except VerbsError as error:
-            raise self._refused(error, check, mask, changes) from None
+            raise self._transition_error(error, check, mask, changes) from None
         if self._posted is not None:
             if following is QPState.RESET:
                 self._posted.clear()
@@ -449,9 +449,9 @@ class BringUp(Resource[h.ibv_qp]):
             mask = masks[step - QPState.INIT]
             check = check_transition(self.qp_type, QPState(step - 1), step, mask)
             error = failure("ibv_modify_qp", errno_of(code))
-            raise self._refused(error, check, mask, changes if step is QPState.RTR else {})
+            raise self._transition_error(error, check, mask, changes if step is QPState.RTR else {})
 
-    def _refused(
+    def _transition_error(
         self, error: VerbsError, check: TransitionCheck, mask: QPAttrMask, changes: QPChanges
     ) -> VerbsError:
         step = f"from {check.current.name} to {check.next.name}"

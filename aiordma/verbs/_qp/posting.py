@@ -20,13 +20,13 @@ from .qp_attributes import QPCapabilities
 from .shared_receive_queue import SharedReceiveQueue
 from .transport_rules import ALWAYS, SendOps, examine, needs_check
 from .work_request import (
-    NOT_PACKED,
+    PACKING_ERRORS,
     ReceiveWorkRequest,
     SendWorkRequest,
-    not_packed,
     one_piece,
     pack_recvs,
     pack_sends,
+    packing_error,
 )
 
 _SIGNALED = int(SendFlags.SIGNALED)
@@ -219,8 +219,8 @@ class Posting(BringUp):
             for wr in requests:
                 self._check(wr)
             pack_sends(self._array, requests)
-        except NOT_PACKED as error:
-            raise not_packed(self._label(), error, requests) from None
+        except PACKING_ERRORS as error:
+            raise packing_error(self._label(), error, requests) from None
 
     def _check_sends(self, requests: Sequence[SendWorkRequest]) -> None:
         """Raise the exception `post_send` would raise if the requests can never be posted."""

@@ -42,7 +42,7 @@ class QPCapabilities(NamedTuple):
         return copy_of(attr.cap, cls)
 
     @classmethod
-    def _of(cls, value: object) -> Self:
+    def _convert(cls, value: object) -> Self:
         """Convert a caller's values to Python integers."""
         given = instance(
             "capabilities",
@@ -101,30 +101,30 @@ Convert: TypeAlias = Callable[[str, Any], object]
 """A function that converts an attribute, given its name and value."""
 
 
-def _up_to(most: int) -> Convert:
+def _integer_up_to(most: int) -> Convert:
     return lambda name, value: integer(name, value, 0, most)
 
 
-def _of(kind: type[Enum]) -> Convert:
+def _enum_of(kind: type[Enum]) -> Convert:
     return lambda name, value: choice(name, value, kind)
 
 
-_U8, _U16, _U32 = _up_to(0xFF), _up_to(0xFFFF), _up_to(U32_MAX)
+_U8, _U16, _U32 = _integer_up_to(0xFF), _integer_up_to(0xFFFF), _integer_up_to(U32_MAX)
 _ACK_TIMEOUT: Convert = lambda _, value: encode_ack_timeout(value)  # noqa: E731
 
 # Each field's mask bit and conversion function (ibv_modify_qp(3)). A number is limited by its C
 # type or by IBTA volume 1, clause 11.2.5.2.
 _FIELDS: Mapping[str, tuple[QPAttrMask, Convert]] = {
-    "qp_state": (QPAttrMask.STATE, _of(QPState)),
-    "cur_qp_state": (QPAttrMask.CUR_STATE, _of(QPState)),
-    "path_mtu": (QPAttrMask.PATH_MTU, _of(MTU)),
-    "path_mig_state": (QPAttrMask.PATH_MIG_STATE, _of(MigrationState)),
+    "qp_state": (QPAttrMask.STATE, _enum_of(QPState)),
+    "cur_qp_state": (QPAttrMask.CUR_STATE, _enum_of(QPState)),
+    "path_mtu": (QPAttrMask.PATH_MTU, _enum_of(MTU)),
+    "path_mig_state": (QPAttrMask.PATH_MIG_STATE, _enum_of(MigrationState)),
     "qkey": (QPAttrMask.QKEY, _U32),
     "rq_psn": (QPAttrMask.RQ_PSN, _U32),
     "sq_psn": (QPAttrMask.SQ_PSN, _U32),
     "dest_qp_num": (QPAttrMask.DEST_QPN, _U32),
-    "qp_access_flags": (QPAttrMask.ACCESS_FLAGS, _of(AccessFlags)),
-    "cap": (QPAttrMask.CAP, lambda _, value: QPCapabilities._of(value)),
+    "qp_access_flags": (QPAttrMask.ACCESS_FLAGS, _enum_of(AccessFlags)),
+    "cap": (QPAttrMask.CAP, lambda _, value: QPCapabilities._convert(value)),
     "ah_attr": (QPAttrMask.AV, vector_fields),
     "alt_ah_attr": (QPAttrMask.ALT_PATH, vector_fields),
     "alt_pkey_index": (QPAttrMask.ALT_PATH, _U16),
@@ -137,8 +137,8 @@ _FIELDS: Mapping[str, tuple[QPAttrMask, Convert]] = {
     "min_rnr_timer": (QPAttrMask.MIN_RNR_TIMER, lambda _, value: encode_rnr_timer(value)),
     "port_num": (QPAttrMask.PORT, _U8),
     "timeout": (QPAttrMask.TIMEOUT, _ACK_TIMEOUT),
-    "retry_cnt": (QPAttrMask.RETRY_CNT, _up_to(7)),
-    "rnr_retry": (QPAttrMask.RNR_RETRY, _up_to(7)),
+    "retry_cnt": (QPAttrMask.RETRY_CNT, _integer_up_to(7)),
+    "rnr_retry": (QPAttrMask.RNR_RETRY, _integer_up_to(7)),
     "rate_limit": (QPAttrMask.RATE_LIMIT, _U32),
 }
 MASK_OF_FIELD = {name: mask for name, (mask, _) in _FIELDS.items()}

@@ -179,7 +179,7 @@ def create_qp(
         instance(name, cq, CompletionQueue, "a CompletionQueue (from create_cq)", hint)
     if srq is not None:
         instance("srq", srq, Resource, "a SharedReceiveQueue (from create_srq)")
-    capabilities = QPCapabilities._of(capabilities)
+    capabilities = QPCapabilities._convert(capabilities)
     qp_type, sq_sig_all = choice("qp_type", qp_type, QPType), truth("sq_sig_all", sq_sig_all)
     options = options.checked()
     _require(context, qp_type, options.send_ops)
@@ -196,7 +196,7 @@ def create_qp(
         what = f"cannot create a queue pair with {capabilities}{options}"
         raise ValueError(f"{what}: {error}") from None
     except VerbsError as error:
-        raise refused(error, context, qp_type, capabilities, options) from None
+        raise creation_error(error, context, qp_type, capabilities, options) from None
     parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, *maker.parents()]
     if srq is not None:
         parents.append(srq.node)
@@ -217,16 +217,16 @@ def _require(context: verbs.Context, qp_type: QPType, send_ops: SendOps) -> None
         require_xrc(context, "ibv_create_qp")
     for operation, (bits, text) in _OFFERED.items():
         if send_ops & operation and not context.query_device_ex().device_cap_flags_ex & bits:
-            raise context._lacking(text, "ibv_create_qp_ex")
+            raise context._unsupported_error(text, "ibv_create_qp_ex")
 
 
 def require_xrc(context: verbs.Context, verb: str) -> None:
     """Raise UnsupportedError if the device does not report XRC support."""
     if not context.query_device().device_cap_flags & DeviceCapability.XRC:
-        raise context._lacking(XRC, verb)
+        raise context._unsupported_error(XRC, verb)
 
 
-def refused(
+def creation_error(
     error: VerbsError,
     context: verbs.Context,
     qp_type: QPType,
@@ -235,7 +235,7 @@ def refused(
 ) -> VerbsError:
     code = error.errno or 0
     if isinstance(error, UnsupportedError):
-        return context._lacking(f"{qp_type.name} queue pairs{options}", error.verb, code)
+        return context._unsupported_error(f"{qp_type.name} queue pairs{options}", error.verb, code)
     what = f"{qp_type.name} queue pair with {capabilities}{options}"
     detail = f"cannot create the {what} on {context.name}"
     limits = context.query_device()

@@ -10,7 +10,7 @@ from aiordma._native import explained, ffi, lib
 from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError, VerbsError
 
-from .._cq.completion import CompletionQueue, hold_room
+from .._cq.completion import CompletionQueue, reserve_entries
 from .._device.address import GID
 from .._device.enums import LinkLayer, QPType, TransportType
 from .._device.resource import Node
@@ -85,7 +85,7 @@ class QueuePair(Posting):
         self.send_ops = send_ops
         if not reserved:
             receives = 0 if srq is not None else self.capabilities.max_recv_wr
-            hold_room(node, (send_cq, self.capabilities.max_send_wr), (recv_cq, receives))
+            reserve_entries(node, (send_cq, self.capabilities.max_send_wr), (recv_cq, receives))
             if srq is not None and recv_cq is not None:
                 srq._complete_at(recv_cq, node)
         self._begin_posting()
@@ -151,7 +151,7 @@ class QueuePair(Posting):
         raw = ffi.new("union ibv_gid *")
         ffi.buffer(raw)[:] = gid.raw
         try:
-            with context._offering("multicast groups"):
+            with context._requires_capability("multicast groups"):
                 calls.ibv_attach_mcast(pointer, raw, lid)
         except UnsupportedError:
             raise
@@ -180,7 +180,7 @@ class QueuePair(Posting):
             UnsupportedError: If the device does not support these options.
         """
         packed = instance("ece", ece, ECE, "an ECE, such as the result of query_ece()").packed()
-        with self.context._offering(_ECE):
+        with self.context._requires_capability(_ECE):
             self.context.library.calls.ibv_set_ece(self.pointer, packed)
 
     def query_ece(self) -> ECE:
@@ -192,7 +192,7 @@ class QueuePair(Posting):
             UnsupportedError: If the device does not support ECE.
         """
         ece = ffi.new("struct ibv_ece *")
-        with self.context._offering(_ECE):
+        with self.context._requires_capability(_ECE):
             self.context.library.calls.ibv_query_ece(self.pointer, ece)
         return ECE.read(ece)
 
@@ -205,7 +205,7 @@ class QueuePair(Posting):
         packed = instance(
             "limit", limit, RateLimit, "a RateLimit, such as RateLimit(1000)"
         ).packed()
-        with self.context._offering(f"rate limits of {self.qp_type.name} queue pairs"):
+        with self.context._requires_capability(f"rate limits of {self.qp_type.name} queue pairs"):
             self.context.library.calls.ibv_modify_qp_rate_limit(self.pointer, packed)
 
     def _details(self) -> str:

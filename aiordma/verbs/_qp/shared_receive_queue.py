@@ -66,11 +66,11 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         self._array = RequestArray()
         # The number of entries reserved in each completion queue. Each queue needs an entry for
         # every receive, because any receive may complete there.
-        self._completing_at: weakref.WeakKeyDictionary[CompletionQueue, int] = (
+        self._reserved_entries: weakref.WeakKeyDictionary[CompletionQueue, int] = (
             weakref.WeakKeyDictionary()
         )
         # A bound method would make the node keep this object alive.
-        node.at_end = partial(_give_back, self._completing_at)
+        node.on_destroyed = partial(_release_entries, self._reserved_entries)
         self.context._elements[self.raw_handle] = self
 
     # --- attributes ------------------------------------------------------------------------
@@ -109,8 +109,8 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         if max_wr is not None and not (
             context.query_device().device_cap_flags & DeviceCapability.SRQ_RESIZE
         ):
-            raise context._lacking("resizing shared receive queues", "ibv_modify_srq")
-        held = self._completing_at
+            raise context._unsupported_error("resizing shared receive queues", "ibv_modify_srq")
+        held = self._reserved_entries
         more = {cq: max_wr - held[cq] for cq in held if max_wr is not None and max_wr > held[cq]}
         with ExitStack() as undone:
             for cq, entries in more.items():
@@ -134,13 +134,13 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         Raises:
             BusyError: If there are too few entries. ``node`` is then closed.
         """
-        if cq not in self._completing_at:
+        if cq not in self._reserved_entries:
             try:
                 cq.make_room(self.max_wr)
             except BaseException:
                 node.close()
                 raise
-            self._completing_at[cq] = self.max_wr
+            self._reserved_entries[cq] = self.max_wr
 
     @property
     def srq_num(self) -> int:
@@ -185,7 +185,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         return f"max_wr={self.max_wr} max_sge={self.max_sge}"
 
 
-def _give_back(held: weakref.WeakKeyDictionary[CompletionQueue, int]) -> None:
+def _release_entries(held: weakref.WeakKeyDictionary[CompletionQueue, int]) -> None:
     for cq, entries in held.items():
         cq.release_when_empty(entries)
 
@@ -219,7 +219,7 @@ def create_srq(
     max_wr, max_sge = integer("max_wr", max_wr, None), integer("max_sge", max_sge, None)
     device = context.query_device()
     if not device.max_srq:
-        raise context._lacking("shared receive queues", "ibv_create_srq")
+        raise context._unsupported_error("shared receive queues", "ibv_create_srq")
     if not 0 < max_wr <= device.max_srq_wr:
         raise ValueError(
             f"max_wr must be between 1 and {device.max_srq_wr} on {context.name}, not {max_wr}"

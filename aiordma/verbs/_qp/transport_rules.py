@@ -53,27 +53,27 @@ class Operation(NamedTuple):
 ATOMICS = frozenset({WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD})
 """Operations that change 8 aligned bytes of the peer's memory and return the old value."""
 
-_ANSWERING = frozenset({QPType.RC, QPType.XRC_SEND})
-_CONNECTED = _ANSWERING | {QPType.UC}
-_MESSAGES = _CONNECTED | {QPType.UD}
+_ACKNOWLEDGED_QP_TYPES = frozenset({QPType.RC, QPType.XRC_SEND})
+_CONNECTED_QP_TYPES = _ACKNOWLEDGED_QP_TYPES | {QPType.UC}
+_MESSAGE_QP_TYPES = _CONNECTED_QP_TYPES | {QPType.UD}
 
 _PLAIN = SendFlags.SIGNALED | SendFlags.FENCE
 _DATA = _PLAIN | SendFlags.INLINE
 _MESSAGE = _DATA | SendFlags.SOLICITED | SendFlags.IP_CSUM
 
 _TABLE: Mapping[WROpcode, tuple[str, SendFlags, frozenset[QPType]]] = {
-    WROpcode.SEND: ("send", _MESSAGE, _MESSAGES | {QPType.RAW_PACKET}),
-    WROpcode.SEND_WITH_IMM: ("send", _MESSAGE, _MESSAGES),
-    WROpcode.SEND_WITH_INV: ("send", _MESSAGE, _CONNECTED),
-    WROpcode.RDMA_WRITE: ("write", _DATA, _CONNECTED),
-    WROpcode.RDMA_WRITE_WITH_IMM: ("write", _DATA | SendFlags.SOLICITED, _CONNECTED),
-    WROpcode.RDMA_READ: ("read", _PLAIN, _ANSWERING),
-    WROpcode.ATOMIC_CMP_AND_SWP: ("compare and swap", _PLAIN, _ANSWERING),
-    WROpcode.ATOMIC_FETCH_AND_ADD: ("fetch and add", _PLAIN, _ANSWERING),
+    WROpcode.SEND: ("send", _MESSAGE, _MESSAGE_QP_TYPES | {QPType.RAW_PACKET}),
+    WROpcode.SEND_WITH_IMM: ("send", _MESSAGE, _MESSAGE_QP_TYPES),
+    WROpcode.SEND_WITH_INV: ("send", _MESSAGE, _CONNECTED_QP_TYPES),
+    WROpcode.RDMA_WRITE: ("write", _DATA, _CONNECTED_QP_TYPES),
+    WROpcode.RDMA_WRITE_WITH_IMM: ("write", _DATA | SendFlags.SOLICITED, _CONNECTED_QP_TYPES),
+    WROpcode.RDMA_READ: ("read", _PLAIN, _ACKNOWLEDGED_QP_TYPES),
+    WROpcode.ATOMIC_CMP_AND_SWP: ("compare and swap", _PLAIN, _ACKNOWLEDGED_QP_TYPES),
+    WROpcode.ATOMIC_FETCH_AND_ADD: ("fetch and add", _PLAIN, _ACKNOWLEDGED_QP_TYPES),
     WROpcode.ATOMIC_WRITE: ("atomic write", _DATA, frozenset({QPType.RC})),
-    WROpcode.FLUSH: ("flush", _PLAIN, _ANSWERING),
-    WROpcode.LOCAL_INV: ("invalidate", _PLAIN, _CONNECTED),
-    WROpcode.BIND_MW: ("bind window", _PLAIN, _CONNECTED),
+    WROpcode.FLUSH: ("flush", _PLAIN, _ACKNOWLEDGED_QP_TYPES),
+    WROpcode.LOCAL_INV: ("invalidate", _PLAIN, _CONNECTED_QP_TYPES),
+    WROpcode.BIND_MW: ("bind window", _PLAIN, _CONNECTED_QP_TYPES),
     WROpcode.TSO: ("segmented send", _MESSAGE, frozenset({QPType.UD, QPType.RAW_PACKET})),
 }
 OPERATIONS: Mapping[WROpcode, Operation] = MappingProxyType(
@@ -91,7 +91,7 @@ def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
     """Return the flags allowed for the operation on this transport."""
     # FENCE waits for earlier reads and atomics (ibv_post_send(3)). Only transports with responses
     # support them.
-    return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
+    return OPERATIONS[opcode].flags & ~(0 if qp_type in _ACKNOWLEDGED_QP_TYPES else SendFlags.FENCE)
 
 
 # Operations that a device may lack even if it supports ibv_wr_post(3).
@@ -124,7 +124,7 @@ def send_ops_of(qp_type: QPType) -> SendOps:
 ALWAYS = 1 << 31
 EVERY_BIT = (1 << 32) - 1
 _OPCODES = 16
-_CLOSELY = ATOMICS | {WROpcode.FLUSH, WROpcode.ATOMIC_WRITE, WROpcode.TSO, WROpcode.BIND_MW}
+_ALWAYS_CHECKED = ATOMICS | {WROpcode.FLUSH, WROpcode.ATOMIC_WRITE, WROpcode.TSO, WROpcode.BIND_MW}
 
 
 def _needs_check(qp_type: QPType, number: int) -> int:
@@ -132,7 +132,7 @@ def _needs_check(qp_type: QPType, number: int) -> int:
     if opcode is None or not has(qp_type, opcode):
         return EVERY_BIT
     harmless = int(flags_of(qp_type, opcode) & ~SendFlags.IP_CSUM)
-    return EVERY_BIT & ~harmless & ~(0 if opcode in _CLOSELY else ALWAYS)
+    return EVERY_BIT & ~harmless & ~(0 if opcode in _ALWAYS_CHECKED else ALWAYS)
 
 
 NEEDS_CHECK: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
@@ -155,7 +155,7 @@ def needs_check(qp_type: QPType, send_ops: SendOps) -> tuple[int, ...]:
 
 
 # Operations that ibv_wr_post(3) supports, but ibv_post_send(3) does not.
-_BUILT = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
+_EXTENDED_ONLY = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 
 # The device capability for IP checksums, by queue pair type (ibv_post_send(3)).
 _CHECKSUMS = {
@@ -167,16 +167,16 @@ _CHECKSUMS = {
 
 def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
     """Raise an exception if a request is invalid for a queue pair."""
-    lacking, verb = qp.context._lacking, "ibv_post_send"
+    unsupported_error, verb = qp.context._unsupported_error, "ibv_post_send"
     if not has(qp.qp_type, opcode):
-        raise lacking(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)
+        raise unsupported_error(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)
     if qp.send_ops and not OPERATIONS[opcode].send_op & qp.send_ops:
         raise ValueError(
             f"cannot post {opcode.name} to {qp!r}: the queue pair was created without"
             f" SendOps.{OPERATIONS[opcode].send_op.name}"
         )
-    if opcode in _BUILT and not qp.send_ops:
-        raise lacking(f"{opcode.name} on a queue pair created without send_ops", verb)
+    if opcode in _EXTENDED_ONLY and not qp.send_ops:
+        raise unsupported_error(f"{opcode.name} on a queue pair created without send_ops", verb)
     wrong = SendFlags(wr.send_flags) & ~flags_of(qp.qp_type, opcode)
     if wrong:
         raise ValueError(
@@ -185,7 +185,7 @@ def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
     if wr.send_flags & SendFlags.IP_CSUM:
         offered = qp.context.query_device().device_cap_flags
         if not offered & _CHECKSUMS.get(qp.qp_type, DeviceCapability(0)):
-            raise lacking(f"IP checksums on a {qp.qp_type.name} queue pair", verb)
+            raise unsupported_error(f"IP checksums on a {qp.qp_type.name} queue pair", verb)
     if opcode in ATOMICS or opcode is WROpcode.ATOMIC_WRITE:
         # Atomics operate on 8 naturally aligned bytes (IBTA volume 1, clause 9.4.5).
         if wr.remote_addr % 8:

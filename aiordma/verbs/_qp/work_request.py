@@ -118,11 +118,11 @@ def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, 
 
 _U16_MAX = 0xFFFF
 
-NOT_PACKED = (struct.error, TypeError, AttributeError, IndexError)
-"""The exceptions raised when packing an invalid request. Callers then raise `not_packed`."""
+PACKING_ERRORS = (struct.error, TypeError, AttributeError, IndexError)
+"""The exceptions raised when packing an invalid request. Callers then raise `packing_error`."""
 
 
-def not_packed(
+def packing_error(
     label: str, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
 ) -> Exception:
     """Return an exception that explains why a queue's requests could not be packed.
@@ -250,8 +250,8 @@ def pack_recvs(array: RequestArray, requests: Sequence[ReceiveWorkRequest], labe
         for index, wr in enumerate(requests):
             RECV.pack_into(recvs, index * RECV.size, wr.wr_id, entry, len(wr.sges))
             entry = _pack_pieces(array, entry, wr.sges)
-    except NOT_PACKED as error:
-        raise not_packed(label, error, requests) from None
+    except PACKING_ERRORS as error:
+        raise packing_error(label, error, requests) from None
 
 
 def _pack_pieces(array: RequestArray, entry: int, pieces: Sequence[ScatterGatherElement]) -> int:

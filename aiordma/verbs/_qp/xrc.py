@@ -24,7 +24,7 @@ from aiordma.errors import VerbsError
 from .._device.enums import QPType
 from .._device.resource import Node, Resource
 from .qp_attributes import QPCapabilities, resets
-from .qp_creation import XRC, QPOptions, refused, require_xrc
+from .qp_creation import XRC, QPOptions, creation_error, require_xrc
 from .queue_pair import QueuePair
 
 _XRCD = 1 << 1  # a bit of enum ibv_qp_init_attr_mask
@@ -53,7 +53,7 @@ class XRCDomain(Resource[h.ibv_xrcd]):
             pointer = calls.ibv_create_qp_ex(context.pointer, attr)
         except VerbsError as error:
             nothing = QPCapabilities(0, 0, 0, 0, 0)
-            raise refused(error, context, QPType.XRC_RECV, nothing, QPOptions()) from None
+            raise creation_error(error, context, QPType.XRC_RECV, nothing, QPOptions()) from None
         node = Node("QueuePair", pointer, calls.ibv_destroy_qp, [self.node])
         if self._own:
             node.halt = resets(context.library)
@@ -80,7 +80,7 @@ def open_xrcd(
     attr.fd = -1 if fd is None else integer("fd", fd, 0, I32_MAX)
     attr.oflags = os.O_CREAT | (os.O_EXCL if exclusive else 0)
     calls = context.library.calls
-    with context._offering(XRC):
+    with context._requires_capability(XRC):
         pointer = calls.ibv_open_xrcd(context.pointer, attr)
     node = Node("XRCDomain", pointer, calls.ibv_close_xrcd, [context.node])
     return XRCDomain(context, node, own=fd is None or context.library.name == "embedded")

@@ -9,7 +9,7 @@ from aiordma._native import RequestArray, failure, ffi, lib
 from aiordma._native import handles as h
 from aiordma.errors import VerbsError
 
-from .._cq.completion import CompletionQueue, hold_room
+from .._cq.completion import CompletionQueue, reserve_entries
 from .._device.address_handle import AddressHandle
 from .._device.context import Context
 from .._device.enums import WROpcode
@@ -20,12 +20,12 @@ from .._qp.qp_attributes import QPAttributes, QPCapabilities, QPChanges, fill, q
 from .._qp.qp_creation import QPOptions, init_attr_ex, init_members
 from .._qp.transport_rules import SendOps
 from .._qp.work_request import (
-    NOT_PACKED,
+    PACKING_ERRORS,
     ReceiveWorkRequest,
     SendWorkRequest,
-    not_packed,
     pack_recvs,
     pack_sends,
+    packing_error,
 )
 
 DRIVER = 0xFF
@@ -79,7 +79,7 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         self.qp_num: int = pointer.qp_num
         self.capabilities: QPCapabilities = QPCapabilities.read(attr)
         taken = self.capabilities
-        hold_room(self.node, (send_cq, taken.max_send_wr), (recv_cq, taken.max_recv_wr))
+        reserve_entries(self.node, (send_cq, taken.max_send_wr), (recv_cq, taken.max_recv_wr))
         self.context._elements[self.raw_handle] = self
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
@@ -125,7 +125,7 @@ class DriverQueuePair(Resource[h.ibv_qp]):
     ) -> None:
         """Post one request to the given peer."""
         if wr.opcode not in _OPERATIONS:
-            raise self.context._lacking(
+            raise self.context._unsupported_error(
                 f"{WROpcode(wr.opcode).name} on a {self._label()}", "ibv_wr_start"
             )
         array, qp = RequestArray(), self.context.library.calls.ibv_qp_to_qp_ex(self.pointer)
@@ -134,8 +134,8 @@ class DriverQueuePair(Resource[h.ibv_qp]):
             code = lib.aiordma_post_addressed(
                 qp, dc, array.sends, array.sges, ah.pointer, remote_number, remote_key
             )
-        except (OverflowError, *NOT_PACKED) as error:
-            raise not_packed(self._label(), error, [wr]) from None
+        except (OverflowError, *PACKING_ERRORS) as error:
+            raise packing_error(self._label(), error, [wr]) from None
         self._check("ibv_wr_complete", code, 0)
 
     def _check(self, verb: str, code: int, done: int) -> None:

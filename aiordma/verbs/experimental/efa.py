@@ -66,7 +66,7 @@ def query_device(context: Context) -> EFADeviceAttributes:
         UnsupportedError: If the device is not an EFA device.
     """
     attr = ffi.new("struct efadv_device_attr *")
-    with context._offering(_NEEDS):
+    with context._requires_capability(_NEEDS):
         context.library.providers.efadv_query_device(
             context.pointer, attr, ffi.sizeof("struct efadv_device_attr")
         )
@@ -129,7 +129,7 @@ def create_srd_qp(
     attr = init_attr(pd, send_cq, recv_cq, wanted, send_ops, sq_sig_all)
     efa = ffi.new("struct efadv_qp_init_attr *")
     efa.driver_qp_type = _SRD
-    with pd.context._offering(_NEEDS):
+    with pd.context._requires_capability(_NEEDS):
         pointer = pd.context.library.providers.efadv_create_qp_ex(
             pd.context.pointer, attr, efa, ffi.sizeof("struct efadv_qp_init_attr")
         )

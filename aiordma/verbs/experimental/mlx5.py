@@ -115,5 +115,5 @@ def _create(
     mlx5.dc_init_attr.dc_type = dc_type
     if dc_type == _DCT:
         mlx5.dc_init_attr.dct_access_key = access_key
-    with pd.context._offering(_NEEDS):
+    with pd.context._requires_capability(_NEEDS):
         return pd.context.library.providers.mlx5dv_create_qp(pd.context.pointer, attr, mlx5)

@@ -45,7 +45,7 @@ class Scene:
         """The names of the steps taken."""
         effects = {
             "stop": self.rails.lead_broke,
-            "resume": self.rails.messages.lead_on,
+            "resume": self.rails.messages.switch_lead,
             "repeat": self.rails.messages.resumed,
             "look_again": self.rails.owner.broken,
             "give_up": self.lost,

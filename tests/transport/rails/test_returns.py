@@ -256,7 +256,7 @@ async def test_failed_device_is_reopened_for_its_rail(
         after = further(conns[0]).endpoint
         assert after is not None
         assert after.driver is not before.driver
-        assert driver._gone
+        assert driver._closed
         with port_down():  # and the new one is watched
             await until_rails(conns, ("lead", "down"))
             await until_waiting(later)
@@ -346,7 +346,7 @@ async def test_keep_alive_finds_a_dead_rail_and_keeps_the_others(
             asked._timer.cancel()
             asked._heard = rail.queue.completions
             asked._look()
-            assert any(isinstance(work, Probe) for work in rail.queue.under_way())
+            assert any(isinstance(work, Probe) for work in rail.queue.outstanding_work())
             asked._timer.cancel()
             asked._heard = rail.queue.completions
             asked._give_up()
