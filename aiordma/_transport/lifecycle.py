@@ -223,7 +223,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         `error` is the reason if the event can end the connection.
         """
         if event not in FAILURES:
-            self._hear()
+            self._detect_failure()
         before, row = self._state, transition(self._state, event)
         if row is None:
             return False
@@ -248,7 +248,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
         Raises if either side fails to prove the key, or if the queue pair has failed.
         """
-        self._hear()
+        self._detect_failure()
         self._check_end()
         self._link = link
         self._owner.local, self._owner.peer = link.local_address, link.peer_address
@@ -299,7 +299,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     def _send_proof(self, message: protocol.Message) -> None:
         self._messages.controls.send(message)
-        self._hear()  # detect a failure before the key counts as proved
+        self._detect_failure()  # detect a failure before the key counts as proved
 
     def _report_end(self) -> None:
         """Report the end to counters and hooks if the user has received the connection."""
@@ -406,19 +406,19 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         else:
             self._end(error)
 
-    def _hear(self) -> None:
+    def _detect_failure(self) -> None:
         """End the connection if its queue pair has failed. Does nothing if it has already ended."""
         if self._queue.failed and not self._queue.suspended and self._queue.error is not None:
             self._end(self._queue.error)
 
-    def _hear_rails(self) -> None:
+    def _detect_rail_failures(self) -> None:
         """Handle failed queue pairs on all rails, and replace a broken lead.
 
         Do not call this from within a drain.
         """
-        self._hear()
+        self._detect_failure()
         if self._rails is not None and self._close_cause is None:
-            self._rails.hear()
+            self._rails.stop_failed()
             if self._queue.suspended:
                 self._go_on()
 
@@ -584,7 +584,7 @@ class ConnectionOwner:
         connection = self._connection()
         # If the loop is closed, the loop's shutdown releases the connection.
         if connection is not None and not connection._loop.is_closed():
-            connection._loop.call_soon(connection._hear_rails)
+            connection._loop.call_soon(connection._detect_rail_failures)
 
     def early(self) -> None:
         if self.on_early is not None:

@@ -459,7 +459,7 @@ class Rails:
             f"the peer sent a message about rail {number}, which this connection does not have"
         )
 
-    def hear(self) -> None:
+    def stop_failed(self) -> None:
         """Stop all rails whose queue pair has failed. Do not call this from within a drain."""
         for rail in self.rails:
             queue = rail.queue
