@@ -120,7 +120,7 @@ class Failover:
         if step:
             getattr(self, f"_{step}")(*what)
 
-    def may_go_on(self, elsewhere: bool) -> bool:
+    def can_fail_over(self, elsewhere: bool) -> bool:
         """Return whether another rail could become the lead, on another device if `elsewhere`."""
         lead = self.rails.lead
         return any(
@@ -133,7 +133,7 @@ class Failover:
     def _alive(rail: Rail) -> bool:
         return rail.state in ALIVE and rail.queue is not None and not rail.queue.failed
 
-    def go_on(self, lead: SendQueue) -> None:
+    def fail_over(self, lead: SendQueue) -> None:
         """Choose another lead after `lead` has broken, or give up if no rail is left.
 
         Further calls for the same lead continue the search. Do not call this from within a drain.
@@ -141,7 +141,7 @@ class Failover:
         if self.broken is not lead:
             self.broken = lead
             self._take(_E.BROKE)
-        if self.state is not _S.BROKEN and self.may_go_on(elsewhere=False):
+        if self.state is not _S.BROKEN and self.can_fail_over(elsewhere=False):
             return
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
         resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]

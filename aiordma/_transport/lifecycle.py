@@ -420,16 +420,16 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         if self._rails is not None and self._close_cause is None:
             self._rails.stop_failed()
             if self._queue.suspended:
-                self._go_on()
+                self._fail_over()
 
-    def _go_on(self) -> None:
+    def _fail_over(self) -> None:
         """Replace a broken lead with another rail."""
         link, leaves = self._link, self._endpoint.has_link
         assert link is not None
         if leaves:
             link.close()
         try:
-            self._messages.failover.go_on(self._queue)
+            self._messages.failover.fail_over(self._queue)
         except ProtocolError as error:
             self._blame(error)
         except (RDMAError, OSError, MemoryError) as error:  # registering memory has failed

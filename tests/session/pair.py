@@ -176,7 +176,7 @@ class PairFactory(ConnectionFactory):
                 # Without another one its end is the end of all.  If only the acceptor found out, it
                 # would wait for the other side, which may have nothing to send.
                 for conn in (first, second):
-                    while not conn._messages.failover.may_go_on(elsewhere=False):
+                    while not conn._messages.failover.can_fail_over(elsewhere=False):
                         await yield_loop(1)
                 breaks = [replace(each, side=0) for each in breaks]
             provider().breaks = breaks
