@@ -2,12 +2,12 @@
 
 The steps are::
 
-    stop    stop and destroy the queue pair; no more frames arrive on it
-    resume  move the receives to the next lead, and then send this side's Resume, which reports the
-            number of frames handled
-    repeat  retransmit the frames that are missing according to the peer's Resume on the lead
-    follow  give up the lead because the peer has left it
-    leave   give up the lead because the peer is silent
+    stop        stop and destroy the queue pair; no more frames arrive on it
+    resume      move the receives to the next lead, and then send this side's Resume, which reports
+                the number of frames handled
+    retransmit  retransmit the frames that are missing according to the peer's Resume on the lead
+    follow      give up the lead because the peer has left it
+    leave       give up the lead because the peer is silent
 
 The next lead is the rail over which the peer's latest Resume has arrived, or else the rail that
 came up first. If a side has neither, it waits for the peer's Resume for as long as packets are
@@ -68,12 +68,12 @@ TRANSITIONS: Mapping[tuple[FailoverState, FailoverEvent], Next] = MappingProxyTy
         (_S.BROKEN, _E.CHOSEN): (_S.MOVED, "resume"),
         (_S.BROKEN, _E.NONE_YET): (_S.WAITING, ""),
         (_S.BROKEN, _E.NONE): (_S.OVER, "give_up"),
-        (_S.WAITING, _E.ROSE): (_S.BROKEN, "look_again"),
-        (_S.WAITING, _E.RESUMED_ELSEWHERE): (_S.BROKEN, "look_again"),
+        (_S.WAITING, _E.ROSE): (_S.BROKEN, "retry"),
+        (_S.WAITING, _E.RESUMED_ELSEWHERE): (_S.BROKEN, "retry"),
         (_S.WAITING, _E.NONE): (_S.OVER, "give_up"),
         (_S.WAITING, _E.OVERDUE): (_S.OVER, "give_up"),
         (_S.MOVED, _E.BROKE): (_S.BROKEN, "stop"),
-        (_S.MOVED, _E.RESUMED): (_S.SETTLED, "repeat"),
+        (_S.MOVED, _E.RESUMED): (_S.SETTLED, "retransmit"),
         (_S.MOVED, _E.RESUMED_ELSEWHERE): (_S.MOVED, "follow"),
         (_S.MOVED, _E.OVERDUE): (_S.MOVED, "leave"),
         **{(state, _E.ENDED): (_S.OVER, "") for state in _S},
@@ -189,12 +189,12 @@ class Failover:
         if self.resume and self.resume[0] == rail.number and not queue.failed:
             self._take(_E.RESUMED)
 
-    def _repeat(self) -> None:
+    def _retransmit(self) -> None:
         assert self.resume is not None
         (_, frames), self.resume = self.resume, None
         self.rails.lead_moved(self.rails.messages.resumed(frames))
 
-    def _look_again(self) -> None:
+    def _retry(self) -> None:
         self.rails.owner.broken(self._cause)
 
     def _give_up(self) -> None:

@@ -46,8 +46,8 @@ class Scene:
         effects = {
             "stop": self.rails.lead_broke,
             "resume": self.rails.messages.lead_on,
-            "repeat": self.rails.messages.resumed,
-            "look_again": self.rails.owner.broken,
+            "retransmit": self.rails.messages.resumed,
+            "retry": self.rails.owner.broken,
             "give_up": self.lost,
             "gives up the lead": self.rails.messages.lead.rail_broke,
         }
