@@ -48,9 +48,9 @@ class FailoverEvent(Enum):
 
     BROKE = "the lead has broken here"
     CHOSEN = "a rail was chosen as the next lead"
-    NONE_YET = "no rail is up, but a rail is being connected"
-    NONE = "no rail is left"
-    ROSE = "a rail has come up"
+    NO_RAIL_YET = "no rail is up, but a rail is being connected"
+    NO_RAIL = "no rail is left"
+    RAIL_UP = "a rail has come up"
     RESUMED = "the peer's Resume has arrived on the lead"
     RESUMED_ELSEWHERE = "the peer's Resume has arrived on another rail"
     OVERDUE = "the peer's Resume has not arrived in time"
@@ -66,11 +66,11 @@ TRANSITIONS: Mapping[tuple[FailoverState, FailoverEvent], Next] = MappingProxyTy
         (_S.SETTLED, _E.BROKE): (_S.BROKEN, "stop"),
         (_S.SETTLED, _E.RESUMED_ELSEWHERE): (_S.SETTLED, "follow"),
         (_S.BROKEN, _E.CHOSEN): (_S.MOVED, "resume"),
-        (_S.BROKEN, _E.NONE_YET): (_S.WAITING, ""),
-        (_S.BROKEN, _E.NONE): (_S.OVER, "give_up"),
-        (_S.WAITING, _E.ROSE): (_S.BROKEN, "retry"),
+        (_S.BROKEN, _E.NO_RAIL_YET): (_S.WAITING, ""),
+        (_S.BROKEN, _E.NO_RAIL): (_S.OVER, "give_up"),
+        (_S.WAITING, _E.RAIL_UP): (_S.BROKEN, "retry"),
         (_S.WAITING, _E.RESUMED_ELSEWHERE): (_S.BROKEN, "retry"),
-        (_S.WAITING, _E.NONE): (_S.OVER, "give_up"),
+        (_S.WAITING, _E.NO_RAIL): (_S.OVER, "give_up"),
         (_S.WAITING, _E.OVERDUE): (_S.OVER, "give_up"),
         (_S.MOVED, _E.BROKE): (_S.BROKEN, "stop"),
         (_S.MOVED, _E.RESUMED): (_S.SETTLED, "retransmit"),
@@ -152,7 +152,7 @@ class Failover:
         if candidates := resumed + up:
             self._take(_E.CHOSEN, candidates[0])
         else:
-            self._take(_E.NONE_YET if alive else _E.NONE)
+            self._take(_E.NO_RAIL_YET if alive else _E.NO_RAIL)
 
     def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
         """Process a Resume that the peer sent over `queue`. Called from within a drain."""
@@ -163,9 +163,9 @@ class Failover:
             by_lead = queue is self.rails.lead.queue
             self._take(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
 
-    def rose(self) -> None:
+    def on_rail_up(self) -> None:
         """Report that a rail has come up while there is no lead."""
-        self._take(_E.ROSE)
+        self._take(_E.RAIL_UP)
 
     def stop(self) -> None:
         """Stop the failover, because the connection has ended."""

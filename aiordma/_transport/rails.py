@@ -711,7 +711,7 @@ class OfferingRails(Rails):
         if rail.state is _S.CONNECTING:  # otherwise, sending has ended the connection
             self._advance(rail, _E.READY)
             if self.lead.state is not _S.UP:  # the lead broke and has not been replaced yet
-                self.messages.failover.rose()
+                self.messages.failover.on_rail_up()
 
     def _refused(self, error: protocol.Error) -> bool:
         for rail in self.rails:

@@ -13,8 +13,13 @@ from aiordma._transport.failover import LIMITED, TRANSITIONS, Failover, Failover
 
 STATES = {
     "SETTLED": {"BROKE": "BROKEN", "RESUMED_ELSEWHERE": "SETTLED"},
-    "BROKEN": {"CHOSEN": "MOVED", "NONE_YET": "WAITING", "NONE": "OVER"},
-    "WAITING": {"ROSE": "BROKEN", "RESUMED_ELSEWHERE": "BROKEN", "NONE": "OVER", "OVERDUE": "OVER"},
+    "BROKEN": {"CHOSEN": "MOVED", "NO_RAIL_YET": "WAITING", "NO_RAIL": "OVER"},
+    "WAITING": {
+        "RAIL_UP": "BROKEN",
+        "RESUMED_ELSEWHERE": "BROKEN",
+        "NO_RAIL": "OVER",
+        "OVERDUE": "OVER",
+    },
     "MOVED": {
         "BROKE": "BROKEN",
         "RESUMED": "SETTLED",
@@ -78,7 +83,7 @@ def test_failover_limit_gives_up_and_is_cancelled_by_stop(state: FailoverState) 
     """It passes, and is none any more behind the state."""
     scene = Scene(FailoverState.BROKEN)
     waits = state is FailoverState.WAITING
-    scene.take(FailoverEvent.NONE_YET if waits else FailoverEvent.CHOSEN)
+    scene.take(FailoverEvent.NO_RAIL_YET if waits else FailoverEvent.CHOSEN)
     (_, overdue), _ = scene.rails.later.call_args
     overdue()
     assert scene.done >= {"give_up" if waits else "gives up the lead"}
