@@ -29,7 +29,7 @@ from . import observation
 from .admission_control import FailureLimit, FairShare, NoRoomError, networks_of, places, setting
 from .auth import Security, new_ticket_office
 from .connection import Connection
-from .endpoint import most_rails
+from .endpoint import max_rails
 from .inspection import OnRequest, Way, admits, refuse
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class Acceptor:
 
     def takes_rails(self, peer: Hello) -> bool:
         """Return whether a connection to this peer will have several rails."""
-        return peer.rails and most_rails(self.config, self.devices) > 1
+        return peer.rails and max_rails(self.config, self.devices) > 1
 
     @property
     def handshakes(self) -> int:

@@ -17,7 +17,7 @@ from ..config import Config
 from ..errors import ON_LOOPBACK, AuthenticationError, UnreachableError, host_port
 from .auth import NOT_THE_SAME_KEY, KeyProof, Security
 from .connection import Connection
-from .endpoint import RailEndpoint, make_hello, most_rails
+from .endpoint import RailEndpoint, make_hello, max_rails
 from .lifecycle import ControlChannel, Link, NoLink
 from .tcp_link import TCPLink
 
@@ -39,7 +39,7 @@ class Target:
     @property
     def rails(self) -> bool:
         """Whether the connection will have several rails."""
-        return min(len(self.devices), most_rails(self.config, self.devices)) > 1
+        return min(len(self.devices), max_rails(self.config, self.devices)) > 1
 
 
 class ConnectAttempt(Generic[E]):

@@ -83,7 +83,7 @@ def make_hello(
     )
 
 
-def most_rails(config: Config, devices: tuple[verbs.Device, ...]) -> int:
+def max_rails(config: Config, devices: tuple[verbs.Device, ...]) -> int:
     """Return the maximum number of rails per connection, by default one for each device."""
     return config.max_rails or len(devices)
 

@@ -52,7 +52,7 @@ from ..errors import (
 from . import observation
 from .admission_control import Bucket
 from .auth import Security
-from .endpoint import AddressedEndpoint, driver_at, host_part, most_rails
+from .endpoint import AddressedEndpoint, driver_at, host_part, max_rails
 from .keep_alive import KeepAlive, Probe, keep_alive_of
 from .rail_status import NO_TRANSFERS, RailStatus, Shown, Transfers
 from .sharing import Sharing
@@ -226,7 +226,7 @@ class Rail:
                 steps.callback(queue.close)
 
 
-class Berth:
+class RailSlot:
     """A device that the connecting side wants to use for a rail. Calls `offer` to offer one.
 
     `later` schedules a call in the event loop. The device stays open to report port events.
@@ -235,7 +235,7 @@ class Berth:
     def __init__(
         self,
         device: verbs.Device,
-        offer: Callable[[Berth], None],
+        offer: Callable[[RailSlot], None],
         later: Callable[[float, Callable[[], None]], asyncio.Handle],
     ) -> None:
         self.device = device
@@ -259,7 +259,7 @@ class Berth:
         """Report that a rail is up. After LONGEST_DELAY, its failure resets the retry delay."""
         self._proved_at = now + LONGEST_DELAY
 
-    def empty(self, now: float) -> None:
+    def retry_later(self, now: float) -> None:
         """Retry after a delay, because the device's rail has ended or could not be created."""
         if now >= self._proved_at:
             self._delay = FIRST_DELAY
@@ -315,7 +315,7 @@ class Rails:
     rails: list[Rail] = field(default_factory=list)
     latest: int = 0
     """The number of the latest rail offered."""
-    most: int = field(init=False)
+    max_rails: int = field(init=False)
     """The maximum number of rails at a time, including the lead."""
     lead: Rail = field(init=False)
     """The lead. Initially, it is the rail of the handshake, rail 0."""
@@ -327,7 +327,7 @@ class Rails:
     """The Config field that limits the time for each of the peer's steps to bring up a rail."""
 
     def __post_init__(self) -> None:
-        self.most = most_rails(self.config, self.devices)
+        self.max_rails = max_rails(self.config, self.devices)
         self.clock = self.sharing.clock.now
         self._loop = asyncio.get_running_loop()
         lead = self.messages.lead
@@ -616,64 +616,64 @@ class OfferingRails(Rails):
     step_limit = "connect_timeout"
     handlers = Rails.handlers | {protocol.RailAnswer: "answered", protocol.Error: "refused"}
 
-    berths: dict[str, Berth] = field(default_factory=dict)
-    """The berths by device name."""
-    crowded: list[Berth] = field(default_factory=list)
-    """Berths for which the peer has no room until another rail ends."""
+    slots: dict[str, RailSlot] = field(default_factory=dict)
+    """The slots by device name."""
+    waiting_slots: list[RailSlot] = field(default_factory=list)
+    """Slots for which the peer has no room until another rail ends."""
 
     def begin(self) -> None:
         """Offer a rail on each further device, up to the maximum number."""
         others = [device for device in self.devices if device.name != self.lead.device]
-        for device in others[: self.most - 1]:
-            self._offer(self._berth(device))
+        for device in others[: self.max_rails - 1]:
+            self._offer(self._add_slot(device))
 
-    def _berth(self, device: verbs.Device) -> Berth:
-        self.berths[device.name] = berth = Berth(device, self._offer, self.later)
-        return berth
+    def _add_slot(self, device: verbs.Device) -> RailSlot:
+        self.slots[device.name] = slot = RailSlot(device, self._offer, self.later)
+        return slot
 
     def _up(self, rail: Rail) -> None:
         super()._up(rail)
-        if (berth := self.berths.get(rail.device)) is not None:
-            berth.up(self.clock())
+        if (slot := self.slots.get(rail.device)) is not None:
+            slot.up(self.clock())
 
     def lead_broke(self) -> None:
         """Stop the lead, and offer rails on its device from now on."""
         for device in self.devices:
-            if device.name == self.lead.device and device.name not in self.berths:
+            if device.name == self.lead.device and device.name not in self.slots:
                 with suppress(RDMAError, OSError):  # the next offer tries again
-                    self._berth(device).watch(self.config)
+                    self._add_slot(device).watch(self.config)
         super().lead_broke()
 
     def _gone(self, rail: Rail, tells: bool) -> None:
         super()._gone(rail, tells)
-        if self._over or (berth := self.berths.get(rail.device)) is None:
+        if self._over or (slot := self.slots.get(rail.device)) is None:
             return
-        self.crowded.append(berth)
+        self.waiting_slots.append(slot)
         error = rail.error
         if not isinstance(error, RequestRefusedError) or error.code != protocol.ErrorCode.QUOTA:
-            while self.crowded:
-                self.crowded.pop(0).empty(self.clock())
+            while self.waiting_slots:
+                self.waiting_slots.pop(0).retry_later(self.clock())
 
     def close(self) -> None:
         with ExitStack() as steps:
-            for each in self.berths.values():
+            for each in self.slots.values():
                 steps.callback(each.close)
             steps.callback(super().close)
 
-    def _offer(self, berth: Berth) -> None:
+    def _offer(self, slot: RailSlot) -> None:
         if self._over:
             return
-        name = berth.device.name
+        name = slot.device.name
         try:
-            berth.watch(self.config)
+            slot.watch(self.config)
             to = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
-            endpoint = self._make(berth.device, to)
+            endpoint = self._make(slot.device, to)
         except UNMADE as error:
             rail = next((rail for rail in self.rails if rail.device == name), None)
             if rail is None:
                 self._new(rail := Rail(name, _S.DOWN, self.clock()))
             self._trouble(rail, "cannot be created", error)  # an earlier rail keeps its `since`
-            berth.empty(self.clock())
+            slot.retry_later(self.clock())
             return
         self.latest += 1
         offer_id = self.messages.controls.new_request_id()
@@ -763,7 +763,7 @@ class AnsweringRails(Rails):
         alive = [rail for rail in self.rails if rail.state is not _S.DOWN]
         if self._over:
             self._refuse(offer, protocol.ErrorCode.CANCELLED, "the connection is being closed")
-        elif len(alive) >= self.most:
+        elif len(alive) >= self.max_rails:
             text = (
                 f"the connection already has {len(alive)} rails (Config.max_rails of the listener)"
             )
