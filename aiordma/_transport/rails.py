@@ -321,7 +321,7 @@ class Rails:
     """The lead. Initially, it is the rail of the handshake, rail 0."""
     left: Rail = field(init=False)
     """The latest lead that broke."""
-    handlers: ClassVar[dict[type, str]] = {protocol.RailDown: "told_down"}
+    handlers: ClassVar[dict[type, str]] = {protocol.RailDown: "on_rail_down"}
     """The handler for each message of the peer."""
     step_limit = "handshake_timeout"
     """The Config field that limits the time for each of the peer's steps to bring up a rail."""
@@ -516,7 +516,7 @@ class Rails:
         )
         self._log(self.lead, text, logging.WARNING)
 
-    def _told_down(self, message: protocol.RailDown) -> None:
+    def _on_rail_down(self, message: protocol.RailDown) -> None:
         rail = self._rail(message.rail)
         if rail is self.lead and rail.state is _S.UP:
             raise ProtocolError("the peer has stopped the lead rail")
@@ -614,7 +614,7 @@ class OfferingRails(Rails):
     """The rails of the connecting side."""
 
     step_limit = "connect_timeout"
-    handlers = Rails.handlers | {protocol.RailAnswer: "answered", protocol.Error: "refused"}
+    handlers = Rails.handlers | {protocol.RailAnswer: "on_answer", protocol.Error: "on_refusal"}
 
     slots: dict[str, RailSlot] = field(default_factory=dict)
     """The slots by device name."""
@@ -680,7 +680,7 @@ class OfferingRails(Rails):
         self._take_in(_S.OFFERED, self.latest, endpoint, offer_id)
         self._tell(protocol.RailOffer(offer_id, self.latest, endpoint.endpoint.pack()))
 
-    def _answered(self, answer: protocol.RailAnswer) -> None:
+    def _on_answer(self, answer: protocol.RailAnswer) -> None:
         rail = self._rail(answer.rail)
         if rail.offer_id != answer.request_id:
             raise ProtocolError(
@@ -713,7 +713,7 @@ class OfferingRails(Rails):
             if self.lead.state is not _S.UP:  # the lead broke and has not been replaced yet
                 self.messages.failover.on_rail_up()
 
-    def _refused(self, error: protocol.Error) -> bool:
+    def _on_refusal(self, error: protocol.Error) -> bool:
         for rail in self.rails:
             if rail.offer_id == error.request_id and rail.state in (_S.OFFERED, _S.ABANDONED):
                 if rail.state is _S.OFFERED:
@@ -730,16 +730,16 @@ class OfferingRails(Rails):
 class AnsweringRails(Rails):
     """The rails of the accepting side."""
 
-    handlers = Rails.handlers | {protocol.RailOffer: "offered", protocol.RailReady: "ready"}
+    handlers = Rails.handlers | {protocol.RailOffer: "on_offer", protocol.RailReady: "on_ready"}
     offers: Bucket = field(default_factory=lambda: Bucket(OFFER_BURST, OFFER_RATE, 0))
 
-    def _ready(self, ready: protocol.RailReady) -> None:
+    def _on_ready(self, ready: protocol.RailReady) -> None:
         rail = self._rail(ready.rail)
         comes, rail.ready_comes = rail.ready_comes, False
         if not comes:
             self._advance(rail, _E.READY)
 
-    def _offered(self, offer: protocol.RailOffer) -> None:
+    def _on_offer(self, offer: protocol.RailOffer) -> None:
         if offer.rail != self.latest + 1:
             raise ProtocolError(
                 f"the peer offered rail {offer.rail}, but rail {self.latest + 1} is next"

@@ -94,9 +94,9 @@ async def test_writes_are_not_repeated_before_the_peer_has_stopped_the_rail(
 ) -> None:
     async with sharing(8 * MB) as (client, server, there, remote):
         told: list[Any] = []
-        down = Rails._told_down
+        down = Rails._on_rail_down
         other = await client.request_region(100)
-        monkeypatch.setattr(Rails, "_told_down", lambda *args: told.append(args))
+        monkeypatch.setattr(Rails, "_on_rail_down", lambda *args: told.append(args))
         data = pattern(8 * MB)
         writing = asyncio.ensure_future(client.write(data, remote))
         while not second(client).outstanding:
