@@ -191,7 +191,7 @@ class Rail:
     """The keep-alive timer since the rail came up, if the connection uses one."""
     left_by_peer: bool = False
     """Whether the peer left this rail while it was the lead. RailDown later reports the cause."""
-    ready_comes: bool = False
+    ready_expected: bool = False
     """Whether the peer's Resume moved this rail to UP before RailReady arrived."""
     limit: asyncio.Handle | None = None
     """The timer for the peer's next step (AWAITED)."""
@@ -336,10 +336,10 @@ class Rails:
         self.left = self.lead
 
     @property
-    def _over(self) -> bool:
+    def _is_closing(self) -> bool:
         return self.messages.outbox.closing or self.messages.ended or self.messages.peer_has_left
 
-    def _tell(self, message: protocol.Message) -> None:
+    def _send(self, message: protocol.Message) -> None:
         if not self.messages.ended and not self.messages.peer_has_left:
             self.messages.controls.send(message)
 
@@ -362,13 +362,13 @@ class Rails:
             rail.state = following
             self._limit(rail)
         if following is _S.UP:
-            self._up(rail)
+            self._on_up(rail)
 
     def _log(self, rail: Rail, what: str, level: int) -> None:
         name = f"rail {rail.number}" if rail.number >= 0 else "a rail"
         logger.log(level, "%s to %s on %s %s", name, self.owner.name, rail.device, what)
 
-    def _trouble(self, rail: Rail, what: str, error: BaseException) -> None:
+    def _record_error(self, rail: Rail, what: str, error: BaseException) -> None:
         """Record an error, and log it as a warning if the rail is up or had no error before."""
         known = rail.error is not None and rail.state is not _S.UP
         self._log(rail, f"{what}: {cause_text(error)}", logging.INFO if known else logging.WARNING)
@@ -399,16 +399,16 @@ class Rails:
             if self.messages.outbox.stripes.holds(rail.number):  # these bytes cannot be sent again
                 self.messages.lead.connection_broke(error)
         else:
-            self._broke(rail, error)
+            self._fail_rail(rail, error)
 
-    def _up(self, rail: Rail) -> None:
+    def _on_up(self, rail: Rail) -> None:
         assert rail.queue is not None
         assert rail.endpoint is not None
         self.messages.outbox.stripes.add(rail.queue)
         self.sharing.regions.add_rail(rail.queue, rail.endpoint.driver.pool)
         rail.keep_alive = keep_alive_of(rail.queue, rail.endpoint.driver.timers, self.config)
 
-    def _new(self, rail: Rail) -> None:
+    def _add_rail(self, rail: Rail) -> None:
         """Add a rail.
 
         If a rail on the same device is down, replace it, but keep its error and counts.
@@ -422,7 +422,7 @@ class Rails:
                 return
         self.rails.append(rail)
 
-    def _take_in(
+    def _create_rail(
         self, state: RailState, number: int, endpoint: AddressedEndpoint, offer_id: int = 0
     ) -> Rail:
         queue = endpoint.make_queue(self.owner)
@@ -430,7 +430,7 @@ class Rails:
         queue.count_in(self.messages.outbox.counts)
         device = endpoint.driver.context.name
         rail = Rail(device, state, self.clock(), number, endpoint, queue, offer_id)
-        self._new(rail)
+        self._add_rail(rail)
         self._limit(rail)
         return rail
 
@@ -451,7 +451,7 @@ class Rails:
         handler = self.handlers.get(type(message))
         return handler is not None and getattr(self, f"_{handler}")(message) is not False
 
-    def _rail(self, number: int) -> Rail:
+    def _find_rail(self, number: int) -> Rail:
         for rail in self.rails:
             if rail.number == number:
                 return rail
@@ -466,18 +466,18 @@ class Rails:
             if queue is None or not queue.failed or queue.suspended or rail.state.shown == "down":
                 continue
             assert queue.error is not None
-            self._broke(rail, queue.error)
+            self._fail_rail(rail, queue.error)
 
-    def _broke(self, rail: Rail, error: BaseException) -> None:
-        self._trouble(rail, "broke", error)
+    def _fail_rail(self, rail: Rail, error: BaseException) -> None:
+        self._record_error(rail, "broke", error)
         self._advance(rail, _E.BROKE)
         self._release(rail)
         if rail.state is _S.STOPPED:
-            self._tell_down(rail, error)
+            self._send_rail_down(rail, error)
 
-    def _tell_down(self, rail: Rail, error: BaseException | None) -> None:
+    def _send_rail_down(self, rail: Rail, error: BaseException | None) -> None:
         cause = _UNKNOWN if rail.left_by_peer or error is None else cause_of(error)
-        self._tell(protocol.RailDown(cause, rail.number))
+        self._send(protocol.RailDown(cause, rail.number))
 
     def lead_broke(self) -> None:
         """Stop the broken lead before another rail takes over.
@@ -487,9 +487,9 @@ class Rails:
         lead = self.lead
         assert lead.queue is not None
         assert lead.queue.error is not None
-        lead.bytes_sent, received = self._of_lead()
+        lead.bytes_sent, received = self._lead_bytes()
         lead.bytes_received = received - lead.queue.bytes_read
-        self._broke(lead, lead.queue.error)
+        self._fail_rail(lead, lead.queue.error)
 
     def probe(self) -> None:
         """Probe all rails that are up, to detect whether the peer has failed."""
@@ -501,7 +501,7 @@ class Rails:
         """Make `rail` the lead."""
         if rail.state is _S.CONNECTING:  # the peer already uses this rail
             self._advance(rail, _E.READY)
-            rail.ready_comes = True
+            rail.ready_expected = True
         observation.lead_moved(self.lead.device)
         self.left, self.lead, rail.since = self.lead, rail, self.clock()
         for it in self.rails:
@@ -517,26 +517,26 @@ class Rails:
         self._log(self.lead, text, logging.WARNING)
 
     def _on_rail_down(self, message: protocol.RailDown) -> None:
-        rail = self._rail(message.rail)
+        rail = self._find_rail(message.rail)
         if rail is self.lead and rail.state is _S.UP:
             raise ProtocolError("the peer has stopped the lead rail")
-        tells = rail.state is not _S.STOPPED
+        notify = rail.state is not _S.STOPPED
         cause = protocol.rail_cause_text(message.request_id)
-        if tells:
+        if notify:
             text = f"the peer has stopped this rail{': ' if cause else ''}{cause}"
-            self._trouble(rail, "is down", ConnectionBrokenError(text))
+            self._record_error(rail, "is down", ConnectionBrokenError(text))
         elif rail.left_by_peer and cause:
             rail.error = ConnectionBrokenError(f"{rail.error}: {cause}")
             self._log(rail, f"broke at the peer: {cause}", logging.WARNING)
         self._advance(rail, _E.DOWN)
-        self._loop.call_soon(self._gone, rail, tells)
+        self._loop.call_soon(self._release_ended, rail, notify)
 
-    def _gone(self, rail: Rail, tells: bool) -> None:
-        """Release a rail that has ended on both sides. If `tells`, send RailDown to the peer."""
+    def _release_ended(self, rail: Rail, notify: bool) -> None:
+        """Release a rail that has ended on both sides. If `notify`, send RailDown to the peer."""
         self._release(rail)
         self.messages.outbox.stripes.over(rail.number)
-        if tells:
-            self._tell(protocol.RailDown(_UNKNOWN, rail.number))
+        if notify:
+            self._send(protocol.RailDown(_UNKNOWN, rail.number))
 
     def _release(self, rail: Rail) -> None:
         """Release a rail. Do not call this from within a drain.
@@ -577,7 +577,7 @@ class Rails:
             for rail in self.rails:
                 steps.callback(rail.release)
 
-    def _of_lead(self) -> tuple[int, int]:
+    def _lead_bytes(self) -> tuple[int, int]:
         """Return the number of message bytes that the lead has sent and received.
 
         These are the connection's counts minus those of the other rails.
@@ -591,14 +591,14 @@ class Rails:
 
     def status(self) -> list[RailStatus]:
         """Return the status of all rails. Thread-safe."""
-        lead, of_lead = self.lead, self._of_lead()
+        lead, lead_bytes = self.lead, self._lead_bytes()
         return [
             RailStatus(
                 rail.device,
                 "lead" if rail is lead and rail.state is _S.UP else rail.state.shown,
                 rail.since,
                 rail.error,
-                *(of_lead if rail is lead else (rail.bytes_sent, rail.all_received)),
+                *(lead_bytes if rail is lead else (rail.bytes_sent, rail.all_received)),
                 rail.error_at,
                 **rail.transfers._asdict(),
             )
@@ -631,8 +631,8 @@ class OfferingRails(Rails):
         self.slots[device.name] = slot = RailSlot(device, self._offer, self.later)
         return slot
 
-    def _up(self, rail: Rail) -> None:
-        super()._up(rail)
+    def _on_up(self, rail: Rail) -> None:
+        super()._on_up(rail)
         if (slot := self.slots.get(rail.device)) is not None:
             slot.up(self.clock())
 
@@ -644,9 +644,9 @@ class OfferingRails(Rails):
                     self._add_slot(device).watch(self.config)
         super().lead_broke()
 
-    def _gone(self, rail: Rail, tells: bool) -> None:
-        super()._gone(rail, tells)
-        if self._over or (slot := self.slots.get(rail.device)) is None:
+    def _release_ended(self, rail: Rail, notify: bool) -> None:
+        super()._release_ended(rail, notify)
+        if self._is_closing or (slot := self.slots.get(rail.device)) is None:
             return
         self.waiting_slots.append(slot)
         error = rail.error
@@ -661,7 +661,7 @@ class OfferingRails(Rails):
             steps.callback(super().close)
 
     def _offer(self, slot: RailSlot) -> None:
-        if self._over:
+        if self._is_closing:
             return
         name = slot.device.name
         try:
@@ -671,17 +671,19 @@ class OfferingRails(Rails):
         except UNMADE as error:
             rail = next((rail for rail in self.rails if rail.device == name), None)
             if rail is None:
-                self._new(rail := Rail(name, _S.DOWN, self.clock()))
-            self._trouble(rail, "cannot be created", error)  # an earlier rail keeps its `since`
+                self._add_rail(rail := Rail(name, _S.DOWN, self.clock()))
+            self._record_error(
+                rail, "cannot be created", error
+            )  # an earlier rail keeps its `since`
             slot.retry_later(self.clock())
             return
         self.latest += 1
         offer_id = self.messages.controls.new_request_id()
-        self._take_in(_S.OFFERED, self.latest, endpoint, offer_id)
-        self._tell(protocol.RailOffer(offer_id, self.latest, endpoint.endpoint.pack()))
+        self._create_rail(_S.OFFERED, self.latest, endpoint, offer_id)
+        self._send(protocol.RailOffer(offer_id, self.latest, endpoint.endpoint.pack()))
 
     def _on_answer(self, answer: protocol.RailAnswer) -> None:
-        rail = self._rail(answer.rail)
+        rail = self._find_rail(answer.rail)
         if rail.offer_id != answer.request_id:
             raise ProtocolError(
                 f"the peer sent a response for rail {rail.number} with an unknown request number"
@@ -689,7 +691,7 @@ class OfferingRails(Rails):
         remote = Endpoint.unpack(answer.endpoint)
         self._advance(rail, _E.ANSWERED)
         if rail.state is _S.STOPPED:
-            self._tell_down(rail, rail.error)
+            self._send_rail_down(rail, rail.error)
         else:
             self._loop.call_soon(self._bring_up, rail, remote)
 
@@ -700,14 +702,14 @@ class OfferingRails(Rails):
             self._connect(rail.endpoint, remote)
             self.messages.prepare_rail(rail.queue)
         except UNMADE as error:
-            self._broke(rail, error)
+            self._fail_rail(rail, error)
         else:
             rail.queue.post(Probe(partial(self._acknowledged, rail)))
 
     def _acknowledged(self, rail: Rail) -> None:
         if rail.state is _S.CONNECTING:
             # Send this before the transition, which sends the memory keys for the rail.
-            self._tell(protocol.RailReady(0, rail.number))
+            self._send(protocol.RailReady(0, rail.number))
         if rail.state is _S.CONNECTING:  # otherwise, sending has ended the connection
             self._advance(rail, _E.READY)
             if self.lead.state is not _S.UP:  # the lead broke and has not been replaced yet
@@ -719,9 +721,9 @@ class OfferingRails(Rails):
                 if rail.state is _S.OFFERED:
                     peer = self.messages.lead.peer
                     refusal = RequestRefusedError(error.code, error.text, peer=peer)
-                    self._trouble(rail, "is refused", refusal)
+                    self._record_error(rail, "is refused", refusal)
                 self._advance(rail, _E.REFUSED)
-                self._loop.call_soon(self._gone, rail, False)
+                self._loop.call_soon(self._release_ended, rail, False)
                 return True
         return False
 
@@ -734,9 +736,9 @@ class AnsweringRails(Rails):
     offers: Bucket = field(default_factory=lambda: Bucket(OFFER_BURST, OFFER_RATE, 0))
 
     def _on_ready(self, ready: protocol.RailReady) -> None:
-        rail = self._rail(ready.rail)
-        comes, rail.ready_comes = rail.ready_comes, False
-        if not comes:
+        rail = self._find_rail(ready.rail)
+        expected, rail.ready_expected = rail.ready_expected, False
+        if not expected:
             self._advance(rail, _E.READY)
 
     def _on_offer(self, offer: protocol.RailOffer) -> None:
@@ -757,11 +759,11 @@ class AnsweringRails(Rails):
     def _refuse(self, offer: protocol.RailOffer, code: protocol.ErrorCode, why: str) -> None:
         if code == protocol.ErrorCode.QUOTA:
             logger.info("rejecting a rail offered by %s: %s", self.owner.peer_name, why)
-        self._tell(protocol.Error(offer.request_id, code, why))
+        self._send(protocol.Error(offer.request_id, code, why))
 
     def _answer(self, offer: protocol.RailOffer, remote: Endpoint) -> None:
         alive = [rail for rail in self.rails if rail.state is not _S.DOWN]
-        if self._over:
+        if self._is_closing:
             self._refuse(offer, protocol.ErrorCode.CANCELLED, "the connection is being closed")
         elif len(alive) >= self.max_rails:
             text = (
@@ -774,16 +776,16 @@ class AnsweringRails(Rails):
             except UNMADE as error:
                 self._refuse(offer, protocol.ErrorCode.INTERNAL, cause_text(error))
                 return
-            rail = self._take_in(_S.CONNECTING, offer.rail, endpoint)
+            rail = self._create_rail(_S.CONNECTING, offer.rail, endpoint)
             failure: Exception | None = None
             try:
                 assert rail.queue is not None
                 self.messages.prepare_rail(rail.queue)
             except UNMADE as error:
                 failure = error
-            self._tell(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
+            self._send(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
             if failure is not None and rail.state is _S.CONNECTING:  # else the connection has ended
-                self._broke(rail, failure)
+                self._fail_rail(rail, failure)
 
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:
         """Create a queue pair and connect it to the peer's.

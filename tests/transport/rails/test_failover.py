@@ -422,14 +422,14 @@ async def test_rail_without_memory_for_its_receive_breaks_and_returns(
         take = pool._block
         monkeypatch.setattr(AnsweringRails, "_answer", answer_once)
         if ends:
-            tell = Rails._tell
+            tell = Rails._send
 
             def tell_and_end(rails: Rails, message: Message) -> None:
                 tell(rails, message)
                 if isinstance(message, RailAnswer):
                     server.abort()
 
-            monkeypatch.setattr(Rails, "_tell", tell_and_end)
+            monkeypatch.setattr(Rails, "_send", tell_and_end)
             assert isinstance(client._rails, OfferingRails)
             BEGIN(client._rails)
             while not client.closed:

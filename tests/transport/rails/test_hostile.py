@@ -316,7 +316,7 @@ async def test_authenticated_peer_may_offer_a_rail_to_another_host(
 ) -> None:
     async with joined("tcp", auth=KEY, config=replace(SMALL, max_rails=3)) as conns:
         await until_rails(conns)
-        monkeypatch.setattr(Rails, "_tell", lambda *_: None)
+        monkeypatch.setattr(Rails, "_send", lambda *_: None)
         conns[1]._owner.control(RailOffer(99, 2, endpoint_at(FOREIGN)))
         while len(conns[1].rails) < 3:
             await yield_loop(1)
