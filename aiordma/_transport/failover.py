@@ -174,13 +174,13 @@ class Failover:
     # ---- steps ---------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        self.rails.lead_broke()
+        self.rails.stop_lead()
         self.rails.probe()
 
     def _resume(self, rail: Rail) -> None:
         queue = rail.queue
         assert queue is not None
-        self.rails.lead_on(rail)
+        self.rails.set_lead(rail)
         self.leads += 1
         # Move the pending work before `moved` replaces the region keys, because the work still
         # contains the previous lead's keys.
@@ -192,7 +192,7 @@ class Failover:
     def _retransmit(self) -> None:
         assert self.resume is not None
         (_, frames), self.resume = self.resume, None
-        self.rails.lead_moved(self.rails.messages.resumed(frames))
+        self.rails.log_lead_change(self.rails.messages.resumed(frames))
 
     def _retry(self) -> None:
         self.rails.owner.broken(self._cause)

@@ -319,7 +319,7 @@ class Rails:
     """The maximum number of rails at a time, including the lead."""
     lead: Rail = field(init=False)
     """The lead. Initially, it is the rail of the handshake, rail 0."""
-    left: Rail = field(init=False)
+    broken_lead: Rail = field(init=False)
     """The latest lead that broke."""
     handlers: ClassVar[dict[type, str]] = {protocol.RailDown: "on_rail_down"}
     """The handler for each message of the peer."""
@@ -333,7 +333,7 @@ class Rails:
         lead = self.messages.lead
         self.lead = Rail(lead.qp.context.name, _S.UP, self.clock(), 0, None, lead)
         self.rails.append(self.lead)
-        self.left = self.lead
+        self.broken_lead = self.lead
 
     @property
     def _is_closing(self) -> bool:
@@ -479,7 +479,7 @@ class Rails:
         cause = _UNKNOWN if rail.left_by_peer or error is None else cause_of(error)
         self._send(protocol.RailDown(cause, rail.number))
 
-    def lead_broke(self) -> None:
+    def stop_lead(self) -> None:
         """Stop the broken lead before another rail takes over.
 
         Do not call this from within a drain.
@@ -497,21 +497,21 @@ class Rails:
             if rail.state is _S.UP and rail.queue is not None and rail.queue.free:
                 rail.queue.post_checked(Probe(lambda: None))
 
-    def lead_on(self, rail: Rail) -> None:
+    def set_lead(self, rail: Rail) -> None:
         """Make `rail` the lead."""
         if rail.state is _S.CONNECTING:  # the peer already uses this rail
             self._advance(rail, _E.READY)
             rail.ready_expected = True
         observation.lead_moved(self.lead.device)
-        self.left, self.lead, rail.since = self.lead, rail, self.clock()
+        self.broken_lead, self.lead, rail.since = self.lead, rail, self.clock()
         for it in self.rails:
             self._limit(it)  # restart it, because the peer could not send without a lead
 
-    def lead_moved(self, again: int) -> None:
+    def log_lead_change(self, again: int) -> None:
         """Log that the peer uses the new lead. `again` counts the retransmitted items."""
-        took = 1e3 * (self.clock() - self.left.broke_at)
+        took = 1e3 * (self.clock() - self.broken_lead.broke_at)
         text = (
-            f"is the new lead, {took:.3g} ms after {self.left.device} broke; retransmitting "
+            f"is the new lead, {took:.3g} ms after {self.broken_lead.device} broke; retransmitting "
             f"{again} frames and requests"
         )
         self._log(self.lead, text, logging.WARNING)
@@ -636,13 +636,13 @@ class OfferingRails(Rails):
         if (slot := self.slots.get(rail.device)) is not None:
             slot.up(self.clock())
 
-    def lead_broke(self) -> None:
+    def stop_lead(self) -> None:
         """Stop the lead, and offer rails on its device from now on."""
         for device in self.devices:
             if device.name == self.lead.device and device.name not in self.slots:
                 with suppress(RDMAError, OSError):  # the next offer tries again
                     self._add_slot(device).watch(self.config)
-        super().lead_broke()
+        super().stop_lead()
 
     def _release_ended(self, rail: Rail, notify: bool) -> None:
         super()._release_ended(rail, notify)

@@ -49,7 +49,7 @@ class Scene:
     def done(self) -> set[str]:
         """Which steps were taken, by what they do."""
         effects = {
-            "stop": self.rails.lead_broke,
+            "stop": self.rails.stop_lead,
             "resume": self.rails.messages.lead_on,
             "retransmit": self.rails.messages.resumed,
             "retry": self.rails.owner.broken,
