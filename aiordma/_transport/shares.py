@@ -142,7 +142,7 @@ class Share:
         key = self._keys.get(rail)
         if key is not None and not self.revoked:
             news = protocol.RegionKey(0, self.region_id, rail.number, key.rkey)
-            key.withdraw_news = self._sharing.notify(news)
+            key.withdraw_announcement = self._sharing.notify(news)
 
     def _remove_rail(self, rail: SendQueue) -> None:
         """Remove a rail before its queue pair is destroyed.
@@ -154,10 +154,10 @@ class Share:
             return
         if self._lease_is_over():
             self._expired()
-        key.withdraw_news()  # messages would pile up if the peer returned no credits
+        key.withdraw_announcement()  # messages would pile up if the peer returned no credits
         key.close()
         if self._keys:
-            key.give_up()
+            key.notify_ready()
         else:
             self._replaced = key
 
@@ -233,10 +233,10 @@ class Share:
         """End the keys when the lease expires. Runs in the lease thread; the loop does the rest."""
         self._lapsed = True
         try:
-            late = [key for key in list(self._keys.values()) if not key.end_now()]
+            late = [key for key in list(self._keys.values()) if not key.try_end()]
             if late:
                 when = self._clock.now() + share_keys.GRACE
-                self._grace = lease_thread.at(self._clock, when, partial(end_all, late))
+                self._grace = lease_thread.at(self._clock, when, partial(force_end_all, late))
         finally:
             self._sharing.call_soon(self._expired)
 
@@ -267,9 +267,9 @@ class Share:
         self.revoke()
 
 
-def end_all(keys: list[share_keys.ShareKey]) -> None:
+def force_end_all(keys: list[share_keys.ShareKey]) -> None:
     for key in keys:
-        key.end_under_way()
+        key.force_end()
 
 
 class Loan(Share):

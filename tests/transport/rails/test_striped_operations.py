@@ -169,9 +169,9 @@ async def test_region_is_granted_with_the_keys_of_all_rails(
 ) -> None:
     """Memory is granted when all of them work."""
     held: list[Callable[[], None]] = []
-    done = share_keys.OfKey.done
+    done = share_keys.KeyRequest.done
 
-    def hold(bind: share_keys.OfKey, number: int) -> None:
+    def hold(bind: share_keys.KeyRequest, number: int) -> None:
         if bind.key._queue.number:
             held.append(partial(done, bind, number))
         else:
@@ -179,7 +179,7 @@ async def test_region_is_granted_with_the_keys_of_all_rails(
 
     async with joined("tcp") as (client, server):
         await until_rails((client, server))
-        monkeypatch.setattr(share_keys.OfKey, "done", hold)
+        monkeypatch.setattr(share_keys.KeyRequest, "done", hold)
         with server.alloc(8) as memory:
             sharing = asyncio.ensure_future(server.send_region(memory))
             asking = asyncio.ensure_future(client.request_region(8))
@@ -204,7 +204,7 @@ async def test_pending_key_does_not_outlive_its_lease_when_a_rail_ends(
         (share,) = server._sharing.regions.shares.values()
         (_, late), (gone, _) = share._keys.items()
         with monkeypatch.context() as patch:
-            patch.setattr(late, "_under_way", {object()})
+            patch.setattr(late, "_in_flight", {object()})
             share._expire()
         assert not late.closed
         share._remove_rail(gone)
