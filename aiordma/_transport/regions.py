@@ -66,7 +66,7 @@ class Regions:
     def granted(self, share: Share) -> None:
         """Record that the token has been queued, so that later messages may refer to the region."""
         share.told = True
-        share._open_rails()  # for rails that came up in the meantime
+        share._create_rail_keys()  # for rails that came up in the meantime
 
     def renumber(self, share: Share) -> None:
         """Give the share a new id for a new token. The old token, with the old key, has ended."""
@@ -196,7 +196,7 @@ class Regions:
         self.rails[rail] = pool
         for share in list(self.shares.values()):
             if share.told:
-                share._open_rails()
+                share._create_rail_keys()
 
     def remove_rail(self, rail: SendQueue) -> None:
         """Remove a rail before its queue pair is destroyed."""

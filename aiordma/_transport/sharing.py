@@ -156,10 +156,10 @@ class Sharing:
         share = self.open_up(memory, rights, lease, begins=False)
         told: asyncio.Future[None] | None = None
         try:
-            share._open_rails()
+            share._create_rail_keys()
             await share.ready()  # the peer cannot use the share earlier
             share._lease_from_now(lease)
-            told = self.tell(protocol.RegionGrant(0, share.token, share._keys_of_rails()))
+            told = self.tell(protocol.RegionGrant(0, share.token, share._rail_keys()))
             self.regions.granted(share)
             await told
         except BaseException:
@@ -167,7 +167,7 @@ class Sharing:
             # even if the peer already knows about it.
             if told is not None:
                 self._controls.withdraw(told)
-            share._end(tells=told is not None)
+            share._end(notify=told is not None)
             raise
         share._lease_from_now(lease)  # again, now that the peer's device has the token
         return share
@@ -228,14 +228,14 @@ class Sharing:
             self._refuse(request.request_id, code.INTERNAL, cause_text(error))
         else:
             self.regions.add(loan)
-            loan._open_rails()
+            loan._create_rail_keys()
             loan._on_ready(partial(self._grant, request.request_id, loan, lease))
 
     def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
         internal = protocol.ErrorCode.INTERNAL
         try:
             if loan._lease_from_now(lease):  # the key works from now on
-                grant = protocol.RegionGrant(request_id, loan.token, loan._keys_of_rails())
+                grant = protocol.RegionGrant(request_id, loan.token, loan._rail_keys())
                 self._controls.send(grant)
                 self.regions.granted(loan)
             else:
@@ -366,7 +366,7 @@ class Sharing:
             case protocol.RegionRelease():
                 share = self.regions.shares.get(message.region_id)
                 if share is not None:
-                    share._end(tells=False)
+                    share._end(notify=False)
             case protocol.RegionRenew():
                 self._extend(message)
             case protocol.RegionLease():
@@ -454,7 +454,7 @@ class Sharing:
     def end_keys(self) -> None:
         for share in list(self.regions.shares.values()):
             try:
-                share._end(tells=False)
+                share._end(notify=False)
             except (RDMAError, OSError) as error:  # one failure must not keep other shares open
                 if not self._loop.is_closed():
                     self._loop.call_exception_handler(

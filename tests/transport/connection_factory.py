@@ -69,7 +69,7 @@ async def yield_loop(count: int) -> None:
 
 async def lease_over(share: Share) -> None:
     """Until the lease of a share has ended, and the loop knows: this is about time itself."""
-    while not share._over:  # noqa: ASYNC110 - a lease has no event, on purpose
+    while not share._ended:  # noqa: ASYNC110 - a lease has no event, on purpose
         await asyncio.sleep(0.001)
 
 

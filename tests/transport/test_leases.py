@@ -262,7 +262,7 @@ async def test_only_the_borrower_can_renew_remotely(factory: ConnectionFactory) 
             await remote.renew(1)
         assert caught.value.code == ErrorCode.ACCESS
         lent = await client.request_region(8)
-        next(reversed(server._sharing.regions.shares.values()))._end(tells=False)
+        next(reversed(server._sharing.regions.shares.values()))._end(notify=False)
         with pytest.raises(RequestRefusedError, match="ended") as caught:
             await lent.renew(1)
         assert caught.value.code == ErrorCode.UNKNOWN_REGION

@@ -695,9 +695,9 @@ BEGIN = OfferingRails.begin
 def late_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """No rail comes up before `begin_rails`, nor is a key for it told before this is called."""
     late: list[tuple[Share, SendQueue]] = []
-    tell = Share._tell_key
+    tell = Share._announce_key
     monkeypatch.delattr(OfferingRails, "begin")
-    monkeypatch.setattr(Share, "_tell_key", lambda share, rail: late.append((share, rail)))
+    monkeypatch.setattr(Share, "_announce_key", lambda share, rail: late.append((share, rail)))
 
     def tell_keys() -> None:
         for share, rail in late:

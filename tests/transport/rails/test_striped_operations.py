@@ -227,7 +227,7 @@ async def test_key_message_is_dropped_when_its_rail_is_removed() -> None:
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing.regions.shares.values()
         server._sharing.notify = (told := mock.Mock())  # type: ignore[method-assign]
-        share._tell_key(second(server))
+        share._announce_key(second(server))
         share._remove_rail(second(server))
         told.return_value.assert_called_once_with()
         del server._sharing.notify
@@ -241,7 +241,7 @@ async def test_revoke_closes_other_keys_when_the_device_refuses_one() -> None:
         with mock.patch.object(first, "close", side_effect=refusal), pytest.raises(VerbsError):
             share.revoke()
         assert other.closed
-        share._over = False
+        share._ended = False
         share.revoke()
 
 
