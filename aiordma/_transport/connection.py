@@ -248,7 +248,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
             try:
                 await self._messages.drained()
                 if self._advance(LifecycleEvent.DRAINED):
-                    await self._sharing.tell(goodbye)
+                    await self._sharing.send(goodbye)
                     self._finish(at_once=True)
             except RDMAError:
                 pass  # the peer has failed or does not read; the disconnect informs it

@@ -444,7 +444,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         assert rail.queue is not None
         assert rail.endpoint is not None
         self._queue = rail.queue
-        self._sharing.moved(rail.queue)
+        self._sharing.on_lead_change(rail.queue)
         if self._keep_alive is not None:
             self._keep_alive.stop()  # the new lead has its own timer
 

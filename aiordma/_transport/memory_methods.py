@@ -165,7 +165,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         """
         self._check()
         rights = choice("access", access, Rights)
-        return self._sharing.open_up(region, rights, self._lease(lease))
+        return self._sharing.create_share(region, rights, self._lease(lease))
 
     def open_region(self, token: bytes | bytearray | memoryview | RegionToken) -> RemoteRegion:
         """Open a region of the peer from a token that you received yourself.

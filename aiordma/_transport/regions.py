@@ -45,7 +45,7 @@ class Regions:
         self.shares: dict[int, Share] = {}
         self.lent_bytes: int = 0  # includes memory that was handed over but not yet received
         self.used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
-        self.keyless: dict[int, Callable[[], object]] = {}
+        self.pending_delivery: dict[int, Callable[[], object]] = {}
         """Functions that deliver the regions waiting for a key for the lead, by region id."""
 
     def begin(self, granter: int, peer: int) -> None:
@@ -63,7 +63,7 @@ class Regions:
         if isinstance(share, Loan):
             self.lent_bytes += len(share.buffer)
 
-    def granted(self, share: Share) -> None:
+    def on_grant_sent(self, share: Share) -> None:
         """Record that the token has been queued, so that later messages may refer to the region."""
         share.told = True
         share._create_rail_keys()  # for rails that came up in the meantime
@@ -81,9 +81,9 @@ class Regions:
 
     def lease_for(self, lease_ms: int) -> float | None:
         """Convert a requested lease to seconds, limited by `Config.max_lease`. 0 means no limit."""
-        asked = lease_ms / 1000 if lease_ms else None
+        requested = lease_ms / 1000 if lease_ms else None
         most = lease_seconds(self._config.max_lease)
-        return most if asked is None or (most is not None and asked > most) else asked
+        return most if requested is None or (most is not None and requested > most) else requested
 
     def check_quota(self, length: int, handed_over: int) -> None:
         """Raise QuotaError if the peer may not borrow `length` more bytes.
@@ -159,19 +159,19 @@ class Regions:
         """
         region_id = region.token.region_id
         self.use(region)
-        self.keyless[region_id] = partial(take, region)
+        self.pending_delivery[region_id] = partial(take, region)
         if not self.lead.number:
-            self._hand_out(region_id)
+            self._deliver(region_id)
         else:
             region._user = None
         for rail, rkey in keys:
-            self.take_key(region_id, rail, rkey)
+            self.add_key(region_id, rail, rkey)
 
-    def _hand_out(self, region_id: int) -> None:
-        if (hand_out := self.keyless.pop(region_id, None)) is not None:
-            hand_out()
+    def _deliver(self, region_id: int) -> None:
+        if (deliver := self.pending_delivery.pop(region_id, None)) is not None:
+            deliver()
 
-    def take_key(self, region_id: int, rail: int, rkey: int) -> None:
+    def add_key(self, region_id: int, rail: int, rkey: int) -> None:
         region, lead = self.used.get(region_id), self.lead.number
         known = (lead, *(other.number for other in self.rails))
         if rail not in known or region is None or region._keys is None:
@@ -179,15 +179,15 @@ class Regions:
         region._keys[rail] = rkey
         if rail == lead:
             region._move(lead)
-            self._hand_out(region_id)
+            self._deliver(region_id)
 
-    def taken_back(self, region_id: int) -> None:
+    def on_region_end(self, region_id: int) -> None:
         """Handle the peer's message that one of its regions has ended."""
         self.end(region_id)
         region = self.used.pop(region_id, None)
         if region is not None:
             region._take_back()
-        self._hand_out(region_id)
+        self._deliver(region_id)
 
     # ---- rails ---------------------------------------------------------------------------
 
@@ -220,4 +220,4 @@ class Regions:
                 break
         for region_id, region in list(self.used.items()):
             if region._move(lead.number):
-                self._hand_out(region_id)
+                self._deliver(region_id)

@@ -168,7 +168,9 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         """
         lease_ms, region_id = milliseconds(lease_seconds(lease)), self.token.region_id
         self._check(self._sharing.owner)
-        await self._sharing.ask(lambda number: protocol.RegionRenew(number, region_id, lease_ms))
+        await self._sharing.send_request(
+            lambda number: protocol.RegionRenew(number, region_id, lease_ms)
+        )
 
     def _lease_from(self, since: float, lease_ms: int) -> None:
         """Start a lease of `lease_ms` milliseconds at time `since`. 0 means no time limit."""
@@ -224,7 +226,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
     def _drop(self) -> None:
         """Return a granted region that the requester no longer wants."""
         self._give_up()
-        self._sharing.give_back(self.token.region_id)
+        self._sharing.release_region(self.token.region_id)
 
     def _wake(self) -> None:
         self._changes.wake_all()
@@ -233,7 +235,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         """Tell the owner that the region is no longer needed. A second call has no effect."""
         if self._usable:
             self._give_up()
-            await self._sharing.tell(protocol.RegionRelease(0, self.token.region_id))
+            await self._sharing.send(protocol.RegionRelease(0, self.token.region_id))
 
     async def _hand_over(self) -> None:
         """Return the region to its owner, who receives the contents as a Buffer."""
@@ -242,7 +244,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
                 f"cannot hand over {self!r}: the region was not borrowed with request_region"
             )
         self._give_up()
-        await self._sharing.tell(protocol.RegionReturn(0, self.token.region_id))
+        await self._sharing.send(protocol.RegionReturn(0, self.token.region_id))
 
     async def __aenter__(self) -> Self:
         return self
@@ -255,7 +257,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
     def __del__(self) -> None:
         """Return borrowed memory to its owner. This can run in any thread, at any time."""
         if getattr(self, "_lent", False) and self._usable:  # even if its lease has expired
-            self._sharing.call_soon(self._sharing.give_back, self.token.region_id)
+            self._sharing.call_soon(self._sharing.release_region, self.token.region_id)
 
 
 class RemoteSlice(RemoteMemory):

@@ -74,7 +74,7 @@ class Share:
                 await asyncio.shield(key.ready)
             except OutcomeUnknownError:  # the key of another rail will replace it
                 if self._oldest_key is key and not self._ended:
-                    await self._sharing.switched()
+                    await self._sharing.wait_lead_change()
                 continue
             others = [it.ready for it in self._keys.values() if not it.ready.done()]
             if others:
@@ -82,7 +82,7 @@ class Share:
             elif self._replaced is None:
                 return
             else:
-                await self._sharing.switched()
+                await self._sharing.wait_lead_change()
         self._sharing.check_end()
 
     def _on_ready(self, callback: Callable[[], None]) -> None:
@@ -203,7 +203,7 @@ class Share:
         lease = lease_seconds(lease)
         if not self._lease_from_now(lease, at_least=True):
             raise BufferStateError(f"{self!r} has ended: share the memory again")
-        await self._sharing.tell(protocol.RegionLease(0, self.region_id, milliseconds(lease)))
+        await self._sharing.send(protocol.RegionLease(0, self.region_id, milliseconds(lease)))
         self._lease_from_now(lease)
 
     def _lease_from_now(self, lease: float | None, *, at_least: bool = False) -> bool:

@@ -259,7 +259,7 @@ async def test_peer_disconnecting_before_the_goodbye_is_acknowledged_is_in_order
 ) -> None:
     """It answers the goodbye so quickly that it looks like a break: it was closed in order."""
     async with factory.pair() as (client, server):
-        tell = client._sharing.tell
+        tell = client._sharing.send
 
         async def tell_and_lose(message: protocol.Message) -> None:
             telling = tell(message)
@@ -267,7 +267,7 @@ async def test_peer_disconnecting_before_the_goodbye_is_acknowledged_is_in_order
             client._disconnected("the peer is gone")
             await telling
 
-        monkeypatch.setattr(client._sharing, "tell", tell_and_lose)
+        monkeypatch.setattr(client._sharing, "send", tell_and_lose)
         waiting = asyncio.create_task(client.recv())
         await yield_loop(1)
         await client.close()

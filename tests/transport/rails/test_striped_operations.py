@@ -139,7 +139,7 @@ async def test_keys_for_unknown_rails_and_regions_are_ignored() -> None:
             foreign = client.open_region(share.token)
             number = remote.token.region_id
             for key in ((number, 9), (share.token.region_id, 1), (number + 1000, 1)):
-                await server._sharing.tell(RegionKey(0, *key, 1))
+                await server._sharing.send(RegionKey(0, *key, 1))
             await server.send(b"behind them")
             (await client.recv()).release()
             assert list(remote._keys or ()) == [1]
