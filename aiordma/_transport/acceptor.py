@@ -59,29 +59,29 @@ class ConnectionLimits:
     def __init__(self, config: Config) -> None:
         self._most = config.max_connections
         self._most_per_host = config.max_connections_per_host
-        self._taken: Counter[str] = Counter()
+        self._reserved: Counter[str] = Counter()
 
     def check(self, host: str) -> None:
         """Raise ConnectionLimitError if this host may not have another connection."""
-        if self._most is not None and self._taken.total() >= self._most:
+        if self._most is not None and self._reserved.total() >= self._most:
             raise ConnectionLimitError(
                 f"the listener has reached its limit of {self._most} connections "
                 f"(set by Config.max_connections)"
             )
-        if self._most_per_host is not None and self._taken[host] >= self._most_per_host:
+        if self._most_per_host is not None and self._reserved[host] >= self._most_per_host:
             raise ConnectionLimitError(
                 f"the listener has reached its limit of {self._most_per_host} connections from "
                 f"{host} (set by Config.max_connections_per_host)"
             )
 
-    def take(self, host: str) -> None:
+    def reserve(self, host: str) -> None:
         self.check(host)
-        self._taken[host] += 1
+        self._reserved[host] += 1
 
-    def give_back(self, host: str) -> None:
-        self._taken[host] -= 1
-        if not self._taken[host]:
-            del self._taken[host]
+    def release(self, host: str) -> None:
+        self._reserved[host] -= 1
+        if not self._reserved[host]:
+            del self._reserved[host]
 
 
 class Request(Protocol):
@@ -106,7 +106,7 @@ class Request(Protocol):
         return True
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        """Run the handshake. Call `Acceptor.take_place` before creating the connection."""
+        """Run the handshake. Call `Acceptor.reserve_place` before creating the connection."""
 
     def give_up(self, error: BaseException) -> None:
         """Send the reason to the peer if possible, and release all resources.
@@ -121,20 +121,20 @@ class Place:
     def __init__(self, host: str, limits: ConnectionLimits) -> None:
         self._host = host
         self._limits = limits
-        self._taken = self._ended = False
+        self._reserved = self._ended = False
 
-    def take(self) -> None:
-        """Take the place until `free` is called. Raises ConnectionLimitError at a limit."""
-        if not self._taken and not self._ended:
-            self._limits.take(self._host)
-            self._taken = True
+    def reserve(self) -> None:
+        """Reserve the place until `release` is called. Raises ConnectionLimitError at a limit."""
+        if not self._reserved and not self._ended:
+            self._limits.reserve(self._host)
+            self._reserved = True
 
-    def free(self) -> None:
-        """Free the place after the connection has ended or the handshake has failed."""
+    def release(self) -> None:
+        """Release the place after the connection has ended or the handshake has failed."""
         self._ended = True
-        if self._taken:
-            self._taken = False
-            self._limits.give_back(self._host)
+        if self._reserved:
+            self._reserved = False
+            self._limits.release(self._host)
 
 
 @dataclass(eq=False)
@@ -270,7 +270,7 @@ class Acceptor:
         """Cancel a handshake, and free its places without waiting for its task to end."""
         handshake.dropped = error
         handshake.share.remove(handshake)
-        handshake.place.free()
+        handshake.place.release()
         if not handshake.begun:  # otherwise, its task does this
             self._give_up(handshake.request, handshake.peer, error, "dropped")
         assert handshake.task is not None
@@ -291,7 +291,7 @@ class Acceptor:
         except BaseException as error:
             # Only this handshake has failed, and the listener continues.
             self._count_failure(handshake.host, error)
-            handshake.place.free()
+            handshake.place.release()
             self._give_up(request, handshake.peer, handshake.dropped or error, "failed")
             if not isinstance(handshake.dropped or error, (RDMAError, OSError)):
                 raise
@@ -316,7 +316,7 @@ class Acceptor:
         """
         on_request, via = self._on_request, handshake.request.via
         try:
-            handshake.place.take()
+            handshake.place.reserve()
             return on_request is None or await admits(connection, via, on_request, limit)
         except (RDMAError, OSError) as error:
             logger.info("%r rejected: %r", handshake.request, error)
@@ -330,11 +330,11 @@ class Acceptor:
         if self.security.auth is not None and isinstance(error, AuthenticationError):
             self._failures.failed(host, self._loop.time())
 
-    def take_place(self) -> Callable[[], None]:
-        """Take a place for the running handshake before it creates the connection.
+    def reserve_place(self) -> Callable[[], None]:
+        """Reserve a place for the running handshake before it creates the connection.
 
-        If the listener has a key, this method only checks the limits. `proved` then takes the
-        place, so that unknown peers do not occupy places.
+        If the listener has a key, this method only checks the limits. `on_peer_authenticated` then
+        reserves the place, so that unknown peers do not occupy places.
 
         Returns:
             A function that frees the place when the connection ends.
@@ -344,18 +344,18 @@ class Acceptor:
         """
         handshake = self._running()
         if self.security.auth is None:
-            handshake.place.take()
+            handshake.place.reserve()
         else:
             self._limits.check(handshake.host)
-        return handshake.place.free
+        return handshake.place.release
 
-    def proved(self) -> None:
-        """Take the place after the peer has proved the key, while a rejection can still be sent.
+    def on_peer_authenticated(self) -> None:
+        """Reserve the place after the peer has proved the key, while a rejection can still be sent.
 
         Raises:
             ConnectionLimitError: If a connection limit has been reached.
         """
-        self._running().place.take()
+        self._running().place.reserve()
 
     def _running(self) -> Handshake:
         return self._handshakes[cast("asyncio.Task[object]", asyncio.current_task())]

@@ -321,7 +321,7 @@ class CMRequest(Request):
         attempt.link = link = CMLink(events, id)
         id.migrate(events.channel)
         check_device(id, self._listener.only, self._listener.address)
-        when_closed = acceptor.take_place()
+        when_closed = acceptor.reserve_place()
         attempt.take_over(
             make_endpoint(id, acceptor.config, acceptor.security), rails=acceptor.takes_rails(peer)
         )

@@ -335,7 +335,7 @@ class InbandRequest(Request):
     async def handshake(self, acceptor: Acceptor) -> Connection:
         responder, member, attempt = self._responder, self._member, self._attempt
         config, security = acceptor.config, acceptor.security
-        devices, when_closed = acceptor.devices, acceptor.take_place()
+        devices, when_closed = acceptor.devices, acceptor.reserve_place()
         attempt.take_over(
             AddressedEndpoint(devices, config, security, member.local_address),
             in_band=True,

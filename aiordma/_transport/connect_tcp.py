@@ -300,7 +300,7 @@ class TCPRequest(Request):
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
             if not self._tickets.admits(ticket, offer):
                 raise ProtocolError("the peer's ticket does not match this listener's challenge")
-        devices, when_closed = acceptor.devices, acceptor.take_place()
+        devices, when_closed = acceptor.devices, acceptor.reserve_place()
         attempt.take_over(
             AddressedEndpoint(devices, config, security, tcp.local_address),
             in_band=in_band,
@@ -312,7 +312,7 @@ class TCPRequest(Request):
             proof = attempt.begin_proof(tcp, client=False)
             await attempt.prove(tcp, proof, peer, remote.qp_num)
             await tcp.read(len(READY), READY)
-            acceptor.proved()
+            acceptor.on_peer_authenticated()
             attempt.endpoint.connect(remote, tcp.peer_address, proved=True)
             attempt.post_receives()
             tcp.write(READY)

@@ -240,10 +240,10 @@ async def test_silent_handshake_times_out_and_blocks_no_other(factory: Connectio
 
 @contextmanager
 def nothing_is_made(listener: Listener) -> Iterator[None]:
-    """Neither queue pair nor memory: they come after `Acceptor.take_place`."""
-    with mock.patch.object(listener._acceptor, "take_place") as take_place:
+    """Neither queue pair nor memory: they come after `Acceptor.reserve_place`."""
+    with mock.patch.object(listener._acceptor, "reserve_place") as reserve_place:
         yield
-    take_place.assert_not_called()
+    reserve_place.assert_not_called()
 
 
 async def asks(factory: ConnectionFactory, listener: Listener, ticket: bytes) -> bytes:

@@ -302,7 +302,7 @@ async def test_inband_connect_falls_back_when_the_listener_is_silent(
 
 
 def connections_counted(listener: Listener) -> int:
-    return listener._acceptor._limits._taken.total()
+    return listener._acceptor._limits._reserved.total()
 
 
 ENDS: dict[str, Callable[[Connection, Connection], Coroutine[Any, Any, None] | None]] = {
