@@ -44,7 +44,7 @@ async def test_keep_alive_finds_a_stopped_process(factory: ConnectionFactory) ->
             assert asked
             asked._timeout = 0.5  # before it was stopped it may have been slow
             asked._timer.cancel()
-            asked._look()
+            asked._check()
             error = await ends(receiving, ConnectionBrokenError)
             assert "keep_alive" in str(error.__cause__ or error)
         else:
@@ -71,8 +71,8 @@ async def test_keep_alive_finds_a_stopped_process_during_a_send(factory: Connect
             assert asked
             asked._interval = asked._timeout = 0.5  # again, if an answer came late
             asked._timer.cancel()
-            asked._heard = conn._queue.completions
-            asked._look()
+            asked._seen_completions = conn._queue.completions
+            asked._check()
             assert not sending.done()
             error = await ends(sending, ConnectionBrokenError)
             assert "keep_alive" in str(error.__cause__ or error)
@@ -111,7 +111,7 @@ async def test_keep_alive_sends_no_probe_during_traffic(factory: ConnectionFacto
         def it_is_time() -> bool:
             """Whether it asks then."""
             keep_alive._timer.cancel()
-            keep_alive._look()
+            keep_alive._check()
             return any(isinstance(work, Probe) for work in client._queue.under_way())
 
         for _ in range(3):

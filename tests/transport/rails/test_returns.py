@@ -338,11 +338,11 @@ async def test_keep_alive_finds_a_dead_rail_and_keeps_the_others(
             assert asked is not None
             assert rail.queue is not None
             asked._timer.cancel()
-            asked._heard = rail.queue.completions
-            asked._look()
+            asked._seen_completions = rail.queue.completions
+            asked._check()
             assert any(isinstance(work, Probe) for work in rail.queue.under_way())
             asked._timer.cancel()
-            asked._heard = rail.queue.completions
+            asked._seen_completions = rail.queue.completions
             asked._give_up()
             await until_waiting(later)
             assert "keep_alive" in str(conn.rails[1].error)
