@@ -223,7 +223,7 @@ class Share:
             self._deadline = None
             if when is not None:
                 try:
-                    self._deadline = lease_thread.at(self._clock, when, self._expire)
+                    self._deadline = lease_thread.schedule(self._clock, when, self._expire)
                 except RDMAError:
                     self._end(notify=True)  # otherwise, the peer's access would never end
                     raise
@@ -236,7 +236,7 @@ class Share:
             late = [key for key in list(self._keys.values()) if not key.try_end()]
             if late:
                 when = self._clock.now() + share_keys.GRACE
-                self._grace = lease_thread.at(self._clock, when, partial(force_end_all, late))
+                self._grace = lease_thread.schedule(self._clock, when, partial(force_end_all, late))
         finally:
             self._sharing.call_soon(self._on_expired)
 

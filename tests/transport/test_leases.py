@@ -227,10 +227,10 @@ async def test_failed_renewal_ends_the_loan(
         lent = await client.request_region(8, lease=LONG)
         with monkeypatch.context() as patch:
 
-            def at(clock: Clock, when: float, action: Callable[[], None]) -> Deadline:
+            def schedule(clock: Clock, when: float, action: Callable[[], None]) -> Deadline:
                 raise RDMAError("no thread")
 
-            patch.setattr(lease_thread, "at", at)
+            patch.setattr(lease_thread, "schedule", schedule)
             with pytest.raises(RequestRefusedError, match="no thread") as caught:
                 await lent.renew(2 * LONG)
         assert caught.value.code == ErrorCode.INTERNAL
