@@ -234,7 +234,7 @@ cdef class WRChain(WorkRequest):
         cdef Remote region
         for region in (self.region, *(self.regions or ())):
             if region is not None and (region.lease_over() or must_be_usable and not region._usable):
-                return region._unusable()
+                return region._unusable_error()
         return None
 
     cdef int take_turn(self) except -1:

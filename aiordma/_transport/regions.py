@@ -186,7 +186,7 @@ class Regions:
         self.end(region_id)
         region = self.used.pop(region_id, None)
         if region is not None:
-            region._take_back()
+            region._on_revoked()
         self._deliver(region_id)
 
     # ---- rails ---------------------------------------------------------------------------

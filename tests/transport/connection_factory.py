@@ -277,7 +277,7 @@ async def write_as_it_ends(conn: Connection, region: RemoteRegion, data: bytes) 
     """In a batch, to a region whose owner takes it back meanwhile."""
     async with conn.batch() as batch:
         batch.write(data, region[: len(data)])
-        region._take_back()
+        region._on_revoked()
 
 
 @asynccontextmanager

@@ -213,7 +213,7 @@ async def test_leases_are_refused_when_no_thread_can_start(
             share, remote = await give(server, client, buffer, lease=LONG)
             assert share._deadline is not None
             share.revoke()
-            remote._give_up()
+            remote._mark_unusable()
         while server._sharing.shared:
             await yield_loop(1)
         assert await leases(client, server) == before
@@ -266,7 +266,7 @@ async def test_only_the_borrower_can_renew_remotely(factory: ConnectionFactory) 
         with pytest.raises(RequestRefusedError, match="ended") as caught:
             await lent.renew(1)
         assert caught.value.code == ErrorCode.UNKNOWN_REGION
-        lent._give_up()
+        lent._mark_unusable()
         await check_alive(client, server)
 
 
@@ -368,7 +368,7 @@ async def test_writes_queued_when_the_lease_ends_are_not_posted(
             ]
 
             async def end() -> None:
-                remote._take_back()
+                remote._on_revoked()
 
             await asyncio.create_task(end())
             receiving = asyncio.create_task(receive_all(server))

@@ -127,7 +127,7 @@ async def test_striped_write_fails_when_its_lease_ends() -> None:
         writing = asyncio.ensure_future(client.write(bytes(16 * MB), remote))
         behind = asyncio.ensure_future(client.send_nowait(b"goes on"))
         await yield_loop(1)
-        remote._take_back()
+        remote._on_revoked()
         await ends(writing, LeaseEndedError)
         await behind
 
