@@ -26,7 +26,14 @@ from ..errors import (
     host_port,
 )
 from . import observation
-from .admission_control import FailureLimit, FairShare, NoRoomError, networks_of, places, setting
+from .admission_control import (
+    FailureLimit,
+    FairShare,
+    NoRoomError,
+    limit_text,
+    max_places,
+    networks_of,
+)
 from .auth import Security, new_ticket_office
 from .connection import Connection
 from .endpoint import max_rails
@@ -181,7 +188,7 @@ class Acceptor:
         key = security.auth
         self.tickets: TicketOffice | None = new_ticket_office(key) if key is not None else None
         """The ticket office for requests of the connection manager, or None without a key."""
-        most = places(config.max_handshakes)
+        most = max_places(config.max_handshakes)
         self._strangers: FairShare[Handshake] = FairShare(most)
         self._in_band: FairShare[Handshake] = FairShare(most, proved=True)
         self._handshakes: dict[asyncio.Task[object], Handshake] = {}
@@ -213,7 +220,7 @@ class Acceptor:
                 return
             evicted = share.make_room(networks)
         except NoRoomError:
-            error = BusyError(f"too many handshakes are in progress ({setting(share.limit)})")
+            error = BusyError(f"too many handshakes are in progress ({limit_text(share.limit)})")
             self._give_up(request, peer, error, "rejected")
             return
         except RDMAError as error:
@@ -221,7 +228,8 @@ class Acceptor:
             self._give_up(request, peer, error, "rejected")
             return
         if evicted is not None:
-            why = f"the handshake was dropped to make room for a newer one ({setting(share.limit)})"
+            limit = limit_text(share.limit)
+            why = f"the handshake was dropped to make room for a newer one ({limit})"
             self._evict(evicted, BusyError(why))
         handshake = Handshake(request, peer, host, share, Place(host, self._limits))
         share.add(handshake, networks)
