@@ -309,7 +309,7 @@ async def connect_with(
     try:
         connection = await _connect(to, via, find, data, errors)
     except (RDMAError, OSError) as error:
-        observation.failed(host_port((host, port)), error, accepted=False)
+        observation.connection_failed(host_port((host, port)), error, accepted=False)
         if all_errors:
             raise ExceptionGroup("create_connection failed", errors or [error]) from None
         raise

@@ -271,7 +271,7 @@ class Acceptor:
 
     def _give_up(self, request: Request, peer: str | None, error: BaseException, how: str) -> None:
         logger.info("%r %s: %r", request, how, error)
-        observation.failed(peer, error, accepted=True)
+        observation.connection_failed(peer, error, accepted=True)
         request.give_up(error)
 
     def _evict(self, handshake: Handshake, error: RDMAError) -> None:
@@ -328,7 +328,7 @@ class Acceptor:
             return on_request is None or await admits(connection, via, on_request, limit)
         except (RDMAError, OSError) as error:
             logger.info("%r rejected: %r", handshake.request, error)
-            observation.failed(handshake.peer, error, accepted=True)
+            observation.connection_failed(handshake.peer, error, accepted=True)
             if isinstance(error, ConnectionLimitError):
                 await refuse(connection, str(error))
             return False

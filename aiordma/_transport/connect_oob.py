@@ -112,7 +112,7 @@ class PendingConnection(AsyncContext):
                     self._peer, self._devices, client=self._client
                 )
         except BaseException as error:
-            observation.failed(None, error, accepted=False)
+            observation.connection_failed(None, error, accepted=False)
             raise
         connection._begin(accepted=False)
         return connection

@@ -71,7 +71,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         If the connection has already ended, report its end as well.
         """
         self._begun = Begun(self._sharing.clock.now(), accepted)
-        observation.begun(self, self._queue.peer, accepted=accepted)
+        observation.connection_began(self, self._queue.peer, accepted=accepted)
         if self._state is connection_states.ConnectionState.CLOSED:
             self._report_end()
         elif self._rails is not None:
@@ -81,14 +81,14 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         if self._begun is not None:
             error, accepted = self._close_cause, self._begun.accepted
             assert error is not None
-            observation.ended(self, self._queue.peer, error, accepted=accepted)
+            observation.connection_ended(self, self._queue.peer, error, accepted=accepted)
 
     @finalizer
     def __del__(self) -> None:
         """Abort a connection that the user dropped while open. May run in any thread."""
         super().__del__()
         if (counted := getattr(self, "_statistics", None)) is not None:
-            observation.finalized(counted)
+            observation.connection_finalized(counted)
 
     # ---- properties ----------------------------------------------------------------------
 

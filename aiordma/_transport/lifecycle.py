@@ -103,7 +103,7 @@ class NoLink:
         """Do nothing, because there is nothing to release."""
 
 
-def meaning(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
+def goodbye_error(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
     """Convert the peer's goodbye to an error. `max_message` is this side's limit."""
     codes, text = protocol.GoodbyeCode, goodbye.text
     match goodbye.code:
@@ -337,7 +337,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             try:
                 proof.control(message)
             except AuthenticationError as error:
-                self._blame(error)
+                self._end_and_report(error)
             else:
                 # Do not wait for `_start` to continue, because the peer's next message may already
                 # have arrived. Sending may have ended the connection, so check the state first.
@@ -348,7 +348,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             return
         match message:
             case protocol.Goodbye():
-                self._peer_goodbye(meaning(message, self._endpoint.config.max_message))
+                self._peer_goodbye(goodbye_error(message, self._endpoint.config.max_message))
             case protocol.Ping():
                 self._messages.controls.send(protocol.Pong(message.request_id))
             case protocol.ConnectData() | protocol.ConnectAccepted() if self._handshake.inspection:
@@ -377,7 +377,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._messages.peer_has_left = True
         self._queue.leave(error)
 
-    def _blame(self, error: ProtocolError | AuthenticationError) -> None:
+    def _end_and_report(self, error: ProtocolError | AuthenticationError) -> None:
         """Send the peer a goodbye with the error, and end without waiting for its delivery."""
         code = protocol.GoodbyeCode.PROTOCOL_ERROR
         if isinstance(error, IntegrityError) and self._messages.awaiting_auth:
@@ -431,7 +431,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         try:
             self._messages.failover.fail_over(self._queue)
         except ProtocolError as error:
-            self._blame(error)
+            self._end_and_report(error)
         except (RDMAError, OSError, MemoryError) as error:  # registering memory has failed
             self._end(error)
         finally:
@@ -506,7 +506,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     def _tear_down(self) -> None:
         try:
-            self._give_back()
+            self._release_resources()
         finally:  # even if the device cannot destroy an object
             self._advance(LifecycleEvent.RELEASED)
             if self._loop.is_closed():
@@ -515,7 +515,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._loop_shutdown.remove(self)
             self._report_end()
 
-    def _give_back(self) -> None:
+    def _release_resources(self) -> None:
         with ExitStack() as steps:  # runs all steps in reverse order, even if one fails
             if self._link is not None:
                 steps.callback(self._link.release)
@@ -578,7 +578,7 @@ class ConnectionOwner:
 
     def violated(self, error: ProtocolError) -> None:
         if (connection := self._connection()) is not None:
-            connection._blame(error)
+            connection._end_and_report(error)
 
     def broken(self, error: BaseException) -> None:
         connection = self._connection()
