@@ -19,7 +19,7 @@ from reprlib import repr as brief
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from .._core.arguments import U64_MAX, integer, refusal
-from .sockets import here
+from .sockets import current_machine
 
 
 class Mark(Enum):
@@ -210,7 +210,7 @@ class History:
 
     def _place(self) -> tuple[str, float]:
         """Return the name of the calling host, task or thread, and the current time in seconds."""
-        machine, loop = here(), asyncio._get_running_loop()
+        machine, loop = current_machine(), asyncio._get_running_loop()
         if machine is not None:
             return machine.host.name, machine.world.now
         task = None if loop is None else asyncio.current_task(loop)

@@ -31,7 +31,7 @@ from .._loop.virtual_loop import StalledError
 from .._native import service_thread, softdev
 from ..verbs._cq import completion
 from ..verbs._device import device
-from .sockets import Socket, getaddrinfo, here, refuse
+from .sockets import Socket, current_machine, getaddrinfo, refuse
 
 SECOND = 1_000_000_000
 EPOCH = 1_800_000_000  # start of the wall clock, as for the devices (sim.c)
@@ -221,8 +221,8 @@ FUNCTIONS: list[Row] = [
     (socket, "getaddrinfo", getaddrinfo),
     (socket, "gethostbyname", lambda name: getaddrinfo(name, None, socket.AF_INET)[0][4][0]),
     (signal, "signal", set_handler),
-    (socket, "getfqdn", lambda name="": name or here().host.name),  # type: ignore[union-attr]
-    (socket, "gethostname", lambda: here().host.name),  # type: ignore[union-attr]
+    (socket, "getfqdn", lambda name="": name or current_machine().host.name),  # type: ignore[union-attr]
+    (socket, "gethostname", lambda: current_machine().host.name),  # type: ignore[union-attr]
     *(
         (place, name, refusal(what, instead))
         for place, names, what, instead in REFUSED
@@ -264,7 +264,7 @@ def record_of_host(
     """Return a log record factory that adds the simulated host and time to records of `make`."""
 
     def with_host(*args: Any, **options: Any) -> logging.LogRecord:
-        record, machine = make(*args, **options), here()
+        record, machine = make(*args, **options), current_machine()
         record.simulated_host = machine.host.name if machine else "-"
         record.simulated_time = (softdev.sim_now() - begun) / SECOND
         return record
