@@ -136,7 +136,7 @@ class Host:
             raise ValueError(f"cannot kill {MAIN!r}, the host of the main program")
         self._machine.boots_again = False
         if self._machine.alive:
-            self.world._note(f"{self.name} is killed by the program")
+            self.world._record_event(f"{self.name} is killed by the program")
             self._kill()
 
     def _kill(self) -> None:
@@ -149,7 +149,7 @@ class Host:
         """Boot a killed host. It keeps its address, and its `serve` programs start again."""
         if self.alive:
             raise RuntimeError(f"{self!r} is already running")
-        self.world._note(f"{self.name} boots")
+        self.world._record_event(f"{self.name} boots")
         self._boot()
 
     def _boot(self) -> None:
@@ -160,12 +160,12 @@ class Host:
 
     def pause(self) -> None:
         """Pause the host until `resume`. Packets and connection requests are queued until then."""
-        self.world._note(f"{self.name} is paused")
+        self.world._record_event(f"{self.name} is paused")
         self._machine.pause(self)
 
     def resume(self) -> None:
         """Resume the host after `pause`."""
-        self.world._note(f"{self.name} continues")
+        self.world._record_event(f"{self.name} continues")
         self._machine.resume(self)
 
 
@@ -263,7 +263,7 @@ class World:
         if self.hosts.keys() <= {*names}:
             raise ValueError("a partition of all hosts has no effect; name fewer hosts")
         numbers = self._numbers_of(network)
-        self._note(f"{', '.join(names)}: cut off{_on(network)} by the program")
+        self._record_event(f"{', '.join(names)}: cut off{_on(network)} by the program")
         for one, other in product(self.hosts, repeat=2):
             if (one in names) != (other in names):
                 self._cut |= {(number, one, other) for number in numbers}
@@ -278,7 +278,7 @@ class World:
         """
         self._check_hosts(names)
         healed = self._numbers_of(network)
-        self._note(f"{', '.join(names or ['all hosts'])}: partitions healed{_on(network)}")
+        self._record_event(f"{', '.join(names or ['all hosts'])}: partitions healed{_on(network)}")
         self._cut = {
             (number, one, other)
             for number, one, other in self._cut
@@ -353,20 +353,20 @@ class World:
                 raise self._failure
             machines = [host._machine for host in self.hosts.values()]
             due = [machine.due() for machine in machines]
-            first, event, breaks = min(due), softdev.sim_next(), self._next_break()
-            if first == event == breaks == NEVER:
+            first, event, fault_time = min(due), softdev.sim_next(), self._next_fault_time()
+            if first == event == fault_time == NEVER:
                 raise StalledError(
                     "all programs are waiting and no event is pending; a simulation does not wait "
                     f"for other threads or processes:\n{self._waiting()}"
                 )
-            if min(first, event, breaks) > end:
+            if min(first, event, fault_time) > end:
                 raise TimeLimitError(
                     f"the simulation did not end within {limit} s:\n{self._waiting()}"
                 )
-            softdev.sim_run(min(first, breaks))
+            softdev.sim_run(min(first, fault_time))
             now = softdev.sim_now()
-            if breaks <= now:
-                self._break()
+            if fault_time <= now:
+                self._apply_due_faults()
                 continue
             ready = [
                 machine
@@ -389,7 +389,7 @@ class World:
 
     # ---- faults, and the end -------------------------------------------------------------
 
-    def _break(self) -> None:
+    def _apply_due_faults(self) -> None:
         """End the planned faults that have expired, and begin the faults that are due."""
         now = softdev.sim_now()
         while self._ends and self._time(self._ends[0][0]) <= now:
@@ -400,11 +400,11 @@ class World:
             alive = [name for name, host in self.hosts.items() if host.alive and name != MAIN]
             if fault := due[1](alive):
                 end = self._begin(fault)
-                self._note(fault)
+                self._record_event(fault)
                 heappush(self._ends, (fault.end, self._next_number(), fault, end))
             self._due_fault = next(self._begins, None)
 
-    def _next_break(self) -> int:
+    def _next_fault_time(self) -> int:
         times = [entry[0] for entry in (*self._ends[:1], self._due_fault) if entry]
         return self._time(min(times, default=math.inf))
 
@@ -439,7 +439,7 @@ class World:
         change(1)
         return lambda: change(-1)
 
-    def _note(self, what: Fault | str) -> None:
+    def _record_event(self, what: Fault | str) -> None:
         self._timeline.append((self.now, what))
         logger.info("fault begins: %s" if isinstance(what, Fault) else "%s", what)
 
@@ -448,7 +448,7 @@ class World:
         """The faults of the plan that have begun, in order."""
         return [it for _, it in self._timeline if isinstance(it, Fault)]
 
-    def _explain(self, error: BaseException) -> None:
+    def _add_note(self, error: BaseException) -> None:
         """Add a note to the error that lists the faults, the events and the waiting tasks."""
         note = f"simulate(seed={self.seed}), at {self.now:.6f} s, trace {self.trace}"
         plan = self._plan
@@ -732,7 +732,7 @@ def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
                 f"the number of faults, {begun}, is below at_least={world._plan.at_least}: {counts}"
             )
     except BaseException as error:
-        world._explain(error)
+        world._add_note(error)
         if isinstance(error, Exception):
             with suppress(Exception):
                 world._end()
