@@ -39,7 +39,7 @@ uses = 0
 """The number of simulations in this process that have used AIORDMA_SIMULATION_SEEDS."""
 
 
-def given_seeds() -> range | None:
+def seeds_from_environment() -> range | None:
     """Return the seeds in AIORDMA_SIMULATION_SEEDS, such as "61" or "0:1000" (0 to 999), if set."""
     global uses  # noqa: PLW0603 - one for the process
     if not (text := os.environ.get(VARIABLE)):
@@ -57,7 +57,7 @@ def given_seeds() -> range | None:
     )
 
 
-def command() -> str:
+def rerun_command() -> str:
     """Return the command that runs this program or test, or "" in an interactive session."""
     if test := os.environ.get("PYTEST_CURRENT_TEST"):
         return shlex.join(["pytest", test.rpartition(" (")[0]])
@@ -143,7 +143,7 @@ def _progress(count: int) -> Iterator[Callable[[int, int], Any]]:
         yield lambda *_: None
 
 
-def enough(fails: Callable[[list[Fault]], bool], faults: list[Fault]) -> list[Fault]:
+def minimize_faults(fails: Callable[[list[Fault]], bool], faults: list[Fault]) -> list[Fault]:
     """Drop each fault that the failure does not depend on, and return the remaining faults."""
     kept = faults
     for fault in faults[::-1][:MOST_RUNS]:

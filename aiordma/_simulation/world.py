@@ -31,7 +31,14 @@ from . import process
 from .faults import MAIN, MOST, Fault, FaultPlan, Link, begins
 from .loop import NEVER
 from .machine import Machine, check_program
-from .seeds import VARIABLE, Seeds, command, enough, given_seeds, run_seeds
+from .seeds import (
+    VARIABLE,
+    Seeds,
+    minimize_faults,
+    rerun_command,
+    run_seeds,
+    seeds_from_environment,
+)
 from .sockets import is_loopback
 
 T = TypeVar("T")
@@ -581,9 +588,9 @@ def simulate(
     if seed is not None:
         if seeds is not None:
             raise TypeError("seed and seeds cannot be combined")
-        return run(plan, integer("seed", seed), command())
+        return run(plan, integer("seed", seed), rerun_command())
     given = None if seeds is None else _list_of(seeds)
-    if several := given_seeds() or given:
+    if several := seeds_from_environment() or given:
         done = _search(run, plan, several, stop)
         return run(plan, several[0]) if seeds is None else done
     drawn = random.SystemRandom().getrandbits(32)
@@ -625,7 +632,7 @@ def _check_network(number: int, devices: int) -> None:
 
 
 def _again(seed: int) -> str:
-    return f"{VARIABLE}={seed} {command()}" if command() else ""
+    return f"{VARIABLE}={seed} {rerun_command()}" if rerun_command() else ""
 
 
 def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop: bool) -> Seeds:
@@ -652,7 +659,9 @@ def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop
         raise
     except BaseException as error:
         kind, plan = type(error), replace(plan, at_least=0)
-        kept = enough(lambda few: type(attempt(seed, replace(plan, exactly=few))) is kind, had)
+        kept = minimize_faults(
+            lambda few: type(attempt(seed, replace(plan, exactly=few))) is kind, had
+        )
         if had:
             error.add_note(
                 f"replay with {len(kept)} of {len(had)} faults: simulate(..., seed={seed}, "
