@@ -176,10 +176,10 @@ class FaultPlan:
         )
 
 
-Begin = tuple[float, Callable[[list[str]], Fault | None]]
+ScheduledFault = tuple[float, Callable[[list[str]], Fault | None]]
 
 
-def begins(plan: FaultPlan, seed: int, networks: int) -> Iterator[Begin]:
+def fault_schedule(plan: FaultPlan, seed: int, networks: int) -> Iterator[ScheduledFault]:
     """Yield the start of each fault with a function that returns the fault, given the hosts alive.
 
     Faults have a separate random source, so that replaying them with `exactly` reproduces the run.

@@ -127,7 +127,7 @@ class HostLoop(VirtualLoop):
 
     # ---- for the scheduler ---------------------------------------------------------------
 
-    def due(self) -> int:
+    def next_due_time(self) -> int:
         """Return when the next callback is due, in nanoseconds, or NEVER. Ignores descriptors."""
         if self._ready:  # type: ignore[attr-defined]
             return 0

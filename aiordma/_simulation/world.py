@@ -28,7 +28,7 @@ from .._native import softdev
 from ..errors import BusyError
 from ..verbs._device.environment import report_unknown_variables
 from . import process
-from .faults import MAIN, MOST, Fault, FaultPlan, Link, begins
+from .faults import MAIN, MOST, Fault, FaultPlan, Link, fault_schedule
 from .loop import NEVER
 from .machine import Machine, check_program
 from .seeds import (
@@ -141,7 +141,7 @@ class Host:
         """Kill the host immediately. Its programs stop, and its peers receive no notification."""
         if self.name == MAIN:
             raise ValueError(f"cannot kill {MAIN!r}, the host of the main program")
-        self._machine.boots_again = False
+        self._machine.will_reboot = False
         if self._machine.alive:
             self.world._record_event(f"{self.name} is killed by the program")
             self._kill()
@@ -199,8 +199,8 @@ class World:
         """The networks and hosts that the program has cut off, even from hosts that boot later."""
         self._planned: Counter[tuple[int, str]] = Counter()
         """The number of active planned faults that cut off a host, by network and host."""
-        self._begins = begins(plan, seed, devices)
-        self._due_fault = next(self._begins, None)
+        self._fault_schedule = fault_schedule(plan, seed, devices)
+        self._next_fault = next(self._fault_schedule, None)
         self._ends: list[tuple[float, int, Fault, Callable[[], object]]] = []
         """A heap of the faults in progress and the functions that end them, ordered by end time."""
         self._timeline: list[tuple[float, Fault | str]] = []
@@ -359,7 +359,7 @@ class World:
             if self._failure is not None:
                 raise self._failure
             machines = [host._machine for host in self.hosts.values()]
-            due = [machine.due() for machine in machines]
+            due = [machine.next_due_time() for machine in machines]
             first, event, fault_time = min(due), softdev.sim_next(), self._next_fault_time()
             if first == event == fault_time == NEVER:
                 raise StalledError(
@@ -378,7 +378,7 @@ class World:
             ready = [
                 machine
                 for machine, when in zip(machines, due, strict=True)
-                if when <= now or (machine.program.has_input and machine.due() <= now)
+                if when <= now or (machine.program.has_input and machine.next_due_time() <= now)
             ]
             if ready:
                 machine = self.random.choice(ready)
@@ -399,27 +399,27 @@ class World:
     def _apply_due_faults(self) -> None:
         """End the planned faults that have expired, and begin the faults that are due."""
         now = softdev.sim_now()
-        while self._ends and self._time(self._ends[0][0]) <= now:
+        while self._ends and self._device_time(self._ends[0][0]) <= now:
             _, _, ended, end = heappop(self._ends)
             end()
             logger.info("fault ends: %s", ended)
-        while (due := self._due_fault) and self._time(due[0]) <= now:
+        while (due := self._next_fault) and self._device_time(due[0]) <= now:
             alive = [name for name, host in self.hosts.items() if host.alive and name != MAIN]
             if fault := due[1](alive):
-                end = self._begin(fault)
+                end = self._begin_fault(fault)
                 self._record_event(fault)
                 heappush(self._ends, (fault.end, self._next_number(), fault, end))
-            self._due_fault = next(self._begins, None)
+            self._next_fault = next(self._fault_schedule, None)
 
     def _next_fault_time(self) -> int:
-        times = [entry[0] for entry in (*self._ends[:1], self._due_fault) if entry]
-        return self._time(min(times, default=math.inf))
+        times = [entry[0] for entry in (*self._ends[:1], self._next_fault) if entry]
+        return self._device_time(min(times, default=math.inf))
 
-    def _time(self, when: float) -> int:
+    def _device_time(self, when: float) -> int:
         """Convert a fault's time in seconds to nanoseconds of the devices' clock."""
         return self._begun + math.ceil(when * 1e9) if when <= MOST else NEVER
 
-    def _begin(self, fault: Fault) -> Callable[[], object]:
+    def _begin_fault(self, fault: Fault) -> Callable[[], object]:
         """Begin a fault, and return the function that ends it."""
         host = self.hosts[fault.host]
         machine = host._machine
@@ -429,10 +429,10 @@ class World:
                 return lambda: machine.resume(fault)
             case "kill":
                 host._kill()
-                machine.boots_again = True
+                machine.will_reboot = True
 
                 def boot() -> None:
-                    if machine.boots_again and host._machine is machine:
+                    if machine.will_reboot and host._machine is machine:
                         host._boot()
 
                 return boot
@@ -476,7 +476,7 @@ class World:
 
     def _end(self) -> None:
         """Cancel all tasks on the running hosts and wait for them, as `asyncio.run` does."""
-        self._failure = self._due_fault = None
+        self._failure = self._next_fault = None
         ends = []
         for host in self.hosts.values():
             host._services.clear()
