@@ -79,7 +79,7 @@ class Contender:
     The first job starts the processes, and `close` stops them.
     """
 
-    afresh = False  # whether each job starts new processes
+    new_process_per_job = False  # whether each job starts new processes
 
     def __init__(self) -> None:
         self._stack = ExitStack()
