@@ -22,7 +22,7 @@ DEVICE = os.environ.get("AIORDMA_DEVICE", "embedded0")
 Place = int | str
 """A service's address: a port, or the path of a Unix socket."""
 
-ENOUGH = b"?"
+SYNC_MESSAGE = b"?"
 """A message to which a sink responds once all earlier messages have arrived."""
 
 
@@ -55,7 +55,7 @@ class Way(Protocol):
     """A transport to compare.
 
     `serve` starts the services and yields their addresses by name. The "echo" service returns each
-    message. The "sink" service discards all messages, and responds only to ENOUGH.
+    message. The "sink" service discards all messages, and responds only to SYNC_MESSAGE.
     """
 
     def prepare(self, data: bytes) -> bytes:
