@@ -18,7 +18,7 @@ from aiordma.errors import LimitError, ProtocolError
 
 from . import wire
 from .contents import difference
-from .ends import End, Load, Run, misnumbered
+from .ends import End, Load, Run, imm_mismatch
 
 MEMORY = struct.Struct("!QI")
 """The last part of a token: the address and key of the memory the peer may access."""
@@ -145,7 +145,7 @@ class QueuePair(End):
 
     def check(self, arrived: Arrived, number: int | None, compared: bool) -> str:
         completion, view = arrived
-        if number is not None and (wrong := misnumbered(completion.imm_data, self.imm(number))):
+        if number is not None and (wrong := imm_mismatch(completion.imm_data, self.imm(number))):
             return wrong
         payload, expected = view[self._header :], self._expected
         if self._opened.operation == "send" and (compared or len(payload) != len(expected)):
