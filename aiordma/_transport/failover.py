@@ -30,7 +30,7 @@ from .rails import Rail, Rails, RailState
 
 ALIVE = (RailState.CONNECTING, RailState.UP)
 LEFT = "the rail broke at the peer, and the peer continues on another rail"
-LEAST_WAIT = 1.0  # minimum time to wait for the peer's Resume, in seconds
+MIN_WAIT = 1.0  # minimum time to wait for the peer's Resume, in seconds
 
 
 class FailoverState(Enum):
@@ -116,7 +116,7 @@ class Failover:
                 config = self.rails.config
                 again = 4 * config.ack_timeout * (1 + config.retry_count)
                 overdue = partial(self._take, _E.OVERDUE)
-                self._limit = self.rails.later(max(LEAST_WAIT, again), overdue)
+                self._limit = self.rails.later(max(MIN_WAIT, again), overdue)
         if step:
             getattr(self, f"_{step}")(*what)
 

@@ -29,7 +29,7 @@ from ..errors import RDMAError
 
 logger = logging.getLogger("aiordma.connection")
 
-LONGEST = 4294967
+MAX_LEASE = 4294967
 """The longest lease in seconds. In messages, it is a number of milliseconds with 32 bits."""
 
 Lease = float | Literal["default"] | None
@@ -47,8 +47,8 @@ def lease_seconds(lease: Lease, default: Lease = "default") -> float | None:
     if lease is None:
         return None
     length = real("a lease", lease, "a number of seconds, or None for no end")
-    if not 0 < length <= LONGEST:
-        raise ValueError(f"a lease must be positive and at most {LONGEST} seconds, not {length}")
+    if not 0 < length <= MAX_LEASE:
+        raise ValueError(f"a lease must be positive and at most {MAX_LEASE} seconds, not {length}")
     return length
 
 
@@ -175,7 +175,7 @@ class _LeaseThread(ServiceThread):
         self._next_check = when
         self._search_after = (len(self._heap) + 1) // 2
         if not self._new and len(self._cancelled) < self._search_after:
-            self._asleep.acquire(timeout=max(0.0, min(when - MACHINE.now(), LONGEST)))
+            self._asleep.acquire(timeout=max(0.0, min(when - MACHINE.now(), MAX_LEASE)))
 
 
 _thread: _LeaseThread | None = None

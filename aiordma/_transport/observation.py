@@ -94,7 +94,7 @@ class _Past:
 _counted: dict[int, Statistics | _Event] = {}
 _finalized: deque[int] = deque()
 _adding = threading.Lock()  # only acquired without blocking
-MOST_FINALIZED = 64
+MAX_FINALIZED = 64
 
 
 def add_connection_hook(hook: ConnectionHook) -> None:
@@ -195,7 +195,7 @@ def lead_moved(device: str) -> None:
 def register(counted: Statistics | _Event) -> None:
     """Include an event or the counts of a new connection in the process counts."""
     _counted[id(counted)] = counted
-    if len(_finalized) >= MOST_FINALIZED:
+    if len(_finalized) >= MAX_FINALIZED:
         _add_finalized()
 
 

@@ -69,7 +69,7 @@ OFFER_BURST, OFFER_RATE = MAX_RAILS, 1.0
 
 # First and longest delay in seconds before another rail is offered on a device. The delay doubles
 # after each failure.
-FIRST_DELAY, LONGEST_DELAY = 0.25, 5.0
+FIRST_DELAY, MAX_DELAY = 0.25, 5.0
 
 # Errors that mean this side cannot create a rail, because of the device, the route to the peer, or
 # a lack of memory.
@@ -256,8 +256,8 @@ class RailSlot:
             self._token = self._driver.subscribe(self._event)
 
     def up(self, now: float) -> None:
-        """Report that a rail is up. After LONGEST_DELAY, its failure resets the retry delay."""
-        self._proved_at = now + LONGEST_DELAY
+        """Report that a rail is up. After MAX_DELAY, its failure resets the retry delay."""
+        self._proved_at = now + MAX_DELAY
 
     def retry_later(self, now: float) -> None:
         """Retry after a delay, because the device's rail has ended or could not be created."""
@@ -265,7 +265,7 @@ class RailSlot:
             self._delay = FIRST_DELAY
         self._proved_at = math.inf
         self._timer = self._later(self._delay, self._try)
-        self._delay = min(2 * self._delay, LONGEST_DELAY)
+        self._delay = min(2 * self._delay, MAX_DELAY)
 
     def _try(self) -> None:
         self._timer = None

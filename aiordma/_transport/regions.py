@@ -24,7 +24,7 @@ from .shares import Loan, Share
 if TYPE_CHECKING:
     from .._datapath.rail import SendQueue
 
-MOST_ENDED = 4096
+MAX_ENDED = 4096
 """The maximum length of `Regions._ended`, which has two entries per run of consecutive ids.
 
 A peer that follows the protocol never causes more runs than it has active regions.
@@ -137,7 +137,7 @@ class Regions:
                 del ended[at]  # merge with an adjacent run
             else:
                 ended.insert(at, bound)
-        if len(ended) > MOST_ENDED:
+        if len(ended) > MAX_ENDED:
             del ended[:2]
 
     def use(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:

@@ -60,10 +60,10 @@ ENDED = b"over"
 SHORTAGES = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 
 # The maximum number of unsent bytes. If more accumulate, the socket is aborted.
-MOST_WAITING = 1 << 16
+MAX_UNSENT = 1 << 16
 
 # Reading stops if the peer sends more than this many bytes ahead. A whole bootstrap is shorter.
-MOST_AHEAD = 4096
+MAX_READ_AHEAD = 4096
 
 
 def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Address | None:
@@ -113,7 +113,7 @@ class TCPLink(asyncio.Protocol):
         self._came += data
         if self._on_end is not None:
             self._take_ended()
-        elif len(self._came) > MOST_AHEAD:
+        elif len(self._came) > MAX_READ_AHEAD:
             assert self._transport is not None
             self._transport.pause_reading()
         self._wake()
@@ -227,7 +227,7 @@ class TCPLink(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing() or self._loop.is_closed():
             return
         self._transport.write(b"".join(_ENDED.pack(ENDED, number) for number in numbers))
-        if self._transport.get_write_buffer_size() > MOST_WAITING:
+        if self._transport.get_write_buffer_size() > MAX_UNSENT:
             self._transport.abort()
 
     def _take_ended(self) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from aiordma._transport.auth import NO_SECURITY
-from aiordma._transport.tcp_link import MOST_AHEAD, accepted_link, connected_socket
+from aiordma._transport.tcp_link import MAX_READ_AHEAD, accepted_link, connected_socket
 from aiordma.errors import HandshakeBrokenError
 
 
@@ -37,7 +37,7 @@ async def test_link_stops_reading_beyond_its_limit() -> None:
         theirs.setblocking(False)
         link = await accepted_link(ours, NO_SECURITY)
         fill(theirs)
-        await until(lambda: len(link._came) > MOST_AHEAD)
+        await until(lambda: len(link._came) > MAX_READ_AHEAD)
         came = len(link._came)
         fill(theirs)
         await turns()

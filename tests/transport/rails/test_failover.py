@@ -826,7 +826,7 @@ async def test_connection_closes_when_the_awaited_last_rail_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is left to wait for."""
-    monkeypatch.setattr(failover, "LEAST_WAIT", 1e6)
+    monkeypatch.setattr(failover, "MIN_WAIT", 1e6)
     lose(monkeypatch, RailReady)
     async with joined("tcp") as conns:
         await until_rails(conns[:1])

@@ -57,7 +57,7 @@ FIRST, LONGEST = 0.25, 5.0
 def later(monkeypatch: pytest.MonkeyPatch, no_rail_comes_back_by_itself: None) -> Iterator[Later]:
     it = Later()
     monkeypatch.setattr(rails, "FIRST_DELAY", FIRST)
-    monkeypatch.setattr(rails, "LONGEST_DELAY", LONGEST)
+    monkeypatch.setattr(rails, "MAX_DELAY", LONGEST)
     monkeypatch.setattr(rails, "RailSlot", lambda device, offer, _: RailSlot(device, offer, it))
     yield it
     assert not it.waiting
