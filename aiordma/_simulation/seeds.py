@@ -16,7 +16,7 @@ from typing import Any
 from .faults import Fault
 
 VARIABLE = "AIORDMA_SIMULATION_SEEDS"
-MOST_RUNS = 200  # maximum number of runs to find a sufficient subset of the faults
+MAX_RUNS = 200  # maximum number of runs to find a sufficient subset of the faults
 BAR = 30
 
 Attempt = Callable[[int], BaseException | None]
@@ -146,7 +146,7 @@ def _progress(count: int) -> Iterator[Callable[[int, int], Any]]:
 def minimize_faults(fails: Callable[[list[Fault]], bool], faults: list[Fault]) -> list[Fault]:
     """Drop each fault that the failure does not depend on, and return the remaining faults."""
     kept = faults
-    for fault in faults[::-1][:MOST_RUNS]:
+    for fault in faults[::-1][:MAX_RUNS]:
         fewer = [one for one in kept if one is not fault]
         if fails(fewer):
             kept = fewer

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .world import Host
 
 RETRY = 0.2  # seconds, as in TCP
-LONGEST_RETRY = 120.0
+MAX_RETRY_DELAY = 120.0
 CONNECT_TIMEOUT = 127.0  # seconds for six retries (tcp_syn_retries in tcp(7))
 TIMER_TOLERANCE = 1e-8  # seconds by which a timer may be early
 WINDOW = 256 << 10  # bytes
@@ -426,7 +426,7 @@ class Socket(RealSocket, metaclass=_Kind):
         assert self._peer_socket is not None
         if self._inner.fileno() < 0:  # this socket has been closed
             return
-        if after < LONGEST_RETRY and not self._peer_socket._machine.host.alive:
+        if after < MAX_RETRY_DELAY and not self._peer_socket._machine.host.alive:
             self._machine.loop.call_later(after, self._retry, 2 * after)
         else:
             self._reset()

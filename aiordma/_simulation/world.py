@@ -28,7 +28,7 @@ from .._native import softdev
 from ..errors import BusyError
 from ..verbs._device.environment import report_unknown_variables
 from . import process
-from .faults import MAIN, MOST, Fault, FaultPlan, Link, fault_schedule
+from .faults import MAIN, MAX_TIME_OR_RATE, Fault, FaultPlan, Link, fault_schedule
 from .loop import NEVER
 from .machine import Machine, check_program
 from .seeds import (
@@ -47,7 +47,7 @@ Hosts = Mapping[str, Callable[[], Coroutine[Any, Any, Any]]]
 
 TURNS_PER_COLLECTION = 2000  # loop iterations between two garbage collections
 GRACE = 120.0  # simulated seconds in which other programs must end after the main program
-MOST_LINES = 40  # maximum lines for the timeline in an error's note, and for the waiting tasks
+MAX_LINES = 40  # maximum lines for the timeline in an error's note, and for the waiting tasks
 # These exceptions end the whole run. Any other exception is a failure of its seed, including
 # pytest's failures and CancelledError, which do not derive from Exception.
 STOPS = KeyboardInterrupt, SystemExit
@@ -95,8 +95,10 @@ class Host:
 
     @slowness.setter
     def slowness(self, times: float) -> None:
-        if not 0 < real("slowness", times) <= MOST:
-            raise ValueError(f"slowness must be positive and at most {MOST:g}, not {times}")
+        if not 0 < real("slowness", times) <= MAX_TIME_OR_RATE:
+            raise ValueError(
+                f"slowness must be positive and at most {MAX_TIME_OR_RATE:g}, not {times}"
+            )
         self._slowness = float(times)
 
     def serve(self, program: Program[Any], *args: Any) -> None:
@@ -417,7 +419,7 @@ class World:
 
     def _device_time(self, when: float) -> int:
         """Convert a fault's time in seconds to nanoseconds of the devices' clock."""
-        return self._begun + math.ceil(when * 1e9) if when <= MOST else NEVER
+        return self._begun + math.ceil(when * 1e9) if when <= MAX_TIME_OR_RATE else NEVER
 
     def _begin_fault(self, fault: Fault) -> Callable[[], object]:
         """Begin a fault, and return the function that ends it."""
@@ -461,7 +463,7 @@ class World:
         plan = self._plan
         if plan.exactly is not None or plan._rates:
             note += f"\nfaults: {plan._counts(self.faults, self.now)}"
-        left_out = max(0, len(self._timeline) - MOST_LINES)
+        left_out = max(0, len(self._timeline) - MAX_LINES)
         lines = [
             f"{it}" if isinstance(it, Fault) else f"{when:.2f} s: {it}"
             for when, it in self._timeline
@@ -470,7 +472,7 @@ class World:
         note += "".join(f"\n  {line}" for line in lines)
         if not isinstance(error, StalledError | TimeLimitError):  # their messages list the tasks
             waits = self._waiting().splitlines()
-            waits[MOST_LINES:] = ["..."] * (len(waits) > MOST_LINES)
+            waits[MAX_LINES:] = ["..."] * (len(waits) > MAX_LINES)
             note += "\nwaiting tasks:" + "".join(f"\n  {line}" for line in waits)
         error.add_note(note)
 

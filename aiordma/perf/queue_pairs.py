@@ -25,7 +25,7 @@ MEMORY = struct.Struct("!QI")
 
 # The maximum number of receives that each end posts, their maximum memory in bytes, and the minimum
 # number, which overrides the memory limit.
-RECEIVES, RECEIVE_MEMORY, LEAST_RECEIVES = 1024, 64 << 20, 2
+RECEIVES, RECEIVE_MEMORY, MIN_RECEIVES = 1024, 64 << 20, 2
 
 # The access flags of registered memory, by operation. Queue pairs use the same flags without
 # LOCAL_WRITE.
@@ -56,7 +56,7 @@ class QueuePair(End):
         messages = 1 if opened.operation == "write" else size
         self._header = verbs.GRH_SIZE if opened.qp == "ud" else 0
         room = self._header + max(messages, 1)
-        count = max(LEAST_RECEIVES, min(RECEIVES, 2 * opened.depth, RECEIVE_MEMORY // room))
+        count = max(MIN_RECEIVES, min(RECEIVES, 2 * opened.depth, RECEIVE_MEMORY // room))
         context = self._stack.enter_context(verbs.open_device(self._device))
         pd = context.alloc_pd()
         capabilities = verbs.QPCapabilities(
