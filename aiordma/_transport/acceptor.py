@@ -37,7 +37,7 @@ from .admission_control import (
 from .auth import Security, new_ticket_office
 from .connection import Connection
 from .endpoint import max_rails
-from .inspection import OnRequest, Way, admits, refuse
+from .inspection import OnRequest, Way, inspect_connection, refuse
 
 if TYPE_CHECKING:
     from .._core.admission import TicketOffice
@@ -308,7 +308,7 @@ class Acceptor:
             if self.security.auth is not None:
                 self._failures.succeeded(handshake.host)
                 handshake.share.remove(handshake)  # it can no longer be evicted for a stranger
-            admitted = await self._admits(connection, handshake, limit)
+            admitted = await self._is_admitted(connection, handshake, limit)
             if admitted:
                 connection._begin(accepted=True)
                 self._deliver(connection)
@@ -317,7 +317,9 @@ class Acceptor:
             handshake.share.remove(handshake)
             handshake.task = None  # the frames of its cancellation error refer to this object
 
-    async def _admits(self, connection: Connection, handshake: Handshake, limit: float) -> bool:
+    async def _is_admitted(
+        self, connection: Connection, handshake: Handshake, limit: float
+    ) -> bool:
         """Return whether a place is available and the application accepts the connection.
 
         If the peer fails during this step, the reason cannot be sent to it.
@@ -325,7 +327,9 @@ class Acceptor:
         on_request, via = self._on_request, handshake.request.via
         try:
             handshake.place.reserve()
-            return on_request is None or await admits(connection, via, on_request, limit)
+            return on_request is None or await inspect_connection(
+                connection, via, on_request, limit
+            )
         except (RDMAError, OSError) as error:
             logger.info("%r rejected: %r", handshake.request, error)
             observation.connection_failed(handshake.peer, error, accepted=True)

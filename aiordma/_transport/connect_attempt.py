@@ -79,7 +79,7 @@ class ConnectAttempt(Generic[E]):
         return self._endpoint
 
     @property
-    def made(self) -> bool:
+    def has_connection(self) -> bool:
         return self._connection is not None
 
     @property
@@ -172,7 +172,7 @@ class ConnectAttempt(Generic[E]):
             self.give_up(error)
 
 
-def unanswered(address: Address, via: str, seconds: float) -> UnreachableError:
+def no_reply_error(address: Address, via: str, seconds: float) -> UnreachableError:
     """Return the error for a handshake that has timed out."""
     ours = f"is an aiordma listener with via={via!r} and the same kind of device running there?"
     why = shortage_hint() or f"{ours} ({ON_LOOPBACK})"

@@ -334,7 +334,7 @@ class TCPRequest(Request):
         # release, so explain the error. Without the magic, the peer uses another protocol and
         # would misread a refusal. A wrong key is detected before the attempt is made, or by the
         # key proof, which notifies the peer.
-        early = self._is_ours and not self._attempt.made
+        early = self._is_ours and not self._attempt.has_connection
         early = early and isinstance(error, ProtocolError | AuthenticationError)
         told = BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError
         if early or isinstance(error, told):

@@ -197,7 +197,7 @@ class Rail:
     """The timer for the peer's next step (AWAITED)."""
 
     @property
-    def all_received(self) -> int:
+    def total_bytes_received(self) -> int:
         """The number of message bytes received over rails on this device. Thread-safe."""
         queue = self.queue
         return self.bytes_received + (queue.bytes_read if queue is not None else 0)
@@ -586,7 +586,7 @@ class Rails:
         others = [it for it in self.rails if it is not self.lead]
         sent = counts.bytes_sent - sum(rail.bytes_sent for rail in others)
         # The connection does not count a message until the user takes it.
-        received = counts.bytes_received - sum(rail.all_received for rail in others)
+        received = counts.bytes_received - sum(rail.total_bytes_received for rail in others)
         return sent, max(0, received)
 
     def status(self) -> list[RailStatus]:
@@ -598,7 +598,7 @@ class Rails:
                 "lead" if rail is lead and rail.state is _S.UP else rail.state.shown,
                 rail.since,
                 rail.error,
-                *(lead_bytes if rail is lead else (rail.bytes_sent, rail.all_received)),
+                *(lead_bytes if rail is lead else (rail.bytes_sent, rail.total_bytes_received)),
                 rail.error_at,
                 **rail.transfers._asdict(),
             )

@@ -273,7 +273,7 @@ async def test_misplaced_request_message_ends_one_connection(
 ) -> None:
     """They end that connection alone."""
 
-    async def introduce(connection: Connection, data: bytes) -> Connection:
+    async def send_request_data(connection: Connection, data: bytes) -> Connection:
         if isinstance(wrong, protocol.ConnectData):
             connection._messages.controls.send(protocol.ConnectData(0, data))
         connection._messages.controls.send(wrong)
@@ -283,7 +283,7 @@ async def test_misplaced_request_message_ends_one_connection(
         client = await connecting(factory, listener)
         async with client, await listener.accept() as server:
             with monkeypatch.context() as patch:
-                patch.setattr("aiordma.transport.introduce", introduce)
+                patch.setattr("aiordma.transport.send_request_data", send_request_data)
                 bad = await connecting(factory, listener)
             await ends(bad.recv(), ConnectionBrokenError)
             await bad.close()
