@@ -306,7 +306,7 @@ class Acceptor:
             return False
         else:
             if self.security.auth is not None:
-                self._failures.succeeded(handshake.host)
+                self._failures.record_success(handshake.host)
                 handshake.share.remove(handshake)  # it can no longer be evicted for a stranger
             admitted = await self._is_admitted(connection, handshake, limit)
             if admitted:
@@ -340,7 +340,7 @@ class Acceptor:
     def _count_failure(self, host: str, error: BaseException) -> None:
         """Count a failure if the peer used a wrong key. Disconnects and timeouts do not count."""
         if self.security.auth is not None and isinstance(error, AuthenticationError):
-            self._failures.failed(host, self._loop.time())
+            self._failures.record_failure(host, self._loop.time())
 
     def reserve_place(self) -> Callable[[], None]:
         """Reserve a place for the running handshake before it creates the connection.

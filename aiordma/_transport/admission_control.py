@@ -306,7 +306,7 @@ class FailureLimit:
             return 0.0
         return max(bucket.wait(now), self._total.wait(now))
 
-    def failed(self, host: str, now: float) -> None:
+    def record_failure(self, host: str, now: float) -> None:
         bucket = self._hosts.get(host)
         if bucket is None:
             bucket = self._hosts[host] = Bucket(HOST_BURST, HOST_RATE, now)
@@ -316,7 +316,7 @@ class FailureLimit:
         bucket.take(now)
         self._total.take(now)
 
-    def succeeded(self, host: str) -> None:
+    def record_success(self, host: str) -> None:
         """Forget the failures of a host after one of its peers has proved the key."""
         self._hosts.pop(host, None)
 

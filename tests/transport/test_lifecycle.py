@@ -90,7 +90,7 @@ async def test_messages_of_a_client_that_closed_before_accept_are_received(
         data = await read(link, size, magic)
         if magic == READY:
             await closed.wait()
-            while not (link._came or link._lost):
+            while not (link._received or link._is_lost):
                 await yield_loop(1)
         return data
 
