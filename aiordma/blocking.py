@@ -41,7 +41,7 @@ from ._loop import shutdown
 from ._native import fork
 from ._native.service_thread import ServiceThread, in_service_thread
 from ._transport.arguments import check_host
-from ._transport.listening import is_here
+from ._transport.listening import is_local_address
 from .errors import (
     BusyError,
     ConnectionClosedError,
@@ -467,7 +467,7 @@ async def check_server(
         if (
             isinstance(thing, transport.Listener)
             and (thing._affinity.loop, thing.port) == (loop, port)
-            and any(is_here(found[0]) for found in await transport.resolve(host, port))
+            and any(is_local_address(found[0]) for found in await transport.resolve(host, port))
         ):
             raise WrongLoopError(f"{thing!r} belongs to this thread's event loop. {OWN_LOOP}")
 

@@ -114,7 +114,7 @@ def snapshot() -> Snapshot:
 def open_connections() -> list[Connection]:
     """Return the established connections in all event loops. Internal to the library."""
     things = shutdown.all_open()
-    return [thing for thing in things if isinstance(thing, Connection) and thing._begun]
+    return [thing for thing in things if isinstance(thing, Connection) and thing._start_info]
 
 
 def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:

@@ -335,7 +335,7 @@ async def serve(
             await asyncio.wait(tasks.values())
     except ProtocolError as error:
         if not conn.closed:
-            conn._blame(error)  # report the error to the client
+            conn._end_and_report(error)  # report the error to the client
         raise
     finally:
         at_end = True
@@ -408,7 +408,7 @@ class _Calls:
             connection = conn()
             if connection and not connection.closed:
                 if isinstance(error, ProtocolError):
-                    connection._blame(error)  # report the error to the server
+                    connection._end_and_report(error)  # report the error to the server
                 else:  # no more results can be read, for example after QuotaError
                     connection.abort()
         finally:

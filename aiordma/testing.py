@@ -285,7 +285,7 @@ def faults(
         raise BusyError(
             f"this process already injects faults ({process.injected}); end that block first"
         )
-    if process.chance is not None:
+    if process.random_source is not None:
         raise BusyError(
             "testing.faults cannot be used in a simulation: use World.link or a FaultPlan instead"
         )

@@ -80,10 +80,10 @@ from ._transport.arguments import (
 )
 from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
-from ._transport.connect_attempt import Target, unanswered
+from ._transport.connect_attempt import Target, no_reply_error
 from ._transport.connect_oob import PendingConnection
 from ._transport.connection import Connection
-from ._transport.inspection import ConnectionRequest, OnRequest, check_data, introduce
+from ._transport.inspection import ConnectionRequest, OnRequest, check_data, send_request_data
 from ._transport.listening import Port, open_ports
 from ._transport.observation import Statistics
 from ._transport.rail_status import RailStatus
@@ -309,7 +309,7 @@ async def connect_with(
     try:
         connection = await _connect(to, via, find, data, errors)
     except (RDMAError, OSError) as error:
-        observation.failed(host_port((host, port)), error, accepted=False)
+        observation.connection_failed(host_port((host, port)), error, accepted=False)
         if all_errors:
             raise ExceptionGroup("create_connection failed", errors or [error]) from None
         raise
@@ -333,12 +333,12 @@ async def _connect(
             for address in await find():
                 try:
                     one = replace(to, address=address, source=await source_to(address, to.source))
-                    return await introduce(await connect(one), data)
+                    return await send_request_data(await connect(one), data)
                 except OSError as error:
                     errors.append(error)
             raise errors[-1]
     except TimeoutError as error:
-        errors.append(unanswered(to.address, via, to.config.connect_timeout))
+        errors.append(no_reply_error(to.address, via, to.config.connect_timeout))
         raise errors[-1] from error
 
 

@@ -20,7 +20,7 @@ SPIN = [sys.executable, "-c", "while True: pass"]
 
 
 @contextmanager
-def others() -> Iterator[None]:
+def busy_cores() -> Iterator[None]:
     """Return a context manager that keeps every core busy with a CPU-bound process."""
     with ExitStack() as stack:
         for core in sorted(os.sched_getaffinity(0))[:2]:
@@ -30,8 +30,8 @@ def others() -> Iterator[None]:
         yield
 
 
-def beside_others(do: Callable[[], float]) -> float:
-    with others():
+def under_load(do: Callable[[], float]) -> float:
+    with busy_cores():
         return do()
 
 
@@ -43,7 +43,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
         for who, contender, into in (OURS, ours, 0), (INTO, ours, 1), (SOCKETS, theirs, 0):
             do = partial(contender.do, "arrays", into=into, **numbers)
             work = f"{PARTS} arrays, {size_name(size)}{loaded}"
-            yield Lane(work, who, partial(beside_others, do) if loaded else do)
+            yield Lane(work, who, partial(under_load, do) if loaded else do)
 
 
 def requirements(data: Data) -> Iterator[Requirement]:

@@ -79,7 +79,7 @@ class Contender:
     The first job starts the processes, and `close` stops them.
     """
 
-    afresh = False  # whether each job starts new processes
+    new_process_per_job = False  # whether each job starts new processes
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -129,10 +129,10 @@ class InPython(Contender):
         self._way = way
         self._loop = loop
         self._cores = cores
-        self._asking: subprocess.Popen[str] | None = None
+        self._client: subprocess.Popen[str] | None = None
 
     def do(self, kind: str, **numbers: Any) -> float:
-        if self._asking is not None:
+        if self._client is not None:
             self._signal(signal.SIGCONT)
         else:
             worker = [self._python, "-m", "bench.worker"]
@@ -140,20 +140,20 @@ class InPython(Contender):
             client, server = self._cores
             asks, serves = ([*words, *worker] for words in self._before)
             serving = self._start([*serves, "serve", self._way, self._loop, folder], server)
-            self._asking = self._start([*asks, "measure", self._way, self._loop], client)
-            write_line(self._asking, read_line(serving).rstrip())
+            self._client = self._start([*asks, "measure", self._way, self._loop], client)
+            write_line(self._client, read_line(serving).rstrip())
             if self._python != sys.executable or self._way.endswith("awake"):
-                self._polling = [serving, self._asking]
+                self._polling = [serving, self._client]
                 self._stack.callback(self._signal, signal.SIGCONT)
         try:
-            write_line(self._asking, json.dumps({"kind": kind, **numbers}))
-            taken = float(read_line(self._asking))
+            write_line(self._client, json.dumps({"kind": kind, **numbers}))
+            duration = float(read_line(self._client))
         except RuntimeError:
             self.close()
-            self._asking, self._polling = None, []
+            self._client, self._polling = None, []
             raise
         self._signal(signal.SIGSTOP)
-        return taken
+        return duration
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._polling:
@@ -173,13 +173,13 @@ class InC(Contender):
         self._environment = ["env", f"AIORDMA_EMBEDDED_LINKS={links}"] if links else []
         self._arguments = [*waiting, *map(str, cores)]
         self._core = cores[0]
-        self._asking: dict[tuple[str, int, int], subprocess.Popen[str]] = {}
+        self._client: dict[tuple[str, int, int], subprocess.Popen[str]] = {}
 
     def do(self, kind: str, **numbers: Any) -> float:
         job = kind, numbers.get("size", 1), numbers.get("window", 1)
-        if job not in self._asking:
+        if job not in self._client:
             program = str(device.program("verbs"))
             command = [*self._environment, program, *self._arguments, *map(str, job)]
-            self._asking[job] = self._start(command, self._core)
-        write_line(self._asking[job], str(numbers["count"]))
-        return float(read_line(self._asking[job]))
+            self._client[job] = self._start(command, self._core)
+        write_line(self._client[job], str(numbers["count"]))
+        return float(read_line(self._client[job]))

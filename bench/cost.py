@@ -23,14 +23,14 @@ from .footprint import scheduled
 KIB, MIB = 1 << 10, 1 << 20
 
 # What a connection may cost (bytes).
-IDLE_CONNECTION = 64 * KIB
-THOUSAND = 200 * MIB
-TRANSFER = 64 * MIB
+MAX_IDLE_CONNECTION_BYTES = 64 * KIB
+MAX_THOUSAND_CONNECTIONS_BYTES = 200 * MIB
+MAX_TRANSFER_BYTES = 64 * MIB
 
 IDLE_SECONDS = 5.0
 # The maximum number of idle periods to measure. Timers from connecting, such as the handshake
 # timeout of 10 s, may still wake up the ends during the first periods.
-STRETCHES = 4
+MAX_IDLE_PERIODS = 4
 READ_WRITE = int(aiordma.Rights.READ | aiordma.Rights.WRITE)
 
 Data = dict[str, Any]
@@ -70,11 +70,11 @@ class Pair:
     def idle(self, seconds: float) -> list[tuple[int, int]]:
         """Return the number of times each idle end was scheduled, and its CPU time in nanoseconds.
 
-        This method measures up to STRETCHES periods of `seconds` each. It returns the values for
-        the first period in which neither end ran. If there is no such period, it returns the values
-        for the last one.
+        This method measures up to MAX_IDLE_PERIODS periods of `seconds` each. It returns the values
+        for the first period in which neither end ran. If there is no such period, it returns the
+        values for the last one.
         """
-        for _ in range(STRETCHES):
+        for _ in range(MAX_IDLE_PERIODS):
             before = self.scheduled()
             time.sleep(seconds)
             found = [
@@ -158,14 +158,14 @@ def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
     thousand = count == 1000
     gib = large["size"] / (1 << 30)
     own, resident = idle["own"], idle["resident"]
-    small = max(resident) <= THOUSAND if thousand else None
+    small = max(resident) <= MAX_THOUSAND_CONNECTIONS_BYTES if thousand else None
     registered = idle["registered"][0] / KIB
     return [
         (
             "idle connection, without pooled buffers",
             "at most 64 KiB",
             amounts(own, KIB, "KiB"),
-            max(own) <= IDLE_CONNECTION,
+            max(own) <= MAX_IDLE_CONNECTION_BYTES,
         ),
         (
             "pooled buffers of a connection after one message in each direction",
@@ -190,7 +190,7 @@ def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
                 f"transfer of {gib:g} GiB with {calls(name)}, without the program's buffers",
                 "at most 64 MiB",
                 amounts(extra, MIB, "MiB"),
-                max(extra) <= TRANSFER,
+                max(extra) <= MAX_TRANSFER_BYTES,
             )
             for name, extra in large["extra"].items()
         ),

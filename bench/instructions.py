@@ -40,7 +40,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from . import device
-from .machine import said_by
+from .machine import command_output
 
 if TYPE_CHECKING:
     from .over_rdma import OverRDMA, RDMAClient
@@ -228,10 +228,10 @@ def counts(types: int = 0) -> Counts:
     The process first creates `types` Python classes, so that classes created later get different
     type versions. The versions affect the counts (see TRIES).
     """
-    return {name: parts[""] for name, parts in in_parts(types).items()}
+    return {name: parts[""] for name, parts in counts_by_part(types).items()}
 
 
-def in_parts(types: int) -> dict[str, Counts]:
+def counts_by_part(types: int) -> dict[str, Counts]:
     """Return the instructions per operation, broken down by part of the program."""
     library = device.compiled("instructions.c", "instructions.so", ["-shared", "-fPIC"], [])
     with TemporaryDirectory() as folder:
@@ -247,7 +247,7 @@ def in_parts(types: int) -> dict[str, Counts]:
         except FileNotFoundError as error:
             sys.exit(f"{error.filename} is missing: valgrind counts (Debian: apt install valgrind)")
         found: dict[str, Counts] = {}
-        for name, parts in filter(None, map(of_file, Path(folder).glob("out.*-01"))):
+        for name, parts in filter(None, map(parse_profile, Path(folder).glob("out.*-01"))):
             found[name] = min(parts, found.get(name, parts), key=itemgetter(""))
         return dict(sorted(found.items()))
 
@@ -255,7 +255,7 @@ def in_parts(types: int) -> dict[str, Counts]:
 LINE = re.compile(r"(?m)^(?:(c?ob|c?fn|calls)=(?:\((\d+)\))? ?(.*)|[-+*\d]\S* (\d+) ?(\d*).*)$")
 
 
-def of_file(path: Path) -> tuple[str, Counts] | None:
+def parse_profile(path: Path) -> tuple[str, Counts] | None:
     """Parse a Callgrind dump, and return the workload's name and counts.
 
     Valgrind's manual describes the format. The result is None if the dump contains no workload.
@@ -288,7 +288,7 @@ def of_file(path: Path) -> tuple[str, Counts] | None:
 def environment() -> str:
     python = f"{platform.python_implementation()} {platform.python_version()}"
     compiler = platform.python_compiler().partition(" (")[0]
-    return f"{python} by {compiler}, {said_by('cc', '--version')}, {platform.machine()}"
+    return f"{python} by {compiler}, {command_output('cc', '--version')}, {platform.machine()}"
 
 
 # ---- comparing ----------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--parts", action="store_true", help="only print where they are")
     chosen = parser.parse_args(arguments)
     if chosen.parts:
-        table(in_parts(0))
+        table(counts_by_part(0))
         return
     records: dict[str, Counts] = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
     here, where = counts(), environment()

@@ -53,12 +53,12 @@ class Lane:
     work: str
     who: str
     do: Callable[[], float]
-    afresh: bool = False
+    new_process_per_job: bool = False
     """Whether to start a new process for each turn, which makes a warm-up pointless."""
 
     @classmethod
     def of(cls, contender: Contender, work: str, who: str, kind: str, **numbers: Any) -> Self:
-        return cls(work, who, lambda: contender.do(kind, **numbers), contender.afresh)
+        return cls(work, who, lambda: contender.do(kind, **numbers), contender.new_process_per_job)
 
     @classmethod
     def missing(cls, work: str, who: str) -> Self:
@@ -79,7 +79,7 @@ def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
     measured: Data = [{"work": lane.work, "who": lane.who, "seconds": []} for lane in lanes]
     for turn in range(-1, options.turns):
         for lane, entry in zip(lanes, measured, strict=True):
-            if "failed" in entry or (turn < 0 and lane.afresh):
+            if "failed" in entry or (turn < 0 and lane.new_process_per_job):
                 continue
             try:
                 taken = lane.do()

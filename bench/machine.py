@@ -18,7 +18,7 @@ from aiordma.perf.machine import processor
 Facts = dict[str, str]
 
 
-def said_by(*command: str) -> str:
+def command_output(*command: str) -> str:
     """Return the first line printed by a command, or the reason it printed nothing."""
     try:
         return subprocess.check_output(command, text=True, stderr=subprocess.STDOUT).splitlines()[0]
@@ -50,7 +50,7 @@ def cpu_seconds() -> dict[str, float]:
     return found
 
 
-def computing(seconds: float = 1.0) -> list[str]:
+def busy_processes(seconds: float = 1.0) -> list[str]:
     """Return the processes that use at least 5% of a CPU, with their CPU usage."""
     before = cpu_seconds()
     time.sleep(seconds)
@@ -63,15 +63,15 @@ def facts() -> Facts:
     huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": said_by("git", "-C", str(root), "describe", "--always", "--dirty"),
+        "commit": command_output("git", "-C", str(root), "describe", "--always", "--dirty"),
         "processor": f"{processor()}, {len(os.sched_getaffinity(0))} cores used",
         "memory": f"{memory()}, transparent huge pages "
         + (huge.read_text().strip() if huge.exists() else "unknown"),
         "kernel": platform.release(),
         "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
-        "what else computed": ", ".join(computing()) or "nothing",
+        "what else computed": ", ".join(busy_processes()) or "nothing",
         "Python": f"{platform.python_implementation()} {sys.version.split()[0]}",
-        "C compiler": said_by("cc", "--version"),
+        "C compiler": command_output("cc", "--version"),
         "packages": ", ".join(f"{name} {package(name)}" for name in ("uvloop", "cffi", "msgpack")),
         "aiordma": aiordma.__version__,
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .ways import ENOUGH, HOST, Place
+from .ways import HOST, SYNC_MESSAGE, Place
 
 LENGTH = struct.Struct("<Q")
 
@@ -51,7 +51,7 @@ def answer(listener: socket.socket) -> None:
                 try:
                     while True:
                         receive(sock)
-                        sock.sendall(ENOUGH)
+                        sock.sendall(SYNC_MESSAGE)
                 except ConnectionError:
                     pass
     except OSError:
@@ -64,7 +64,7 @@ class BlockingClient:
 
     async def arrays(self, arrays: dict[str, Any]) -> None:
         send(self.sock, arrays)
-        receive_into(self.sock, bytearray(len(ENOUGH)))
+        receive_into(self.sock, bytearray(len(SYNC_MESSAGE)))
 
 
 class OverBlocking:

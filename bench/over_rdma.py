@@ -21,7 +21,7 @@ from aiordma.perf.server import PerfServer
 from aiordma.perf.settings import Settings
 
 from . import streaming
-from .ways import DEVICE, ENOUGH, HOST, Measuring, Place
+from .ways import DEVICE, HOST, SYNC_MESSAGE, Measuring, Place
 
 KEY = b"of both sides of a measurement"
 
@@ -42,7 +42,7 @@ async def answer(conn: aiordma.Connection) -> None:
 async def sink(conn: aiordma.Connection) -> None:
     async for message in conn:
         with message:
-            if len(message) == len(ENOUGH):
+            if len(message) == len(SYNC_MESSAGE):
                 await conn.send(message)
 
 
@@ -56,7 +56,7 @@ async def take_arrays(conn: aiordma.Connection) -> None:
     with suppress(aiordma.ConnectionClosedError):
         while True:
             await arrays.recv(conn)
-            await conn.send(ENOUGH)
+            await conn.send(SYNC_MESSAGE)
 
 
 async def take_arrays_into(conn: aiordma.Connection) -> None:
@@ -66,7 +66,7 @@ async def take_arrays_into(conn: aiordma.Connection) -> None:
         while True:
             length, _ = await conn.recv_into(memory)
             arrays.unpack(memoryview(memory)[:length])
-            await conn.send(ENOUGH)
+            await conn.send(SYNC_MESSAGE)
 
 
 SERVICES = {
@@ -95,7 +95,7 @@ class RDMAClient:
 
     async def send_many(self, data: bytes, count: int, window: int) -> None:
         await streaming.window(self.conn, data, count)
-        await self.echo(ENOUGH)
+        await self.echo(SYNC_MESSAGE)
 
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
         async def talk() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from .ways import ENOUGH, HOST, Place
+from .ways import HOST, SYNC_MESSAGE, Place
 
 LENGTH = struct.Struct("<Q")
 READ = 256 << 10  # bytes to read at a time, as in asyncio, unless a longer frame is expected
@@ -119,7 +119,7 @@ class EchoManyProtocol(Frames):
 
 class SinkProtocol(Frames):
     def whole(self, frame: memoryview) -> None:
-        if len(frame) == LENGTH.size + len(ENOUGH):
+        if len(frame) == LENGTH.size + len(SYNC_MESSAGE):
             self.transport.write(bytes(frame))
 
 
@@ -160,7 +160,7 @@ class ClientProtocol(Frames):
             self.transport.write(data)
             if self.writable:
                 await self.writable
-        await self.echo(frame(ENOUGH))
+        await self.echo(frame(SYNC_MESSAGE))
 
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
         waiting: deque[asyncio.Future[None]] = deque()

@@ -89,7 +89,7 @@ class InPerftest(Contender):
     the server's end.
     """
 
-    afresh = True
+    new_process_per_job = True
 
     def __init__(self, *ends: End) -> None:
         super().__init__()

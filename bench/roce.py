@@ -97,7 +97,7 @@ class InUDP(Contender):
     the other contenders.
     """
 
-    afresh = True
+    new_process_per_job = True
 
     def __init__(self, waiting: str) -> None:
         super().__init__()

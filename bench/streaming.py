@@ -12,7 +12,7 @@ from typing import Any
 
 import aiordma
 
-from .ways import ENOUGH
+from .ways import SYNC_MESSAGE
 
 WINDOW = 8
 """The number of messages in flight, except in the `one` and `tasks` styles."""
@@ -140,7 +140,7 @@ async def serve(conn: aiordma.Connection) -> None:
             with await conn.recv() as message:
                 receiver, kind, size, count = json.loads(bytes(message))
             with memory(kind, conn, size) as target:
-                await conn.send(ENOUGH)
+                await conn.send(SYNC_MESSAGE)
                 length = await RECEIVERS[receiver](conn, target, count)
                 await conn.send(str(length).encode())
 

@@ -22,7 +22,7 @@ DEVICE = os.environ.get("AIORDMA_DEVICE", "embedded0")
 Place = int | str
 """A service's address: a port, or the path of a Unix socket."""
 
-ENOUGH = b"?"
+SYNC_MESSAGE = b"?"
 """A message to which a sink responds once all earlier messages have arrived."""
 
 
@@ -55,7 +55,7 @@ class Way(Protocol):
     """A transport to compare.
 
     `serve` starts the services and yields their addresses by name. The "echo" service returns each
-    message. The "sink" service discards all messages, and responds only to ENOUGH.
+    message. The "sink" service discards all messages, and responds only to SYNC_MESSAGE.
     """
 
     def prepare(self, data: bytes) -> bytes:
@@ -121,7 +121,9 @@ class Measuring:
             ends.set()
             await filling
 
-    async def _under_way(self, service: str, kind: str, size: int, **numbers: int) -> float:
+    async def _time_client_method(
+        self, service: str, kind: str, size: int, **numbers: int
+    ) -> float:
         """Return the time per message of the `Client` method `kind`, in seconds."""
         (client,) = await self._connected(service)
         prepared = self._way.prepare(os.urandom(size))
@@ -130,16 +132,22 @@ class Measuring:
         return (perf_counter() - start) / numbers["count"]
 
     async def echo_many(self, size: int, count: int, window: int) -> float:
-        return await self._under_way("echo_many", "echo_many", size, count=count, window=window)
+        return await self._time_client_method(
+            "echo_many", "echo_many", size, count=count, window=window
+        )
 
     async def echo_tasks(self, size: int, count: int, window: int) -> float:
-        return await self._under_way("echo_many", "echo_tasks", size, count=count, window=window)
+        return await self._time_client_method(
+            "echo_many", "echo_tasks", size, count=count, window=window
+        )
 
     async def send_many(self, size: int, count: int, window: int) -> float:
-        return await self._under_way("sink", "send_many", size, count=count, window=window)
+        return await self._time_client_method("sink", "send_many", size, count=count, window=window)
 
     async def send_gather(self, size: int, count: int, window: int) -> float:
-        return await self._under_way("sink", "send_gather", size, count=count, window=window)
+        return await self._time_client_method(
+            "sink", "send_gather", size, count=count, window=window
+        )
 
     async def by_client(self, service: str, do: str, **numbers: Any) -> float:
         """Call a method that only this transport's client has. `do` is the name of the method."""

@@ -46,7 +46,7 @@ Job = dict[str, Any]
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def the_way(name: str) -> Way:
+def load_way(name: str) -> Way:
     module, kind, options = WAYS[name]
     return cast(Way, getattr(import_module(f".{module}", __package__), kind)(**options))
 
@@ -77,7 +77,7 @@ async def serve(way: Way, folder: str) -> None:
         await asyncio.to_thread(sys.stdin.read)
 
 
-def go_on_without_parent() -> None:
+def continue_without_parent() -> None:
     """Have the kernel send SIGCONT to this process when its parent dies.
 
     A worker stopped by SIGSTOP must continue before it can exit.
@@ -86,11 +86,11 @@ def go_on_without_parent() -> None:
 
 
 def main(what: str, way: str, loop: str, *folder: str) -> None:
-    go_on_without_parent()
+    continue_without_parent()
     gc.disable()  # as `aiordma perf` does
     with asyncio.Runner(loop_factory=loops()[loop]) as runner:
-        asking = the_way(way)
-        runner.run(serve(asking, *folder) if what == "serve" else measure(asking))
+        transport = load_way(way)
+        runner.run(serve(transport, *folder) if what == "serve" else measure(transport))
 
 
 if __name__ == "__main__":

@@ -512,7 +512,7 @@ def test_destructor_in_a_thread_of_aiordma_can_close(serve: blocking.Listener, w
         if where == "its own thread":
             blocking.call(left.clear)
         else:
-            lease_thread.at(MACHINE, MACHINE.now(), left.clear)
+            lease_thread.schedule(MACHINE, MACHINE.now(), left.clear)
         refused.get()
         server.wait_closed()
         memory.append(1)

@@ -443,19 +443,19 @@ def test_counting_does_not_wait_for_another_thread() -> None:
     before = observation.counts()
     statistics = Statistics(messages_sent=5)
     with observation._adding:
-        for _ in range(2 * observation.MOST_FINALIZED):
-            observation.failed(None, OSError(), accepted=True)
+        for _ in range(2 * observation.MAX_FINALIZED):
+            observation.connection_failed(None, OSError(), accepted=True)
         observation.register(statistics)
-        observation.finalized(statistics)
+        observation.connection_finalized(statistics)
         during = observation.counts()
     assert during.traffic["messages_sent"] == before.traffic["messages_sent"] + 5
-    assert during.errors["OSError"] == before.errors["OSError"] + 2 * observation.MOST_FINALIZED
+    assert during.errors["OSError"] == before.errors["OSError"] + 2 * observation.MAX_FINALIZED
     assert observation.counts() == during
     assert not observation._finalized
 
 
 def test_events_are_added_up_without_new_connections() -> None:
     """For example, a rail may break again and again."""
-    for _ in range(3 * observation.MOST_FINALIZED):
-        observation.failed(None, OSError(), accepted=True)
-        assert len(observation._counted) <= 2 * observation.MOST_FINALIZED
+    for _ in range(3 * observation.MAX_FINALIZED):
+        observation.connection_failed(None, OSError(), accepted=True)
+        assert len(observation._counted) <= 2 * observation.MAX_FINALIZED

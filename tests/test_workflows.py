@@ -124,9 +124,9 @@ def test_ray_versions_are_consistent() -> None:
     folder = ROOT / "integrations/ray"
     (asked,) = re.findall(r'"(ray>=.*?)"', (folder / "pyproject.toml").read_text())
     transport = (folder / "ray_aiordma/transport.py").read_text()
-    (tried,) = re.findall('^TRIED = "(.*)"', transport, re.MULTILINE)
+    (tested,) = re.findall('^TESTED_RELEASE = "(.*)"', transport, re.MULTILINE)
     assert asked.removeprefix("ray") in (ROOT / "Makefile").read_text()
-    assert asked == f"ray>={tried.removesuffix('.0')}"
+    assert asked == f"ray>={tested.removesuffix('.0')}"
 
 
 def test_only_tags_are_published_without_a_password() -> None:

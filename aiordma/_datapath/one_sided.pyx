@@ -234,7 +234,7 @@ cdef class WRChain(WorkRequest):
         cdef Remote region
         for region in (self.region, *(self.regions or ())):
             if region is not None and (region.lease_over() or must_be_usable and not region._usable):
-                return region._unusable()
+                return region._unusable_error()
         return None
 
     cdef int take_turn(self) except -1:
@@ -676,7 +676,7 @@ def start(SendQueue queue not None, WRChain chain not None) -> TransferFuture:
 cdef class Batch:
     """A collection of reads and writes.
 
-    A subclass defines `_here` and `_lands` for memory that is not registered.
+    A subclass defines `_register_local` and `_record_target` for memory that is not registered.
     """
 
     cdef public WRChain _chain  # type: WRChain | None
@@ -694,7 +694,7 @@ cdef class Batch:
     def write(self, source: Local | AnyMemory, target: Remote):
         """Add a `Connection.write`. It is complete when the block has ended."""
         if self._chain is None or not isinstance(source, Local) or not isinstance(target, Remote):
-            source = self._here(source, target, False)
+            source = self._register_local(source, target, False)
         self._chain.add(
             IBV_WR_RDMA_WRITE, <Local> source, <Remote> target, IBV_ACCESS_REMOTE_WRITE
         )
@@ -704,8 +704,8 @@ cdef class Batch:
         """Add a `Connection.read`. The bytes are in `target` when the block has ended."""
         local = target
         if self._chain is None or not isinstance(target, Local) or not isinstance(source, Remote):
-            local = self._here(target, source, True)
+            local = self._register_local(target, source, True)
         self._chain.add(IBV_WR_RDMA_READ, <Local> local, <Remote> source, IBV_ACCESS_REMOTE_READ)
         if local is not target:
-            self._lands()
+            self._record_target()
         self.reads += 1

@@ -411,7 +411,7 @@ cdef class Session(FrameHandler):
             or outbox.flags & (NOT_STARTED | ENDED)
             or self.peer_has_left
             or self.failover is None
-            or not self.failover.may_go_on(elsewhere)
+            or not self.failover.can_fail_over(elsewhere)
         ):
             return False
         outbox.flags |= SWITCHING

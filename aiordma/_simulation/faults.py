@@ -12,7 +12,7 @@ from .._core.arguments import instance, integer, real, refusal, seconds
 
 MAIN = "main"
 # Maximum for times in seconds and rates per second in a Link or FaultPlan.
-MOST = 1e9
+MAX_TIME_OR_RATE = 1e9
 
 
 # Maps each kind of fault to the name of its rate in a FaultPlan, and to a description of the
@@ -57,7 +57,7 @@ class Link:
     """The maximum delay of a reordered datagram, in seconds."""
 
     def __post_init__(self) -> None:
-        _check(self, "latency jitter late", MOST)
+        _check(self, "latency jitter late", MAX_TIME_OR_RATE)
         _check(self, "loss duplicate reorder", 1, 1e-6)
         if self.reorder and not self.late:
             raise ValueError("late must be positive if reorder is positive")
@@ -128,7 +128,7 @@ class FaultPlan:
 
     def __post_init__(self) -> None:
         instance("link", self.link, Link, "a Link")
-        _check(self, "partitions cables pauses kills duration", MOST)
+        _check(self, "partitions cables pauses kills duration", MAX_TIME_OR_RATE)
         if not seconds("until", self.until, endless=True) and self._rates:
             raise ValueError(f"until must be a positive number of seconds, not {self.until!r}")
         if not self.duration and (self.partitions or self.cables or self.pauses):
@@ -176,10 +176,10 @@ class FaultPlan:
         )
 
 
-Begin = tuple[float, Callable[[list[str]], Fault | None]]
+ScheduledFault = tuple[float, Callable[[list[str]], Fault | None]]
 
 
-def begins(plan: FaultPlan, seed: int, networks: int) -> Iterator[Begin]:
+def fault_schedule(plan: FaultPlan, seed: int, networks: int) -> Iterator[ScheduledFault]:
     """Yield the start of each fault with a function that returns the fault, given the hosts alive.
 
     Faults have a separate random source, so that replaying them with `exactly` reproduces the run.

@@ -19,7 +19,7 @@ from reprlib import repr as brief
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from .._core.arguments import U64_MAX, integer, refusal
-from .sockets import here
+from .sockets import current_machine
 
 
 class Mark(Enum):
@@ -169,7 +169,7 @@ class Operation:
             raise RuntimeError(
                 f"{self._call()} was already used; call history.{self._kind} for each operation"
             )
-        self._who, self._began = self._history._place()
+        self._who, self._began = self._history._caller_and_time()
         self._begin = next(self._history._numbers)
         self._is_open = True
         return self
@@ -183,7 +183,7 @@ class Operation:
                 f"{self._call()} has no result; set op.result to the call's return value inside "
                 "the with block"
             )
-        self._ended = self._history._place()[1]
+        self._ended = self._history._caller_and_time()[1]
         self._end = next(self._history._numbers)
 
 
@@ -206,16 +206,16 @@ class History:
         self._initial = _value("initial", initial)
         self._operations: list[Operation] = []
         self._numbers = itertools.count(1)
-        self._since = time.monotonic()
+        self._start_time = time.monotonic()
 
-    def _place(self) -> tuple[str, float]:
+    def _caller_and_time(self) -> tuple[str, float]:
         """Return the name of the calling host, task or thread, and the current time in seconds."""
-        machine, loop = here(), asyncio._get_running_loop()
+        machine, loop = current_machine(), asyncio._get_running_loop()
         if machine is not None:
             return machine.host.name, machine.world.now
         task = None if loop is None else asyncio.current_task(loop)
         name = threading.current_thread().name if task is None else task.get_name()
-        return name, time.monotonic() - self._since
+        return name, time.monotonic() - self._start_time
 
     def read(self, key: Hashable) -> Operation:
         """Return an operation that reads the key. Set its `result` to the value read."""
@@ -338,11 +338,11 @@ class Span(NamedTuple):
         return REGISTER[kind](before, *self.values)
 
 
-def _has_order(spans: list[Span], begins_as: Hashable, steps: int) -> bool:
+def _has_order(spans: list[Span], initial_content: Hashable, steps: int) -> bool:
     """Return whether the operations have a valid order. `spans` must be sorted by start."""
     ended = sum(1 << at for at, span in enumerate(spans) if span.end < inf)
     tried: dict[Place, list[int]] = {}
-    stack = [(0, begins_as)]
+    stack = [(0, initial_content)]
     steps += len(spans)
     while stack:
         done, state = stack.pop()
@@ -407,8 +407,8 @@ def _leads_to(content: Hashable, value: Hashable, adds: int) -> bool:
 
 def _check_register(operations: list[Operation], steps: int) -> str:
     spans, initial = [Span.of(it) for it in operations], operations[0]._history._initial
-    begins_as = _distinct(initial)
-    if _has_order(spans, begins_as, steps):
+    initial_content = _distinct(initial)
+    if _has_order(spans, initial_content, steps):
         return ""
 
     def until(end: float) -> list[Span]:
@@ -425,14 +425,16 @@ def _check_register(operations: list[Operation], steps: int) -> str:
             return False
 
     ends = sorted(it.end for it in spans if it.end < inf)
-    last = bisect_left(ends, True, hi=len(ends) - 1, key=lambda end: is_bad(until(end), begins_as))
+    last = bisect_left(
+        ends, True, hi=len(ends) - 1, key=lambda end: is_bad(until(end), initial_content)
+    )
     part = until(ends[last])
-    begins = [it.begin for it in part]
-    first = bisect_left(begins, True, key=lambda begin: not is_bad(since(begin), UNKNOWN))
+    begin_times = [it.begin for it in part]
+    first = bisect_left(begin_times, True, key=lambda begin: not is_bad(since(begin), UNKNOWN))
     began = f"given its initial value {brief(initial)}"
-    began += " (History(initial=...) changes it)" if begins_as == 0 else ""
+    began += " (History(initial=...) changes it)" if initial_content == 0 else ""
     known = "regardless of its previous value" if first else began
-    part = since(begins[first - 1]) if first else part
+    part = since(begin_times[first - 1]) if first else part
     name = f"these operations on {operations[0]._of!r}"
     what = f"no order of {name} explains their results, {known}"
     return _text(what, [it.it for it in part])
@@ -442,22 +444,26 @@ def _check_register(operations: list[Operation], steps: int) -> str:
 
 
 def _check_channel(operations: list[Operation], _: int) -> str:
-    due: list[Operation] = []
+    undelivered: list[Operation] = []
     """Sends that end normally and whose messages have not arrived yet."""
-    loose: list[Operation] = []
+    uncertain: list[Operation] = []
     for at, it in enumerate(operations):
         if it._kind == "send":
-            (loose if it._end == inf else due).append(it)
+            (uncertain if it._end == inf else undelivered).append(it)
             continue
-        if due and due[0]._same == it._same:
-            del due[0]
-        elif found := [other for other in loose if other._same == it._same]:
-            loose.remove(found[0])
+        if undelivered and undelivered[0]._same == it._same:
+            del undelivered[0]
+        elif found := [other for other in uncertain if other._same == it._same]:
+            uncertain.remove(found[0])
         else:
             alike = [other for other in operations[: at + 1] if other._same == it._same]
             what = "arrived twice, out of order, or without having been sent"
-            return _text(f"a message on {it._of!r} {what}", {*alike, *due[:1]})
-    return _text(f"a message on {due[0]._of!r} never arrived", due[:1]) if due else ""
+            return _text(f"a message on {it._of!r} {what}", {*alike, *undelivered[:1]})
+    return (
+        _text(f"a message on {undelivered[0]._of!r} never arrived", undelivered[:1])
+        if undelivered
+        else ""
+    )
 
 
 def _check_lease(operations: list[Operation], _: int) -> str:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 NEVER = (1 << 64) - 1
 # Closing a coroutine fails once for each await in its `finally` blocks. This constant limits the
 # number of attempts.
-MOST_AWAITS = 100
+MAX_AWAITS = 100
 
 
 class Future(asyncio.Future[Any]):
@@ -127,7 +127,7 @@ class HostLoop(VirtualLoop):
 
     # ---- for the scheduler ---------------------------------------------------------------
 
-    def due(self) -> int:
+    def next_due_time(self) -> int:
         """Return when the next callback is due, in nanoseconds, or NEVER. Ignores descriptors."""
         if self._ready:  # type: ignore[attr-defined]
             return 0
@@ -169,7 +169,7 @@ class HostLoop(VirtualLoop):
         asyncio._set_running_loop(self)
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            for _ in range(MOST_AWAITS):
+            for _ in range(MAX_AWAITS):
                 with suppress(BaseException):
                     task.get_coro().close()
                     break

@@ -60,7 +60,7 @@ class Machine:
         self.random: random.Random = host.world.random
         self.number: int = softdev.sim_boot(host.number)
         self.alive = True
-        self.boots_again = False
+        self.will_reboot = False
         """Whether the plan has killed the host and will boot it again."""
         self.pauses: set[object] = set()
         """The origins of the current pauses: faults, or the host itself for `Host.pause`."""
@@ -124,12 +124,12 @@ class Machine:
         # coroutine while the server is being closed.
         return ACCEPT in where or not SERVE.isdisjoint(where[-1:])
 
-    def due(self) -> int:
+    def next_due_time(self) -> int:
         """Return when the loop's next iteration is due, or NEVER if none is scheduled."""
         if not self.alive or self.pauses:
             return NEVER
         program = self.program
-        due = 0 if program.has_input else self.loop.due()
+        due = 0 if program.has_input else self.loop.next_due_time()
         return max(due, program.busy_until)
 
     def turn(self) -> None:
@@ -144,17 +144,17 @@ class Machine:
 
     def kill(self) -> None:
         self.alive = False
-        self._tell()
+        self._update_state()
 
     def pause(self, whose: object) -> None:
         self.pauses.add(whose)
-        self._tell()
+        self._update_state()
 
     def resume(self, whose: object) -> None:
         self.pauses.discard(whose)
-        self._tell()
+        self._update_state()
 
-    def _tell(self) -> None:
+    def _update_state(self) -> None:
         state = softdev.SIM_STOPPED if self.pauses else softdev.SIM_UP
         softdev.sim_set_state(self.number, state if self.alive else softdev.SIM_DEAD)
 

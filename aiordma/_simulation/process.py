@@ -31,11 +31,11 @@ from .._loop.virtual_loop import StalledError
 from .._native import service_thread, softdev
 from ..verbs._cq import completion
 from ..verbs._device import device
-from .sockets import Socket, getaddrinfo, here, refuse
+from .sockets import Socket, current_machine, getaddrinfo, refuse
 
 SECOND = 1_000_000_000
 EPOCH = 1_800_000_000  # start of the wall clock, as for the devices (sim.c)
-MOST_LOOKS = 1_000_000
+MAX_CLOCK_READS = 1_000_000
 """How often programs may read the clock at one virtual time.
 
 A program that reads it more often is waiting for a time that will not come.
@@ -52,11 +52,11 @@ LOG_LINE = "%(simulated_time)12.6f %(simulated_host)s %(levelname)s %(name)s: %(
 NODE = 0x020000000000  # a hardware address for uuid.uuid1
 
 
-chance: random.Random | None = None
+random_source: random.Random | None = None
 """The source of random numbers for programs during a simulation."""
-thread: int | None = None
+simulation_thread: int | None = None
 """The thread of the simulation. Other threads use the machine's clock and random numbers."""
-looked_at, looks = 0, 0
+last_clock_read, clock_reads = 0, 0
 """A virtual time, and how often programs have read the clock at that time."""
 injected: str | None = None
 """The plan of the active `testing.faults` block."""
@@ -67,14 +67,14 @@ injected: str | None = None
 
 def monotonic_ns() -> int:
     """Return the virtual time. It does not advance here, so logging does not change the run."""
-    global looked_at, looks  # noqa: PLW0603 - one for the process
-    if looked_at != (now := softdev.sim_now()):
-        looked_at, looks = now, 0
-    looks += 1
-    if looks > MOST_LOOKS:
+    global last_clock_read, clock_reads  # noqa: PLW0603 - one for the process
+    if last_clock_read != (now := softdev.sim_now()):
+        last_clock_read, clock_reads = now, 0
+    clock_reads += 1
+    if clock_reads > MAX_CLOCK_READS:
         raise StalledError(
-            f"a program has read the clock {MOST_LOOKS} times in a row, but virtual time passes "
-            "only while programs wait; use asyncio.sleep"
+            f"a program has read the clock {MAX_CLOCK_READS} times in a row, but virtual time "
+            "passes only while programs wait; use asyncio.sleep"
         )
     return now
 
@@ -98,8 +98,8 @@ def sleep(length: float) -> None:
 
 
 def urandom(size: int, flags: int = 0) -> bytes:
-    assert chance is not None
-    return chance.randbytes(size)
+    assert random_source is not None
+    return random_source.randbytes(size)
 
 
 def set_handler(number: int, handler: Any, real: Callable[..., Any] = signal.signal) -> Any:
@@ -163,7 +163,7 @@ def watch_events() -> None:
     """
 
     def hook(event: str, _: object) -> None:
-        if event in EVENTS and thread == get_ident():
+        if event in EVENTS and simulation_thread == get_ident():
             refuse(*EVENTS[event])
 
     sys.addaudithook(hook)
@@ -173,7 +173,7 @@ def refusal(what: str, instead: str) -> Callable[..., Any]:
     return lambda *_, **__: refuse(what, instead)
 
 
-def of_now(name: str, before: int, now: Callable[[], Any]) -> Row:
+def defaulting_to_now(name: str, before: int, now: Callable[[], Any]) -> Row:
     """Return the replacement of a `time` function whose time argument defaults to the current time.
 
     The time argument follows `before` other arguments, and `now` returns its default.
@@ -187,26 +187,28 @@ def of_now(name: str, before: int, now: Callable[[], Any]) -> Row:
     return time, name, call
 
 
-def while_on(simulated: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+def only_in_simulation(
+    simulated: Callable[..., Any], real: Callable[..., Any]
+) -> Callable[..., Any]:
     """Return a function that calls `simulated` in a simulation's thread, and `real` elsewhere.
 
     A module that is first imported during a simulation may keep a copy of this function afterwards.
     """
 
     def call(*args: Any, **options: Any) -> Any:
-        return (simulated if thread == get_ident() else real)(*args, **options)
+        return (simulated if simulation_thread == get_ident() else real)(*args, **options)
 
     return call
 
 
-# A simulation replaces these functions. `taken` finds the copies of them that other modules have
-# imported (`from time import time`).
+# A simulation replaces these functions. `imported_copies` finds the copies of them that other
+# modules have imported (`from time import time`).
 FUNCTIONS: list[Row] = [
     *((time, name, in_seconds(clock)) for name, clock in CLOCKS.items()),
     *((time, f"{name}_ns", clock) for name, clock in CLOCKS.items()),
-    *(of_now(name, 0, in_seconds(wall_ns)) for name in ("gmtime", "localtime", "ctime")),
+    *(defaulting_to_now(name, 0, in_seconds(wall_ns)) for name in ("gmtime", "localtime", "ctime")),
     *(
-        of_now(name, before, lambda: time.localtime(wall_ns() / SECOND))
+        defaulting_to_now(name, before, lambda: time.localtime(wall_ns() / SECOND))
         for name, before in (("asctime", 0), ("strftime", 1))
     ),
     (time, "clock_gettime", lambda clock: clock_gettime_ns(clock) / SECOND),
@@ -221,8 +223,8 @@ FUNCTIONS: list[Row] = [
     (socket, "getaddrinfo", getaddrinfo),
     (socket, "gethostbyname", lambda name: getaddrinfo(name, None, socket.AF_INET)[0][4][0]),
     (signal, "signal", set_handler),
-    (socket, "getfqdn", lambda name="": name or here().host.name),  # type: ignore[union-attr]
-    (socket, "gethostname", lambda: here().host.name),  # type: ignore[union-attr]
+    (socket, "getfqdn", lambda name="": name or current_machine().host.name),  # type: ignore[union-attr]
+    (socket, "gethostname", lambda: current_machine().host.name),  # type: ignore[union-attr]
     *(
         (place, name, refusal(what, instead))
         for place, names, what, instead in REFUSED
@@ -231,12 +233,15 @@ FUNCTIONS: list[Row] = [
     ),
 ]
 REPLACED: list[Row] = [
-    *((place, name, while_on(value, getattr(place, name))) for place, name, value in FUNCTIONS),
+    *(
+        (place, name, only_in_simulation(value, getattr(place, name)))
+        for place, name, value in FUNCTIONS
+    ),
     (socket, "socket", Socket),
 ]
 # This maps the id() of each original function to its replacement. Class attributes are omitted,
 # because modules do not import copies of them.
-TAKEN = {
+REPLACEMENT_BY_ID = {
     id(getattr(place, name)): value
     for place, name, value in REPLACED
     if isinstance(place, ModuleType)
@@ -245,26 +250,28 @@ TAKEN = {
 WAIT_FOR_THREADS = {"threading", "queue"}
 
 
-def taken() -> list[Row]:
+def imported_copies() -> list[Row]:
     """Return replacements for the copies that modules have imported (`from time import time`)."""
     return [
-        (module, name, TAKEN[id(value)])
+        (module, name, REPLACEMENT_BY_ID[id(value)])
         for called, module in list(sys.modules.items())
         if called not in WAIT_FOR_THREADS
         and not called.startswith(__package__)
-        and not TAKEN.keys().isdisjoint(map(id, getattr(module, "__dict__", {}).values()))
+        and not REPLACEMENT_BY_ID.keys().isdisjoint(
+            map(id, getattr(module, "__dict__", {}).values())
+        )
         for name, value in list(vars(module).items())
-        if id(value) in TAKEN
+        if id(value) in REPLACEMENT_BY_ID
     ]
 
 
-def record_of_host(
+def host_record_factory(
     begun: int, make: Callable[..., logging.LogRecord]
 ) -> Callable[..., logging.LogRecord]:
     """Return a log record factory that adds the simulated host and time to records of `make`."""
 
     def with_host(*args: Any, **options: Any) -> logging.LogRecord:
-        record, machine = make(*args, **options), here()
+        record, machine = make(*args, **options), current_machine()
         record.simulated_host = machine.host.name if machine else "-"
         record.simulated_time = (softdev.sim_now() - begun) / SECOND
         return record
@@ -273,7 +280,7 @@ def record_of_host(
 
 
 @contextmanager
-def logged() -> Iterator[None]:
+def host_logging() -> Iterator[None]:
     """Add `simulated_host` and `simulated_time` to log records.
 
     If AIORDMA_SIMULATION_LOG is set, the records are also written to the file that it names, or to
@@ -291,7 +298,7 @@ def logged() -> Iterator[None]:
         handler.setFormatter(logging.Formatter(LOG_LINE))
         root.addHandler(handler)
         root.setLevel(logging.DEBUG)
-    logging.setLogRecordFactory(record_of_host(softdev.sim_now(), before))
+    logging.setLogRecordFactory(host_record_factory(softdev.sim_now(), before))
     try:
         yield
     finally:
@@ -305,7 +312,7 @@ def logged() -> Iterator[None]:
 @contextmanager
 def simulated(seed: int, devices: int) -> Iterator[None]:
     """Replace the clock, random numbers, network and devices with those of the simulation."""
-    global chance, thread  # noqa: PLW0603 - one for the process
+    global random_source, simulation_thread  # noqa: PLW0603 - one for the process
     watch_events()
     generators: list[tuple[Any, Any, Any]] = [(random.seed, random.setstate, random.getstate())]
     with suppress(OSError):
@@ -319,7 +326,7 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
         generators.append((numpys.seed, numpys.set_state, numpys.get_state()))
     replaced: list[Row] = [
         *REPLACED,
-        *taken(),
+        *imported_copies(),
         # These attributes cache values from the machine or from earlier calls.
         (tempfile, "_name_sequence", None),
         (uuid, "_node", NODE),
@@ -334,19 +341,22 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
     before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
     collects = gc.isenabled()
     try:
-        with logged(), patch.dict(os.environ, ENVIRONMENT, AIORDMA_EMBEDDED_DEVICES=str(devices)):
+        with (
+            host_logging(),
+            patch.dict(os.environ, ENVIRONMENT, AIORDMA_EMBEDDED_DEVICES=str(devices)),
+        ):
             os.environ.pop("AIORDMA_TRACE", None)
             for place, name, value in replaced:
                 setattr(place, name, value)
-            chance = random.Random(f"programs {seed}")
+            random_source = random.Random(f"programs {seed}")
             for seeds, *_ in generators:
                 seeds(seed % (1 << 32))
-            thread = get_ident()
+            simulation_thread = get_ident()
             gc.disable()  # automatic collections would make runs differ
             gc.freeze()  # exclude existing objects from every collection
             yield
     finally:
-        chance = thread = None
+        random_source = simulation_thread = None
         for place, name, value in before:
             setattr(place, name, value)
         for _, resets, state in generators:

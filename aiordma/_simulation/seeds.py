@@ -16,7 +16,7 @@ from typing import Any
 from .faults import Fault
 
 VARIABLE = "AIORDMA_SIMULATION_SEEDS"
-MOST_RUNS = 200  # maximum number of runs to find a sufficient subset of the faults
+MAX_RUNS = 200  # maximum number of runs to find a sufficient subset of the faults
 BAR = 30
 
 Attempt = Callable[[int], BaseException | None]
@@ -39,7 +39,7 @@ uses = 0
 """The number of simulations in this process that have used AIORDMA_SIMULATION_SEEDS."""
 
 
-def given_seeds() -> range | None:
+def seeds_from_environment() -> range | None:
     """Return the seeds in AIORDMA_SIMULATION_SEEDS, such as "61" or "0:1000" (0 to 999), if set."""
     global uses  # noqa: PLW0603 - one for the process
     if not (text := os.environ.get(VARIABLE)):
@@ -57,7 +57,7 @@ def given_seeds() -> range | None:
     )
 
 
-def command() -> str:
+def rerun_command() -> str:
     """Return the command that runs this program or test, or "" in an interactive session."""
     if test := os.environ.get("PYTEST_CURRENT_TEST"):
         return shlex.join(["pytest", test.rpartition(" (")[0]])
@@ -143,10 +143,10 @@ def _progress(count: int) -> Iterator[Callable[[int, int], Any]]:
         yield lambda *_: None
 
 
-def enough(fails: Callable[[list[Fault]], bool], faults: list[Fault]) -> list[Fault]:
+def minimize_faults(fails: Callable[[list[Fault]], bool], faults: list[Fault]) -> list[Fault]:
     """Drop each fault that the failure does not depend on, and return the remaining faults."""
     kept = faults
-    for fault in faults[::-1][:MOST_RUNS]:
+    for fault in faults[::-1][:MAX_RUNS]:
         fewer = [one for one in kept if one is not fault]
         if fails(fewer):
             kept = fewer

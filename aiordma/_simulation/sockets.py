@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from .world import Host
 
 RETRY = 0.2  # seconds, as in TCP
-LONGEST_RETRY = 120.0
+MAX_RETRY_DELAY = 120.0
 CONNECT_TIMEOUT = 127.0  # seconds for six retries (tcp_syn_retries in tcp(7))
-ROUNDED = 1e-8  # seconds by which a timer may be early
+TIMER_TOLERANCE = 1e-8  # seconds by which a timer may be early
 WINDOW = 256 << 10  # bytes
 FULL = bytes(4096)  # enough to fill the smallest socket buffer
 PORTS = 32768, 60999  # the kernel's default range of ephemeral ports
@@ -49,7 +49,7 @@ def refuse(what: str, instead: str) -> NoReturn:
     raise NotSimulatedError(f"simulated hosts do not support {what}: {instead}")
 
 
-def here() -> Machine | None:
+def current_machine() -> Machine | None:
     """Return the machine whose program is running, or None."""
     return getattr(asyncio._get_running_loop(), "machine", None)
 
@@ -62,7 +62,7 @@ def getaddrinfo(
         check_port("getaddrinfo", port)
     if not flags & socket.AI_NUMERICHOST:
         flags |= socket.AI_NUMERICHOST
-        machine = here()
+        machine = current_machine()
         found = machine and machine.world.hosts.get(host)
         host = found.address if found else "127.0.0.1" if host == "localhost" else host
     return real_getaddrinfo(host, port, family, type, proto, flags)
@@ -74,7 +74,7 @@ def check_port(where: str, port: Any) -> int:
     return number
 
 
-def any_like(host: str) -> str:
+def wildcard_like(host: str) -> str:
     return "::" if ":" in host else "0.0.0.0"
 
 
@@ -91,7 +91,7 @@ def check_blocking(sock: Socket) -> None:
         refuse("blocking sockets", "use asyncio or setblocking(False)")
 
 
-def named(family: int, address: Address) -> Any:
+def socket_name(family: int, address: Address) -> Any:
     host, port = address
     if family == AF_INET:
         return address
@@ -109,55 +109,67 @@ def is_at(bound: Socket, host: str) -> bool:
     """Return whether connections to the address `host` reach the bound socket."""
     own = bound._local[0]
     takes_both = not bound._options.get((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
-    return own in (host, any_like(host)) or (own == "::" and takes_both)
+    return own in (host, wildcard_like(host)) or (own == "::" and takes_both)
 
 
-def exclude(one: Socket, two: Socket) -> bool:
+def conflict(one: Socket, two: Socket) -> bool:
     """Return whether the local addresses of the two sockets conflict (EADDRINUSE)."""
-    (here, port), (there, other) = one._local, two._local
-    meet = port == other and (is_at(one, there) or is_at(two, here))
+    (one_host, port), (two_host, other) = one._local, two._local
+    meet = port == other and (is_at(one, two_host) or is_at(two, one_host))
     return meet and not all(it._options.get((SOL_SOCKET, SO_REUSEPORT)) for it in (one, two))
 
 
-def ask(asking: Socket, there: Host, until: float) -> None:
+def send_connect_request(initiator: Socket, responder: Host, until: float) -> None:
     """Send a connection request, and repeat it every second until the time `until`."""
-    machine = asking._machine
-    asking._asking = machine.loop.call_later(1, ask, asking, there, until)
+    machine = initiator._machine
+    initiator._request_timer = machine.loop.call_later(
+        1, send_connect_request, initiator, responder, until
+    )
     if machine.now >= until:
-        asking._answered(errno.ETIMEDOUT)
-    elif not machine.world._is_cut(machine.host, there, asking._network):
-        delay = machine.world._latency(machine.host, there)
-        there._machine.loop.call_at(machine.now + delay, asked, asking, there._machine)
+        initiator._finish_connect(errno.ETIMEDOUT)
+    elif not machine.world._is_cut(machine.host, responder, initiator._network):
+        delay = machine.world._latency(machine.host, responder)
+        responder._machine.loop.call_at(
+            machine.now + delay, handle_connect_request, initiator, responder._machine
+        )
 
 
-def asked(asking: Socket, there: Machine) -> None:
+def handle_connect_request(initiator: Socket, responder: Machine) -> None:
     """Respond to a connection request that has arrived, or drop it if the backlog is full."""
-    if asking._asking is None or asking._other is not None or asking._peer is None:
+    if (
+        initiator._request_timer is None
+        or initiator._peer_socket is not None
+        or initiator._peer is None
+    ):
         return
-    host, port = asking._peer
-    there_is = [it for it in there.bound if it._backlog >= 0 and it._local[1] == port]
-    found = [it for it in there_is if is_at(it, host)]
+    host, port = initiator._peer
+    listeners = [it for it in responder.bound if it._backlog >= 0 and it._local[1] == port]
+    found = [it for it in listeners if is_at(it, host)]
     # Host names resolve to IPv4 addresses only, so a listener on "::" accepts these connections
     # even if it is restricted to IPv6.
-    found = found or [it for it in there_is if it._local[0] == "::"]
+    found = found or [it for it in listeners if it._local[0] == "::"]
     if found:
-        listening = there.random.choice(found)
+        listening = responder.random.choice(found)
         if len(listening._waiting) > listening._backlog:
             return
-        asking._other = accepted = Socket(listening.family)
-        accepted._local, accepted._peer, accepted._other = asking._peer, asking._local, asking
-        accepted._network = asking._network
+        initiator._peer_socket = accepted = Socket(listening.family)
+        accepted._local, accepted._peer, accepted._peer_socket = (
+            initiator._peer,
+            initiator._local,
+            initiator,
+        )
+        accepted._network = initiator._network
         if not listening._waiting:
             listening._inner.send(b"1")
         listening._waiting.append(accepted)
-    elif there_is:
-        only = ", ".join(it._local[0] for it in there_is)
-        asking.hint = (
-            f"; {there.host.name!r} listens only on {only}, which other hosts cannot reach"
+    elif listeners:
+        only = ", ".join(it._local[0] for it in listeners)
+        initiator.hint = (
+            f"; {responder.host.name!r} listens only on {only}, which other hosts cannot reach"
         )
     code = 0 if found else errno.ECONNREFUSED
-    delay = there.world._latency(there.host, asking._machine.host)
-    asking._machine.loop.call_at(there.now + delay, asking._answered, code)
+    delay = responder.world._latency(responder.host, initiator._machine.host)
+    initiator._machine.loop.call_at(responder.now + delay, initiator._finish_connect, code)
 
 
 class _Kind(type):
@@ -171,7 +183,7 @@ class Socket(RealSocket, metaclass=_Kind):
 
     def __new__(cls, family: int = -1, type: int = -1, proto: int = -1, fileno: Any = None) -> Any:
         """Create a real socket instead if `fileno` is given or no simulated host is running."""
-        if fileno is not None or here() is None:
+        if fileno is not None or current_machine() is None:
             return RealSocket(family, type, proto, fileno)
         kind = SOCK_STREAM if type == -1 else type & ~(socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         if family not in (-1, AF_INET, AF_INET6) or kind != SOCK_STREAM:
@@ -189,7 +201,7 @@ class Socket(RealSocket, metaclass=_Kind):
         super().setblocking(False)
         self._inner.setblocking(False)
         super().setsockopt(SOL_SOCKET, socket.SO_SNDBUF, len(FULL))
-        machine = here()
+        machine = current_machine()
         assert machine is not None
         self._machine = machine
         self._blocks = True
@@ -198,15 +210,15 @@ class Socket(RealSocket, metaclass=_Kind):
         self._peer: Address | None = None
         self._backlog = -1  # -1 if not listening
         self._waiting: deque[Socket] = deque()
-        self._asking: asyncio.TimerHandle | None = None  # timer that repeats the request
+        self._request_timer: asyncio.TimerHandle | None = None  # timer that repeats the request
         self._error = 0
         self.hint = ""
         """The reason why nothing listens at the peer's address, for the error message."""
         self._network = 0
-        self._other: Socket | None = None
+        self._peer_socket: Socket | None = None
         self._last = 0.0
-        self._coming: deque[tuple[float, bytes | None]] = deque()  # (time of arrival, data)
-        self._room = WINDOW
+        self._in_transit: deque[tuple[float, bytes | None]] = deque()  # (time of arrival, data)
+        self._window = WINDOW
         self._has_ended = False  # true once sending has been shut down
 
     # ---- options and names ---------------------------------------------------------------
@@ -230,12 +242,12 @@ class Socket(RealSocket, metaclass=_Kind):
         return code
 
     def getsockname(self) -> Any:
-        return named(self.family, self._local)
+        return socket_name(self.family, self._local)
 
     def getpeername(self) -> Any:
         if self._peer is None:
             raise failure(errno.ENOTCONN)
-        return named(self.family, self._peer)
+        return socket_name(self.family, self._peer)
 
     # ---- listening -----------------------------------------------------------------------
 
@@ -252,7 +264,7 @@ class Socket(RealSocket, metaclass=_Kind):
         machine, before = self._machine, self._local
         while True:
             self._local = host, port or machine.random.randint(*PORTS)
-            if not any(exclude(self, bound) for bound in machine.bound):
+            if not any(conflict(self, bound) for bound in machine.bound):
                 machine.bound.append(self)
                 return
             if port:
@@ -282,49 +294,51 @@ class Socket(RealSocket, metaclass=_Kind):
     def connect_ex(self, address: Any) -> int:
         """Start connecting with the default timeout of Linux, and return an errno value."""
         check_blocking(self)
-        if self._asking is not None or self._other is not None:
-            return errno.EISCONN if self._asking is None else errno.EALREADY
+        if self._request_timer is not None or self._peer_socket is not None:
+            return errno.EISCONN if self._request_timer is None else errno.EALREADY
         host, port = numeric("connect", address, self)
         host = ANY.get(host, host)
         machine = self._machine
         found = machine.world._host_at(host, machine.host)
         if found is None:
             return errno.ENETUNREACH
-        there, self._network = found
+        responder, self._network = found
         own, bound = self._local
         if own in ANY:
             own = (
-                ANY[any_like(host)] if is_loopback(host) else machine.host._addresses[self._network]
+                ANY[wildcard_like(host)]
+                if is_loopback(host)
+                else machine.host._addresses[self._network]
             )
-        elif is_loopback(own) and there is not machine.host:
+        elif is_loopback(own) and responder is not machine.host:
             return errno.EINVAL
         if not bound:
             self._take_port(own, 0)
         self._local, self._peer = (own, self._local[1]), (host, port)
         self._fill()
-        ask(self, there, machine.now + CONNECT_TIMEOUT)
+        send_connect_request(self, responder, machine.now + CONNECT_TIMEOUT)
         return errno.EINPROGRESS
 
-    def _answered(self, code: int) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            self._asking, self._error = None, code
+    def _finish_connect(self, code: int) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer, self._error = None, code
             self._empty()
 
     # ---- a connection --------------------------------------------------------------------
 
     def send(self, data: Any, _: int = 0) -> int:
-        if self._other is None or self._has_ended or self._inner.fileno() < 0:
+        if self._peer_socket is None or self._has_ended or self._inner.fileno() < 0:
             raise failure(errno.EPIPE)
-        taken = bytes(data[: self._room])
-        self._room -= len(taken)
-        if len(taken) < len(data):
+        accepted_bytes = bytes(data[: self._window])
+        self._window -= len(accepted_bytes)
+        if len(accepted_bytes) < len(data):
             self._fill()
-        if taken:
-            self._other._transmit(taken)
+        if accepted_bytes:
+            self._peer_socket._transmit(accepted_bytes)
         elif data:
             raise failure(errno.EAGAIN)
-        return len(taken)
+        return len(accepted_bytes)
 
     def sendall(self, data: Any, _: int = 0) -> None:
         if self.send(data) < len(data):
@@ -343,20 +357,20 @@ class Socket(RealSocket, metaclass=_Kind):
             while self._inner.recv(len(FULL)):
                 pass
 
-    def _arrived(self, count: int) -> None:
+    def _on_acknowledged(self, count: int) -> None:
         """Make room in the window after the peer has received `count` bytes."""
-        if not self._room:
+        if not self._window:
             self._empty()
-        self._room += count
+        self._window += count
 
     def shutdown(self, how: int) -> None:
-        if self._other is None:
+        if self._peer_socket is None:
             raise failure(errno.ENOTCONN)
         if how != socket.SHUT_WR:
             self._inner.shutdown(socket.SHUT_WR)
         if how != socket.SHUT_RD and not self._has_ended:
             self._has_ended = True
-            self._other._transmit(b"")
+            self._peer_socket._transmit(b"")
 
     def detach(self) -> NoReturn:
         refuse("file descriptors of TCP sockets", "use the socket object")
@@ -366,7 +380,7 @@ class Socket(RealSocket, metaclass=_Kind):
     def close(self) -> None:
         """Close the socket, and reset the connection if there is unread data."""
         if self.fileno() >= 0:
-            unread: object = self._asking
+            unread: object = self._request_timer
             with suppress(OSError):
                 unread = unread or self.recv(1, MSG_PEEK)
             self._leave(reset=bool(unread))
@@ -377,14 +391,14 @@ class Socket(RealSocket, metaclass=_Kind):
 
     def _leave(self, *, reset: bool) -> None:
         self._end()
-        if self._other is not None and (reset or not self._has_ended):
-            self._other._transmit(None if reset else b"")
+        if self._peer_socket is not None and (reset or not self._has_ended):
+            self._peer_socket._transmit(None if reset else b"")
         self._has_ended = True
 
     def _end(self) -> None:
         """Stop connecting and receiving, and release the port."""
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._request_timer is not None:
+            self._request_timer.cancel()
         if self in self._machine.bound:
             self._machine.bound.remove(self)
         if self._inner.fileno() >= 0:
@@ -397,40 +411,40 @@ class Socket(RealSocket, metaclass=_Kind):
 
     def _transmit(self, data: bytes | None) -> None:
         """Deliver the peer's data. Empty data ends the stream, and None resets the connection."""
-        machine, other = self._machine, self._other
+        machine, other = self._machine, self._peer_socket
         assert other is not None
         if not machine.alive:
             other._retry(RETRY)
             return
         delay = machine.world._latency(other._machine.host, machine.host)
         self._last = max(machine.now + delay, self._last)
-        self._coming.append((self._last, data))
-        machine.loop.call_at(self._last, self._take)
+        self._in_transit.append((self._last, data))
+        machine.loop.call_at(self._last, self._receive)
 
     def _retry(self, after: float) -> None:
         """Reset the connection once the dead peer has booted again, or after minutes of retries."""
-        assert self._other is not None
+        assert self._peer_socket is not None
         if self._inner.fileno() < 0:  # this socket has been closed
             return
-        if after < LONGEST_RETRY and not self._other._machine.host.alive:
+        if after < MAX_RETRY_DELAY and not self._peer_socket._machine.host.alive:
             self._machine.loop.call_later(after, self._retry, 2 * after)
         else:
             self._reset()
 
-    def _take(self) -> None:
-        machine, other = self._machine, self._other
+    def _receive(self) -> None:
+        machine, other = self._machine, self._peer_socket
         assert other is not None
         if self._inner.fileno() < 0:  # this socket has been closed
-            if any(data for _, data in self._coming):
+            if any(data for _, data in self._in_transit):
                 other._transmit(None)
-            self._coming.clear()
+            self._in_transit.clear()
             return
         machine.loop.remove_writer(self._inner)
-        while self._coming and self._coming[0][0] <= machine.now + ROUNDED:
+        while self._in_transit and self._in_transit[0][0] <= machine.now + TIMER_TOLERANCE:
             if machine.world._is_cut(other._machine.host, machine.host, self._network):
-                machine.loop.call_later(RETRY, self._take)
+                machine.loop.call_later(RETRY, self._receive)
                 return
-            due, data = self._coming.popleft()
+            due, data = self._in_transit.popleft()
             if data is None:
                 self._reset()
                 return
@@ -438,17 +452,19 @@ class Socket(RealSocket, metaclass=_Kind):
                 self._inner.shutdown(socket.SHUT_WR)
                 continue
             try:
-                taken = self._inner.send(data)
+                accepted_bytes = self._inner.send(data)
             except BlockingIOError:
-                taken = 0
+                accepted_bytes = 0
             except BrokenPipeError:  # reading has been shut down
-                taken = len(data)
-            if taken:
+                accepted_bytes = len(data)
+            if accepted_bytes:
                 delay = machine.world._latency(machine.host, other._machine.host)
-                other._machine.loop.call_at(machine.now + delay, other._arrived, taken)
-            if taken < len(data):  # the rest is sent after the program has read
-                self._coming.appendleft((due, data[taken:]))
-                machine.loop.add_writer(self._inner, self._take)
+                other._machine.loop.call_at(
+                    machine.now + delay, other._on_acknowledged, accepted_bytes
+                )
+            if accepted_bytes < len(data):  # the rest is sent after the program has read
+                self._in_transit.appendleft((due, data[accepted_bytes:]))
+                machine.loop.add_writer(self._inner, self._receive)
                 return
 
 

@@ -28,10 +28,17 @@ from .._native import softdev
 from ..errors import BusyError
 from ..verbs._device.environment import report_unknown_variables
 from . import process
-from .faults import MAIN, MOST, Fault, FaultPlan, Link, begins
+from .faults import MAIN, MAX_TIME_OR_RATE, Fault, FaultPlan, Link, fault_schedule
 from .loop import NEVER
 from .machine import Machine, check_program
-from .seeds import VARIABLE, Seeds, command, enough, given_seeds, run_seeds
+from .seeds import (
+    VARIABLE,
+    Seeds,
+    minimize_faults,
+    rerun_command,
+    run_seeds,
+    seeds_from_environment,
+)
 from .sockets import is_loopback
 
 T = TypeVar("T")
@@ -40,7 +47,7 @@ Hosts = Mapping[str, Callable[[], Coroutine[Any, Any, Any]]]
 
 TURNS_PER_COLLECTION = 2000  # loop iterations between two garbage collections
 GRACE = 120.0  # simulated seconds in which other programs must end after the main program
-MOST_LINES = 40  # maximum lines for the timeline in an error's note, and for the waiting tasks
+MAX_LINES = 40  # maximum lines for the timeline in an error's note, and for the waiting tasks
 # These exceptions end the whole run. Any other exception is a failure of its seed, including
 # pytest's failures and CancelledError, which do not derive from Exception.
 STOPS = KeyboardInterrupt, SystemExit
@@ -88,8 +95,10 @@ class Host:
 
     @slowness.setter
     def slowness(self, times: float) -> None:
-        if not 0 < real("slowness", times) <= MOST:
-            raise ValueError(f"slowness must be positive and at most {MOST:g}, not {times}")
+        if not 0 < real("slowness", times) <= MAX_TIME_OR_RATE:
+            raise ValueError(
+                f"slowness must be positive and at most {MAX_TIME_OR_RATE:g}, not {times}"
+            )
         self._slowness = float(times)
 
     def serve(self, program: Program[Any], *args: Any) -> None:
@@ -134,9 +143,9 @@ class Host:
         """Kill the host immediately. Its programs stop, and its peers receive no notification."""
         if self.name == MAIN:
             raise ValueError(f"cannot kill {MAIN!r}, the host of the main program")
-        self._machine.boots_again = False
+        self._machine.will_reboot = False
         if self._machine.alive:
-            self.world._note(f"{self.name} is killed by the program")
+            self.world._record_event(f"{self.name} is killed by the program")
             self._kill()
 
     def _kill(self) -> None:
@@ -149,7 +158,7 @@ class Host:
         """Boot a killed host. It keeps its address, and its `serve` programs start again."""
         if self.alive:
             raise RuntimeError(f"{self!r} is already running")
-        self.world._note(f"{self.name} boots")
+        self.world._record_event(f"{self.name} boots")
         self._boot()
 
     def _boot(self) -> None:
@@ -160,12 +169,12 @@ class Host:
 
     def pause(self) -> None:
         """Pause the host until `resume`. Packets and connection requests are queued until then."""
-        self.world._note(f"{self.name} is paused")
+        self.world._record_event(f"{self.name} is paused")
         self._machine.pause(self)
 
     def resume(self) -> None:
         """Resume the host after `pause`."""
-        self.world._note(f"{self.name} continues")
+        self.world._record_event(f"{self.name} continues")
         self._machine.resume(self)
 
 
@@ -192,8 +201,8 @@ class World:
         """The networks and hosts that the program has cut off, even from hosts that boot later."""
         self._planned: Counter[tuple[int, str]] = Counter()
         """The number of active planned faults that cut off a host, by network and host."""
-        self._begins = begins(plan, seed, devices)
-        self._due_fault = next(self._begins, None)
+        self._fault_schedule = fault_schedule(plan, seed, devices)
+        self._next_fault = next(self._fault_schedule, None)
         self._ends: list[tuple[float, int, Fault, Callable[[], object]]] = []
         """A heap of the faults in progress and the functions that end them, ordered by end time."""
         self._timeline: list[tuple[float, Fault | str]] = []
@@ -263,7 +272,7 @@ class World:
         if self.hosts.keys() <= {*names}:
             raise ValueError("a partition of all hosts has no effect; name fewer hosts")
         numbers = self._numbers_of(network)
-        self._note(f"{', '.join(names)}: cut off{_on(network)} by the program")
+        self._record_event(f"{', '.join(names)}: cut off{_on(network)} by the program")
         for one, other in product(self.hosts, repeat=2):
             if (one in names) != (other in names):
                 self._cut |= {(number, one, other) for number in numbers}
@@ -278,7 +287,7 @@ class World:
         """
         self._check_hosts(names)
         healed = self._numbers_of(network)
-        self._note(f"{', '.join(names or ['all hosts'])}: partitions healed{_on(network)}")
+        self._record_event(f"{', '.join(names or ['all hosts'])}: partitions healed{_on(network)}")
         self._cut = {
             (number, one, other)
             for number, one, other in self._cut
@@ -352,26 +361,26 @@ class World:
             if self._failure is not None:
                 raise self._failure
             machines = [host._machine for host in self.hosts.values()]
-            due = [machine.due() for machine in machines]
-            first, event, breaks = min(due), softdev.sim_next(), self._next_break()
-            if first == event == breaks == NEVER:
+            due = [machine.next_due_time() for machine in machines]
+            first, event, fault_time = min(due), softdev.sim_next(), self._next_fault_time()
+            if first == event == fault_time == NEVER:
                 raise StalledError(
                     "all programs are waiting and no event is pending; a simulation does not wait "
                     f"for other threads or processes:\n{self._waiting()}"
                 )
-            if min(first, event, breaks) > end:
+            if min(first, event, fault_time) > end:
                 raise TimeLimitError(
                     f"the simulation did not end within {limit} s:\n{self._waiting()}"
                 )
-            softdev.sim_run(min(first, breaks))
+            softdev.sim_run(min(first, fault_time))
             now = softdev.sim_now()
-            if breaks <= now:
-                self._break()
+            if fault_time <= now:
+                self._apply_due_faults()
                 continue
             ready = [
                 machine
                 for machine, when in zip(machines, due, strict=True)
-                if when <= now or (machine.program.has_input and machine.due() <= now)
+                if when <= now or (machine.program.has_input and machine.next_due_time() <= now)
             ]
             if ready:
                 machine = self.random.choice(ready)
@@ -389,30 +398,30 @@ class World:
 
     # ---- faults, and the end -------------------------------------------------------------
 
-    def _break(self) -> None:
+    def _apply_due_faults(self) -> None:
         """End the planned faults that have expired, and begin the faults that are due."""
         now = softdev.sim_now()
-        while self._ends and self._time(self._ends[0][0]) <= now:
+        while self._ends and self._device_time(self._ends[0][0]) <= now:
             _, _, ended, end = heappop(self._ends)
             end()
             logger.info("fault ends: %s", ended)
-        while (due := self._due_fault) and self._time(due[0]) <= now:
+        while (due := self._next_fault) and self._device_time(due[0]) <= now:
             alive = [name for name, host in self.hosts.items() if host.alive and name != MAIN]
             if fault := due[1](alive):
-                end = self._begin(fault)
-                self._note(fault)
+                end = self._begin_fault(fault)
+                self._record_event(fault)
                 heappush(self._ends, (fault.end, self._next_number(), fault, end))
-            self._due_fault = next(self._begins, None)
+            self._next_fault = next(self._fault_schedule, None)
 
-    def _next_break(self) -> int:
-        times = [entry[0] for entry in (*self._ends[:1], self._due_fault) if entry]
-        return self._time(min(times, default=math.inf))
+    def _next_fault_time(self) -> int:
+        times = [entry[0] for entry in (*self._ends[:1], self._next_fault) if entry]
+        return self._device_time(min(times, default=math.inf))
 
-    def _time(self, when: float) -> int:
+    def _device_time(self, when: float) -> int:
         """Convert a fault's time in seconds to nanoseconds of the devices' clock."""
-        return self._begun + math.ceil(when * 1e9) if when <= MOST else NEVER
+        return self._begun + math.ceil(when * 1e9) if when <= MAX_TIME_OR_RATE else NEVER
 
-    def _begin(self, fault: Fault) -> Callable[[], object]:
+    def _begin_fault(self, fault: Fault) -> Callable[[], object]:
         """Begin a fault, and return the function that ends it."""
         host = self.hosts[fault.host]
         machine = host._machine
@@ -422,10 +431,10 @@ class World:
                 return lambda: machine.resume(fault)
             case "kill":
                 host._kill()
-                machine.boots_again = True
+                machine.will_reboot = True
 
                 def boot() -> None:
-                    if machine.boots_again and host._machine is machine:
+                    if machine.will_reboot and host._machine is machine:
                         host._boot()
 
                 return boot
@@ -439,7 +448,7 @@ class World:
         change(1)
         return lambda: change(-1)
 
-    def _note(self, what: Fault | str) -> None:
+    def _record_event(self, what: Fault | str) -> None:
         self._timeline.append((self.now, what))
         logger.info("fault begins: %s" if isinstance(what, Fault) else "%s", what)
 
@@ -448,13 +457,13 @@ class World:
         """The faults of the plan that have begun, in order."""
         return [it for _, it in self._timeline if isinstance(it, Fault)]
 
-    def _explain(self, error: BaseException) -> None:
+    def _add_note(self, error: BaseException) -> None:
         """Add a note to the error that lists the faults, the events and the waiting tasks."""
         note = f"simulate(seed={self.seed}), at {self.now:.6f} s, trace {self.trace}"
         plan = self._plan
         if plan.exactly is not None or plan._rates:
             note += f"\nfaults: {plan._counts(self.faults, self.now)}"
-        left_out = max(0, len(self._timeline) - MOST_LINES)
+        left_out = max(0, len(self._timeline) - MAX_LINES)
         lines = [
             f"{it}" if isinstance(it, Fault) else f"{when:.2f} s: {it}"
             for when, it in self._timeline
@@ -463,13 +472,13 @@ class World:
         note += "".join(f"\n  {line}" for line in lines)
         if not isinstance(error, StalledError | TimeLimitError):  # their messages list the tasks
             waits = self._waiting().splitlines()
-            waits[MOST_LINES:] = ["..."] * (len(waits) > MOST_LINES)
+            waits[MAX_LINES:] = ["..."] * (len(waits) > MAX_LINES)
             note += "\nwaiting tasks:" + "".join(f"\n  {line}" for line in waits)
         error.add_note(note)
 
     def _end(self) -> None:
         """Cancel all tasks on the running hosts and wait for them, as `asyncio.run` does."""
-        self._failure = self._due_fault = None
+        self._failure = self._next_fault = None
         ends = []
         for host in self.hosts.values():
             host._services.clear()
@@ -581,9 +590,9 @@ def simulate(
     if seed is not None:
         if seeds is not None:
             raise TypeError("seed and seeds cannot be combined")
-        return run(plan, integer("seed", seed), command())
+        return run(plan, integer("seed", seed), rerun_command())
     given = None if seeds is None else _list_of(seeds)
-    if several := given_seeds() or given:
+    if several := seeds_from_environment() or given:
         done = _search(run, plan, several, stop)
         return run(plan, several[0]) if seeds is None else done
     drawn = random.SystemRandom().getrandbits(32)
@@ -625,7 +634,7 @@ def _check_network(number: int, devices: int) -> None:
 
 
 def _again(seed: int) -> str:
-    return f"{VARIABLE}={seed} {command()}" if command() else ""
+    return f"{VARIABLE}={seed} {rerun_command()}" if rerun_command() else ""
 
 
 def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop: bool) -> Seeds:
@@ -652,7 +661,9 @@ def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop
         raise
     except BaseException as error:
         kind, plan = type(error), replace(plan, at_least=0)
-        kept = enough(lambda few: type(attempt(seed, replace(plan, exactly=few))) is kind, had)
+        kept = minimize_faults(
+            lambda few: type(attempt(seed, replace(plan, exactly=few))) is kind, had
+        )
         if had:
             error.add_note(
                 f"replay with {len(kept)} of {len(had)} faults: simulate(..., seed={seed}, "
@@ -732,7 +743,7 @@ def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
                 f"the number of faults, {begun}, is below at_least={world._plan.at_least}: {counts}"
             )
     except BaseException as error:
-        world._explain(error)
+        world._add_note(error)
         if isinstance(error, Exception):
             with suppress(Exception):
                 world._end()

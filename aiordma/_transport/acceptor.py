@@ -26,11 +26,18 @@ from ..errors import (
     host_port,
 )
 from . import observation
-from .admission_control import FailureLimit, FairShare, NoRoomError, networks_of, places, setting
+from .admission_control import (
+    FailureLimit,
+    FairShare,
+    NoRoomError,
+    limit_text,
+    max_places,
+    networks_of,
+)
 from .auth import Security, new_ticket_office
 from .connection import Connection
-from .endpoint import most_rails
-from .inspection import OnRequest, Way, admits, refuse
+from .endpoint import max_rails
+from .inspection import OnRequest, Way, inspect_connection, refuse
 
 if TYPE_CHECKING:
     from .._core.admission import TicketValidator
@@ -59,29 +66,29 @@ class ConnectionLimits:
     def __init__(self, config: Config) -> None:
         self._most = config.max_connections
         self._most_per_host = config.max_connections_per_host
-        self._taken: Counter[str] = Counter()
+        self._reserved: Counter[str] = Counter()
 
     def check(self, host: str) -> None:
         """Raise ConnectionLimitError if this host may not have another connection."""
-        if self._most is not None and self._taken.total() >= self._most:
+        if self._most is not None and self._reserved.total() >= self._most:
             raise ConnectionLimitError(
                 f"the listener has reached its limit of {self._most} connections "
                 f"(set by Config.max_connections)"
             )
-        if self._most_per_host is not None and self._taken[host] >= self._most_per_host:
+        if self._most_per_host is not None and self._reserved[host] >= self._most_per_host:
             raise ConnectionLimitError(
                 f"the listener has reached its limit of {self._most_per_host} connections from "
                 f"{host} (set by Config.max_connections_per_host)"
             )
 
-    def take(self, host: str) -> None:
+    def reserve(self, host: str) -> None:
         self.check(host)
-        self._taken[host] += 1
+        self._reserved[host] += 1
 
-    def give_back(self, host: str) -> None:
-        self._taken[host] -= 1
-        if not self._taken[host]:
-            del self._taken[host]
+    def release(self, host: str) -> None:
+        self._reserved[host] -= 1
+        if not self._reserved[host]:
+            del self._reserved[host]
 
 
 class Request(Protocol):
@@ -106,7 +113,7 @@ class Request(Protocol):
         return True
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        """Run the handshake. Call `Acceptor.take_place` before creating the connection."""
+        """Run the handshake. Call `Acceptor.reserve_place` before creating the connection."""
 
     def give_up(self, error: BaseException) -> None:
         """Send the reason to the peer if possible, and release all resources.
@@ -121,20 +128,20 @@ class Place:
     def __init__(self, host: str, limits: ConnectionLimits) -> None:
         self._host = host
         self._limits = limits
-        self._taken = self._ended = False
+        self._reserved = self._ended = False
 
-    def take(self) -> None:
-        """Take the place until `free` is called. Raises ConnectionLimitError at a limit."""
-        if not self._taken and not self._ended:
-            self._limits.take(self._host)
-            self._taken = True
+    def reserve(self) -> None:
+        """Reserve the place until `release` is called. Raises ConnectionLimitError at a limit."""
+        if not self._reserved and not self._ended:
+            self._limits.reserve(self._host)
+            self._reserved = True
 
-    def free(self) -> None:
-        """Free the place after the connection has ended or the handshake has failed."""
+    def release(self) -> None:
+        """Release the place after the connection has ended or the handshake has failed."""
         self._ended = True
-        if self._taken:
-            self._taken = False
-            self._limits.give_back(self._host)
+        if self._reserved:
+            self._reserved = False
+            self._limits.release(self._host)
 
 
 @dataclass(eq=False)
@@ -181,7 +188,7 @@ class Acceptor:
         key = security.auth
         self.tickets: TicketValidator | None = new_ticket_office(key) if key is not None else None
         """The ticket office for requests of the connection manager, or None without a key."""
-        most = places(config.max_handshakes)
+        most = max_places(config.max_handshakes)
         self._strangers: FairShare[Handshake] = FairShare(most)
         self._in_band: FairShare[Handshake] = FairShare(most, proved=True)
         self._handshakes: dict[asyncio.Task[object], Handshake] = {}
@@ -213,7 +220,7 @@ class Acceptor:
                 return
             evicted = share.make_room(networks)
         except NoRoomError:
-            error = BusyError(f"too many handshakes are in progress ({setting(share.limit)})")
+            error = BusyError(f"too many handshakes are in progress ({limit_text(share.limit)})")
             self._give_up(request, peer, error, "rejected")
             return
         except RDMAError as error:
@@ -221,7 +228,8 @@ class Acceptor:
             self._give_up(request, peer, error, "rejected")
             return
         if evicted is not None:
-            why = f"the handshake was dropped to make room for a newer one ({setting(share.limit)})"
+            limit = limit_text(share.limit)
+            why = f"the handshake was dropped to make room for a newer one ({limit})"
             self._evict(evicted, BusyError(why))
         handshake = Handshake(request, peer, host, share, Place(host, self._limits))
         share.add(handshake, networks)
@@ -233,7 +241,7 @@ class Acceptor:
 
     def takes_rails(self, peer: Hello) -> bool:
         """Return whether a connection to this peer will have several rails."""
-        return peer.rails and most_rails(self.config, self.devices) > 1
+        return peer.rails and max_rails(self.config, self.devices) > 1
 
     @property
     def handshakes(self) -> int:
@@ -263,14 +271,14 @@ class Acceptor:
 
     def _give_up(self, request: Request, peer: str | None, error: BaseException, how: str) -> None:
         logger.info("%r %s: %r", request, how, error)
-        observation.failed(peer, error, accepted=True)
+        observation.connection_failed(peer, error, accepted=True)
         request.give_up(error)
 
     def _evict(self, handshake: Handshake, error: RDMAError) -> None:
         """Cancel a handshake, and free its places without waiting for its task to end."""
         handshake.dropped = error
         handshake.share.remove(handshake)
-        handshake.place.free()
+        handshake.place.release()
         if not handshake.begun:  # otherwise, its task does this
             self._give_up(handshake.request, handshake.peer, error, "dropped")
         assert handshake.task is not None
@@ -291,16 +299,16 @@ class Acceptor:
         except BaseException as error:
             # Only this handshake has failed, and the listener continues.
             self._count_failure(handshake.host, error)
-            handshake.place.free()
+            handshake.place.release()
             self._give_up(request, handshake.peer, handshake.dropped or error, "failed")
             if not isinstance(handshake.dropped or error, (RDMAError, OSError)):
                 raise
             return False
         else:
             if self.security.auth is not None:
-                self._failures.succeeded(handshake.host)
+                self._failures.record_success(handshake.host)
                 handshake.share.remove(handshake)  # it can no longer be evicted for a stranger
-            admitted = await self._admits(connection, handshake, limit)
+            admitted = await self._is_admitted(connection, handshake, limit)
             if admitted:
                 connection._begin(accepted=True)
                 self._deliver(connection)
@@ -309,18 +317,22 @@ class Acceptor:
             handshake.share.remove(handshake)
             handshake.task = None  # the frames of its cancellation error refer to this object
 
-    async def _admits(self, connection: Connection, handshake: Handshake, limit: float) -> bool:
+    async def _is_admitted(
+        self, connection: Connection, handshake: Handshake, limit: float
+    ) -> bool:
         """Return whether a place is available and the application accepts the connection.
 
         If the peer fails during this step, the reason cannot be sent to it.
         """
         on_request, via = self._on_request, handshake.request.via
         try:
-            handshake.place.take()
-            return on_request is None or await admits(connection, via, on_request, limit)
+            handshake.place.reserve()
+            return on_request is None or await inspect_connection(
+                connection, via, on_request, limit
+            )
         except (RDMAError, OSError) as error:
             logger.info("%r rejected: %r", handshake.request, error)
-            observation.failed(handshake.peer, error, accepted=True)
+            observation.connection_failed(handshake.peer, error, accepted=True)
             if isinstance(error, ConnectionLimitError):
                 await refuse(connection, str(error))
             return False
@@ -328,13 +340,13 @@ class Acceptor:
     def _count_failure(self, host: str, error: BaseException) -> None:
         """Count a failure if the peer used a wrong key. Disconnects and timeouts do not count."""
         if self.security.auth is not None and isinstance(error, AuthenticationError):
-            self._failures.failed(host, self._loop.time())
+            self._failures.record_failure(host, self._loop.time())
 
-    def take_place(self) -> Callable[[], None]:
-        """Take a place for the running handshake before it creates the connection.
+    def reserve_place(self) -> Callable[[], None]:
+        """Reserve a place for the running handshake before it creates the connection.
 
-        If the listener has a key, this method only checks the limits. `proved` then takes the
-        place, so that unknown peers do not occupy places.
+        If the listener has a key, this method only checks the limits. `on_peer_authenticated` then
+        reserves the place, so that unknown peers do not occupy places.
 
         Returns:
             A function that frees the place when the connection ends.
@@ -344,18 +356,18 @@ class Acceptor:
         """
         handshake = self._running()
         if self.security.auth is None:
-            handshake.place.take()
+            handshake.place.reserve()
         else:
             self._limits.check(handshake.host)
-        return handshake.place.free
+        return handshake.place.release
 
-    def proved(self) -> None:
-        """Take the place after the peer has proved the key, while a rejection can still be sent.
+    def on_peer_authenticated(self) -> None:
+        """Reserve the place after the peer has proved the key, while a rejection can still be sent.
 
         Raises:
             ConnectionLimitError: If a connection limit has been reached.
         """
-        self._running().place.take()
+        self._running().place.reserve()
 
     def _running(self) -> Handshake:
         return self._handshakes[cast("asyncio.Task[object]", asyncio.current_task())]

@@ -88,7 +88,7 @@ def networks_of(host: str) -> Networks:
     )
 
 
-def places(wanted: int) -> int:
+def max_places(wanted: int) -> int:
     """Return `wanted`, or fewer places if the limit on file descriptors is too low."""
     try:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -99,8 +99,8 @@ def places(wanted: int) -> int:
     return max(1, min(wanted, files // SHARE_OF_FILES))
 
 
-def setting(limit: int) -> str:
-    """Return a description of a limit returned by `places`, for error messages."""
+def limit_text(limit: int) -> str:
+    """Return a description of a limit returned by `max_places`, for error messages."""
     return f"{limit}: Config.max_handshakes of the listener, or an eighth of its file descriptors"
 
 
@@ -163,9 +163,9 @@ class FairShare(Generic[T]):
         if self._proved and networks[: len(fullest)] == fullest:
             raise NoRoomError
         peers = self._peers[fullest]
-        goes = next(islice(peers, self._draw(len(peers)), None))
-        self.remove(goes)
-        return goes
+        evicted = next(islice(peers, self._draw(len(peers)), None))
+        self.remove(evicted)
+        return evicted
 
     def add(self, peer: T, networks: Networks) -> None:
         """Add a peer. Call `make_room` first."""
@@ -192,7 +192,7 @@ class FairShare(Generic[T]):
                 del self._peers[network]
 
 
-def _speaks(accepted: socket.socket) -> bool:
+def _has_data(accepted: socket.socket) -> bool:
     """Return whether data, the end of the stream or an error has arrived on the socket."""
     try:
         accepted.recv(1, socket.MSG_PEEK)
@@ -236,7 +236,7 @@ class SilentSockets:
 
     def __init__(self, config: Config) -> None:
         self.timeout = config.handshake_timeout / SHARE_OF_TIMEOUT
-        self._waiting: FairShare[_SilentSocket] = FairShare(places(config.max_handshakes))
+        self._waiting: FairShare[_SilentSocket] = FairShare(max_places(config.max_handshakes))
 
     def add(
         self, accepted: socket.socket, address: Address, when_readable: Callable[[], None]
@@ -245,7 +245,7 @@ class SilentSockets:
 
         If the maximum number of silent sockets is reached, another one is closed.
         """
-        if _speaks(accepted):
+        if _has_data(accepted):
             when_readable()
             return
         networks = networks_of(address[0])
@@ -306,7 +306,7 @@ class FailureLimit:
             return 0.0
         return max(bucket.wait(now), self._total.wait(now))
 
-    def failed(self, host: str, now: float) -> None:
+    def record_failure(self, host: str, now: float) -> None:
         bucket = self._hosts.get(host)
         if bucket is None:
             bucket = self._hosts[host] = Bucket(HOST_BURST, HOST_RATE, now)
@@ -316,7 +316,7 @@ class FailureLimit:
         bucket.take(now)
         self._total.take(now)
 
-    def succeeded(self, host: str) -> None:
+    def record_success(self, host: str) -> None:
         """Forget the failures of a host after one of its peers has proved the key."""
         self._hosts.pop(host, None)
 

@@ -57,17 +57,19 @@ class Batch(BatchOfTransfers, AsyncContext):
     def __len__(self) -> int:
         return len(self._chain) if self._chain is not None else 0
 
-    def _collecting(self) -> WRChain:
+    def _check_collecting(self) -> WRChain:
         if self._chain is None:
             raise BufferStateError("a batch can be used only inside its `async with` block")
         self._check()
         return self._chain
 
-    # The compiled base class (one_sided.pyx) handles registered memory without calling `_here`. The
-    # connection is then checked only at the end of the block.
+    # The compiled base class (one_sided.pyx) handles registered memory without calling
+    # `_register_local`. The connection is then checked only at the end of the block.
 
-    def _here(self, memory: LocalMemory | AnyMemory, remote: Remote, target: bool) -> LocalMemory:
-        self._collecting()
+    def _register_local(
+        self, memory: LocalMemory | AnyMemory, remote: Remote, target: bool
+    ) -> LocalMemory:
+        self._check_collecting()
         remote_memory(remote, RemoteMemory)
         if isinstance(memory, LocalMemory):
             return memory
@@ -76,8 +78,8 @@ class Batch(BatchOfTransfers, AsyncContext):
         self._latest = registered
         return local
 
-    def _lands(self) -> None:
-        """Record that a read fills the memory that `_here` registered last."""
+    def _record_target(self) -> None:
+        """Record that a read fills the memory that `_register_local` registered last."""
         assert self._latest is not None
         self._targets.append(self._latest)
 
@@ -94,7 +96,7 @@ class Batch(BatchOfTransfers, AsyncContext):
     def _atomic(
         self, kind: OperationKind, target: Remote, compare_add: int, swap: int
     ) -> asyncio.Future[int]:
-        chain = self._collecting()
+        chain = self._check_collecting()
         remote_memory(target, RemoteMemory)
         old = self._held.enter_context(self._memory.pool.alloc(ATOMIC_SIZE))
         chain.atomic(kind, old, target, compare_add, swap)
@@ -121,14 +123,14 @@ class Batch(BatchOfTransfers, AsyncContext):
                     self._check()
                     await start(self._queue, chain)
                     for target in targets:
-                        target.land()
-                    tell(atomics, None)
+                        target.copy_back()
+                    settle_atomics(atomics, None)
                     self._count(self._counts, len(atomics))
             except Exception as error:
-                tell(atomics, error)
+                settle_atomics(atomics, error)
                 raise
             finally:
-                cancel(atomics)
+                cancel_atomics(atomics)
                 # The traceback of an error keeps this frame alive. A chain that was not posted is
                 # not released until its last reference is deleted.
                 del chain, atomics
@@ -153,13 +155,15 @@ class MovingBatch(Batch):
         await super().__aexit__(kind, exc, where)
 
 
-def tell(atomics: Atomics, error: Exception | None) -> None:
+def settle_atomics(atomics: Atomics, error: Exception | None) -> None:
     """Complete the futures with the old values, or with the batch's error."""
     for old, future in atomics:
-        settle(future, None if error else number(old), error)  # the batch also raises the error
+        settle(
+            future, None if error else atomic_value(old), error
+        )  # the batch also raises the error
 
 
-def cancel(atomics: Atomics) -> None:
+def cancel_atomics(atomics: Atomics) -> None:
     for _, future in atomics:
         future.cancel()
 
@@ -172,5 +176,5 @@ def add_numbers(add: int) -> tuple[int, int]:
     return integer("add", add, -(1 << 63)) % (1 << 64), 0  # modulo 2^64
 
 
-def number(old: Buffer) -> int:
+def atomic_value(old: Buffer) -> int:
     return int.from_bytes(old.view, sys.byteorder)

@@ -17,7 +17,7 @@ from ..config import Config
 from ..errors import ON_LOOPBACK, AuthenticationError, UnreachableError, host_port
 from .auth import NOT_THE_SAME_KEY, KeyProof, Security
 from .connection import Connection
-from .endpoint import RailEndpoint, make_hello, most_rails
+from .endpoint import RailEndpoint, make_hello, max_rails
 from .lifecycle import ControlChannel, Link, NoLink
 from .tcp_link import TCPLink
 
@@ -39,7 +39,7 @@ class Target:
     @property
     def rails(self) -> bool:
         """Whether the connection will have several rails."""
-        return min(len(self.devices), most_rails(self.config, self.devices)) > 1
+        return min(len(self.devices), max_rails(self.config, self.devices)) > 1
 
 
 class ConnectAttempt(Generic[E]):
@@ -79,7 +79,7 @@ class ConnectAttempt(Generic[E]):
         return self._endpoint
 
     @property
-    def made(self) -> bool:
+    def has_connection(self) -> bool:
         return self._connection is not None
 
     @property
@@ -172,7 +172,7 @@ class ConnectAttempt(Generic[E]):
             self.give_up(error)
 
 
-def unanswered(address: Address, via: str, seconds: float) -> UnreachableError:
+def no_reply_error(address: Address, via: str, seconds: float) -> UnreachableError:
     """Return the error for a handshake that has timed out."""
     ours = f"is an aiordma listener with via={via!r} and the same kind of device running there?"
     why = shortage_hint() or f"{ours} ({ON_LOOPBACK})"

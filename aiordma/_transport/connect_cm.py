@@ -169,7 +169,7 @@ async def connect(to: Target) -> Connection:
         link = await _resolve(to)
         try:
             if to.security.auth is not None and not challenge:
-                await _ask(link, to)
+                await _request_challenge(link, to)
             return await _connect(link, to, challenge)
         except ChallengedError as error:
             to.security.agree(error.listener, to.address)
@@ -197,7 +197,7 @@ async def _resolve(to: Target) -> CMLink:
     return link
 
 
-async def _ask(link: CMLink, to: Target) -> Never:
+async def _request_challenge(link: CMLink, to: Target) -> Never:
     """Request a challenge, which is raised as ChallengedError. Takes ownership of `link`."""
     try:
         hello = make_hello(to.config, to.security)
@@ -321,7 +321,7 @@ class CMRequest(Request):
         attempt.link = link = CMLink(events, id)
         id.migrate(events.channel)
         check_device(id, self._listener.only, self._listener.address)
-        when_closed = acceptor.take_place()
+        when_closed = acceptor.reserve_place()
         attempt.take_over(
             make_endpoint(id, acceptor.config, acceptor.security), rails=acceptor.takes_rails(peer)
         )
@@ -334,7 +334,7 @@ class CMRequest(Request):
         return await attempt.start(peer, acceptor.devices, client=False)
 
     def give_up(self, error: BaseException) -> None:
-        if not self._attempt.made:
+        if not self._attempt.has_connection:
             self._reject(packed_refusal(error))
         if isinstance(self._attempt.link, NoLink):
             self._id.close()

@@ -98,7 +98,7 @@ class PendingConnect:
     def __init__(self, group: ConnectionGroup) -> None:
         self._group = group
         self._replied = False
-        self._given_up = False
+        self._abandoned = False
         self.member = group.new()
         loop = asyncio.get_running_loop()
         self.reply: asyncio.Future[protocol.ConnectReply] = loop.create_future()
@@ -107,17 +107,17 @@ class PendingConnect:
         """Stop waiting. Returns the link to release, or a NoLink if no reply has arrived."""
         if self._replied:
             return self.member
-        self._given_up = True
+        self._abandoned = True
         self._group.overdue += 1
         self.reply.cancel()
         return NoLink()
 
-    def time_out(self) -> None:
+    def on_timeout(self) -> None:
         settle(self.reply, None, FallbackToSocket("the peer did not reply in time"))
 
-    def replied(self, reply: protocol.ConnectReply) -> None:
+    def on_reply(self, reply: protocol.ConnectReply) -> None:
         self._replied = True
-        if self._given_up:
+        if self._abandoned:
             self._forget()
         else:
             settle(self.reply, reply)
@@ -127,7 +127,7 @@ class PendingConnect:
         settle(self.reply, None, error)
         self._forget()
 
-    def refused(self, error: protocol.Error) -> None:
+    def on_refusal(self, error: protocol.Error) -> None:
         text = error.text
         self.member.end(text)  # the peer does not need a message
         if error.code == protocol.ErrorCode.QUOTA:
@@ -138,7 +138,7 @@ class PendingConnect:
         self.failed(FallbackToSocket(text))
 
     def _forget(self) -> None:
-        self._group.overdue -= self._given_up
+        self._group.overdue -= self._abandoned
         self.member.release()
 
 
@@ -150,7 +150,7 @@ class Initiator:
         self._pending: dict[int, PendingConnect] = {}
 
     @property
-    def able(self) -> bool:
+    def can_send_request(self) -> bool:
         """Whether a request can be sent now."""
         return (
             self._channel.is_open
@@ -180,9 +180,9 @@ class Initiator:
                 pending = self._pending.pop(message.request_id, None)
                 if pending is None:
                     raise ProtocolError("the peer replied to a connect request that was not sent")
-                pending.replied(message)
+                pending.on_reply(message)
             case protocol.Error() if message.request_id in self._pending:
-                self._pending.pop(message.request_id).refused(message)
+                self._pending.pop(message.request_id).on_refusal(message)
             case _:
                 return False
         return True
@@ -193,7 +193,7 @@ class Initiator:
             pending.failed(FallbackToSocket("the connection that carried the request has ended"))
 
 
-def _initiate_over(member: GroupMember, channel: ControlChannel) -> None:
+def _enable_requests(member: GroupMember, channel: ControlChannel) -> None:
     """Allow further connections over this one after both sides have proved the key."""
     member.attach(channel)
     channel.handle(Initiator(channel))
@@ -201,7 +201,7 @@ def _initiate_over(member: GroupMember, channel: ControlChannel) -> None:
 
 def add_group(to: Target, member: GroupMember, channel: ControlChannel) -> None:
     """Register a new group, so that later connections to the peer are opened over it."""
-    _initiate_over(member, channel)
+    _enable_requests(member, channel)
     groups = _groups.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
     key = PeerKey.of(to)
     known = groups.get(key)
@@ -209,10 +209,10 @@ def add_group(to: Target, member: GroupMember, channel: ControlChannel) -> None:
         groups[key] = member.group
 
 
-def _able_initiator(group: ConnectionGroup) -> Initiator | None:
+def _find_initiator(group: ConnectionGroup) -> Initiator | None:
     for member in islice(group, TRIES):
         handler = member.channel.handler if member.channel is not None else None
-        if isinstance(handler, Initiator) and handler.able:
+        if isinstance(handler, Initiator) and handler.can_send_request:
             return handler
     return None
 
@@ -221,7 +221,7 @@ async def connect(to: Target) -> Connection | None:
     """Connect over an existing connection, or return None if a socket must be used."""
     groups = _groups.get(asyncio.get_running_loop())
     group = groups.get(PeerKey.of(to)) if groups else None
-    initiator = _able_initiator(group) if group is not None and group.usable else None
+    initiator = _find_initiator(group) if group is not None and group.usable else None
     if group is None or initiator is None:
         return None
     try:
@@ -239,7 +239,7 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, to: Target) -> 
         )
         pending = initiator.request(group, attempt.endpoint, attempt.hello)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.time_out)
+        timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.on_timeout)
         try:
             attempt.make()  # in parallel with the peer
             reply = await pending.reply
@@ -250,7 +250,7 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, to: Target) -> 
             attempt.link = pending.member
             connection = await attempt.start(peer, to.devices, client=True)
             if peer.in_band:
-                _initiate_over(pending.member, attempt.control_channel)
+                _enable_requests(pending.member, attempt.control_channel)
             if security.auth is None:
                 attempt.control_channel.send(protocol.ReadyToUse(0))
             return connection
@@ -284,7 +284,7 @@ class Responder:
     def control(self, message: protocol.Message) -> bool:
         match message:
             case protocol.ConnectRequest():
-                self._requested(message)
+                self._on_request(message)
             case protocol.ReadyToUse() if self._awaits_ready:
                 self._awaits_ready = False
             case _:
@@ -294,7 +294,7 @@ class Responder:
     def end(self) -> None:
         """Do nothing, because connections that have been replied to are still opened."""
 
-    def _requested(self, request: protocol.ConnectRequest) -> None:
+    def _on_request(self, request: protocol.ConnectRequest) -> None:
         if not request.number or request.number in self.group:
             raise ProtocolError(
                 f"the peer requested connection {request.number}, which already exists"
@@ -335,7 +335,7 @@ class InbandRequest(Request):
     async def handshake(self, acceptor: Acceptor) -> Connection:
         responder, member, attempt = self._responder, self._member, self._attempt
         config, security = acceptor.config, acceptor.security
-        devices, when_closed = acceptor.devices, acceptor.take_place()
+        devices, when_closed = acceptor.devices, acceptor.reserve_place()
         attempt.take_over(
             AddressedEndpoint(devices, config, security, member.local_address),
             in_band=True,

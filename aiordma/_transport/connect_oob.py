@@ -15,7 +15,7 @@ from . import observation
 from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
-from .endpoint import AddressedEndpoint, most_rails
+from .endpoint import AddressedEndpoint, max_rails
 
 SIZE = ENDPOINT_SIZE + HELLO_SIZE
 
@@ -50,7 +50,7 @@ class PendingConnection(AsyncContext):
         with self._attempt:
             self._attempt.take_over(
                 AddressedEndpoint(devices, config, security, address),
-                rails=most_rails(config, devices) > 1,
+                rails=max_rails(config, devices) > 1,
             )
             self._attempt.make()
         self.endpoint: bytes = self._attempt.endpoint.packed(self._attempt.hello)
@@ -112,7 +112,7 @@ class PendingConnection(AsyncContext):
                     self._peer, self._devices, client=self._client
                 )
         except BaseException as error:
-            observation.failed(None, error, accepted=False)
+            observation.connection_failed(None, error, accepted=False)
             raise
         connection._begin(accepted=False)
         return connection

@@ -300,7 +300,7 @@ class TCPRequest(Request):
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
             if not self._tickets.validate(ticket, offer):
                 raise ProtocolError("the peer's ticket does not match this listener's challenge")
-        devices, when_closed = acceptor.devices, acceptor.take_place()
+        devices, when_closed = acceptor.devices, acceptor.reserve_place()
         attempt.take_over(
             AddressedEndpoint(devices, config, security, tcp.local_address),
             in_band=in_band,
@@ -312,7 +312,7 @@ class TCPRequest(Request):
             proof = attempt.begin_proof(tcp, client=False)
             await attempt.prove(tcp, proof, peer, remote.qp_num)
             await tcp.read(len(READY), READY)
-            acceptor.proved()
+            acceptor.on_peer_authenticated()
             attempt.endpoint.connect(remote, tcp.peer_address, proved=True)
             attempt.post_receives()
             tcp.write(READY)
@@ -334,7 +334,7 @@ class TCPRequest(Request):
         # release, so explain the error. Without the magic, the peer uses another protocol and
         # would misread a refusal. A wrong key is detected before the attempt is made, or by the
         # key proof, which notifies the peer.
-        early = self._is_ours and not self._attempt.made
+        early = self._is_ours and not self._attempt.has_connection
         early = early and isinstance(error, ProtocolError | AuthenticationError)
         told = BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError
         if early or isinstance(error, told):

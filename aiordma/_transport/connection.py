@@ -24,7 +24,7 @@ from .observation import Statistics
 from .rail_status import NO_TRANSFERS, RailStatus
 
 
-class Begun(NamedTuple):
+class ConnectionStart(NamedTuple):
     """The time when the user got the connection, and whether a listener accepted it."""
 
     since: float
@@ -55,7 +55,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
         super().__init__(endpoint, hello)
-        self._begun: Begun | None = None
+        self._start_info: ConnectionStart | None = None
         self._statistics = Statistics()
         self._request_data = b""
         self._messages.outbox.counts = self._statistics
@@ -70,25 +70,25 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
         If the connection has already ended, report its end as well.
         """
-        self._begun = Begun(self._sharing.clock.now(), accepted)
-        observation.begun(self, self._queue.peer, accepted=accepted)
+        self._start_info = ConnectionStart(self._sharing.clock.now(), accepted)
+        observation.connection_began(self, self._queue.peer, accepted=accepted)
         if self._state is connection_states.ConnectionState.CLOSED:
             self._report_end()
         elif self._rails is not None:
             self._rails.begin()
 
     def _report_end(self) -> None:
-        if self._begun is not None:
-            error, accepted = self._close_cause, self._begun.accepted
+        if self._start_info is not None:
+            error, accepted = self._close_cause, self._start_info.accepted
             assert error is not None
-            observation.ended(self, self._queue.peer, error, accepted=accepted)
+            observation.connection_ended(self, self._queue.peer, error, accepted=accepted)
 
     @finalizer
     def __del__(self) -> None:
         """Abort a connection that the user dropped while open. May run in any thread."""
         super().__del__()
         if (counted := getattr(self, "_statistics", None)) is not None:
-            observation.finalized(counted)
+            observation.connection_finalized(counted)
 
     # ---- properties ----------------------------------------------------------------------
 
@@ -104,10 +104,10 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
     @property
     def device(self) -> str:
         """The name of the device that carries the connection."""
-        return self._of_lead.driver.context.name
+        return self._lead_endpoint.driver.context.name
 
     @property
-    def _of_lead(self) -> RailEndpoint:
+    def _lead_endpoint(self) -> RailEndpoint:
         lead = self._rails.lead if self._rails is not None else None
         return self._endpoint if lead is None or lead.endpoint is None else lead.endpoint
 
@@ -119,7 +119,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         while the embedded device is still choosing, at most until the first message has arrived,
         and after the connection has ended.
         """
-        qp = self._of_lead.qp
+        qp = self._lead_endpoint.qp
         return qp.wire if qp is not None and not qp.closed else None
 
     @property
@@ -139,8 +139,8 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         Do not post to it or modify it. This would break the connection, which keeps track of all
         work requests.
         """
-        assert self._of_lead.qp is not None
-        return self._of_lead.qp
+        assert self._lead_endpoint.qp is not None
+        return self._lead_endpoint.qp
 
     @property
     def rails(self) -> tuple[RailStatus, ...]:
@@ -149,12 +149,12 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         The first one is the queue pair of the handshake. If several devices were passed to
         `connect`, the others follow. `device`, `wire` and `queue_pair` are those of the lead.
         """
-        assert self._begun is not None
+        assert self._start_info is not None
         if self._rails is not None:
             return tuple(self._rails.status())
         counts = self._statistics
         state: Literal["down", "lead"] = "down" if self.closed else "lead"
-        since, error = self._begun.since, self._close_cause
+        since, error = self._start_info.since, self._close_cause
         sent, received = counts.bytes_sent, counts.bytes_received
         transfers = NO_TRANSFERS.plus(self._queue)._asdict()
         return (RailStatus(self.device, state, since, error, sent, received, **transfers),)
@@ -184,7 +184,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     def _figures(self) -> ConnectionState:
         """Return the entry for `aiordma.snapshot`. Only valid after `_begin`. Thread-safe."""
-        assert self._begun is not None
+        assert self._start_info is not None
         queue = self._queue
         messages, memory = self._messages.figures(), self._sharing.figures()
         local, now = self.local_address, self._sharing.clock.now()
@@ -193,11 +193,11 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
             "loop": id(self._loop),
             "wire": self._wire_seen,
             "state": self._state.name,
-            "accepted": self._begun.accepted,
+            "accepted": self._start_info.accepted,
             "local": host_port(local) if local is not None else None,
             "peer": queue.peer or None,
             "qp_num": queue.qp.qp_num,
-            "age": now - self._begun.since,
+            "age": now - self._start_info.since,
             "traffic": traffic(partial(getattr, self._statistics)),
             "send_queue": queue.capacity,
             "outstanding": queue.outstanding,
@@ -248,7 +248,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
             try:
                 await self._messages.drained()
                 if self._advance(LifecycleEvent.DRAINED):
-                    await self._sharing.tell(goodbye)
+                    await self._sharing.send(goodbye)
                     self._finish(at_once=True)
             except RDMAError:
                 pass  # the peer has failed or does not read; the disconnect informs it

@@ -83,7 +83,7 @@ def make_hello(
     )
 
 
-def most_rails(config: Config, devices: tuple[verbs.Device, ...]) -> int:
+def max_rails(config: Config, devices: tuple[verbs.Device, ...]) -> int:
     """Return the maximum number of rails per connection, by default one for each device."""
     return config.max_rails or len(devices)
 
@@ -108,7 +108,7 @@ def route_errors() -> Iterator[None]:
 
 
 @cache  # logs once per device and level
-def tell_of_windows(name: str, level: int) -> None:
+def log_missing_windows(name: str, level: int) -> None:
     """Log that a device cannot restrict memory keys to one connection."""
     logger.log(
         level,
@@ -137,7 +137,7 @@ class RailEndpoint:
         """Take over one reference to `driver`. `more_receives` adds to those set by `config`."""
         if not driver.pool.has_windows:
             level = logging.INFO if security.auth is None else logging.WARNING
-            tell_of_windows(driver.context.name, level)
+            log_missing_windows(driver.context.name, level)
         self.driver = driver
         self.config = config
         self.security = security

@@ -2,12 +2,12 @@
 
 The steps are::
 
-    stop    stop and destroy the queue pair; no more frames arrive on it
-    resume  move the receives to the next lead, and then send this side's Resume, which reports the
-            number of frames handled
-    repeat  retransmit the frames that are missing according to the peer's Resume on the lead
-    follow  give up the lead because the peer has left it
-    leave   give up the lead because the peer is silent
+    stop        stop and destroy the queue pair; no more frames arrive on it
+    resume      move the receives to the next lead, and then send this side's Resume, which reports
+                the number of frames handled
+    retransmit  retransmit the frames that are missing according to the peer's Resume on the lead
+    follow      give up the lead because the peer has left it
+    leave       give up the lead because the peer is silent
 
 The next lead is the rail over which the peer's latest Resume has arrived, or else the rail that
 came up first. If a side has neither, it waits for the peer's Resume for as long as packets are
@@ -30,7 +30,7 @@ from .rails import Rail, Rails, RailState
 
 ALIVE = (RailState.CONNECTING, RailState.UP)
 LEFT = "the rail broke at the peer, and the peer continues on another rail"
-LEAST_WAIT = 1.0  # minimum time to wait for the peer's Resume, in seconds
+MIN_WAIT = 1.0  # minimum time to wait for the peer's Resume, in seconds
 
 
 class FailoverState(Enum):
@@ -48,9 +48,9 @@ class FailoverEvent(Enum):
 
     BROKE = "the lead has broken here"
     CHOSEN = "a rail was chosen as the next lead"
-    NONE_YET = "no rail is up, but a rail is being connected"
-    NONE = "no rail is left"
-    ROSE = "a rail has come up"
+    NO_RAIL_YET = "no rail is up, but a rail is being connected"
+    NO_RAIL = "no rail is left"
+    RAIL_UP = "a rail has come up"
     RESUMED = "the peer's Resume has arrived on the lead"
     RESUMED_ELSEWHERE = "the peer's Resume has arrived on another rail"
     OVERDUE = "the peer's Resume has not arrived in time"
@@ -66,14 +66,14 @@ TRANSITIONS: Mapping[tuple[FailoverState, FailoverEvent], Next] = MappingProxyTy
         (_S.SETTLED, _E.BROKE): (_S.BROKEN, "stop"),
         (_S.SETTLED, _E.RESUMED_ELSEWHERE): (_S.SETTLED, "follow"),
         (_S.BROKEN, _E.CHOSEN): (_S.MOVED, "resume"),
-        (_S.BROKEN, _E.NONE_YET): (_S.WAITING, ""),
-        (_S.BROKEN, _E.NONE): (_S.OVER, "give_up"),
-        (_S.WAITING, _E.ROSE): (_S.BROKEN, "look_again"),
-        (_S.WAITING, _E.RESUMED_ELSEWHERE): (_S.BROKEN, "look_again"),
-        (_S.WAITING, _E.NONE): (_S.OVER, "give_up"),
+        (_S.BROKEN, _E.NO_RAIL_YET): (_S.WAITING, ""),
+        (_S.BROKEN, _E.NO_RAIL): (_S.OVER, "give_up"),
+        (_S.WAITING, _E.RAIL_UP): (_S.BROKEN, "retry"),
+        (_S.WAITING, _E.RESUMED_ELSEWHERE): (_S.BROKEN, "retry"),
+        (_S.WAITING, _E.NO_RAIL): (_S.OVER, "give_up"),
         (_S.WAITING, _E.OVERDUE): (_S.OVER, "give_up"),
         (_S.MOVED, _E.BROKE): (_S.BROKEN, "stop"),
-        (_S.MOVED, _E.RESUMED): (_S.SETTLED, "repeat"),
+        (_S.MOVED, _E.RESUMED): (_S.SETTLED, "retransmit"),
         (_S.MOVED, _E.RESUMED_ELSEWHERE): (_S.MOVED, "follow"),
         (_S.MOVED, _E.OVERDUE): (_S.MOVED, "leave"),
         **{(state, _E.ENDED): (_S.OVER, "") for state in _S},
@@ -116,11 +116,11 @@ class Failover:
                 config = self.rails.config
                 again = 4 * config.ack_timeout * (1 + config.retry_count)
                 overdue = partial(self._take, _E.OVERDUE)
-                self._limit = self.rails.later(max(LEAST_WAIT, again), overdue)
+                self._limit = self.rails.later(max(MIN_WAIT, again), overdue)
         if step:
             getattr(self, f"_{step}")(*what)
 
-    def may_go_on(self, elsewhere: bool) -> bool:
+    def can_fail_over(self, elsewhere: bool) -> bool:
         """Return whether another rail could become the lead, on another device if `elsewhere`."""
         lead = self.rails.lead
         return any(
@@ -133,7 +133,7 @@ class Failover:
     def _alive(rail: Rail) -> bool:
         return rail.state in ALIVE and rail.queue is not None and not rail.queue.failed
 
-    def go_on(self, lead: SendQueue) -> None:
+    def fail_over(self, lead: SendQueue) -> None:
         """Choose another lead after `lead` has broken, or give up if no rail is left.
 
         Further calls for the same lead continue the search. Do not call this from within a drain.
@@ -141,7 +141,7 @@ class Failover:
         if self.broken is not lead:
             self.broken = lead
             self._take(_E.BROKE)
-        if self.state is not _S.BROKEN and self.may_go_on(elsewhere=False):
+        if self.state is not _S.BROKEN and self.can_fail_over(elsewhere=False):
             return
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
         resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
@@ -152,7 +152,7 @@ class Failover:
         if candidates := resumed + up:
             self._take(_E.CHOSEN, candidates[0])
         else:
-            self._take(_E.NONE_YET if alive else _E.NONE)
+            self._take(_E.NO_RAIL_YET if alive else _E.NO_RAIL)
 
     def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
         """Process a Resume that the peer sent over `queue`. Called from within a drain."""
@@ -163,9 +163,9 @@ class Failover:
             by_lead = queue is self.rails.lead.queue
             self._take(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
 
-    def rose(self) -> None:
+    def on_rail_up(self) -> None:
         """Report that a rail has come up while there is no lead."""
-        self._take(_E.ROSE)
+        self._take(_E.RAIL_UP)
 
     def stop(self) -> None:
         """Stop the failover, because the connection has ended."""
@@ -174,13 +174,13 @@ class Failover:
     # ---- steps ---------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        self.rails.lead_broke()
+        self.rails.stop_lead()
         self.rails.probe()
 
     def _resume(self, rail: Rail) -> None:
         queue = rail.queue
         assert queue is not None
-        self.rails.lead_on(rail)
+        self.rails.set_lead(rail)
         self.leads += 1
         # Move the pending work before `moved` replaces the region keys, because the work still
         # contains the previous lead's keys.
@@ -189,12 +189,12 @@ class Failover:
         if self.resume and self.resume[0] == rail.number and not queue.failed:
             self._take(_E.RESUMED)
 
-    def _repeat(self) -> None:
+    def _retransmit(self) -> None:
         assert self.resume is not None
         (_, frames), self.resume = self.resume, None
-        self.rails.lead_moved(self.rails.messages.resumed(frames))
+        self.rails.log_lead_change(self.rails.messages.resumed(frames))
 
-    def _look_again(self) -> None:
+    def _retry(self) -> None:
         self.rails.owner.broken(self._cause)
 
     def _give_up(self) -> None:

@@ -21,28 +21,28 @@ class Inspection:
 
     def __init__(self, *, client: bool) -> None:
         self._awaited = protocol.ConnectAccepted if client else protocol.ConnectData
-        self._came: asyncio.Future[protocol.Message | None]
-        self._came = asyncio.get_running_loop().create_future()
+        self._arrival: asyncio.Future[protocol.Message | None]
+        self._arrival = asyncio.get_running_loop().create_future()
         self._error: Callable[[], BaseException] | None = None
 
     def control(self, message: protocol.Message) -> None:
         """Store the peer's message. Raises ProtocolError if it is unexpected or a duplicate."""
-        if self._came.done() or not isinstance(message, self._awaited):
+        if self._arrival.done() or not isinstance(message, self._awaited):
             raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")
-        self._came.set_result(message)
+        self._arrival.set_result(message)
 
     def end(self, error: Callable[[], BaseException]) -> None:
         """Make `message` raise a new error from `error`.
 
         The future does not store an error, because its traceback may refer to the connection.
         """
-        if not self._came.done():
+        if not self._arrival.done():
             self._error = error
-            self._came.set_result(None)
+            self._arrival.set_result(None)
 
     async def message(self) -> protocol.Message:
         """Wait for the message. Raises the connection's error if the connection ends first."""
-        message = await self._came
+        message = await self._arrival
         if message is None:
             assert self._error is not None
             raise self._error()

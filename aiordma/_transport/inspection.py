@@ -65,7 +65,7 @@ def check_data(data: bytes) -> bytes:
     return packed
 
 
-async def introduce(connection: Connection, data: bytes) -> Connection:
+async def send_request_data(connection: Connection, data: bytes) -> Connection:
     """Send `data` to the listener's application, and wait until it accepts the connection.
 
     Returns immediately if the listener does not inspect connections.
@@ -84,7 +84,9 @@ async def introduce(connection: Connection, data: bytes) -> Connection:
     return connection
 
 
-async def admits(connection: Connection, via: Way, on_request: OnRequest, limit: float) -> bool:
+async def inspect_connection(
+    connection: Connection, via: Way, on_request: OnRequest, limit: float
+) -> bool:
     """Let the listener's application accept or refuse the connection, and tell the peer.
 
     A refused connection is closed. Errors caused by the peer are raised.

@@ -22,14 +22,14 @@ from ..errors import ConnectionBrokenError
 class Probe(WorkRequest):
     """A zero-byte write, posted only to see whether it completes."""
 
-    __slots__ = ("answered",)
+    __slots__ = ("on_done",)
 
-    def __init__(self, answered: Callable[[], None]) -> None:
+    def __init__(self, on_done: Callable[[], None]) -> None:
         super().__init__(OperationKind.PROBE, int(verbs.WROpcode.RDMA_WRITE), 0, 0, 0)
-        self.answered = answered
+        self.on_done = on_done
 
     def done(self, byte_len: int) -> None:
-        self.answered()
+        self.on_done()
 
     def failed(self, error: BaseException) -> None:
         """Do nothing, because the queue pair's failure is reported to all waiters separately."""
@@ -51,29 +51,29 @@ class KeepAlive:
         self._interval = interval
         self._timeout = timeout
         self._timers = timers
-        self._heard = queue.completions
-        self._timer = timers.call_later(interval, self._look)
+        self._seen_completions = queue.completions
+        self._timer = timers.call_later(interval, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Probe the peer if nothing has completed since the last check."""
         queue = self._queue
-        if queue.completions != self._heard:
-            self._heard = queue.completions
-            self._timer = self._timers.call_later(self._interval, self._look)
+        if queue.completions != self._seen_completions:
+            self._seen_completions = queue.completions
+            self._timer = self._timers.call_later(self._interval, self._check)
             return
         if queue.free:
-            queue.post_checked(Probe(self._answered))
+            queue.post_checked(Probe(self._restart))
         # A full send queue needs no probe, because its outstanding work serves as one.
         self._timer = self._timers.call_later(self._timeout, self._give_up)
 
-    def _answered(self) -> None:
+    def _restart(self) -> None:
         self._timer.cancel()
-        self._heard = self._queue.completions
-        self._timer = self._timers.call_later(self._interval, self._look)
+        self._seen_completions = self._queue.completions
+        self._timer = self._timers.call_later(self._interval, self._check)
 
     def _give_up(self) -> None:
-        if self._queue.completions != self._heard:
-            self._answered()  # something else has completed
+        if self._queue.completions != self._seen_completions:
+            self._restart()  # something else has completed
         else:
             self._queue.rail_broke(
                 ConnectionBrokenError(

@@ -29,7 +29,7 @@ from ..errors import RDMAError
 
 logger = logging.getLogger("aiordma.connection")
 
-LONGEST = 4294967
+MAX_LEASE = 4294967
 """The longest lease in seconds. In messages, it is a number of milliseconds with 32 bits."""
 
 Lease = float | Literal["default"] | None
@@ -47,8 +47,8 @@ def lease_seconds(lease: Lease, default: Lease = "default") -> float | None:
     if lease is None:
         return None
     length = real("a lease", lease, "a number of seconds, or None for no end")
-    if not 0 < length <= LONGEST:
-        raise ValueError(f"a lease must be positive and at most {LONGEST} seconds, not {length}")
+    if not 0 < length <= MAX_LEASE:
+        raise ValueError(f"a lease must be positive and at most {MAX_LEASE} seconds, not {length}")
     return length
 
 
@@ -60,13 +60,13 @@ def milliseconds(lease: float | None) -> int:
 class Deadline:
     """An action that runs once at a given time, unless it is cancelled."""
 
-    __slots__ = ("_action", "_forks", "_over", "_threads", "when")
+    __slots__ = ("_action", "_finished", "_forks", "_threads", "when")
 
     def __init__(self, when: float, action: Callable[[], object]) -> None:
         self.when = float(when)
         self._action = [action]  # the thread that removes the action runs or cancels it
-        self._over = threading.Lock()  # held until the action has run or been cancelled
-        self._over.acquire()
+        self._finished = threading.Lock()  # held until the action has run or been cancelled
+        self._finished.acquire()
         self._forks = fork.generation()
         self._threads: list[_LeaseThread] = []  # threads that have this deadline
 
@@ -79,15 +79,15 @@ class Deadline:
         try:
             self._action.pop()
         except IndexError:
-            if self._forks == fork.generation() and not self._runs_here():
-                with self._over:
+            if self._forks == fork.generation() and not self._is_current_thread():
+                with self._finished:
                     pass
         else:
-            self._over.release()
+            self._finished.release()
             for thread in self._threads:
-                thread.cancelled()
+                thread.on_cancelled()
 
-    def _runs_here(self) -> bool:
+    def _is_current_thread(self) -> bool:
         """Return whether the caller is a finalizer that interrupts the running action."""
         here = threading.get_ident()
         return any(thread.ident == here for thread in self._threads)
@@ -102,7 +102,7 @@ class Deadline:
         except BaseException:  # other leases must still end in time
             logger.exception("ending a lease failed")
         finally:
-            self._over.release()
+            self._finished.release()
 
 
 class _LeaseThread(ServiceThread):
@@ -119,7 +119,7 @@ class _LeaseThread(ServiceThread):
         self._asleep.acquire()
         self._heap: list[tuple[float, int, Deadline]] = []
         self._numbers = itertools.count()  # tie-breakers for equal times
-        self._looks_at = -math.inf  # time of the next check; -inf while it is running
+        self._next_check = -math.inf  # time of the next check; -inf while it is running
         self._search_after = 1  # number of cancellations that triggers the next search
         self.ending = False
         """Whether the thread is about to end and may not see further deadlines."""
@@ -131,10 +131,10 @@ class _LeaseThread(ServiceThread):
         """Add a deadline. If `ending` is set afterwards, the thread may not have seen it."""
         deadline._threads.append(self)
         self._new.append(deadline)
-        if deadline.when < self._looks_at:
+        if deadline.when < self._next_check:
             self._wake()
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """Count a cancellation. Wake the thread for a cleanup if half of the heap is cancelled."""
         self._cancelled.append(None)
         if len(self._cancelled) >= self._search_after:
@@ -146,8 +146,8 @@ class _LeaseThread(ServiceThread):
 
     def _main(self) -> None:
         while True:
-            self._looks_at = -math.inf
-            self._take_new()
+            self._next_check = -math.inf
+            self._add_new()
             while self._heap and self._heap[0][0] <= MACHINE.now():
                 heapq.heappop(self._heap)[2].run()
             if len(self._cancelled) >= self._search_after:
@@ -159,7 +159,7 @@ class _LeaseThread(ServiceThread):
             else:
                 self.ending = True
 
-    def _take_new(self) -> None:
+    def _add_new(self) -> None:
         with suppress(IndexError):
             while True:
                 deadline = self._new.popleft()
@@ -172,16 +172,16 @@ class _LeaseThread(ServiceThread):
         heapq.heapify(self._heap)
 
     def _wait(self, when: float) -> None:
-        self._looks_at = when
+        self._next_check = when
         self._search_after = (len(self._heap) + 1) // 2
         if not self._new and len(self._cancelled) < self._search_after:
-            self._asleep.acquire(timeout=max(0.0, min(when - MACHINE.now(), LONGEST)))
+            self._asleep.acquire(timeout=max(0.0, min(when - MACHINE.now(), MAX_LEASE)))
 
 
 _thread: _LeaseThread | None = None
 
 
-def at(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
+def schedule(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
     """Schedule `action` to run in the lease thread at the time `when`.
 
     If `clock` is virtual, its event loop runs the action instead. The action must be fast and

@@ -103,7 +103,7 @@ class NoLink:
         """Do nothing, because there is nothing to release."""
 
 
-def meaning(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
+def goodbye_error(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
     """Convert the peer's goodbye to an error. `max_message` is this side's limit."""
     codes, text = protocol.GoodbyeCode, goodbye.text
     match goodbye.code:
@@ -223,7 +223,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         `error` is the reason if the event can end the connection.
         """
         if event not in FAILURES:
-            self._hear()
+            self._detect_failure()
         before, row = self._state, transition(self._state, event)
         if row is None:
             return False
@@ -248,7 +248,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
         Raises if either side fails to prove the key, or if the queue pair has failed.
         """
-        self._hear()
+        self._detect_failure()
         self._check_end()
         self._link = link
         self._owner.local, self._owner.peer = link.local_address, link.peer_address
@@ -299,7 +299,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     def _send_proof(self, message: protocol.Message) -> None:
         self._messages.controls.send(message)
-        self._hear()  # detect a failure before the key counts as proved
+        self._detect_failure()  # detect a failure before the key counts as proved
 
     def _report_end(self) -> None:
         """Report the end to counters and hooks if the user has received the connection."""
@@ -337,7 +337,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             try:
                 proof.control(message)
             except AuthenticationError as error:
-                self._blame(error)
+                self._end_and_report(error)
             else:
                 # Do not wait for `_start` to continue, because the peer's next message may already
                 # have arrived. Sending may have ended the connection, so check the state first.
@@ -348,7 +348,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             return
         match message:
             case protocol.Goodbye():
-                self._peer_goodbye(meaning(message, self._endpoint.config.max_message))
+                self._peer_goodbye(goodbye_error(message, self._endpoint.config.max_message))
             case protocol.Ping():
                 self._messages.controls.send(protocol.Pong(message.request_id))
             case protocol.ConnectData() | protocol.ConnectAccepted() if self._handshake.inspection:
@@ -377,7 +377,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._messages.peer_has_left = True
         self._queue.retire(error)
 
-    def _blame(self, error: ProtocolError | AuthenticationError) -> None:
+    def _end_and_report(self, error: ProtocolError | AuthenticationError) -> None:
         """Send the peer a goodbye with the error, and end without waiting for its delivery."""
         code = protocol.GoodbyeCode.PROTOCOL_ERROR
         if isinstance(error, IntegrityError) and self._messages.awaiting_auth:
@@ -406,32 +406,32 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         else:
             self._end(error)
 
-    def _hear(self) -> None:
+    def _detect_failure(self) -> None:
         """End the connection if its queue pair has failed. Does nothing if it has already ended."""
         if self._queue.failed and not self._queue.suspended and self._queue.error is not None:
             self._end(self._queue.error)
 
-    def _hear_rails(self) -> None:
+    def _detect_rail_failures(self) -> None:
         """Handle failed queue pairs on all rails, and replace a broken lead.
 
         Do not call this from within a drain.
         """
-        self._hear()
+        self._detect_failure()
         if self._rails is not None and self._close_cause is None:
-            self._rails.hear()
+            self._rails.stop_failed()
             if self._queue.suspended:
-                self._go_on()
+                self._fail_over()
 
-    def _go_on(self) -> None:
+    def _fail_over(self) -> None:
         """Replace a broken lead with another rail."""
         link, leaves = self._link, self._endpoint.has_link
         assert link is not None
         if leaves:
             link.close()
         try:
-            self._messages.failover.go_on(self._queue)
+            self._messages.failover.fail_over(self._queue)
         except ProtocolError as error:
-            self._blame(error)
+            self._end_and_report(error)
         except (RDMAError, OSError, MemoryError) as error:  # registering memory has failed
             self._end(error)
         finally:
@@ -444,7 +444,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         assert rail.queue is not None
         assert rail.endpoint is not None
         self._queue = rail.queue
-        self._sharing.moved(rail.queue)
+        self._sharing.on_lead_change(rail.queue)
         if self._keep_alive is not None:
             self._keep_alive.stop()  # the new lead has its own timer
 
@@ -506,7 +506,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     def _tear_down(self) -> None:
         try:
-            self._give_back()
+            self._release_resources()
         finally:  # even if the device cannot destroy an object
             self._advance(LifecycleEvent.RELEASED)
             if self._loop.is_closed():
@@ -515,7 +515,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._loop_shutdown.remove(self)
             self._report_end()
 
-    def _give_back(self) -> None:
+    def _release_resources(self) -> None:
         with ExitStack() as steps:  # runs all steps in reverse order, even if one fails
             if self._link is not None:
                 steps.callback(self._link.release)
@@ -578,13 +578,13 @@ class ConnectionOwner:
 
     def violated(self, error: ProtocolError) -> None:
         if (connection := self._connection()) is not None:
-            connection._blame(error)
+            connection._end_and_report(error)
 
     def broken(self, error: BaseException) -> None:
         connection = self._connection()
         # If the loop is closed, the loop's shutdown releases the connection.
         if connection is not None and not connection._loop.is_closed():
-            connection._loop.call_soon(connection._hear_rails)
+            connection._loop.call_soon(connection._detect_rail_failures)
 
     def early(self) -> None:
         if self.on_early is not None:

@@ -40,12 +40,12 @@ def open_ports(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
     use on another address, try again with a different number.
     """
     distinct = list(dict.fromkeys(addresses))
-    for left in reversed(range(TRIES)):
+    for attempts_left in reversed(range(TRIES)):
         try:
             return _open_once(make, distinct)
         except AddressError as error:
             chosen = distinct[0][1] == 0 and len(distinct) > 1
-            if error.errno != errno.EADDRINUSE or not chosen or not left:
+            if error.errno != errno.EADDRINUSE or not chosen or not attempts_left:
                 raise
     raise AssertionError("unreachable")
 
@@ -54,13 +54,13 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
     ports: list[P] = []
     failure: AddressError | None = None
     try:
-        for host, asked in addresses:
-            port = asked or (ports[0].address[1] if ports else 0)
+        for host, requested_port in addresses:
+            port = requested_port or (ports[0].address[1] if ports else 0)
             try:
                 ports.append(make((host, port)))
             except AddressError as error:
-                if error.errno == errno.EADDRNOTAVAIL and port and is_here(host):
-                    raise _taken(host, port) from error
+                if error.errno == errno.EADDRNOTAVAIL and port and is_local_address(host):
+                    raise _port_in_use_error(host, port) from error
                 if error.errno not in NOT_HERE:
                     raise
                 failure = failure or error
@@ -78,7 +78,7 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
     return ports
 
 
-def is_here(host: str) -> bool:
+def is_local_address(host: str) -> bool:
     """Return whether an address belongs to this machine, by binding a socket to it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -89,7 +89,7 @@ def is_here(host: str) -> bool:
     return True
 
 
-def _taken(host: str, port: int) -> AddressError:
+def _port_in_use_error(host: str, port: int) -> AddressError:
     """Return the error for a port in use that the connection manager reports as EADDRNOTAVAIL.
 
     This happens if one of the two listeners is bound to the wildcard address.

@@ -164,7 +164,7 @@ class UserMemory:
                 self._view.release()
         return self._local
 
-    def land(self) -> None:
+    def copy_back(self) -> None:
         """Copy the bytes read to the user's memory, if they are in a pool buffer."""
         if isinstance(self._local, Buffer):
             self._view[:] = self._local.view

@@ -14,7 +14,7 @@ from ..dmabuf import DmabufRegion
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs._memory.buffers import AnyMemory, bytes_of
 from .arguments import remote_memory
-from .batch import Batch, MovingBatch, add_numbers, number, swap_numbers
+from .batch import Batch, MovingBatch, add_numbers, atomic_value, swap_numbers
 from .lease_thread import Lease, lease_seconds
 from .lifecycle import ConnectionLifecycle
 from .memory import UserMemory
@@ -165,7 +165,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         """
         self._check()
         rights = choice("access", access, Rights)
-        return self._sharing.open_up(region, rights, self._lease(lease))
+        return self._sharing.create_share(region, rights, self._lease(lease))
 
     def open_region(self, token: bytes | bytearray | memoryview | RegionToken) -> RemoteRegion:
         """Open a region of the peer from a token that you received yourself.
@@ -270,7 +270,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         async with memory as local:
             if reads:
                 await self.read(remote, local, progress=progress)
-                memory.land()
+                memory.copy_back()
             else:
                 await self.write(local, remote, imm=imm, progress=progress)
 
@@ -328,4 +328,4 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
             chain.atomic(kind, old, target, compare_add, swap)
             await one_sided.start(self._queue, chain)
             self._statistics.atomics += 1
-            return number(old)
+            return atomic_value(old)

@@ -94,7 +94,7 @@ class _Past:
 _counted: dict[int, Statistics | _Event] = {}
 _finalized: deque[int] = deque()
 _adding = threading.Lock()  # only acquired without blocking
-MOST_FINALIZED = 64
+MAX_FINALIZED = 64
 
 
 def add_connection_hook(hook: ConnectionHook) -> None:
@@ -140,7 +140,7 @@ def _count_end(event: str, error: BaseException | None) -> None:
 def _count(**names: str) -> None:
     it = _Event(names)
     register(it)
-    finalized(it)
+    connection_finalized(it)
 
 
 def _call_hooks(change: ConnectionChange) -> None:
@@ -153,17 +153,17 @@ def _call_hooks(change: ConnectionChange) -> None:
             logger.exception("the connection hook %r failed on %r", hook, change)
 
 
-def begun(connection: _transport.Connection, peer: str, *, accepted: bool) -> None:
+def connection_began(connection: _transport.Connection, peer: str, *, accepted: bool) -> None:
     """Report a new connection just before the user gets it."""
     _count(events="begun")
     if _hooks:
         _call_hooks(ConnectionChange("begin", accepted, peer or None, connection, None))
 
 
-def ended(
+def connection_ended(
     connection: _transport.Connection, peer: str, error: BaseException, *, accepted: bool
 ) -> None:
-    """Report the end of a connection, after `begun` and the release of its resources."""
+    """Report the end of a connection, after `connection_began` and the release of its resources."""
     in_order = isinstance(error, ConnectionClosedError)
     _count_end("ended" if in_order else "broken", None if in_order else error)
     if _hooks:
@@ -171,7 +171,7 @@ def ended(
         _call_hooks(ConnectionChange(kind, accepted, peer or None, connection, error))
 
 
-def failed(peer: str | None, error: BaseException, *, accepted: bool) -> None:
+def connection_failed(peer: str | None, error: BaseException, *, accepted: bool) -> None:
     """Report a failed attempt to connect or a failed handshake with a peer.
 
     Cancellations and invalid arguments do not count as failures.
@@ -195,11 +195,11 @@ def lead_moved(device: str) -> None:
 def register(counted: Statistics | _Event) -> None:
     """Include an event or the counts of a new connection in the process counts."""
     _counted[id(counted)] = counted
-    if len(_finalized) >= MOST_FINALIZED:
+    if len(_finalized) >= MAX_FINALIZED:
         _add_finalized()
 
 
-def finalized(counted: Statistics | _Event) -> None:
+def connection_finalized(counted: Statistics | _Event) -> None:
     """Mark counts as final. May be called in any thread, at any time."""
     _finalized.append(id(counted))
 

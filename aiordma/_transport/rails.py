@@ -52,7 +52,7 @@ from ..errors import (
 from . import observation
 from .admission_control import Bucket
 from .auth import Security
-from .endpoint import AddressedEndpoint, driver_at, host_part, most_rails
+from .endpoint import AddressedEndpoint, driver_at, host_part, max_rails
 from .keep_alive import KeepAlive, Probe, keep_alive_of
 from .rail_status import NO_TRANSFERS, RailStatus, Shown, Transfers
 from .sharing import Sharing
@@ -69,7 +69,7 @@ OFFER_BURST, OFFER_RATE = MAX_RAILS, 1.0
 
 # First and longest delay in seconds before another rail is offered on a device. The delay doubles
 # after each failure.
-FIRST_DELAY, LONGEST_DELAY = 0.25, 5.0
+FIRST_DELAY, MAX_DELAY = 0.25, 5.0
 
 # Errors that mean this side cannot create a rail, because of the device, the route to the peer, or
 # a lack of memory.
@@ -191,13 +191,13 @@ class Rail:
     """The keep-alive timer since the rail came up, if the connection uses one."""
     left_by_peer: bool = False
     """Whether the peer left this rail while it was the lead. RailDown later reports the cause."""
-    ready_comes: bool = False
+    ready_expected: bool = False
     """Whether the peer's Resume moved this rail to UP before RailReady arrived."""
     limit: asyncio.Handle | None = None
     """The timer for the peer's next step (AWAITED)."""
 
     @property
-    def all_received(self) -> int:
+    def total_bytes_received(self) -> int:
         """The number of message bytes received over rails on this device. Thread-safe."""
         queue = self.queue
         return self.bytes_received + (queue.bytes_read if queue is not None else 0)
@@ -226,7 +226,7 @@ class Rail:
                 steps.callback(queue.close)
 
 
-class Berth:
+class RailSlot:
     """A device that the connecting side wants to use for a rail. Calls `offer` to offer one.
 
     `later` schedules a call in the event loop. The device stays open to report port events.
@@ -235,7 +235,7 @@ class Berth:
     def __init__(
         self,
         device: verbs.Device,
-        offer: Callable[[Berth], None],
+        offer: Callable[[RailSlot], None],
         later: Callable[[float, Callable[[], None]], asyncio.Handle],
     ) -> None:
         self.device = device
@@ -256,16 +256,16 @@ class Berth:
             self._token = self._driver.subscribe(self._event)
 
     def up(self, now: float) -> None:
-        """Report that a rail is up. After LONGEST_DELAY, its failure resets the retry delay."""
-        self._proved_at = now + LONGEST_DELAY
+        """Report that a rail is up. After MAX_DELAY, its failure resets the retry delay."""
+        self._proved_at = now + MAX_DELAY
 
-    def empty(self, now: float) -> None:
+    def retry_later(self, now: float) -> None:
         """Retry after a delay, because the device's rail has ended or could not be created."""
         if now >= self._proved_at:
             self._delay = FIRST_DELAY
         self._proved_at = math.inf
         self._timer = self._later(self._delay, self._try)
-        self._delay = min(2 * self._delay, LONGEST_DELAY)
+        self._delay = min(2 * self._delay, MAX_DELAY)
 
     def _try(self) -> None:
         self._timer = None
@@ -315,31 +315,31 @@ class Rails:
     rails: list[Rail] = field(default_factory=list)
     latest: int = 0
     """The number of the latest rail offered."""
-    most: int = field(init=False)
+    max_rails: int = field(init=False)
     """The maximum number of rails at a time, including the lead."""
     lead: Rail = field(init=False)
     """The lead. Initially, it is the rail of the handshake, rail 0."""
-    left: Rail = field(init=False)
+    broken_lead: Rail = field(init=False)
     """The latest lead that broke."""
-    handlers: ClassVar[dict[type, str]] = {protocol.RailDown: "told_down"}
+    handlers: ClassVar[dict[type, str]] = {protocol.RailDown: "on_rail_down"}
     """The handler for each message of the peer."""
     step_limit = "handshake_timeout"
     """The Config field that limits the time for each of the peer's steps to bring up a rail."""
 
     def __post_init__(self) -> None:
-        self.most = most_rails(self.config, self.devices)
+        self.max_rails = max_rails(self.config, self.devices)
         self.clock = self.sharing.clock.now
         self._loop = asyncio.get_running_loop()
         lead = self.messages.lead
         self.lead = Rail(lead.qp.context.name, _S.UP, self.clock(), 0, None, lead)
         self.rails.append(self.lead)
-        self.left = self.lead
+        self.broken_lead = self.lead
 
     @property
-    def _over(self) -> bool:
+    def _is_closing(self) -> bool:
         return self.messages.outbox.closing or self.messages.ended or self.messages.peer_has_left
 
-    def _tell(self, message: protocol.Message) -> None:
+    def _send(self, message: protocol.Message) -> None:
         if not self.messages.ended and not self.messages.peer_has_left:
             self.messages.controls.send(message)
 
@@ -362,13 +362,13 @@ class Rails:
             rail.state = following
             self._limit(rail)
         if following is _S.UP:
-            self._up(rail)
+            self._on_up(rail)
 
     def _log(self, rail: Rail, what: str, level: int) -> None:
         name = f"rail {rail.number}" if rail.number >= 0 else "a rail"
         logger.log(level, "%s to %s on %s %s", name, self.owner.name, rail.device, what)
 
-    def _trouble(self, rail: Rail, what: str, error: BaseException) -> None:
+    def _record_error(self, rail: Rail, what: str, error: BaseException) -> None:
         """Record an error, and log it as a warning if the rail is up or had no error before."""
         known = rail.error is not None and rail.state is not _S.UP
         self._log(rail, f"{what}: {cause_text(error)}", logging.INFO if known else logging.WARNING)
@@ -400,16 +400,16 @@ class Rails:
             if self.messages.outbox.stripes.has_held_chunks(rail.number):
                 self.messages.lead.connection_broke(error)
         else:
-            self._broke(rail, error)
+            self._fail_rail(rail, error)
 
-    def _up(self, rail: Rail) -> None:
+    def _on_up(self, rail: Rail) -> None:
         assert rail.queue is not None
         assert rail.endpoint is not None
         self.messages.outbox.stripes.add(rail.queue)
         self.sharing.regions.add_rail(rail.queue, rail.endpoint.driver.pool)
         rail.keep_alive = keep_alive_of(rail.queue, rail.endpoint.driver.timers, self.config)
 
-    def _new(self, rail: Rail) -> None:
+    def _add_rail(self, rail: Rail) -> None:
         """Add a rail.
 
         If a rail on the same device is down, replace it, but keep its error and counts.
@@ -423,7 +423,7 @@ class Rails:
                 return
         self.rails.append(rail)
 
-    def _take_in(
+    def _create_rail(
         self, state: RailState, number: int, endpoint: AddressedEndpoint, offer_id: int = 0
     ) -> Rail:
         queue = endpoint.make_queue(self.owner)
@@ -431,7 +431,7 @@ class Rails:
         queue.count_in(self.messages.outbox.counts)
         device = endpoint.driver.context.name
         rail = Rail(device, state, self.clock(), number, endpoint, queue, offer_id)
-        self._new(rail)
+        self._add_rail(rail)
         self._limit(rail)
         return rail
 
@@ -452,7 +452,7 @@ class Rails:
         handler = self.handlers.get(type(message))
         return handler is not None and getattr(self, f"_{handler}")(message) is not False
 
-    def _rail(self, number: int) -> Rail:
+    def _find_rail(self, number: int) -> Rail:
         for rail in self.rails:
             if rail.number == number:
                 return rail
@@ -460,27 +460,27 @@ class Rails:
             f"the peer sent a message about rail {number}, which this connection does not have"
         )
 
-    def hear(self) -> None:
+    def stop_failed(self) -> None:
         """Stop all rails whose queue pair has failed. Do not call this from within a drain."""
         for rail in self.rails:
             queue = rail.queue
             if queue is None or not queue.failed or queue.suspended or rail.state.shown == "down":
                 continue
             assert queue.error is not None
-            self._broke(rail, queue.error)
+            self._fail_rail(rail, queue.error)
 
-    def _broke(self, rail: Rail, error: BaseException) -> None:
-        self._trouble(rail, "broke", error)
+    def _fail_rail(self, rail: Rail, error: BaseException) -> None:
+        self._record_error(rail, "broke", error)
         self._advance(rail, _E.BROKE)
         self._release(rail)
         if rail.state is _S.STOPPED:
-            self._tell_down(rail, error)
+            self._send_rail_down(rail, error)
 
-    def _tell_down(self, rail: Rail, error: BaseException | None) -> None:
+    def _send_rail_down(self, rail: Rail, error: BaseException | None) -> None:
         cause = _UNKNOWN if rail.left_by_peer or error is None else cause_of(error)
-        self._tell(protocol.RailDown(cause, rail.number))
+        self._send(protocol.RailDown(cause, rail.number))
 
-    def lead_broke(self) -> None:
+    def stop_lead(self) -> None:
         """Stop the broken lead before another rail takes over.
 
         Do not call this from within a drain.
@@ -488,9 +488,9 @@ class Rails:
         lead = self.lead
         assert lead.queue is not None
         assert lead.queue.error is not None
-        lead.bytes_sent, received = self._of_lead()
+        lead.bytes_sent, received = self._lead_bytes()
         lead.bytes_received = received - lead.queue.bytes_read
-        self._broke(lead, lead.queue.error)
+        self._fail_rail(lead, lead.queue.error)
 
     def probe(self) -> None:
         """Probe all rails that are up, to detect whether the peer has failed."""
@@ -498,46 +498,46 @@ class Rails:
             if rail.state is _S.UP and rail.queue is not None and rail.queue.free:
                 rail.queue.post_checked(Probe(lambda: None))
 
-    def lead_on(self, rail: Rail) -> None:
+    def set_lead(self, rail: Rail) -> None:
         """Make `rail` the lead."""
         if rail.state is _S.CONNECTING:  # the peer already uses this rail
             self._advance(rail, _E.READY)
-            rail.ready_comes = True
+            rail.ready_expected = True
         observation.lead_moved(self.lead.device)
-        self.left, self.lead, rail.since = self.lead, rail, self.clock()
+        self.broken_lead, self.lead, rail.since = self.lead, rail, self.clock()
         for it in self.rails:
             self._limit(it)  # restart it, because the peer could not send without a lead
 
-    def lead_moved(self, again: int) -> None:
+    def log_lead_change(self, again: int) -> None:
         """Log that the peer uses the new lead. `again` counts the retransmitted items."""
-        took = 1e3 * (self.clock() - self.left.broke_at)
+        took = 1e3 * (self.clock() - self.broken_lead.broke_at)
         text = (
-            f"is the new lead, {took:.3g} ms after {self.left.device} broke; retransmitting "
+            f"is the new lead, {took:.3g} ms after {self.broken_lead.device} broke; retransmitting "
             f"{again} frames and requests"
         )
         self._log(self.lead, text, logging.WARNING)
 
-    def _told_down(self, message: protocol.RailDown) -> None:
-        rail = self._rail(message.rail)
+    def _on_rail_down(self, message: protocol.RailDown) -> None:
+        rail = self._find_rail(message.rail)
         if rail is self.lead and rail.state is _S.UP:
             raise ProtocolError("the peer has stopped the lead rail")
-        tells = rail.state is not _S.STOPPED
+        notify = rail.state is not _S.STOPPED
         cause = protocol.rail_cause_text(message.request_id)
-        if tells:
+        if notify:
             text = f"the peer has stopped this rail{': ' if cause else ''}{cause}"
-            self._trouble(rail, "is down", ConnectionBrokenError(text))
+            self._record_error(rail, "is down", ConnectionBrokenError(text))
         elif rail.left_by_peer and cause:
             rail.error = ConnectionBrokenError(f"{rail.error}: {cause}")
             self._log(rail, f"broke at the peer: {cause}", logging.WARNING)
         self._advance(rail, _E.DOWN)
-        self._loop.call_soon(self._gone, rail, tells)
+        self._loop.call_soon(self._release_ended, rail, notify)
 
-    def _gone(self, rail: Rail, tells: bool) -> None:
-        """Release a rail that has ended on both sides. If `tells`, send RailDown to the peer."""
+    def _release_ended(self, rail: Rail, notify: bool) -> None:
+        """Release a rail that has ended on both sides. If `notify`, send RailDown to the peer."""
         self._release(rail)
         self.messages.outbox.stripes.release_held_chunks(rail.number)
-        if tells:
-            self._tell(protocol.RailDown(_UNKNOWN, rail.number))
+        if notify:
+            self._send(protocol.RailDown(_UNKNOWN, rail.number))
 
     def _release(self, rail: Rail) -> None:
         """Release a rail. Do not call this from within a drain.
@@ -578,7 +578,7 @@ class Rails:
             for rail in self.rails:
                 steps.callback(rail.release)
 
-    def _of_lead(self) -> tuple[int, int]:
+    def _lead_bytes(self) -> tuple[int, int]:
         """Return the number of message bytes that the lead has sent and received.
 
         These are the connection's counts minus those of the other rails.
@@ -587,19 +587,19 @@ class Rails:
         others = [it for it in self.rails if it is not self.lead]
         sent = counts.bytes_sent - sum(rail.bytes_sent for rail in others)
         # The connection does not count a message until the user takes it.
-        received = counts.bytes_received - sum(rail.all_received for rail in others)
+        received = counts.bytes_received - sum(rail.total_bytes_received for rail in others)
         return sent, max(0, received)
 
     def status(self) -> list[RailStatus]:
         """Return the status of all rails. Thread-safe."""
-        lead, of_lead = self.lead, self._of_lead()
+        lead, lead_bytes = self.lead, self._lead_bytes()
         return [
             RailStatus(
                 rail.device,
                 "lead" if rail is lead and rail.state is _S.UP else rail.state.shown,
                 rail.since,
                 rail.error,
-                *(of_lead if rail is lead else (rail.bytes_sent, rail.all_received)),
+                *(lead_bytes if rail is lead else (rail.bytes_sent, rail.total_bytes_received)),
                 rail.error_at,
                 **rail.transfers._asdict(),
             )
@@ -615,74 +615,76 @@ class OfferingRails(Rails):
     """The rails of the connecting side."""
 
     step_limit = "connect_timeout"
-    handlers = Rails.handlers | {protocol.RailAnswer: "answered", protocol.Error: "refused"}
+    handlers = Rails.handlers | {protocol.RailAnswer: "on_answer", protocol.Error: "on_refusal"}
 
-    berths: dict[str, Berth] = field(default_factory=dict)
-    """The berths by device name."""
-    crowded: list[Berth] = field(default_factory=list)
-    """Berths for which the peer has no room until another rail ends."""
+    slots: dict[str, RailSlot] = field(default_factory=dict)
+    """The slots by device name."""
+    waiting_slots: list[RailSlot] = field(default_factory=list)
+    """Slots for which the peer has no room until another rail ends."""
 
     def begin(self) -> None:
         """Offer a rail on each further device, up to the maximum number."""
         others = [device for device in self.devices if device.name != self.lead.device]
-        for device in others[: self.most - 1]:
-            self._offer(self._berth(device))
+        for device in others[: self.max_rails - 1]:
+            self._offer(self._add_slot(device))
 
-    def _berth(self, device: verbs.Device) -> Berth:
-        self.berths[device.name] = berth = Berth(device, self._offer, self.later)
-        return berth
+    def _add_slot(self, device: verbs.Device) -> RailSlot:
+        self.slots[device.name] = slot = RailSlot(device, self._offer, self.later)
+        return slot
 
-    def _up(self, rail: Rail) -> None:
-        super()._up(rail)
-        if (berth := self.berths.get(rail.device)) is not None:
-            berth.up(self.clock())
+    def _on_up(self, rail: Rail) -> None:
+        super()._on_up(rail)
+        if (slot := self.slots.get(rail.device)) is not None:
+            slot.up(self.clock())
 
-    def lead_broke(self) -> None:
+    def stop_lead(self) -> None:
         """Stop the lead, and offer rails on its device from now on."""
         for device in self.devices:
-            if device.name == self.lead.device and device.name not in self.berths:
+            if device.name == self.lead.device and device.name not in self.slots:
                 with suppress(RDMAError, OSError):  # the next offer tries again
-                    self._berth(device).watch(self.config)
-        super().lead_broke()
+                    self._add_slot(device).watch(self.config)
+        super().stop_lead()
 
-    def _gone(self, rail: Rail, tells: bool) -> None:
-        super()._gone(rail, tells)
-        if self._over or (berth := self.berths.get(rail.device)) is None:
+    def _release_ended(self, rail: Rail, notify: bool) -> None:
+        super()._release_ended(rail, notify)
+        if self._is_closing or (slot := self.slots.get(rail.device)) is None:
             return
-        self.crowded.append(berth)
+        self.waiting_slots.append(slot)
         error = rail.error
         if not isinstance(error, RequestRefusedError) or error.code != protocol.ErrorCode.QUOTA:
-            while self.crowded:
-                self.crowded.pop(0).empty(self.clock())
+            while self.waiting_slots:
+                self.waiting_slots.pop(0).retry_later(self.clock())
 
     def close(self) -> None:
         with ExitStack() as steps:
-            for each in self.berths.values():
+            for each in self.slots.values():
                 steps.callback(each.close)
             steps.callback(super().close)
 
-    def _offer(self, berth: Berth) -> None:
-        if self._over:
+    def _offer(self, slot: RailSlot) -> None:
+        if self._is_closing:
             return
-        name = berth.device.name
+        name = slot.device.name
         try:
-            berth.watch(self.config)
+            slot.watch(self.config)
             to = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
-            endpoint = self._make(berth.device, to)
+            endpoint = self._make(slot.device, to)
         except UNMADE as error:
             rail = next((rail for rail in self.rails if rail.device == name), None)
             if rail is None:
-                self._new(rail := Rail(name, _S.DOWN, self.clock()))
-            self._trouble(rail, "cannot be created", error)  # an earlier rail keeps its `since`
-            berth.empty(self.clock())
+                self._add_rail(rail := Rail(name, _S.DOWN, self.clock()))
+            self._record_error(
+                rail, "cannot be created", error
+            )  # an earlier rail keeps its `since`
+            slot.retry_later(self.clock())
             return
         self.latest += 1
         offer_id = self.messages.controls.new_request_id()
-        self._take_in(_S.OFFERED, self.latest, endpoint, offer_id)
-        self._tell(protocol.RailOffer(offer_id, self.latest, endpoint.endpoint.pack()))
+        self._create_rail(_S.OFFERED, self.latest, endpoint, offer_id)
+        self._send(protocol.RailOffer(offer_id, self.latest, endpoint.endpoint.pack()))
 
-    def _answered(self, answer: protocol.RailAnswer) -> None:
-        rail = self._rail(answer.rail)
+    def _on_answer(self, answer: protocol.RailAnswer) -> None:
+        rail = self._find_rail(answer.rail)
         if rail.offer_id != answer.request_id:
             raise ProtocolError(
                 f"the peer sent a response for rail {rail.number} with an unknown request number"
@@ -690,7 +692,7 @@ class OfferingRails(Rails):
         remote = Endpoint.unpack(answer.endpoint)
         self._advance(rail, _E.ANSWERED)
         if rail.state is _S.STOPPED:
-            self._tell_down(rail, rail.error)
+            self._send_rail_down(rail, rail.error)
         else:
             self._loop.call_soon(self._bring_up, rail, remote)
 
@@ -701,28 +703,28 @@ class OfferingRails(Rails):
             self._connect(rail.endpoint, remote)
             self.messages.prepare_rail(rail.queue)
         except UNMADE as error:
-            self._broke(rail, error)
+            self._fail_rail(rail, error)
         else:
             rail.queue.post(Probe(partial(self._acknowledged, rail)))
 
     def _acknowledged(self, rail: Rail) -> None:
         if rail.state is _S.CONNECTING:
             # Send this before the transition, which sends the memory keys for the rail.
-            self._tell(protocol.RailReady(0, rail.number))
+            self._send(protocol.RailReady(0, rail.number))
         if rail.state is _S.CONNECTING:  # otherwise, sending has ended the connection
             self._advance(rail, _E.READY)
             if self.lead.state is not _S.UP:  # the lead broke and has not been replaced yet
-                self.messages.failover.rose()
+                self.messages.failover.on_rail_up()
 
-    def _refused(self, error: protocol.Error) -> bool:
+    def _on_refusal(self, error: protocol.Error) -> bool:
         for rail in self.rails:
             if rail.offer_id == error.request_id and rail.state in (_S.OFFERED, _S.ABANDONED):
                 if rail.state is _S.OFFERED:
                     peer = self.messages.lead.peer
                     refusal = RequestRefusedError(error.code, error.text, peer=peer)
-                    self._trouble(rail, "is refused", refusal)
+                    self._record_error(rail, "is refused", refusal)
                 self._advance(rail, _E.REFUSED)
-                self._loop.call_soon(self._gone, rail, False)
+                self._loop.call_soon(self._release_ended, rail, False)
                 return True
         return False
 
@@ -731,16 +733,16 @@ class OfferingRails(Rails):
 class AnsweringRails(Rails):
     """The rails of the accepting side."""
 
-    handlers = Rails.handlers | {protocol.RailOffer: "offered", protocol.RailReady: "ready"}
+    handlers = Rails.handlers | {protocol.RailOffer: "on_offer", protocol.RailReady: "on_ready"}
     offers: Bucket = field(default_factory=lambda: Bucket(OFFER_BURST, OFFER_RATE, 0))
 
-    def _ready(self, ready: protocol.RailReady) -> None:
-        rail = self._rail(ready.rail)
-        comes, rail.ready_comes = rail.ready_comes, False
-        if not comes:
+    def _on_ready(self, ready: protocol.RailReady) -> None:
+        rail = self._find_rail(ready.rail)
+        expected, rail.ready_expected = rail.ready_expected, False
+        if not expected:
             self._advance(rail, _E.READY)
 
-    def _offered(self, offer: protocol.RailOffer) -> None:
+    def _on_offer(self, offer: protocol.RailOffer) -> None:
         if offer.rail != self.latest + 1:
             raise ProtocolError(
                 f"the peer offered rail {offer.rail}, but rail {self.latest + 1} is next"
@@ -758,13 +760,13 @@ class AnsweringRails(Rails):
     def _refuse(self, offer: protocol.RailOffer, code: protocol.ErrorCode, why: str) -> None:
         if code == protocol.ErrorCode.QUOTA:
             logger.info("rejecting a rail offered by %s: %s", self.owner.peer_name, why)
-        self._tell(protocol.Error(offer.request_id, code, why))
+        self._send(protocol.Error(offer.request_id, code, why))
 
     def _answer(self, offer: protocol.RailOffer, remote: Endpoint) -> None:
         alive = [rail for rail in self.rails if rail.state is not _S.DOWN]
-        if self._over:
+        if self._is_closing:
             self._refuse(offer, protocol.ErrorCode.CANCELLED, "the connection is being closed")
-        elif len(alive) >= self.most:
+        elif len(alive) >= self.max_rails:
             text = (
                 f"the connection already has {len(alive)} rails (Config.max_rails of the listener)"
             )
@@ -775,16 +777,16 @@ class AnsweringRails(Rails):
             except UNMADE as error:
                 self._refuse(offer, protocol.ErrorCode.INTERNAL, cause_text(error))
                 return
-            rail = self._take_in(_S.CONNECTING, offer.rail, endpoint)
+            rail = self._create_rail(_S.CONNECTING, offer.rail, endpoint)
             failure: Exception | None = None
             try:
                 assert rail.queue is not None
                 self.messages.prepare_rail(rail.queue)
             except UNMADE as error:
                 failure = error
-            self._tell(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
+            self._send(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
             if failure is not None and rail.state is _S.CONNECTING:  # else the connection has ended
-                self._broke(rail, failure)
+                self._fail_rail(rail, failure)
 
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:
         """Create a queue pair and connect it to the peer's.

@@ -24,7 +24,7 @@ from .shares import Loan, Share
 if TYPE_CHECKING:
     from .._datapath.rail import SendQueue
 
-MOST_ENDED = 4096
+MAX_ENDED = 4096
 """The maximum length of `Regions._ended`, which has two entries per run of consecutive ids.
 
 A peer that follows the protocol never causes more runs than it has active regions.
@@ -45,7 +45,7 @@ class Regions:
         self.shares: dict[int, Share] = {}
         self.lent_bytes: int = 0  # includes memory that was handed over but not yet received
         self.used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
-        self.keyless: dict[int, Callable[[], object]] = {}
+        self.pending_delivery: dict[int, Callable[[], object]] = {}
         """Functions that deliver the regions waiting for a key for the lead, by region id."""
 
     def begin(self, granter: int, peer: int) -> None:
@@ -63,10 +63,10 @@ class Regions:
         if isinstance(share, Loan):
             self.lent_bytes += len(share.buffer)
 
-    def granted(self, share: Share) -> None:
+    def on_grant_sent(self, share: Share) -> None:
         """Record that the token has been queued, so that later messages may refer to the region."""
         share.told = True
-        share._open_rails()  # for rails that came up in the meantime
+        share._create_rail_keys()  # for rails that came up in the meantime
 
     def renumber(self, share: Share) -> None:
         """Give the share a new id for a new token. The old token, with the old key, has ended."""
@@ -81,9 +81,9 @@ class Regions:
 
     def lease_for(self, lease_ms: int) -> float | None:
         """Convert a requested lease to seconds, limited by `Config.max_lease`. 0 means no limit."""
-        asked = lease_ms / 1000 if lease_ms else None
+        requested = lease_ms / 1000 if lease_ms else None
         most = lease_seconds(self._config.max_lease)
-        return most if asked is None or (most is not None and asked > most) else asked
+        return most if requested is None or (most is not None and requested > most) else requested
 
     def check_quota(self, length: int, handed_over: int) -> None:
         """Raise QuotaError if the peer may not borrow `length` more bytes.
@@ -137,7 +137,7 @@ class Regions:
                 del ended[at]  # merge with an adjacent run
             else:
                 ended.insert(at, bound)
-        if len(ended) > MOST_ENDED:
+        if len(ended) > MAX_ENDED:
             del ended[:2]
 
     def use(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
@@ -159,19 +159,19 @@ class Regions:
         """
         region_id = region.token.region_id
         self.use(region)
-        self.keyless[region_id] = partial(take, region)
+        self.pending_delivery[region_id] = partial(take, region)
         if not self.lead.number:
-            self._hand_out(region_id)
+            self._deliver(region_id)
         else:
             region._user = None
         for rail, rkey in keys:
-            self.take_key(region_id, rail, rkey)
+            self.add_key(region_id, rail, rkey)
 
-    def _hand_out(self, region_id: int) -> None:
-        if (hand_out := self.keyless.pop(region_id, None)) is not None:
-            hand_out()
+    def _deliver(self, region_id: int) -> None:
+        if (deliver := self.pending_delivery.pop(region_id, None)) is not None:
+            deliver()
 
-    def take_key(self, region_id: int, rail: int, rkey: int) -> None:
+    def add_key(self, region_id: int, rail: int, rkey: int) -> None:
         region, lead = self.used.get(region_id), self.lead.number
         known = (lead, *(other.number for other in self.rails))
         if rail not in known or region is None or region._keys is None:
@@ -179,15 +179,15 @@ class Regions:
         region._keys[rail] = rkey
         if rail == lead:
             region._move(lead)
-            self._hand_out(region_id)
+            self._deliver(region_id)
 
-    def taken_back(self, region_id: int) -> None:
+    def on_region_end(self, region_id: int) -> None:
         """Handle the peer's message that one of its regions has ended."""
         self.end(region_id)
         region = self.used.pop(region_id, None)
         if region is not None:
-            region._take_back()
-        self._hand_out(region_id)
+            region._on_revoked()
+        self._deliver(region_id)
 
     # ---- rails ---------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class Regions:
         self.rails[rail] = pool
         for share in list(self.shares.values()):
             if share.told:
-                share._open_rails()
+                share._create_rail_keys()
 
     def remove_rail(self, rail: SendQueue) -> None:
         """Remove a rail before its queue pair is destroyed."""
@@ -220,4 +220,4 @@ class Regions:
                 break
         for region_id, region in list(self.used.items()):
             if region._move(lead.number):
-                self._hand_out(region_id)
+                self._deliver(region_id)

@@ -68,8 +68,8 @@ class RemoteMemory(RemoteBase):
         region = self._region
         if user is not region._sharing.owner:
             raise ValueError(f"{region!r} belongs to another connection")
-        if region._over:
-            raise region._unusable()
+        if region._has_ended:
+            raise region._unusable_error()
 
 
 class RemoteRegion(RemoteMemory, AsyncContext):
@@ -90,7 +90,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
     ) -> None:
         self._sharing, self._clock = sharing, sharing.clock
         self._lent = lent
-        self._why = ""
+        self._end_reason = ""
         self._changes = WaitQueue()
         self._user: object = sharing.owner
         """The connection, or None while the region has no key for the lead."""
@@ -100,7 +100,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         self._lease_from(self._clock.now() if since is None else since, token.lease_ms)
 
     def __repr__(self) -> str:
-        state = "" if self._usable else f" {self._why or 'given up'}"
+        state = "" if self._usable else f" {self._end_reason or 'given up'}"
         return (
             f"<RemoteRegion {self.token.region_id:#x} of {len(self)} bytes, "
             f"{self.token.access!r}{state}>"
@@ -136,7 +136,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         return None if math.isinf(left) else left
 
     @property
-    def _over(self) -> bool:
+    def _has_ended(self) -> bool:
         return not self._usable or self._deadline <= self._clock.now()
 
     @property
@@ -146,7 +146,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         This is the case if its lease has expired, its owner has revoked it, this side has released
         it, or the connection has ended.
         """
-        return self._over or self._sharing.ended
+        return self._has_ended or self._sharing.ended
 
     async def wait_ended(self) -> None:
         """Wait until `ended` is True."""
@@ -168,18 +168,20 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         """
         lease_ms, region_id = milliseconds(lease_seconds(lease)), self.token.region_id
         self._check(self._sharing.owner)
-        await self._sharing.ask(lambda number: protocol.RegionRenew(number, region_id, lease_ms))
+        await self._sharing.send_request(
+            lambda number: protocol.RegionRenew(number, region_id, lease_ms)
+        )
 
     def _lease_from(self, since: float, lease_ms: int) -> None:
         """Start a lease of `lease_ms` milliseconds at time `since`. 0 means no time limit."""
         self._deadline = since + lease_ms / 1000 if lease_ms else math.inf
         self._wake()
 
-    def _take_back(self) -> None:
+    def _on_revoked(self) -> None:
         if self._usable:
-            self._why = "reclaimed by its owner"
+            self._end_reason = "reclaimed by its owner"
             self._deadline: float = -math.inf
-            self._give_up()
+            self._mark_unusable()
 
     def _move(self, lead: int) -> bool:
         """Switch to the key for the new lead. Returns whether the region has this key.
@@ -194,12 +196,12 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         elif self._keys is not None:
             self._user = None
         elif not self.ended:
-            self._why, self._deadline = "lost with the rail that had its key", -math.inf
+            self._end_reason, self._deadline = "lost with the rail that had its key", -math.inf
             self._usable = False  # the id stays valid, because the owner may send a new token
             self._wake()
         return rkey is not None
 
-    def _unusable(self) -> BufferStateError:
+    def _unusable_error(self) -> BufferStateError:
         if self._usable:
             longer = (
                 "renew the lease in time (RemoteRegion.renew), or request a longer lease (lease= "
@@ -211,11 +213,11 @@ class RemoteRegion(RemoteMemory, AsyncContext):
             return LeaseEndedError(
                 f"the lease on {self!r} has ended: {longer}", self.token.region_id
             )
-        if self._why:
+        if self._end_reason:
             return LeaseEndedError(f"{self!r} cannot be used again", self.token.region_id)
         return BufferStateError(f"{self!r} cannot be used again")
 
-    def _give_up(self) -> None:
+    def _mark_unusable(self) -> None:
         """Make the region unusable on this side. It belongs to its owner again."""
         self._usable: bool = False
         self._sharing.regions.end(self.token.region_id)
@@ -223,8 +225,8 @@ class RemoteRegion(RemoteMemory, AsyncContext):
 
     def _drop(self) -> None:
         """Return a granted region that the requester no longer wants."""
-        self._give_up()
-        self._sharing.give_back(self.token.region_id)
+        self._mark_unusable()
+        self._sharing.release_region(self.token.region_id)
 
     def _wake(self) -> None:
         self._changes.wake_all()
@@ -232,8 +234,8 @@ class RemoteRegion(RemoteMemory, AsyncContext):
     async def release(self) -> None:
         """Tell the owner that the region is no longer needed. A second call has no effect."""
         if self._usable:
-            self._give_up()
-            await self._sharing.tell(protocol.RegionRelease(0, self.token.region_id))
+            self._mark_unusable()
+            await self._sharing.send(protocol.RegionRelease(0, self.token.region_id))
 
     async def _hand_over(self) -> None:
         """Return the region to its owner, who receives the contents as a Buffer."""
@@ -241,8 +243,8 @@ class RemoteRegion(RemoteMemory, AsyncContext):
             raise ValueError(
                 f"cannot hand over {self!r}: the region was not borrowed with request_region"
             )
-        self._give_up()
-        await self._sharing.tell(protocol.RegionReturn(0, self.token.region_id))
+        self._mark_unusable()
+        await self._sharing.send(protocol.RegionReturn(0, self.token.region_id))
 
     async def __aenter__(self) -> Self:
         return self
@@ -255,7 +257,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
     def __del__(self) -> None:
         """Return borrowed memory to its owner. This can run in any thread, at any time."""
         if getattr(self, "_lent", False) and self._usable:  # even if its lease has expired
-            self._sharing.call_soon(self._sharing.give_back, self.token.region_id)
+            self._sharing.call_soon(self._sharing.release_region, self.token.region_id)
 
 
 class RemoteSlice(RemoteMemory):

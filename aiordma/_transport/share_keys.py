@@ -63,7 +63,7 @@ class ShareKey:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """A future that completes when the key works, or fails if the key will never work."""
         self._on_ready: Callable[[], None] | None = None
-        self.withdraw_news: Callable[[], None] = lambda: None
+        self.withdraw_announcement: Callable[[], None] = lambda: None
         """A function that withdraws the message announcing the key, unless it has been sent."""
         self._begin()
 
@@ -83,7 +83,7 @@ class ShareKey:
         if on_ready is not None:
             key.on_ready(on_ready)
 
-    def give_up(self) -> None:
+    def notify_ready(self) -> None:
         """Call and remove the `on_ready` callback, if any."""
         on_ready, self._on_ready = self._on_ready, None
         if on_ready is not None:
@@ -94,7 +94,7 @@ class ShareKey:
         """Whether the key no longer works."""
         return self._mr.closed
 
-    def end_now(self) -> bool:
+    def try_end(self) -> bool:
         """End the key. Returns False, and has no effect, if the key's bind is in progress.
 
         Any thread may call this method, but not concurrently with `close`.
@@ -102,7 +102,7 @@ class ShareKey:
         self._mr.close()
         return True
 
-    def end_under_way(self) -> None:
+    def force_end(self) -> None:
         """End the key. A bind that is still in progress then fails and ends the connection."""
         self._mr.close()
 
@@ -118,7 +118,7 @@ class WindowKey(ShareKey):
         self._queue = queue
         self._window = Window(mr.pd.alloc_mw(verbs.MWType.TYPE_2))
         self._rights = rights
-        self._under_way: set[WorkRequest] = set()
+        self._in_flight: set[WorkRequest] = set()
         self._closing = self._expired = False
         self._bind: Bind | None = None  # None once the device has finished the bind
         super().__init__(mr)
@@ -126,40 +126,40 @@ class WindowKey(ShareKey):
     def _begin(self) -> None:
         self._bind = bind = Bind(self, self._window, self._mr, int(self._rights))
         self.rkey = bind.next_key
-        self._under_way.add(bind)
+        self._in_flight.add(bind)
         self._queue.post(bind)
 
-    def _end_wait(self, error: BaseException | None) -> None:
+    def _settle_ready(self, error: BaseException | None) -> None:
         if settle(self.ready, None, error) and error is None:
-            self.give_up()
+            self.notify_ready()
 
     @property
     def closed(self) -> bool:
         return self._closing or self._expired or self._mr.closed
 
-    def over(self, work: WorkRequest) -> None:
+    def on_finished(self, work: WorkRequest) -> None:
         """Remove a finished request. The last request frees the window of a closing key."""
-        self._under_way.discard(work)
+        self._in_flight.discard(work)
         if work is self._bind:
             self._bind = None
-        self._end_wait(None)
-        if self._closing and not self._under_way:
+        self._settle_ready(None)
+        if self._closing and not self._in_flight:
             self._free()
 
     def failed(self, error: BaseException) -> None:
         """Fail `ready` with `error`, and free the window if the key is closing."""
         self._bind = None
-        self._end_wait(error)
+        self._settle_ready(error)
         if self._closing:
             self._free()  # windows must be freed before their queue pair is destroyed
 
-    def end_now(self) -> bool:
-        if self._under_way:
+    def try_end(self) -> bool:
+        if self._in_flight:
             return False
         self._free()  # no request is in progress, and none will be posted
         return True
 
-    def end_under_way(self) -> None:
+    def force_end(self) -> None:
         self._expired = True
         bind = self._bind
         if bind is not None:
@@ -173,13 +173,13 @@ class WindowKey(ShareKey):
         self._closing = True
         if self._mr.closed:  # the lease thread has ended the key
             return
-        if self._under_way and not self._queue.failed:
-            self._queue.withdraw(self._under_way.copy())
-        if self._under_way and not self._queue.failed and self._queue.free:
+        if self._in_flight and not self._queue.failed:
+            self._queue.withdraw(self._in_flight.copy())
+        if self._in_flight and not self._queue.failed and self._queue.free:
             invalidation = Invalidation(self, self._window.rkey)
-            self._under_way.add(invalidation)
+            self._in_flight.add(invalidation)
             self._queue.post_checked(invalidation)
-        elif not self._under_way or self._queue.failed:
+        elif not self._in_flight or self._queue.failed:
             self._free()
 
     def _free(self) -> None:
@@ -187,22 +187,22 @@ class WindowKey(ShareKey):
         self._mr.close()
 
 
-class OfKey:
+class KeyRequest:
     """A mix-in for window requests that reports their outcome to the key."""
 
     key: WindowKey
 
     def done(self, _: int) -> None:
-        self.key.over(cast("WorkRequest", self))
+        self.key.on_finished(cast("WorkRequest", self))
 
     def failed(self, error: BaseException) -> None:
         self.key.failed(error)
 
     def release(self) -> None:
-        self.key.over(cast("WorkRequest", self))
+        self.key.on_finished(cast("WorkRequest", self))
 
 
-class Bind(OfKey, BindRequest):
+class Bind(KeyRequest, BindRequest):
     """A request that binds a key's window."""
 
     def __init__(self, key: WindowKey, window: Window, mr: verbs.MemoryRegion, access: int) -> None:
@@ -210,7 +210,7 @@ class Bind(OfKey, BindRequest):
         self.key = key
 
 
-class Invalidation(OfKey, WorkRequest):
+class Invalidation(KeyRequest, WorkRequest):
     """A request that invalidates a window whose bind is still in progress."""
 
     def __init__(self, key: WindowKey, rkey: int) -> None:

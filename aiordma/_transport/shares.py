@@ -47,8 +47,8 @@ class Share:
         self.told = False
         """Whether the peer knows the region, so that keys for other rails must be announced."""
         memory._pin()
-        self._over = False
-        self._lapsed = False  # the lease thread has ended the keys
+        self._ended = False
+        self._keys_expired = False  # the lease thread has ended the keys
         self._deadline: Deadline | None = None
         self._grace: Deadline | None = None  # pause after the deadline for a bind in progress
         self.region_id = region_id
@@ -68,13 +68,13 @@ class Share:
         send the token in a message on this connection without waiting, because the message arrives
         after the key has become valid. If the connection ends first, its error is raised.
         """
-        while not self._over:
-            key = self._first
+        while not self._ended:
+            key = self._oldest_key
             try:
                 await asyncio.shield(key.ready)
             except OutcomeUnknownError:  # the key of another rail will replace it
-                if self._first is key and not self._over:
-                    await self._sharing.switched()
+                if self._oldest_key is key and not self._ended:
+                    await self._sharing.wait_lead_change()
                 continue
             others = [it.ready for it in self._keys.values() if not it.ready.done()]
             if others:
@@ -82,7 +82,7 @@ class Share:
             elif self._replaced is None:
                 return
             else:
-                await self._sharing.switched()
+                await self._sharing.wait_lead_change()
         self._sharing.check_end()
 
     def _on_ready(self, callback: Callable[[], None]) -> None:
@@ -91,9 +91,9 @@ class Share:
             if not key.ready.done():
                 key.on_ready(partial(self._on_ready, callback))
                 return
-        self._first.on_ready(callback)
+        self._oldest_key.on_ready(callback)
 
-    def _keys_of_rails(self) -> Keys:
+    def _rail_keys(self) -> Keys:
         """Return (rail, key) pairs for the working keys. The token contains the key for rail 0."""
         return tuple(
             (rail.number, key.rkey)
@@ -102,7 +102,7 @@ class Share:
         )
 
     @property
-    def _first(self) -> share_keys.ShareKey:
+    def _oldest_key(self) -> share_keys.ShareKey:
         """The oldest key. It represents all keys, because they end together."""
         first = next(iter(self._keys.values()), self._replaced)
         assert first is not None
@@ -113,12 +113,12 @@ class Share:
         if rail in self._keys:
             return
         key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
-        if self._lease_is_over():
+        if self._lease_has_expired():
             key.close()  # the lease thread may have missed the new key
         elif self.told:
-            key.on_ready(partial(self._tell_key, rail))
+            key.on_ready(partial(self._announce_key, rail))
 
-    def _open_rails(self) -> None:
+    def _create_rail_keys(self) -> None:
         """Create keys for all rails other than the lead. If one fails, `_move` tries again."""
         for rail, pool in self._sharing.regions.rails.items():
             with suppress(RDMAError, OSError, MemoryError):
@@ -126,7 +126,7 @@ class Share:
 
     def _move(self, lead: SendQueue, pool: MemoryPool) -> None:
         """Switch to a new lead. Raises an exception if its device cannot use the memory."""
-        if self._over:
+        if self._ended:
             return
         self._add_rail(lead, pool)
         before, self._replaced, key = self._replaced, None, self._keys[lead]
@@ -138,11 +138,11 @@ class Share:
         self.token = replace(self.token, region_id=self.region_id, rkey=key.rkey)
         before.replace(key)
 
-    def _tell_key(self, rail: SendQueue) -> None:
+    def _announce_key(self, rail: SendQueue) -> None:
         key = self._keys.get(rail)
         if key is not None and not self.revoked:
             news = protocol.RegionKey(0, self.region_id, rail.number, key.rkey)
-            key.withdraw_news = self._sharing.notify(news)
+            key.withdraw_announcement = self._sharing.notify(news)
 
     def _remove_rail(self, rail: SendQueue) -> None:
         """Remove a rail before its queue pair is destroyed.
@@ -152,27 +152,27 @@ class Share:
         key = self._keys.pop(rail, None)  # the lease thread no longer ends this key
         if key is None:
             return
-        if self._lease_is_over():
-            self._expired()
-        key.withdraw_news()  # messages would pile up if the peer returned no credits
+        if self._lease_has_expired():
+            self._on_expired()
+        key.withdraw_announcement()  # messages would pile up if the peer returned no credits
         key.close()
         if self._keys:
-            key.give_up()
+            key.notify_ready()
         else:
             self._replaced = key
 
     @property
     def revoked(self) -> bool:
         """Whether the share has ended and the peer's key no longer works."""
-        return self._over or (
-            self._lease_is_over() and all(key.closed for key in self._keys.values())
+        return self._ended or (
+            self._lease_has_expired() and all(key.closed for key in self._keys.values())
         )
 
-    def _lease_is_over(self) -> bool:
+    def _lease_has_expired(self) -> bool:
         """Return whether the lease has expired. Waits if the lease thread is ending the keys."""
         if self._deadline is not None and not self._deadline.pending:
             self._deadline.cancel()  # waits if the action is running
-        return self._lapsed
+        return self._keys_expired
 
     def revoke(self) -> None:
         """Revoke the peer's access. When this returns, the key no longer works.
@@ -186,7 +186,7 @@ class Share:
         the connection, as verbs require. To avoid this, make sure that the peer has finished before
         you revoke its access.
         """
-        self._end(tells=True)
+        self._end(notify=True)
 
     async def renew(self, lease: float | None) -> None:
         """Start a new lease now, and notify the peer.
@@ -203,7 +203,7 @@ class Share:
         lease = lease_seconds(lease)
         if not self._lease_from_now(lease, at_least=True):
             raise BufferStateError(f"{self!r} has ended: share the memory again")
-        await self._sharing.tell(protocol.RegionLease(0, self.region_id, milliseconds(lease)))
+        await self._sharing.send(protocol.RegionLease(0, self.region_id, milliseconds(lease)))
         self._lease_from_now(lease)
 
     def _lease_from_now(self, lease: float | None, *, at_least: bool = False) -> bool:
@@ -217,37 +217,37 @@ class Share:
         shorter = when is not None and (before is None or when < before.when)
         if before is not None and not (at_least and shorter):
             before.cancel()
-        if self._over or self._lease_is_over():
+        if self._ended or self._lease_has_expired():
             return False
         if not (at_least and shorter):
             self._deadline = None
             if when is not None:
                 try:
-                    self._deadline = lease_thread.at(self._clock, when, self._expire)
+                    self._deadline = lease_thread.schedule(self._clock, when, self._expire)
                 except RDMAError:
-                    self._end(tells=True)  # otherwise, the peer's access would never end
+                    self._end(notify=True)  # otherwise, the peer's access would never end
                     raise
         return True
 
     def _expire(self) -> None:
         """End the keys when the lease expires. Runs in the lease thread; the loop does the rest."""
-        self._lapsed = True
+        self._keys_expired = True
         try:
-            late = [key for key in list(self._keys.values()) if not key.end_now()]
+            late = [key for key in list(self._keys.values()) if not key.try_end()]
             if late:
                 when = self._clock.now() + share_keys.GRACE
-                self._grace = lease_thread.at(self._clock, when, partial(end_all, late))
+                self._grace = lease_thread.schedule(self._clock, when, partial(force_end_all, late))
         finally:
-            self._sharing.call_soon(self._expired)
+            self._sharing.call_soon(self._on_expired)
 
-    def _expired(self) -> None:
-        self._end(tells=True)
+    def _on_expired(self) -> None:
+        self._end(notify=True)
 
-    def _end(self, *, tells: bool) -> None:
-        """End the share. If `tells` is True, notify the peer."""
-        if self._over:
+    def _end(self, *, notify: bool) -> None:
+        """End the share. If `notify` is True, notify the peer."""
+        if self._ended:
             return
-        self._over = True
+        self._ended = True
         if self._deadline is not None:
             self._deadline.cancel()
         if self._grace is not None:
@@ -257,7 +257,7 @@ class Share:
                 closing.callback(key.close)
         self._memory._unpin()
         self._sharing.regions.forget(self)
-        if tells:
+        if notify:
             self._sharing.notify(protocol.RegionEnd(0, self.region_id))
 
     def __enter__(self) -> Self:
@@ -267,9 +267,9 @@ class Share:
         self.revoke()
 
 
-def end_all(keys: list[share_keys.ShareKey]) -> None:
+def force_end_all(keys: list[share_keys.ShareKey]) -> None:
     for key in keys:
-        key.end_under_way()
+        key.force_end()
 
 
 class Loan(Share):
@@ -286,18 +286,18 @@ class Loan(Share):
         self.buffer = buffer
         super().__init__(sharing, region_id, buffer, rights, lease)
 
-    def _expired(self) -> None:
+    def _on_expired(self) -> None:
         # Do not notify the peer. It knows when the lease ends, because it counts from its own
         # request. Notifications would let the peer trigger any number of messages.
-        self._end(tells=False)
+        self._end(notify=False)
 
-    def _end(self, *, tells: bool) -> None:
-        super()._end(tells=tells)
+    def _end(self, *, notify: bool) -> None:
+        super()._end(notify=notify)
         self.buffer.release()
 
     def hand_over(self) -> HandedOver:
         """End the peer's access, and return the memory with the contents intact."""
-        super()._end(tells=False)
+        super()._end(notify=False)
         return HandedOver(self.buffer)
 
 

@@ -88,7 +88,7 @@ class ArrivalQueue(deque[A]):
 class Request(NamedTuple):
     """A request to the peer that is waiting for a response."""
 
-    answered: asyncio.Future[Any]
+    response: asyncio.Future[Any]
     since: float
     message: protocol.Message
 
@@ -111,8 +111,8 @@ class Sharing:
         self._requests: dict[int, Request] = {}
         self.arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
-        self._requesters = WaitQueue()
-        self._switches = WaitQueue()
+        self._request_waiters = WaitQueue()
+        self._lead_waiters = WaitQueue()
         self._ended: BaseException | None = None
 
     def check_allowed(self) -> None:
@@ -122,12 +122,12 @@ class Sharing:
 
     # ---- this side's memory --------------------------------------------------------------
 
-    def open_up(
-        self, memory: LocalMemory, rights: Rights, lease: float | None, *, begins: bool = True
+    def create_share(
+        self, memory: LocalMemory, rights: Rights, lease: float | None, *, start_lease: bool = True
     ) -> Share:
         """Create a share that the peer can use once it has the token.
 
-        If `begins` is True, the lease starts immediately.
+        If `start_lease` is True, the lease starts immediately.
         """
         self.check_allowed()
         if not isinstance(memory, LocalMemory):
@@ -137,7 +137,7 @@ class Sharing:
             )
         memory._check()
         share = Share(self, self.regions.next_id(), memory, rights, lease)
-        if begins:
+        if start_lease:
             share._lease_from_now(lease)
         self.regions.add(share)
         return share
@@ -153,34 +153,34 @@ class Sharing:
         return self.regions.use(RemoteRegion(self, token, lent=False), granted=False)
 
     async def share(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
-        share = self.open_up(memory, rights, lease, begins=False)
-        told: asyncio.Future[None] | None = None
+        share = self.create_share(memory, rights, lease, start_lease=False)
+        sent: asyncio.Future[None] | None = None
         try:
-            share._open_rails()
+            share._create_rail_keys()
             await share.ready()  # the peer cannot use the share earlier
             share._lease_from_now(lease)
-            told = self.tell(protocol.RegionGrant(0, share.token, share._keys_of_rails()))
-            self.regions.granted(share)
-            await told
+            sent = self.send(protocol.RegionGrant(0, share.token, share._rail_keys()))
+            self.regions.on_grant_sent(share)
+            await sent
         except BaseException:
             # After an error, the caller does not expect the peer to use the memory. End the share
             # even if the peer already knows about it.
-            if told is not None:
-                self._controls.withdraw(told)
-            share._end(tells=told is not None)
+            if sent is not None:
+                self._controls.withdraw(sent)
+            share._end(notify=sent is not None)
             raise
         share._lease_from_now(lease)  # again, now that the peer's device has the token
         return share
 
-    def moved(self, lead: SendQueue) -> None:
-        """Switch all regions to a new lead, and wake the tasks waiting in `switched`."""
+    def on_lead_change(self, lead: SendQueue) -> None:
+        """Switch all regions to a new lead, and wake the tasks waiting in `wait_lead_change`."""
         self.regions.move(lead)
-        self._switches.wake_all()
+        self._lead_waiters.wake_all()
 
-    async def switched(self) -> None:
+    async def wait_lead_change(self) -> None:
         """Wait until another rail is the lead, or raise the error that ended the connection."""
         if self._ended is None:
-            await self._switches.wait()
+            await self._lead_waiters.wait()
         self.check_end()
 
     def check_end(self) -> None:
@@ -195,9 +195,9 @@ class Sharing:
         """
         if self.ended:
             return lambda: None
-        told = self.tell(message)
-        told.add_done_callback(lambda told: told.cancelled() or told.exception())
-        return partial(self._controls.withdraw, told)
+        sent = self.send(message)
+        sent.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
+        return partial(self._controls.withdraw, sent)
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> None:
         """Schedule a function in the event loop, unless the loop is closed. Thread-safe."""
@@ -228,16 +228,16 @@ class Sharing:
             self._refuse(request.request_id, code.INTERNAL, cause_text(error))
         else:
             self.regions.add(loan)
-            loan._open_rails()
+            loan._create_rail_keys()
             loan._on_ready(partial(self._grant, request.request_id, loan, lease))
 
     def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
         internal = protocol.ErrorCode.INTERNAL
         try:
             if loan._lease_from_now(lease):  # the key works from now on
-                grant = protocol.RegionGrant(request_id, loan.token, loan._keys_of_rails())
+                grant = protocol.RegionGrant(request_id, loan.token, loan._rail_keys())
                 self._controls.send(grant)
-                self.regions.granted(loan)
+                self.regions.on_grant_sent(loan)
             else:
                 text = "the borrowed memory was released before the request was granted"
                 self._refuse(request_id, internal, text)
@@ -271,55 +271,56 @@ class Sharing:
 
     async def request(self, length: int, rights: Rights, lease: float | None) -> RemoteRegion:
         self.check_allowed()
-        region: RemoteRegion = await self.ask(
+        region: RemoteRegion = await self.send_request(
             lambda number: protocol.RegionRequest(number, length, rights, milliseconds(lease)),
-            unwanted=RemoteRegion._drop,
+            discard=RemoteRegion._drop,
         )
         return region
 
-    async def ask(
+    async def send_request(
         self,
         make: Callable[[int], protocol.Message],
-        unwanted: Callable[[Any], None] = lambda _: None,
+        discard: Callable[[Any], None] = lambda _: None,
     ) -> Any:
         """Send a request and return the response.
 
         Args:
             make: A function that creates the request for a given request id.
-            unwanted: A function that disposes of the response if the task is cancelled.
+            discard: A function that disposes of the response if the task is cancelled.
         """
         while len(self._requests) >= protocol.MAX_UNANSWERED and self._ended is None:
-            await self._requesters.wait()
+            await self._request_waiters.wait()
         request_id = self._controls.new_request_id()
         future: asyncio.Future[Any] = self._loop.create_future()
         message = make(request_id)
         self._requests[request_id] = Request(future, self.clock.now(), message)
         try:
-            await self.tell(message)
+            await self.send(message)
             return await future
         except asyncio.CancelledError:
-            # If a grant arrives later, `_lent` finds the future cancelled and returns the region.
+            # If a grant arrives later, `_deliver_loan` finds the future cancelled and returns the
+            # region.
             if future.done() and not future.cancelled() and future.exception() is None:
-                unwanted(future.result())
+                discard(future.result())
             future.cancel()
             raise
         except BaseException:
             # This also handles the GeneratorExit of a task that is garbage-collected after its loop
             # was closed. The future cannot be cancelled in this case.
-            self._answered(request_id)
+            self._finish_request(request_id)
             if future.done() and not future.cancelled():
                 future.exception()  # mark it as retrieved, because the same error is raised here
             raise
         finally:
             del future  # its error's traceback refers to this frame
 
-    def _answered(self, request_id: int) -> Request | None:
+    def _finish_request(self, request_id: int) -> Request | None:
         """Remove and return a completed request, or None, and wake a task waiting to send one."""
         request = self._requests.pop(request_id, None)
-        self._requesters.wake()
+        self._request_waiters.wake()
         return request
 
-    def give_back(self, region_id: int) -> None:
+    def release_region(self, region_id: int) -> None:
         """Tell the owner of a region that this side no longer uses it."""
         self.regions.end(region_id)
         self.notify(protocol.RegionRelease(0, region_id))
@@ -336,7 +337,7 @@ class Sharing:
             await arrivals.waiters.wait()
         return arrivals.popleft()
 
-    def tell(self, message: protocol.Message) -> asyncio.Future[None]:
+    def send(self, message: protocol.Message) -> asyncio.Future[None]:
         """Send a control message. The future completes when the peer's device has received it."""
         self.check_end()
         future: asyncio.Future[None] = self._loop.create_future()
@@ -366,28 +367,28 @@ class Sharing:
             case protocol.RegionRelease():
                 share = self.regions.shares.get(message.region_id)
                 if share is not None:
-                    share._end(tells=False)
+                    share._end(notify=False)
             case protocol.RegionRenew():
                 self._extend(message)
             case protocol.RegionLease():
                 self._renewed(message)
             case protocol.RegionKey():
-                self.regions.take_key(message.region_id, message.rail, message.rkey)
+                self.regions.add_key(message.region_id, message.rail, message.rkey)
             case protocol.RegionEnd():
-                self.regions.taken_back(message.region_id)
+                self.regions.on_region_end(message.region_id)
             case protocol.Error():
-                request = self._answered(message.request_id)
+                request = self._finish_request(message.request_id)
                 if request is None:
                     raise ProtocolError("the peer refused a request that this side did not make")
                 peer = self.regions.lead.peer
                 refused = RequestRefusedError(message.code, message.text, peer=peer)
-                settle(request.answered, None, refused)
+                settle(request.response, None, refused)
             case _:
                 raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")
 
     def _granted(self, grant: protocol.RegionGrant) -> None:
         if not grant.request_id:
-            if len(self.arrived) + len(self.regions.keyless) >= self._config.max_regions:
+            if len(self.arrived) + len(self.regions.pending_delivery) >= self._config.max_regions:
                 raise ProtocolError(
                     f"the peer has handed over too many regions: more than "
                     f"{self._config.max_regions} are waiting to be received (Config.max_regions)"
@@ -396,38 +397,38 @@ class Sharing:
             self.regions.use_with_keys(region, grant.keys, self.arrived.add)
             return
         request = self._requests.get(grant.request_id)
-        if request is None or not isinstance(asked := request.message, protocol.RegionRequest):
+        if request is None or not isinstance(requested := request.message, protocol.RegionRequest):
             raise ProtocolError("the peer granted a request that this side did not make")
-        if len(self.regions.keyless) >= len(self._requests) + self._config.max_regions:
+        if len(self.regions.pending_delivery) >= len(self._requests) + self._config.max_regions:
             raise ProtocolError("the peer granted a request more than once")
-        if grant.token.length != asked.length or asked.access & ~grant.token.access:
+        if grant.token.length != requested.length or requested.access & ~grant.token.access:
             raise ProtocolError(
                 f"the peer granted {grant.token.length} bytes with {grant.token.access!r}, but "
-                f"{asked.length} bytes with {asked.access!r} were requested"
+                f"{requested.length} bytes with {requested.access!r} were requested"
             )
         region = RemoteRegion(self, grant.token, lent=True, since=request.since)
-        take = partial(self._lent, request, grant.request_id)
+        take = partial(self._deliver_loan, request, grant.request_id)
         self.regions.use_with_keys(region, grant.keys, take)
 
-    def _lent(self, request: Request, request_id: int, region: RemoteRegion) -> None:
-        self._answered(request_id)
-        if not settle(request.answered, region):
+    def _deliver_loan(self, request: Request, request_id: int, region: RemoteRegion) -> None:
+        self._finish_request(request_id)
+        if not settle(request.response, region):
             region._drop()
 
     def _renewed(self, lease: protocol.RegionLease) -> None:
         since = self.clock.now()
         if lease.request_id:
             request = self._requests.get(lease.request_id)
-            asked = request.message if request is not None else None
+            requested = request.message if request is not None else None
             if (
                 request is None
-                or not isinstance(asked, protocol.RegionRenew)
-                or asked.region_id != lease.region_id
+                or not isinstance(requested, protocol.RegionRenew)
+                or requested.region_id != lease.region_id
             ):
                 raise ProtocolError("the peer renewed a lease that it was not asked to renew")
-            self._answered(lease.request_id)
+            self._finish_request(lease.request_id)
             since = request.since
-            settle(request.answered)
+            settle(request.response)
         region = self.regions.used.get(lease.region_id)
         if region is not None:
             region._lease_from(since, lease.lease_ms)
@@ -443,18 +444,18 @@ class Sharing:
         for region in list(self.regions.used.values()):
             region._wake()
         for request in self._requests.values():
-            settle(request.answered, None, self._waiter_error(error))
+            settle(request.response, None, self._waiter_error(error))
         self._requests.clear()
-        self.regions.keyless.clear()
+        self.regions.pending_delivery.clear()
         self.arrived.waiters.wake_all()
         self._handed_over.waiters.wake_all()
-        self._requesters.wake_all()
-        self._switches.wake_all()
+        self._request_waiters.wake_all()
+        self._lead_waiters.wake_all()
 
     def end_keys(self) -> None:
         for share in list(self.regions.shares.values()):
             try:
-                share._end(tells=False)
+                share._end(notify=False)
             except (RDMAError, OSError) as error:  # one failure must not keep other shares open
                 if not self._loop.is_closed():
                     self._loop.call_exception_handler(

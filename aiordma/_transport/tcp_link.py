@@ -60,10 +60,10 @@ ENDED = b"over"
 SHORTAGES = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 
 # The maximum number of unsent bytes. If more accumulate, the socket is aborted.
-MOST_WAITING = 1 << 16
+MAX_UNSENT = 1 << 16
 
 # Reading stops if the peer sends more than this many bytes ahead. A whole bootstrap is shorter.
-MOST_AHEAD = 4096
+MAX_READ_AHEAD = 4096
 
 
 def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Address | None:
@@ -94,8 +94,8 @@ class TCPLink(asyncio.Protocol):
         self._socket = connected
         self._transport: asyncio.Transport | None = None
         self._inode = 0
-        self._came = bytearray()
-        self._lost = False
+        self._received = bytearray()
+        self._is_lost = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[str], None] | None = None
@@ -110,16 +110,16 @@ class TCPLink(asyncio.Protocol):
         self.peer_address = address_of(transport.get_extra_info("peername"))
 
     def data_received(self, data: bytes) -> None:
-        self._came += data
+        self._received += data
         if self._on_end is not None:
             self._take_ended()
-        elif len(self._came) > MOST_AHEAD:
+        elif len(self._received) > MAX_READ_AHEAD:
             assert self._transport is not None
             self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
+        self._is_lost = True
         self._error = exc
         if self._on_end is not None:
             self._take_ended()
@@ -142,9 +142,9 @@ class TCPLink(asyncio.Protocol):
             HandshakeBrokenError: If the socket has ended.
         """
         if self._error is not None:
-            raise self._broken_off(self._error) from self._error
+            raise self._handshake_error(self._error) from self._error
         assert self._transport is not None
-        if self._lost:  # uvloop would raise a RuntimeError
+        if self._is_lost:  # uvloop would raise a RuntimeError
             raise HandshakeBrokenError(f"{self._peer} closed the bootstrap connection")
         self._transport.write(data)
 
@@ -155,7 +155,7 @@ class TCPLink(asyncio.Protocol):
             return await self._read(size - len(magic))
         if start == REFUSED:
             raise refusal(await self._read(REFUSAL_SIZE))
-        raise self._not_bootstrap(start)
+        raise self._bootstrap_error(start)
 
     def send_control(self, message: protocol.Message) -> None:
         """Send a control message in the bootstrap, unless the socket is closed.
@@ -163,7 +163,7 @@ class TCPLink(asyncio.Protocol):
         A closed socket is not an error here, because the data received may explain the reason.
         """
         data = protocol.encode(message)
-        if self._error is None and not self._lost:
+        if self._error is None and not self._is_lost:
             self.write(_CONTROL.pack(CONTROL, len(data)) + data)
 
     async def read_control(self) -> protocol.Message:
@@ -173,10 +173,10 @@ class TCPLink(asyncio.Protocol):
             raise refusal(await self._read(REFUSAL_SIZE))
         magic, size = _CONTROL.unpack(start)
         if magic != CONTROL or size > protocol.MAX_LENGTH:
-            raise self._not_bootstrap(start)
+            raise self._bootstrap_error(start)
         return protocol.decode(await self._read(size))
 
-    def _not_bootstrap(self, start: bytes) -> ProtocolError:
+    def _bootstrap_error(self, start: bytes) -> ProtocolError:
         if start.startswith(TLS_RECORDS):
             return ProtocolError(
                 f"{self._peer} uses TLS for the bootstrap, but this side does not: {TLS_HINT}"
@@ -187,11 +187,11 @@ class TCPLink(asyncio.Protocol):
         )
 
     async def _read(self, size: int) -> bytes:
-        came = self._came
+        came = self._received
         while len(came) < size:
             if self._error is not None:
-                raise self._broken_off(self._error) from self._error
-            if self._lost:
+                raise self._handshake_error(self._error) from self._error
+            if self._is_lost:
                 raise HandshakeBrokenError(
                     f"{self._peer} closed the bootstrap connection after {len(came)} bytes; "
                     f"{VIA_HINT}"
@@ -202,7 +202,7 @@ class TCPLink(asyncio.Protocol):
         del came[:size]
         return data
 
-    def _broken_off(self, error: Exception) -> HandshakeBrokenError:
+    def _handshake_error(self, error: Exception) -> HandshakeBrokenError:
         return HandshakeBrokenError(
             f"the bootstrap connection with {self._peer} broke: {cause_text(error)}; {VIA_HINT}"
         )
@@ -219,7 +219,7 @@ class TCPLink(asyncio.Protocol):
         """
         self._on_end = on_end
         self._on_ended = on_ended
-        if self._came or self._lost:
+        if self._received or self._is_lost:
             self._loop.call_soon(self._take_ended)
 
     def send_ended(self, numbers: list[int]) -> None:
@@ -227,21 +227,21 @@ class TCPLink(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing() or self._loop.is_closed():
             return
         self._transport.write(b"".join(_ENDED.pack(ENDED, number) for number in numbers))
-        if self._transport.get_write_buffer_size() > MOST_WAITING:
+        if self._transport.get_write_buffer_size() > MAX_UNSENT:
             self._transport.abort()
 
     def _take_ended(self) -> None:
         """Process the connection numbers that have arrived. Treat other data as an error."""
-        while self._on_ended is not None and len(self._came) >= _ENDED.size:
-            magic, number = _ENDED.unpack_from(self._came)
+        while self._on_ended is not None and len(self._received) >= _ENDED.size:
+            magic, number = _ENDED.unpack_from(self._received)
             if magic != ENDED:
                 break
-            del self._came[: _ENDED.size]
+            del self._received[: _ENDED.size]
             self._on_ended(number)
-        if self._on_ended is not None and ENDED.startswith(bytes(self._came[:4])):
-            if not self._lost:
+        if self._on_ended is not None and ENDED.startswith(bytes(self._received[:4])):
+            if not self._is_lost:
                 return  # the rest has not arrived yet
-            self._came.clear()
+            self._received.clear()
         self._end()
 
     def _end(self) -> None:
@@ -249,7 +249,7 @@ class TCPLink(asyncio.Protocol):
         self._on_ended = None
         if on_end is None:
             return  # closed in the meantime
-        reason = "the peer sent data after the bootstrap" if self._came else UNANNOUNCED
+        reason = "the peer sent data after the bootstrap" if self._received else UNANNOUNCED
         error = f": {self._error}" if self._error is not None else ""
         on_end(f"{reason} (the socket of the TCP bootstrap{error})")
 

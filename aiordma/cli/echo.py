@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import aiordma
 from aiordma import verbs
-from aiordma.perf.ends import devices_of
+from aiordma.perf.ends import device_names
 
 from .child import ChildError, listening_child
 from .file_path import FilePath
@@ -101,7 +101,7 @@ async def both_ends(
         connecting = aiordma.connect(server.host, server.port, device=names, via=via)
         async with await server.guard(connecting) as conn:
             return Report(
-                device=await devices_of(conn),
+                device=await device_names(conn),
                 library=device.library.name,
                 via=via,
                 loop=loop,

@@ -11,7 +11,7 @@ from time import perf_counter
 
 import aiordma
 from aiordma.perf.contents import difference
-from aiordma.perf.ends import misnumbered
+from aiordma.perf.ends import imm_mismatch
 from aiordma.perf.statistics import Summary
 
 # The number of untimed messages per size that warm up memory and caches. Their echoes are checked.
@@ -127,5 +127,5 @@ async def round_trip(
     result.payload += len(data)
     with message:
         back, imm = bytes(message), message.imm
-    if wrong := misnumbered(imm, number) or difference(back, data):
+    if wrong := imm_mismatch(imm, number) or difference(back, data):
         result.mismatch = result.mismatch or f"message {number}: {wrong}"

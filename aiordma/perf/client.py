@@ -18,9 +18,9 @@ from aiordma.errors import ProtocolError
 from aiordma.transport import Via
 
 from . import memory, wire
-from .ends import ENDLESS, End, Load, Run, devices_of, together
+from .ends import UNLIMITED, End, Load, Run, device_names, together
 from .gpu import GPU, GPUMemory
-from .machine import quiet
+from .machine import garbage_collection_disabled
 from .messages import STREAM_LIMIT, Sends, Streams, close, send_over
 from .queue_pairs import QueuePair
 from .settings import Settings
@@ -142,7 +142,7 @@ class PerfClient:
 
         async def connection() -> aiordma.Connection:
             conn = await stack.enter_async_context(await aiordma.connect(host, port, **how))
-            await devices_of(conn)
+            await device_names(conn)
             return conn
 
         async with AsyncExitStack() as stack:
@@ -164,7 +164,7 @@ class PerfClient:
                 settings.moderation,
             )
             await control.send(wire.pack(asked))
-            opened = await answer(control, wire.Opened)
+            opened = await receive_response(control, wire.Opened)
             ends: list[End] = []
             for index in range(settings.connections):
                 first = wire.Attach(opened.key, index)
@@ -181,8 +181,8 @@ class PerfClient:
                     qp = settings.qp
                     ends.append(QueuePair(conn.device, asked) if qp else end_of(conn))
             client = cls(settings, control, asked, ends, opened)
-            client.device = await devices_of(control)
-            with quiet():
+            client.device = await device_names(control)
+            with garbage_collection_disabled():
                 yield client
 
     def stop(self) -> None:
@@ -202,7 +202,7 @@ class PerfClient:
         settings = self._settings
         if settings.metric != "lat":
             kind, ways = ("both", 2) if settings.bidirectional else ("flood", 1)
-            part = await self._warm_and_timed(kind, size, progress)
+            part = await self._run_warm_up_and_part(kind, size, progress)
             if part is None:
                 return None
             result = part.result
@@ -213,7 +213,7 @@ class PerfClient:
         # The peer's program takes no part in reads and atomics, so their latency is the time until
         # they complete.
         first = "ping" if settings.halved else "alone"
-        part = await self._warm_and_timed(first, size, lambda done: progress(done / 2))
+        part = await self._run_warm_up_and_part(first, size, lambda done: progress(done / 2))
         if part is None:
             return None
         result = part.result
@@ -223,14 +223,16 @@ class PerfClient:
         if settings.operation in ("read", "atomic"):
             result.completion = result.latency
         elif settings.operation != "stream" and not self.stopped:
-            more = await self._warm_and_timed("alone", size, lambda done: progress(0.5 + done / 2))
+            more = await self._run_warm_up_and_part(
+                "alone", size, lambda done: progress(0.5 + done / 2)
+            )
             if more is not None:
                 result.completion = Summary.of(more.times)
                 result.mismatch = result.mismatch or more.result.mismatch
         result.interrupted = self.stopped
         return result
 
-    async def _warm_and_timed(self, kind: str, size: int, progress: Progress) -> Part | None:
+    async def _run_warm_up_and_part(self, kind: str, size: int, progress: Progress) -> Part | None:
         settings = self._settings
         warm_up, limit = settings.warm_up_for(size), settings.share()
         if warm_up:
@@ -238,7 +240,7 @@ class PerfClient:
             if warm.result.mismatch:
                 return warm
         duration = settings.duration if limit is None else None
-        part = await self._part(kind, size, limit or ENDLESS, duration, progress)
+        part = await self._part(kind, size, limit or UNLIMITED, duration, progress)
         return part if part.result.operations else None
 
     async def _part(
@@ -252,7 +254,7 @@ class PerfClient:
                 stack.callback(end.release)
             tokens = [end.prepare(load) for end in self._ends]
             begin = wire.Begin(way, size, seed, settings.verify_all, tokens)
-            begun = await self._ask(begin, wire.Begun)
+            begun = await self._request(begin, wire.Begun)
             for end, token in zip(self._ends, begun.tokens, strict=True):
                 end.use(token)
             limit = 0 if self.stopped else limit
@@ -265,10 +267,10 @@ class PerfClient:
             # before it sends `Reached`.
             seconds, used = perf_counter() - start, process_time() - cpu
             done = [run.done for run in self._runs]
-            reached = await self._ask(wire.Finish(done), wire.Reached)
+            reached = await self._request(wire.Finish(done), wire.Reached)
             if settings.qp not in ("uc", "ud"):
                 seconds, used = perf_counter() - start, process_time() - cpu
-            finished = await answer(self._control, wire.Finished)
+            finished = await receive_response(self._control, wire.Finished)
             wrong = [finished.mismatch] + [
                 run.mismatch or end.verify(run.done, 0 if way == "flood" else run.done)
                 for end, run in zip(self._ends, self._runs, strict=True)
@@ -313,18 +315,18 @@ class PerfClient:
             ends = zip(self._ends, self._runs, strict=True)
             works = [getattr(end, kind)(run) for end, run in ends]
             if self._settings.qp and kind in ("ping", "both"):
-                works = list(map(watched, self._runs, works))
+                works = list(map(raise_if_stalled, self._runs, works))
             await together(works)
         finally:
             timer.cancel()
         return marks
 
-    async def _ask(self, message: wire.Wire, kind: type[Kind]) -> Kind:
+    async def _request(self, message: wire.Wire, kind: type[Kind]) -> Kind:
         await self._control.send(wire.pack(message))
-        return await answer(self._control, kind)
+        return await receive_response(self._control, kind)
 
 
-async def watched(run: Run, work: Coroutine[Any, Any, None]) -> None:
+async def raise_if_stalled(run: Run, work: Coroutine[Any, Any, None]) -> None:
     """Await `work`, and raise TimeoutError if `run` makes no progress for LOST_AFTER seconds."""
     working = asyncio.ensure_future(work)
     before = -1
@@ -338,13 +340,13 @@ async def watched(run: Run, work: Coroutine[Any, Any, None]) -> None:
         working.cancel()
 
 
-async def answer(control: aiordma.Connection, kind: type[Kind]) -> Kind:
+async def receive_response(control: aiordma.Connection, kind: type[Kind]) -> Kind:
     with await control.recv() as message:
-        told = wire.unpack(bytes(message))
-    if isinstance(told, wire.Refused):
-        raise RefusedError(f"the perf server refused the measurement: {told.text}")
-    if not isinstance(told, kind):
+        response = wire.unpack(bytes(message))
+    if isinstance(response, wire.Refused):
+        raise RefusedError(f"the perf server refused the measurement: {response.text}")
+    if not isinstance(response, kind):
         raise ProtocolError(
-            f"the perf server sent {type(told).__name__} instead of {kind.__name__}"
+            f"the perf server sent {type(response).__name__} instead of {kind.__name__}"
         )
-    return told
+    return response

@@ -33,7 +33,7 @@ from .contents import SERVER, contents
 
 U32 = 0xFFFF_FFFF
 
-ENDLESS = 1 << 62
+UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class Load:
         return cls(*((server, client) if serving else (client, server)), numbered)
 
 
-async def devices_of(conn: aiordma.Connection) -> str:
+async def device_names(conn: aiordma.Connection) -> str:
     """Wait for all rails to finish connecting, then return the names of their devices."""
     while any(rail.state == "connecting" for rail in conn.rails):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
     return ", ".join(rail.device for rail in conn.rails)
 
 
-def misnumbered(imm: int | None, wanted: int | None) -> str:
+def imm_mismatch(imm: int | None, wanted: int | None) -> str:
     return "" if imm == wanted else f"immediate data {imm} instead of {wanted}"
 
 

@@ -30,7 +30,7 @@ def processor() -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def garbage_collection_disabled() -> Iterator[None]:
     """Return a context manager that disables garbage collection.
 
     Entering the context runs the garbage collector once. Leaving the context enables garbage

@@ -18,7 +18,7 @@ from aiordma import Batch, Buffer, Message, RemoteRegion, Rights
 from aiordma.mr_pool import LocalMemory
 
 from .contents import difference
-from .ends import U32, End, Load, Run, misnumbered, together
+from .ends import U32, End, Load, Run, imm_mismatch, together
 
 
 class Place(Protocol):
@@ -60,14 +60,14 @@ class Memory(End):
         self._take = take
         self._stack = ExitStack()
 
-    def hold(self, filling: bytes) -> Place:
+    def allocate_memory(self, filling: bytes) -> Place:
         """Allocate memory for this side's operations, and copy `filling` into the memory."""
         place = self._take(self._conn, len(filling))
         self._stack.callback(place.release)
         place.fill(filling)
         return place
 
-    def open_up(self, filling: bytes, rights: Rights) -> tuple[Buffer, bytes]:
+    def share_buffer(self, filling: bytes, rights: Rights) -> tuple[Buffer, bytes]:
         """Allocate memory that the peer may access, and copy `filling` into the memory.
 
         Returns the memory and the token for the peer.
@@ -124,8 +124,8 @@ class Writes(OneSided):
     def prepare(self, load: Load) -> bytes:
         self._expected = load.expected
         self.count(load)
-        self._outbox = self.hold(load.sent).local
-        self._inbox, token = self.open_up(bytes(len(load.expected)), Rights.WRITE)
+        self._outbox = self.allocate_memory(load.sent).local
+        self._inbox, token = self.share_buffer(bytes(len(load.expected)), Rights.WRITE)
         return token
 
     def operate(self, number: int) -> Awaitable[None]:
@@ -150,7 +150,7 @@ class Writes(OneSided):
 
     def check(self, arrived: Message, number: int | None, compared: bool) -> str:
         with arrived:
-            return misnumbered(arrived.imm, None if number is None else number & U32)
+            return imm_mismatch(arrived.imm, None if number is None else number & U32)
 
     def verify(self, own: int, others: int) -> str:
         return difference(self._inbox.view, self._expected) if others else ""
@@ -159,7 +159,7 @@ class Writes(OneSided):
 class Reads(OneSided):
     def prepare(self, load: Load) -> bytes:
         self._expected = load.expected
-        self._place = self.hold(bytes(len(load.expected)))
+        self._place = self.allocate_memory(bytes(len(load.expected)))
         return b""
 
     def operate(self, number: int) -> Awaitable[None]:
@@ -189,7 +189,7 @@ class Source(Memory):
     """The server's end for reads. The client reads the server's memory and verifies the data."""
 
     def prepare(self, load: Load) -> bytes:
-        return self.open_up(load.sent, Rights.READ)[1]
+        return self.share_buffer(load.sent, Rights.READ)[1]
 
 
 class Sum(Source):
@@ -200,7 +200,7 @@ class Sum(Source):
     """
 
     def prepare(self, load: Load) -> bytes:
-        self._sum, token = self.open_up(bytes(8), Rights.ATOMIC)
+        self._sum, token = self.share_buffer(bytes(8), Rights.ATOMIC)
         return token
 
     def verify(self, own: int, others: int) -> str:

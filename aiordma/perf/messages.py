@@ -10,7 +10,7 @@ from aiordma import Message
 
 from . import wire
 from .contents import difference
-from .ends import End, Load, Run, misnumbered
+from .ends import End, Load, Run, imm_mismatch
 
 # The size limit of a stream reader's buffer, in bytes.
 STREAM_LIMIT = 1 << 20
@@ -50,7 +50,7 @@ class Sends(End):
         self._last = arrived
         imm = None if number is None else self.imm(number)
         if arrived.imm != imm:
-            return misnumbered(arrived.imm, imm)
+            return imm_mismatch(arrived.imm, imm)
         if compared or len(arrived) != len(self._expected):
             return difference(arrived.data, self._expected)
         return ""

@@ -18,14 +18,14 @@ from aiordma.errors import LimitError, ProtocolError
 
 from . import wire
 from .contents import difference
-from .ends import End, Load, Run, misnumbered
+from .ends import End, Load, Run, imm_mismatch
 
 MEMORY = struct.Struct("!QI")
 """The last part of a token: the address and key of the memory the peer may access."""
 
 # The maximum number of receives that each end posts, their maximum memory in bytes, and the minimum
 # number, which overrides the memory limit.
-RECEIVES, RECEIVE_MEMORY, LEAST_RECEIVES = 1024, 64 << 20, 2
+RECEIVES, RECEIVE_MEMORY, MIN_RECEIVES = 1024, 64 << 20, 2
 
 # The access flags of registered memory, by operation. Queue pairs use the same flags without
 # LOCAL_WRITE.
@@ -56,7 +56,7 @@ class QueuePair(End):
         messages = 1 if opened.operation == "write" else size
         self._header = verbs.GRH_SIZE if opened.qp == "ud" else 0
         room = self._header + max(messages, 1)
-        count = max(LEAST_RECEIVES, min(RECEIVES, 2 * opened.depth, RECEIVE_MEMORY // room))
+        count = max(MIN_RECEIVES, min(RECEIVES, 2 * opened.depth, RECEIVE_MEMORY // room))
         context = self._stack.enter_context(verbs.open_device(self._device))
         pd = context.alloc_pd()
         capabilities = verbs.QPCapabilities(
@@ -145,7 +145,7 @@ class QueuePair(End):
 
     def check(self, arrived: Arrived, number: int | None, compared: bool) -> str:
         completion, view = arrived
-        if number is not None and (wrong := misnumbered(completion.imm_data, self.imm(number))):
+        if number is not None and (wrong := imm_mismatch(completion.imm_data, self.imm(number))):
             return wrong
         payload, expected = view[self._header :], self._expected
         if self._opened.operation == "send" and (compared or len(payload) != len(expected)):

@@ -37,7 +37,7 @@ class Where:
 
 
 # The settings that are copied into a record unchanged.
-AS_ASKED = (
+COPIED_SETTINGS = (
     *("iterations", "warm_up", "connections", "depth", "batch", "imm", "verify_all", "gpu"),
     *("bidirectional", "inline", "moderation"),
 )
@@ -54,7 +54,7 @@ def record(settings: Settings, where: Where, results: list[Result]) -> dict[str,
         "operation": settings.operation,
         "metric": settings.metric,
         "settings": {
-            **{name: getattr(settings, name) for name in AS_ASKED},
+            **{name: getattr(settings, name) for name in COPIED_SETTINGS},
             "duration": settings.duration if settings.iterations is None else None,
             "qp": settings.qp or None,
             **polling,

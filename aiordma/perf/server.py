@@ -20,7 +20,7 @@ from aiordma.transport import Via
 
 from . import memory, wire
 from .ends import End, Load, Tally
-from .machine import machine, quiet
+from .machine import garbage_collection_disabled, machine
 from .messages import STREAM_LIMIT, Sends, Streams, receive_from
 from .queue_pairs import QueuePair
 
@@ -37,7 +37,7 @@ MAX_CONTROL = 1 << 20
 
 # The maximum number of responses in flight per connection if the client does not wait for each
 # response. The value is an estimate.
-ANSWERS = 256
+MAX_PENDING_REPLIES = 256
 
 # With UC and UD, missing operations count as lost if no operation arrives for this many seconds.
 PATIENCE = 0.1
@@ -227,7 +227,7 @@ class PerfServer:
                 await control.send(wire.pack(told))
                 async with asyncio.timeout(ATTACH_TIMEOUT):
                     await session.complete.wait()
-                with quiet():
+                with garbage_collection_disabled():
                     await self._parts(control, session)
         except TimeoutError:
             raise Refusal("the client was idle for too long") from None
@@ -323,12 +323,12 @@ class PerfServer:
         for end, token in zip(ends, begin.tokens, strict=True):
             end.use(token)
         # This program receives nothing for reads, atomics, and writes without immediate data.
-        heard = load.numbered or opened.operation in ("send", "stream")
+        receives_operations = load.numbered or opened.operation in ("send", "stream")
         tallies = [Tally(begin.verify_all) for _ in ends]
         tasks = [
             asyncio.create_task(work(end, tally, begin.way))
             for end, tally in zip(ends, tallies, strict=True)
-            if heard
+            if receives_operations
         ]
         cpu = process_time()
         try:
@@ -340,7 +340,7 @@ class PerfServer:
                     raise ProtocolError(f"the client ended a part with {finish} instead of Finish")
                 counts = finish.counts
                 for end, tally, count in zip(ends, tallies, counts, strict=True):
-                    if heard:
+                    if receives_operations:
                         await tally.reach(count, PATIENCE if end.lossy else None)
                         lost += max(0, count - tally.count) if end.lossy else 0
             used_us = round((process_time() - cpu) * 1e6)
@@ -357,7 +357,7 @@ class PerfServer:
 
 
 async def work(end: End, tally: Tally, way: str) -> None:
-    answers: deque[asyncio.Future[Any]] = deque()
+    replies: deque[asyncio.Future[Any]] = deque()
     try:
         while True:
             tally.take(end, await end.receive())
@@ -365,9 +365,9 @@ async def work(end: End, tally: Tally, way: str) -> None:
             if way == "ping":
                 await end.reply(number)
             elif way == "both":
-                if len(answers) == ANSWERS:
-                    await answers.popleft()
-                answers.append(end.begin(number))
+                if len(replies) == MAX_PENDING_REPLIES:
+                    await replies.popleft()
+                replies.append(end.begin(number))
     except (RDMAError, OSError, EOFError) as error:
         tally.fail(str(error) or type(error).__name__)
 
@@ -375,15 +375,15 @@ async def work(end: End, tally: Tally, way: str) -> None:
 async def while_connected(control: aiordma.Connection, work: Coroutine[Any, Any, None]) -> None:
     """Await `work`, but cancel it if the client disconnects."""
     working = asyncio.create_task(work)
-    gone = asyncio.create_task(control.wait_closed())
+    disconnected = asyncio.create_task(control.wait_closed())
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             await working
     finally:
-        for task in (working, gone):
+        for task in (working, disconnected):
             task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
+        await asyncio.gather(working, disconnected, return_exceptions=True)
 
 
 async def receive(conn: aiordma.Connection) -> wire.Wire:

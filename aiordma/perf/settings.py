@@ -27,18 +27,18 @@ DEFAULT_SIZE = {"lat": 64, "bw": 64 * KIB, "rate": 64}
 # Most comparisons use a depth of 64, but perftest defaults to 128.
 DEFAULT_DEPTH = 64
 
-LONGEST = 540.0
+MAX_DURATION = 540.0
 """The maximum duration of a timed part, in seconds.
 
 It is one minute shorter than the server's `Limits.silence`.
 """
-MOST_ITERATIONS = 100_000_000
-MOST_INLINE = 1 << 16
+MAX_ITERATIONS = 100_000_000
+MAX_INLINE = 1 << 16
 
 # The maximum and minimum number of warm-up operations, and the total size in bytes that limits the
 # number of large operations. Warm-up fills caches and page tables, and lets adaptive parts of the
 # device settle. The values are estimates.
-WARM_UP, LEAST_WARM_UP, WARM_UP_BYTES = 200, 2, 32 * MIB
+WARM_UP, MIN_WARM_UP, WARM_UP_BYTES = 200, 2, 32 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,12 +164,12 @@ class Settings:
 
     def _check_amounts(self) -> None:
         bounds = {
-            "iterations": (1, MOST_ITERATIONS),
-            "warm_up": (0, MOST_ITERATIONS),
+            "iterations": (1, MAX_ITERATIONS),
+            "warm_up": (0, MAX_ITERATIONS),
             "connections": (1, 0xFFFF),
             "depth": (1, 0xFFFF),
             "batch": (1, 0xFFFF),
-            "inline": (0, MOST_INLINE),
+            "inline": (0, MAX_INLINE),
             "moderation": (1, 0xFFFF),
         }
         for name, (low, high) in bounds.items():
@@ -178,9 +178,10 @@ class Settings:
                 raise ValueError(
                     f"{name.replace('_', '-')} must be between {low} and {high}, not {value}"
                 )
-        if not 0 < self.duration <= LONGEST:
+        if not 0 < self.duration <= MAX_DURATION:
             raise ValueError(
-                f"duration must be positive and at most {LONGEST:g} seconds, not {self.duration:g}"
+                f"duration must be positive and at most {MAX_DURATION:g} seconds, "
+                f"not {self.duration:g}"
             )
 
     @property
@@ -192,7 +193,7 @@ class Settings:
         """Return the number of untimed warm-up operations per connection."""
         if self.warm_up is not None:
             return self.warm_up
-        return max(LEAST_WARM_UP, min(WARM_UP, WARM_UP_BYTES // max(size, 1)))
+        return max(MIN_WARM_UP, min(WARM_UP, WARM_UP_BYTES // max(size, 1)))
 
     def share(self) -> int | None:
         """Return the number of timed operations per connection.

@@ -21,7 +21,7 @@ from aiordma._core.refusal import printable
 from aiordma._core.strict_json import unique
 from aiordma.errors import ProtocolError
 
-from .settings import MOST_INLINE, OPERATIONS, QP_TYPES
+from .settings import MAX_INLINE, OPERATIONS, QP_TYPES
 
 VERSION = 2
 
@@ -73,7 +73,7 @@ FIELDS: dict[str, Callable[[object], bool]] = {
     "imm": flag,
     "qp": one_of("", *QP_TYPES),
     "depth": number(1, 0xFFFF),
-    "inline": number(0, MOST_INLINE),
+    "inline": number(0, MAX_INLINE),
     "moderation": number(1, 0xFFFF),
     "cpu_us": number(0, U64),
     "lost": number(0, U64),

@@ -558,7 +558,8 @@ class StreamTransport(_FlowControlMixin):
         if self._lost:
             return
         if self._awaits_tls and error is not None and not self._connection._is_ending:
-            self._connection._blame(ProtocolError(NO_TLS))  # report the error to the client
+            # Report the error to the client.
+            self._connection._end_and_report(ProtocolError(NO_TLS))
         in_order = (
             error is None
             and not self._outbox.owed

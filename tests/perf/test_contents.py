@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from aiordma.perf.contents import PART, contents, difference
-from aiordma.perf.machine import quiet
+from aiordma.perf.machine import garbage_collection_disabled
 
 
 def test_contents_follow_from_the_seed() -> None:
@@ -34,8 +34,8 @@ def test_difference_names_the_first_different_byte(got: bytes, text: str) -> Non
 
 def test_quiet_restores_the_garbage_collector() -> None:
     assert gc.isenabled()
-    with quiet():
-        with quiet():
+    with garbage_collection_disabled():
+        with garbage_collection_disabled():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()

@@ -14,7 +14,7 @@ from aiordma.perf.client import PerfClient, RefusedError, Result
 from aiordma.perf.memory import OneSided
 from aiordma.perf.queue_pairs import QueuePair
 from aiordma.perf.server import Limits, PerfServer
-from aiordma.perf.settings import METRICS, MOST_ITERATIONS, OPERATIONS, Settings, default_depth
+from aiordma.perf.settings import MAX_ITERATIONS, METRICS, OPERATIONS, Settings, default_depth
 
 pytestmark = pytest.mark.any_device
 
@@ -241,7 +241,7 @@ async def test_second_client_waits_for_the_first(device_name: str, host: str) ->
 
 @one_loop
 async def test_stopping_keeps_what_was_measured(device_name: str, host: str) -> None:
-    asked = replace(settings("send", "lat"), iterations=MOST_ITERATIONS)
+    asked = replace(settings("send", "lat"), iterations=MAX_ITERATIONS)
     async with (
         await PerfServer.start(host, 0, device=device_name) as server,
         PerfClient.connect(asked, host, server.listening.port, device=device_name) as client,
@@ -262,7 +262,7 @@ async def test_ended_connection_raises_one_error(
     device_name: str, host: str, operation: str, batch: int
 ) -> None:
     """The pending operations do not raise an error each."""
-    asked = replace(settings(operation, "bw"), batch=batch, iterations=MOST_ITERATIONS)
+    asked = replace(settings(operation, "bw"), batch=batch, iterations=MAX_ITERATIONS)
     async with await PerfServer.start(host, 0, device=device_name) as server:
         connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)
         async with connecting as client:

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from aiordma.perf.server import Limits
-from aiordma.perf.settings import EVERY_SIZE, LONGEST, METRICS, OPERATIONS, Settings, default_depth
+from aiordma.perf.settings import (
+    EVERY_SIZE,
+    MAX_DURATION,
+    METRICS,
+    OPERATIONS,
+    Settings,
+    default_depth,
+)
 from aiordma.perf.settings import default_sizes as sizes_of
 
 BASE: dict[str, Any] = {"operation": "write", "metric": "bw", "sizes": (64,), "depth": 8}
@@ -73,7 +80,7 @@ def test_contradictory_settings_are_rejected(changes: dict[str, Any], text: str)
 
 
 def test_longest_duration_ends_before_the_server_gives_up() -> None:
-    assert Settings(**BASE, duration=LONGEST).duration < Limits().silence
+    assert Settings(**BASE, duration=MAX_DURATION).duration < Limits().silence
 
 
 def test_every_size_matches_perftest() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import aiordma
 from aiordma.perf import contents, ends, memory, messages, wire
-from aiordma.perf.client import PerfClient, answer
+from aiordma.perf.client import PerfClient, receive_response
 from aiordma.perf.server import Limits, PerfServer
 
 from .test_measuring import measured, one_loop, settings
@@ -126,9 +126,9 @@ async def opened(
 ) -> aiordma.Connection:
     """Open the only connection of a session. The server closes this connection."""
     await control.send(wire.pack(OPEN))
-    told = await answer(control, wire.Opened)
+    response = await receive_response(control, wire.Opened)
     other = await aiordma.connect(server.listening.host, server.listening.port, device=device_name)
-    await other.send(wire.pack(wire.Attach(told.key, 0)))
+    await other.send(wire.pack(wire.Attach(response.key, 0)))
     return other
 
 
@@ -193,7 +193,7 @@ async def test_vanished_client_makes_room_for_the_next(device_name: str, host: s
             host, server.listening.port, device=device_name
         ) as control:
             await control.send(wire.pack(OPEN))
-            await answer(control, wire.Opened)
+            await receive_response(control, wire.Opened)
             control.abort()
         asked = settings("read", "lat")
         connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)

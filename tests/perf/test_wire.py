@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aiordma import ProtocolError
 from aiordma.perf import wire
-from aiordma.perf.settings import MOST_INLINE, OPERATIONS, QP_TYPES
+from aiordma.perf.settings import MAX_INLINE, OPERATIONS, QP_TYPES
 
 KEYS = st.binary(min_size=wire.KEY_SIZE, max_size=wire.KEY_SIZE)
 TEXTS = st.text(max_size=wire.MAX_TEXT).filter(str.isprintable)
@@ -31,7 +31,7 @@ MESSAGES: dict[type[wire.Wire], st.SearchStrategy[wire.Wire]] = {
         st.booleans(),
         st.sampled_from(("", *QP_TYPES)),
         st.integers(1, 0xFFFF),
-        st.integers(0, MOST_INLINE),
+        st.integers(0, MAX_INLINE),
         st.integers(1, 0xFFFF),
     ),
     wire.Opened: st.builds(

@@ -48,14 +48,14 @@ MUTANTS = {
     ),
     "the end of a lease is not announced": (
         "_transport/shares.py",
-        "    def _expired(self) -> None:\n        self._end(tells=True)",
-        "    def _expired(self) -> None:\n        self._end(tells=False)",
+        "    def _on_expired(self) -> None:\n        self._end(notify=True)",
+        "    def _on_expired(self) -> None:\n        self._end(notify=False)",
     ),
     "a region ends with the last rail that had a key": (
         "_transport/shares.py",
         "            self._replaced = key\n",
         "            self._replaced = key\n            if self.told:\n"
-        "                self._end(tells=True)\n",
+        "                self._end(notify=True)\n",
     ),
     "the peer is not told of the key that takes the place of the last one": (
         "_transport/shares.py",

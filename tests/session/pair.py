@@ -178,7 +178,7 @@ class PairFactory(ConnectionFactory):
                 # ends the connection. Break only side 0. If only the acceptor noticed the break, it
                 # would wait for the other side, which may have nothing to send.
                 for conn in (first, second):
-                    while not conn._messages.failover.may_go_on(elsewhere=False):
+                    while not conn._messages.failover.can_fail_over(elsewhere=False):
                         await yield_loop(1)
                 breaks = [replace(each, side=0) for each in breaks]
             provider().breaks = breaks

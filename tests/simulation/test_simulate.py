@@ -1304,7 +1304,10 @@ def test_other_threads_use_the_real_clock() -> None:
 
 def test_replaced_functions_are_restored() -> None:
     def now() -> list[Any]:
-        rows = [getattr(place, name) for place, name, _ in (*process.REPLACED, *process.taken())]
+        rows = [
+            getattr(place, name)
+            for place, name, _ in (*process.REPLACED, *process.imported_copies())
+        ]
         return [*rows, taken_before, dict(os.environ), random.getstate()]
 
     before = now()

@@ -68,7 +68,7 @@ async def yield_loop(count: int) -> None:
 
 async def lease_over(share: Share) -> None:
     """Wait in real time until a share's lease has ended and the loop has noticed it."""
-    while not share._over:  # noqa: ASYNC110 - a lease has no event, on purpose
+    while not share._ended:  # noqa: ASYNC110 - a lease has no event, on purpose
         await asyncio.sleep(0.001)
 
 
@@ -276,7 +276,7 @@ async def write_as_it_ends(conn: Connection, region: RemoteRegion, data: bytes) 
     """Queue a write in a batch, and reclaim the region before the batch is posted."""
     async with conn.batch() as batch:
         batch.write(data, region[: len(data)])
-        region._take_back()
+        region._on_revoked()
 
 
 @asynccontextmanager

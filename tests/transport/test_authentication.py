@@ -239,10 +239,10 @@ async def test_silent_handshake_times_out_and_blocks_no_other(factory: Connectio
 
 @contextmanager
 def nothing_is_made(listener: Listener) -> Iterator[None]:
-    """Check that no queue pair or memory is created, as `Acceptor.take_place` would precede it."""
-    with mock.patch.object(listener._acceptor, "take_place") as take_place:
+    """Check that no queue pair or memory is created: `Acceptor.reserve_place` would come first."""
+    with mock.patch.object(listener._acceptor, "reserve_place") as reserve_place:
         yield
-    take_place.assert_not_called()
+    reserve_place.assert_not_called()
 
 
 async def asks(factory: ConnectionFactory, listener: Listener, ticket: bytes) -> bytes:

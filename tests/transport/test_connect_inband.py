@@ -279,10 +279,10 @@ async def test_inband_connect_falls_back_when_the_listener_is_silent(
     connections possible again.
     """
     asked: list[tuple[connect_inband.Responder, protocol.ConnectRequest]] = []
-    answer = connect_inband.Responder._requested
+    answer = connect_inband.Responder._on_request
     monkeypatch.setattr(connect_inband, "REPLY_SHARE", 0.1 / NEVER)
     monkeypatch.setattr(
-        connect_inband.Responder, "_requested", lambda self, ask: asked.append((self, ask))
+        connect_inband.Responder, "_on_request", lambda self, ask: asked.append((self, ask))
     )
     async with first(factory) as (listener, client, server):
         for _ in range(2):
@@ -308,7 +308,7 @@ async def test_inband_connect_falls_back_when_the_listener_is_silent(
 
 
 def connections_counted(listener: Listener) -> int:
-    return listener._acceptor._limits._taken.total()
+    return listener._acceptor._limits._reserved.total()
 
 
 ENDS: dict[str, Callable[[Connection, Connection], Coroutine[Any, Any, None] | None]] = {
@@ -482,7 +482,7 @@ async def test_invalid_inband_answer_ends_one_connection(
     def say(self: connect_inband.Responder, ask: protocol.ConnectRequest) -> None:
         self.channel.send(ANSWERS[answer](ask))
 
-    monkeypatch.setattr(connect_inband.Responder, "_requested", say)
+    monkeypatch.setattr(connect_inband.Responder, "_on_request", say)
     async with first(factory) as (listener, client, server):
         await ends(factory.connect(listener.port), ProtocolError)
         await check_alive(client, server)
@@ -495,7 +495,7 @@ async def test_inband_refusal_text_is_escaped(
     def refuse(self: connect_inband.Responder, ask: protocol.ConnectRequest) -> None:
         self.channel.send(protocol.Error(ask.request_id, protocol.ErrorCode.QUOTA, "no\x1b[2J"))
 
-    monkeypatch.setattr(connect_inband.Responder, "_requested", refuse)
+    monkeypatch.setattr(connect_inband.Responder, "_on_request", refuse)
     async with first(factory) as (listener, client, server):
         error = await ends(factory.connect(listener.port), RejectedError)
         assert r"no\x1b[2J" in str(error)

@@ -185,7 +185,7 @@ def test_failure_after_the_loop_closed_calls_nothing() -> None:
     loop.close()
     connection = mock.Mock(_loop=loop)
     ConnectionOwner(connection).broken(FAILURE)
-    connection._hear.assert_not_called()
+    connection._detect_failure.assert_not_called()
 
 
 # ---- listeners -----------------------------------------------------------------------------------

@@ -149,10 +149,10 @@ def test_failure_limit_forgets_failures_over_time() -> None:
     limit = FailureLimit(0.0)
     for _ in range(admission_control.HOST_BURST):
         assert limit.wait("a", 0.0) == 0
-        limit.failed("a", 0.0)
+        limit.record_failure("a", 0.0)
     assert limit.wait("a", 0.0) == 1 / admission_control.HOST_RATE
     assert limit.wait("a", 1 / admission_control.HOST_RATE) == 0
-    limit.failed("a", 1.0)
+    limit.record_failure("a", 1.0)
     assert limit.wait("b", 1.0) == 0
 
 
@@ -160,7 +160,7 @@ def test_failures_in_flight_count_up_to_another_burst() -> None:
     """Parallel attempts must allow at most one burst more than sequential ones."""
     limit = FailureLimit(0.0)
     for _ in range(1000):
-        limit.failed("a", 0.0)
+        limit.record_failure("a", 0.0)
     assert limit.wait("a", 0.0) == (1 + admission_control.HOST_BURST) / admission_control.HOST_RATE
 
 
@@ -172,7 +172,7 @@ def test_failures_are_limited_in_total() -> None:
     limit = FailureLimit(0.0)
     for number in range(admission_control.TOTAL_BURST):
         assert limit.wait("a", 0.0) == 0
-        limit.failed(f"a{number}" if number else "a", 0.0)
+        limit.record_failure(f"a{number}" if number else "a", 0.0)
     assert limit.wait("a", 0.0) == 1 / admission_control.TOTAL_RATE
     assert limit.wait("b", 0.0) == 0
 
@@ -180,15 +180,15 @@ def test_failures_are_limited_in_total() -> None:
 def test_failure_limit_remembers_at_most_max_hosts() -> None:
     limit = FailureLimit(0.0)
     for number in range(2 * admission_control.MAX_HOSTS):
-        limit.failed(str(number), 0.0)
+        limit.record_failure(str(number), 0.0)
     assert len(limit._hosts) == admission_control.MAX_HOSTS
 
 
 def test_host_is_reported_once_until_it_is_forgotten() -> None:
     limit = FailureLimit(0.0)
     assert not limit.first_report("a")
-    limit.failed("a", 0.0)
+    limit.record_failure("a", 0.0)
     assert [limit.first_report("a") for _ in range(3)] == [True, False, False]
     assert limit.wait("a", 1000.0) == 0
-    limit.failed("a", 1000.0)
+    limit.record_failure("a", 1000.0)
     assert limit.first_report("a")

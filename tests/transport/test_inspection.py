@@ -269,7 +269,7 @@ async def test_request_ends_when_the_peer_or_the_listener_leaves(
 async def test_misplaced_request_message_ends_one_connection(
     factory: ConnectionFactory, wrong: protocol.Message, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def introduce(connection: Connection, data: bytes) -> Connection:
+    async def send_request_data(connection: Connection, data: bytes) -> Connection:
         if isinstance(wrong, protocol.ConnectData):
             connection._messages.controls.send(protocol.ConnectData(0, data))
         connection._messages.controls.send(wrong)
@@ -279,7 +279,7 @@ async def test_misplaced_request_message_ends_one_connection(
         client = await connecting(factory, listener)
         async with client, await listener.accept() as server:
             with monkeypatch.context() as patch:
-                patch.setattr("aiordma.transport.introduce", introduce)
+                patch.setattr("aiordma.transport.send_request_data", send_request_data)
                 bad = await connecting(factory, listener)
             await ends(bad.recv(), ConnectionBrokenError)
             await bad.close()

@@ -44,7 +44,7 @@ async def test_keep_alive_finds_a_stopped_process(factory: ConnectionFactory) ->
             assert asked
             asked._timeout = 0.5  # responses may have been slow before the stop
             asked._timer.cancel()
-            asked._look()
+            asked._check()
             error = await ends(receiving, ConnectionBrokenError)
             assert "keep_alive" in str(error.__cause__ or error)
         else:
@@ -71,8 +71,8 @@ async def test_keep_alive_finds_a_stopped_process_during_a_send(factory: Connect
             assert asked
             asked._interval = asked._timeout = 0.5  # probe again soon if a response was late
             asked._timer.cancel()
-            asked._heard = conn._queue.completions
-            asked._look()
+            asked._seen_completions = conn._queue.completions
+            asked._check()
             assert not sending.done()
             error = await ends(sending, ConnectionBrokenError)
             assert "keep_alive" in str(error.__cause__ or error)
@@ -110,7 +110,7 @@ async def test_keep_alive_sends_no_probe_during_traffic(factory: ConnectionFacto
         def it_is_time() -> bool:
             """Return whether a keep-alive check sends a probe now."""
             keep_alive._timer.cancel()
-            keep_alive._look()
+            keep_alive._check()
             return any(isinstance(work, Probe) for work in client._queue.outstanding_work())
 
         for _ in range(3):

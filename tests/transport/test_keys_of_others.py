@@ -249,7 +249,7 @@ async def test_device_without_windows_shares_with_one_warning(
     can use them. The log warns of that once.
     """
     monkeypatch.setattr(mr_pool, "offers_windows", lambda *_: False)
-    endpoint.tell_of_windows.cache_clear()
+    endpoint.log_missing_windows.cache_clear()
     config = replace(SMALL, pool_limit=SMALL.pool_limit + 1)  # forces a separate driver
     factory = replace(factory, auth=KEY)
     async with await factory.listen(config) as listener:

@@ -42,12 +42,16 @@ def test_deadlines_run_in_order_and_not_early() -> None:
     """The first action blocks the thread until all deadlines have been added."""
     came: list[tuple[int, bool]] = []
     go, done = threading.Event(), threading.Event()
-    lease_thread.at(MACHINE, now(), go.wait)
+    lease_thread.schedule(MACHINE, now(), go.wait)
     start = now()
     for number in (3, 1, 2, 0):
         when = start + 0.01 * number
-        lease_thread.at(MACHINE, when, lambda n=number, when=when: came.append((n, now() >= when)))  # type: ignore[misc]
-    lease_thread.at(MACHINE, start + 0.04, done.set)
+        lease_thread.schedule(
+            MACHINE,
+            when,
+            lambda n=number, when=when: came.append((n, now() >= when)),  # type: ignore[misc]
+        )
+    lease_thread.schedule(MACHINE, start + 0.04, done.set)
     go.set()
     assert done.wait(10 * BUSY)
     assert came == [(number, True) for number in range(4)]
@@ -55,7 +59,7 @@ def test_deadlines_run_in_order_and_not_early() -> None:
 
 
 def test_lease_thread_ends_with_the_last_deadline() -> None:
-    many = [lease_thread.at(MACHINE, now() + LONG, pytest.fail) for _ in range(1000)]
+    many = [lease_thread.schedule(MACHINE, now() + LONG, pytest.fail) for _ in range(1000)]
     thread = lease_thread._thread
     assert thread is not None
     for deadline in many[:-1]:
@@ -69,7 +73,7 @@ def test_lease_thread_ends_with_the_last_deadline() -> None:
     many[-1].cancel()
     thread_ends()
     again = threading.Event()
-    lease_thread.at(MACHINE, now(), again.set)
+    lease_thread.schedule(MACHINE, now(), again.set)
     assert again.wait(10 * BUSY)
     thread_ends()
 
@@ -82,7 +86,7 @@ def test_cancel_waits_for_a_running_action() -> None:
         assert go.wait(10 * BUSY)
         done.set()
 
-    deadline = lease_thread.at(MACHINE, now(), act)
+    deadline = lease_thread.schedule(MACHINE, now(), act)
     assert begun.wait(10 * BUSY)
     threading.Timer(0.01, go.set).start()
     deadline.cancel()
@@ -100,7 +104,7 @@ def test_action_can_cancel_its_own_deadline() -> None:
         deadlines[0].cancel()
         done.set()
 
-    deadlines.append(lease_thread.at(MACHINE, now(), act))
+    deadlines.append(lease_thread.schedule(MACHINE, now(), act))
     go.set()
     assert done.wait(10 * BUSY)
     deadlines[0].cancel()
@@ -115,8 +119,8 @@ def test_threads_that_start_the_lease_thread_together_meet_all_deadlines() -> No
     def begin(number: int) -> None:
         barrier.wait()
         for n in range(50):
-            lease_thread.at(MACHINE, now() + LONG, pytest.fail).cancel()
-            lease_thread.at(MACHINE, now() + 0.0001 * n, partial(met.put, 50 * number + n))
+            lease_thread.schedule(MACHINE, now() + LONG, pytest.fail).cancel()
+            lease_thread.schedule(MACHINE, now() + 0.0001 * n, partial(met.put, 50 * number + n))
 
     with ThreadPoolExecutor(8) as threads:
         for one in [threads.submit(begin, number) for number in range(8)]:
@@ -135,7 +139,7 @@ def test_deadline_cancelled_before_the_thread_saw_it_is_dropped() -> None:
     thread.add(deadline)
     deadline.cancel()
     thread._drop_cancelled()
-    thread._take_new()
+    thread._add_new()
     assert not thread._heap
 
 
@@ -178,8 +182,8 @@ def test_failing_action_is_logged_and_the_thread_continues(
         raise error("the device has gone")
 
     soon = now() + 0.01
-    lease_thread.at(MACHINE, soon, fail)
-    lease_thread.at(MACHINE, soon, done.set)
+    lease_thread.schedule(MACHINE, soon, fail)
+    lease_thread.schedule(MACHINE, soon, done.set)
     with caplog.at_level(logging.ERROR, "aiordma.connection"):
         assert done.wait(10 * BUSY)
     assert "the device has gone" in caplog.text

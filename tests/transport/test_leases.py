@@ -218,7 +218,7 @@ async def test_leases_are_refused_when_no_thread_can_start(
             share, remote = await give(server, client, buffer, lease=LONG)
             assert share._deadline is not None
             share.revoke()
-            remote._give_up()
+            remote._mark_unusable()
         while server._sharing.shared:
             await yield_loop(1)
         assert await leases(client, server) == before
@@ -232,10 +232,10 @@ async def test_failed_renewal_ends_the_loan(
         lent = await client.request_region(8, lease=LONG)
         with monkeypatch.context() as patch:
 
-            def at(clock: Clock, when: float, action: Callable[[], None]) -> Deadline:
+            def schedule(clock: Clock, when: float, action: Callable[[], None]) -> Deadline:
                 raise RDMAError("no thread")
 
-            patch.setattr(lease_thread, "at", at)
+            patch.setattr(lease_thread, "schedule", schedule)
             with pytest.raises(RequestRefusedError, match="no thread") as caught:
                 await lent.renew(2 * LONG)
         assert caught.value.code == ErrorCode.INTERNAL
@@ -267,11 +267,11 @@ async def test_only_the_borrower_can_renew_remotely(factory: ConnectionFactory) 
             await remote.renew(1)
         assert caught.value.code == ErrorCode.ACCESS
         lent = await client.request_region(8)
-        next(reversed(server._sharing.regions.shares.values()))._end(tells=False)
+        next(reversed(server._sharing.regions.shares.values()))._end(notify=False)
         with pytest.raises(RequestRefusedError, match="ended") as caught:
             await lent.renew(1)
         assert caught.value.code == ErrorCode.UNKNOWN_REGION
-        lent._give_up()
+        lent._mark_unusable()
         await check_alive(client, server)
 
 
@@ -375,7 +375,7 @@ async def test_writes_queued_when_the_lease_ends_are_not_posted(
             ]
 
             async def end() -> None:
-                remote._take_back()
+                remote._on_revoked()
 
             await asyncio.create_task(end())
             receiving = asyncio.create_task(receive_all(server))

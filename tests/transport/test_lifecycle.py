@@ -90,7 +90,7 @@ async def test_messages_of_a_client_that_closed_before_accept_are_received(
         data = await read(link, size, magic)
         if magic == READY:
             await closed.wait()
-            while not (link._came or link._lost):
+            while not (link._received or link._is_lost):
                 await yield_loop(1)
         return data
 
@@ -258,7 +258,7 @@ async def test_peer_disconnecting_before_the_goodbye_is_acknowledged_is_in_order
 ) -> None:
     """A peer that reacts quickly to the goodbye looks as if it had broken the connection."""
     async with factory.pair() as (client, server):
-        tell = client._sharing.tell
+        tell = client._sharing.send
 
         async def tell_and_lose(message: protocol.Message) -> None:
             telling = tell(message)
@@ -266,7 +266,7 @@ async def test_peer_disconnecting_before_the_goodbye_is_acknowledged_is_in_order
             client._disconnected("the peer is gone")
             await telling
 
-        monkeypatch.setattr(client._sharing, "tell", tell_and_lose)
+        monkeypatch.setattr(client._sharing, "send", tell_and_lose)
         waiting = asyncio.create_task(client.recv())
         await yield_loop(1)
         await client.close()

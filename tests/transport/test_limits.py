@@ -79,7 +79,7 @@ async def test_connection_is_refused_when_its_place_is_taken_during_the_proof(
 
             assert "its limit of 1 connections" in str(await ends(late(), RejectedError))
             await check_alive(client, server)
-            assert limits._taken.total() == 1
+            assert limits._reserved.total() == 1
 
 
 class Asks:
@@ -95,7 +95,7 @@ class Asks:
         return True
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        acceptor.proved()
+        acceptor.on_peer_authenticated()
         await asyncio.Event().wait()
         raise AssertionError
 

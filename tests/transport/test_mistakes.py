@@ -404,7 +404,7 @@ async def test_listener_out_of_memory_is_named_to_the_client(
     """The client must not be told that the protocol was violated."""
     host, device = factory.host, factory.device
     async with await aiordma.listen(host, device=device, via=via) as listener:
-        monkeypatch.setattr(Acceptor, "take_place", no_memory)
+        monkeypatch.setattr(Acceptor, "reserve_place", no_memory)
         refused = await ends(
             aiordma.connect(host, listener.port, device=device, via=via, config=PATIENT),
             RejectedError,

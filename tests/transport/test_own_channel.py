@@ -26,7 +26,7 @@ from aiordma import (
     prepare_connection,
 )
 from aiordma._core.region import NUMBER_BITS
-from aiordma._transport.regions import MOST_ENDED, Regions
+from aiordma._transport.regions import MAX_ENDED, Regions
 from aiordma.errors import RemoteAccessError
 from aiordma.transport import PendingConnection
 
@@ -252,10 +252,10 @@ def test_ended_region_ids_are_remembered_up_to_a_limit() -> None:
         ended.add(each := first + chance.randrange(200))
         regions.end(each)
         assert {it for it in range(first, first + 201) if over(it)} == ended
-    for each in range(first + 1000, first + 1000 + 2 * MOST_ENDED, 2):
+    for each in range(first + 1000, first + 1000 + 2 * MAX_ENDED, 2):
         regions.end(each)
     regions.end(1 << NUMBER_BITS)  # not an id of the peer
-    assert len(regions._ended) == MOST_ENDED
+    assert len(regions._ended) == MAX_ENDED
     assert over(each)
 
 

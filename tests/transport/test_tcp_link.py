@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from aiordma._transport.auth import NO_SECURITY
-from aiordma._transport.tcp_link import MOST_AHEAD, accepted_link, connected_socket
+from aiordma._transport.tcp_link import MAX_READ_AHEAD, accepted_link, connected_socket
 from aiordma.errors import HandshakeBrokenError
 
 
@@ -37,11 +37,11 @@ async def test_link_stops_reading_beyond_its_limit() -> None:
         theirs.setblocking(False)
         link = await accepted_link(ours, NO_SECURITY)
         fill(theirs)
-        await until(lambda: len(link._came) > MOST_AHEAD)
-        came = len(link._came)
+        await until(lambda: len(link._received) > MAX_READ_AHEAD)
+        came = len(link._received)
         fill(theirs)
         await turns()
-        assert len(link._came) == came
+        assert len(link._received) == came
         link.release()
 
 
@@ -53,7 +53,7 @@ async def test_events_before_established_are_reported(early: bytes) -> None:
     with theirs:
         theirs.sendall(b"last" + early)
     assert await link.read(4, b"last") == b""
-    await until(lambda: link._lost)
+    await until(lambda: link._is_lost)
     heard: list[str] = []
     link.established(heard.append)
     await turns()
@@ -84,7 +84,7 @@ async def test_write_to_an_ended_socket_raises_handshake_broken_error() -> None:
     ours, theirs = socket.socketpair()
     link = await accepted_link(ours, NO_SECURITY)
     theirs.close()
-    await until(lambda: link._lost)
+    await until(lambda: link._is_lost)
     with pytest.raises(HandshakeBrokenError):
         link.write(b"you were refused")
     link.release()

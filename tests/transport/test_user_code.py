@@ -329,7 +329,7 @@ async def test_control_messages_need_no_new_memory(
                 share = await client.send_region(buffer)
                 remote = await server.recv_region()
             share.revoke()
-            remote._give_up()
+            remote._mark_unusable()
         await check_alive(client, server)
 
 

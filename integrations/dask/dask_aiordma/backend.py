@@ -42,7 +42,7 @@ WRITE_BUFFER = 4 << 20
 # The lowest rate at which `close` expects the peer to read, in bytes per second. `close` cannot see
 # progress within a frame, because frames are not split. The value is an estimate, about one
 # hundredth of the bandwidth of a 1 Gb/s network.
-SLOWEST = 1 << 20
+MIN_BYTES_PER_SECOND = 1 << 20
 
 # Dask should not retry after these errors. The peer's security settings or software cause those in
 # REFUSED, and this machine's setup causes those in MISSING.
@@ -80,8 +80,8 @@ class RDMA(Comm):
         self._memory = frame_memory(self._loop, kept_memory())
         self._local_addr = local_addr
         self._peer_addr = peer_addr
-        self._under_way = 0
-        self._room: asyncio.Future[None] | None = None
+        self._in_flight = 0
+        self._room_available: asyncio.Future[None] | None = None
 
     @property
     def local_address(self) -> str:
@@ -154,7 +154,7 @@ class RDMA(Comm):
             },
             frame_split_size=self.max_shard_size,
         )
-        await self._until_under_way(WRITE_BUFFER)
+        await self._wait_for_in_flight(WRITE_BUFFER)
         conn = self._open()
         try:
             messages, total = pack(frames)
@@ -170,12 +170,12 @@ class RDMA(Comm):
     def _send(self, conn: aiordma.Connection, message: list[Bytes]) -> None:
         length = sum(memoryview(part).nbytes for part in message)
         sending = conn.send_nowait(message)
-        self._under_way += length
+        self._in_flight += length
 
         def sent(future: asyncio.Future[None]) -> None:
-            self._under_way -= length
+            self._in_flight -= length
             error = None if future.cancelled() else future.exception()
-            room = self._room
+            room = self._room_available
             if room is not None and not room.done():
                 room.set_result(None)
             if error is not None and self._conn is not None:
@@ -184,12 +184,12 @@ class RDMA(Comm):
 
         sending.add_done_callback(sent)
 
-    async def _until_under_way(self, limit: int) -> None:
+    async def _wait_for_in_flight(self, limit: int) -> None:
         """Wait until at most `limit` bytes are in flight."""
-        while self._under_way > limit:
-            if self._room is None or self._room.done():
-                self._room = self._loop.create_future()
-            await asyncio.shield(self._room)
+        while self._in_flight > limit:
+            if self._room_available is None or self._room_available.done():
+                self._room_available = self._loop.create_future()
+            await asyncio.shield(self._room_available)
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -200,16 +200,16 @@ class RDMA(Comm):
         silence = parse_timedelta(dask.config.get("distributed.comm.timeouts.tcp"), "seconds")
         limit = 0.0
         try:
-            while self._under_way:
-                limit = silence + self._under_way / SLOWEST
+            while self._in_flight:
+                limit = silence + self._in_flight / MIN_BYTES_PER_SECOND
                 async with asyncio.timeout(limit):
-                    await self._until_under_way(self._under_way - 1)
+                    await self._wait_for_in_flight(self._in_flight - 1)
         except TimeoutError:
             logger.warning(
                 "%s: aborted: the peer received no message for %.0f s while %d bytes were waiting",
                 self,
                 limit,
-                self._under_way,
+                self._in_flight,
             )
             conn.abort()
         except BaseException:  # cancelled
@@ -315,9 +315,9 @@ class RDMAListener(BaseListener):
     def _run(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s%s: %s", self.prefix, self._bound, error, exc_info=error)

@@ -27,22 +27,22 @@ Bytes = bytes | bytearray | memoryview
 
 # The minimum size in bytes of a long frame. Shorter frames are copied on each side. A copy takes at
 # most 13 us at 10 GB/s, which is less than waking up a process for a separate message.
-LONG = 128 << 10
+MIN_LONG_FRAME = 128 << 10
 # The maximum amount of other data that a long frame can keep alive, as a fraction of the frame's
 # length. distributed's TCP comm uses the same fraction.
-NEGLIGIBLE = 0.05
+MAX_SHARED_FRACTION = 0.05
 
 # A message with more than this number of frames must contain at least one byte per frame. Dask's
 # messages do, because pickle writes an opcode for each out-of-band buffer, and Dask writes a header
 # for each serialized object.
-MANY = 1 << 16
+MAX_UNCHECKED_FRAMES = 1 << 16
 # An upper bound on the memory overhead per frame, in bytes.
 FRAME_COST = 448
 
 # Each length in the trailer has two flag bits.
-OWN = 1 << 63  # long frame
-LEADS = 1 << 62  # long frame at the beginning of the first message
-LENGTH = LEADS - 1
+LONG_FRAME = 1 << 63
+LEADING_FRAME = 1 << 62  # a long frame at the beginning of the first message
+LENGTH_MASK = LEADING_FRAME - 1
 
 _END = struct.Struct("<Q8s")
 MAGIC = b"dask-rd1"
@@ -59,18 +59,18 @@ def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
         The connection messages, each as a list of buffers, and the frames' total size in bytes.
     """
     lengths = [nbytes(frame) for frame in frames]
-    own = [i for i, length in enumerate(lengths) if length >= LONG]
-    short = [bytes_of(frames[i]) for i, length in enumerate(lengths) if length < LONG]
+    own = [i for i, length in enumerate(lengths) if length >= MIN_LONG_FRAME]
+    short = [bytes_of(frames[i]) for i, length in enumerate(lengths) if length < MIN_LONG_FRAME]
     total = sum(lengths)
     short_total = total - sum(lengths[i] for i in own)
     first: list[Bytes] = []
     messages = [first]
     for i in own:
         length = lengths[i]
-        lengths[i] = length | OWN
+        lengths[i] = length | LONG_FRAME
         frame = bytes_of(frames[i])
-        if not first and short_total <= length * NEGLIGIBLE:
-            lengths[i] |= LEADS
+        if not first and short_total <= length * MAX_SHARED_FRACTION:
+            lengths[i] |= LEADING_FRAME
             first.append(frame)
         else:
             messages.append([frame])
@@ -116,10 +116,10 @@ def unpack(message: memoryview, longest: int) -> Unpacked:
     if not 0 < count <= (size - _END.size) // 8:
         raise FramingError(f"invalid frame count in trailer: {count} frames in {size} bytes")
     data = size - _END.size - 8 * count
-    if count > MANY and count > data:
+    if count > MAX_UNCHECKED_FRAMES and count > data:
         raise FramingError(
-            f"the peer sent {count} frames in {data} bytes: a message with more than {MANY} frames "
-            "must contain at least one byte per frame"
+            f"the peer sent {count} frames in {data} bytes: a message with more than "
+            f"{MAX_UNCHECKED_FRAMES} frames must contain at least one byte per frame"
         )
     if count * FRAME_COST > longest:
         raise FramingError(
@@ -133,22 +133,22 @@ def unpack(message: memoryview, longest: int) -> Unpacked:
     start = 0
     total = 0
     for i, marked in enumerate(lengths):
-        total += marked & LENGTH
-        if marked & LEADS:
+        total += marked & LENGTH_MASK
+        if marked & LEADING_FRAME:
             if start:
                 raise FramingError("the peer sent a message with two leading frames")
-            start = marked & LENGTH
-            if not marked & OWN or not 0 < start <= data:
+            start = marked & LENGTH_MASK
+            if not marked & LONG_FRAME or not 0 < start <= data:
                 raise FramingError(
                     f"the peer sent a leading frame of {start} bytes in a message of {data} bytes"
                 )
             frames[i] = message[:start]
-        elif marked & OWN:
-            missing.append((i, marked & LENGTH))
+        elif marked & LONG_FRAME:
+            missing.append((i, marked & LENGTH_MASK))
     if total > longest:
         raise FramingError(f"the peer sent frames totaling {total} bytes (maximum {longest})")
     for i, length in enumerate(lengths):
-        if length & OWN:
+        if length & LONG_FRAME:
             continue
         if length > data - start:
             raise FramingError(f"the peer's message is too short for its frames: {data} bytes")

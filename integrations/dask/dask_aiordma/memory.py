@@ -27,13 +27,13 @@ try:
 except ImportError:  # optional, as in distributed
     numpy = None  # type: ignore[assignment]
 
-from .framing import LONG
+from .framing import MIN_LONG_FRAME
 
 # The time in seconds after which unused memory is freed. Most tasks take less time than this
 # estimate, and Dask reports unmanaged memory as "old" only after 30 s.
-SECONDS = 10.0
+UNUSED_LIFETIME = 10.0
 # The maximum number of unused blocks. The limit is low, because each new frame searches all blocks.
-MANY = 256
+MAX_UNUSED_BLOCKS = 256
 
 
 def rounded(length: int) -> int:
@@ -54,8 +54,8 @@ class FrameMemory:
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self._loop = weakref.ref(loop)
         self.most = most
-        self.waiting = 0
-        self._waits: deque[tuple[float, memoryview]] = deque()  # oldest first, with expiry times
+        self.unused_bytes = 0
+        self._unused: deque[tuple[float, memoryview]] = deque()  # oldest first, with expiry times
         self._lent: dict[int, tuple[weakref.ref[Any], memoryview]] = {}
         # The blocks of freed frames. Any thread can append to this deque at any time.
         self._returned: deque[memoryview] = deque()
@@ -69,17 +69,17 @@ class FrameMemory:
         can reuse this block.
         """
         size = size or length
-        if numpy is None or not LONG <= length <= size <= self.most:
+        if numpy is None or not MIN_LONG_FRAME <= length <= size <= self.most:
             return host_array(length)
-        self._take_back()
-        memory = self._found(size)
+        self._reclaim()
+        memory = self._take_unused(size)
         if memory is None:
             memory = host_array(size)
         # Views of the frame keep the frame alive. If the frame's base were an array, numpy would
         # make the views refer to the base instead.
         frame = numpy.frombuffer(memory, "u1", length)
         number = id(frame)
-        self._lent[number] = weakref.ref(frame, lambda _: self._ended(number)), memory
+        self._lent[number] = weakref.ref(frame, lambda _: self._on_frame_freed(number)), memory
         return frame.data
 
     def lend_rounded(self, length: int) -> memoryview:
@@ -91,16 +91,18 @@ class FrameMemory:
         """
         return self.lend(length, rounded(length))
 
-    def _found(self, size: int) -> memoryview | None:
-        for i in range(len(self._waits) - 1, -1, -1):
-            if self._waits[i][1].nbytes == size:
-                _, memory = self._waits[i]
-                del self._waits[i]
-                self.waiting -= size
+    def _take_unused(self, size: int) -> memoryview | None:
+        for i in range(len(self._unused) - 1, -1, -1):
+            if self._unused[i][1].nbytes == size:
+                _, memory = self._unused[i]
+                del self._unused[i]
+                self.unused_bytes -= size
                 return memory
         return None
 
-    def _ended(self, number: int, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    def _on_frame_freed(
+        self, number: int, _is_finalizing: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
         """Make a block available for reuse once its frame has been freed.
 
         A weak reference can call this in any thread and at any time, so it must not use a lock.
@@ -115,38 +117,38 @@ class FrameMemory:
         self._returned.append(memory)
         if first:
             try:
-                loop.call_soon_threadsafe(self._take_back)
+                loop.call_soon_threadsafe(self._reclaim)
             except RuntimeError:  # the loop was closed after the check above
                 self._returned.clear()
 
-    def _take_back(self) -> None:
+    def _reclaim(self) -> None:
         loop = self._loop()
         assert loop is not None
         while self._returned:
             memory = self._returned.popleft()
-            self._waits.append((loop.time() + SECONDS, memory))
-            self.waiting += memory.nbytes
-        while self.waiting > self.most or len(self._waits) > MANY:
+            self._unused.append((loop.time() + UNUSED_LIFETIME, memory))
+            self.unused_bytes += memory.nbytes
+        while self.unused_bytes > self.most or len(self._unused) > MAX_UNUSED_BLOCKS:
             self._drop()
-        if self._waits and self._timer is None:
-            self._timer = loop.call_at(self._waits[0][0], self._expire)
+        if self._unused and self._timer is None:
+            self._timer = loop.call_at(self._unused[0][0], self._expire)
 
     def _expire(self) -> None:
         self._timer = None
         loop = self._loop()
         assert loop is not None
         now = loop.time()
-        while self._waits and self._waits[0][0] <= now:
+        while self._unused and self._unused[0][0] <= now:
             self._drop()
-        self._take_back()
+        self._reclaim()
 
     def _drop(self) -> None:
-        _, memory = self._waits.popleft()
-        self.waiting -= memory.nbytes
+        _, memory = self._unused.popleft()
+        self.unused_bytes -= memory.nbytes
 
 
-_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FrameMemory]
-_of_loops = weakref.WeakKeyDictionary()
+_memory_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FrameMemory]
+_memory_by_loop = weakref.WeakKeyDictionary()
 
 
 def frame_memory(loop: asyncio.AbstractEventLoop, most: int) -> FrameMemory:
@@ -154,8 +156,8 @@ def frame_memory(loop: asyncio.AbstractEventLoop, most: int) -> FrameMemory:
 
     Every call sets the frame memory's limit on unused memory to `most` bytes.
     """
-    memory = _of_loops.get(loop)
+    memory = _memory_by_loop.get(loop)
     if memory is None:
-        memory = _of_loops[loop] = FrameMemory(loop, most)
+        memory = _memory_by_loop[loop] = FrameMemory(loop, most)
     memory.most = most
     return memory

@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 # By default, keep at most an eighth of the memory per core, but no more than 256 MiB.
-MOST_KEPT = min(256 << 20, MEMORY_LIMIT // (8 * CPU_COUNT))
+MAX_KEPT_BYTES = min(256 << 20, MEMORY_LIMIT // (8 * CPU_COUNT))
 
 
 def _setting(name: str) -> Any:
@@ -104,7 +104,7 @@ def kept_memory() -> int:
     """Return the maximum number of bytes of unused memory to keep for future long frames."""
     given = _setting("kept-memory")
     if given is None:
-        return MOST_KEPT
+        return MAX_KEPT_BYTES
     try:
         return int(parse_bytes(given))
     except (ValueError, TypeError, AttributeError) as error:

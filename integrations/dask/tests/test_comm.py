@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from dask_aiordma import backend
 from dask_aiordma.backend import RDMA, WRITE_BUFFER, RDMAListener
-from dask_aiordma.framing import LONG, pack
+from dask_aiordma.framing import MIN_LONG_FRAME, pack
 from distributed.comm.addressing import get_address_host_port
 from distributed.comm.core import CommClosedError, connect
 from distributed.protocol.serialize import Serialized, to_serialize
@@ -43,7 +43,18 @@ async def test_comm_reports_addresses(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [0, 1, 1000, LONG - 1, LONG, LONG + 1, 1 << 20, 64 << 20, (64 << 20) + 1]
+    "size",
+    [
+        0,
+        1,
+        1000,
+        MIN_LONG_FRAME - 1,
+        MIN_LONG_FRAME,
+        MIN_LONG_FRAME + 1,
+        1 << 20,
+        64 << 20,
+        (64 << 20) + 1,
+    ],
 )
 async def test_arrays_of_every_size_arrive_writable(pair: Pair, size: int) -> None:
     source = np.arange(size, dtype="u1")
@@ -53,7 +64,7 @@ async def test_arrays_of_every_size_arrive_writable(pair: Pair, size: int) -> No
 
 
 async def test_each_array_has_its_own_memory(pair: Pair) -> None:
-    source = [np.ones(LONG), np.ones((300, 300)).T, np.arange(5)]
+    source = [np.ones(MIN_LONG_FRAME), np.ones((300, 300)).T, np.arange(5)]
     received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
     memories = [get_host_array(x) for x in received]
     assert len({id(memory) for memory in memories}) == 3
@@ -68,7 +79,9 @@ async def test_very_many_frames_arrive(pair: Pair) -> None:
 
 
 async def test_many_long_frames_arrive(pair: Pair) -> None:
-    source = [np.full(LONG // 8 + i, i) for i in range(200)]  # more than the pieces per rendezvous
+    source = [
+        np.full(MIN_LONG_FRAME // 8 + i, i) for i in range(200)
+    ]  # more than the pieces per rendezvous
     received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(source, received, strict=True))
 
@@ -88,7 +101,7 @@ async def test_array_of_a_gibibyte_arrives(pair: Pair) -> None:
 
 async def test_serialized_frames_are_passed_on() -> None:
     ours, theirs = await connected({}, {}, deserialize=False)
-    source = np.arange(LONG)
+    source = np.arange(MIN_LONG_FRAME)
     first = await through((ours, theirs), {"x": to_serialize(source)})
     assert isinstance(first["x"], Serialized)
     again = await through((theirs, ours), first)
@@ -100,7 +113,7 @@ async def test_serialized_frames_are_passed_on() -> None:
 
 async def test_messages_keep_their_order(pair: Pair) -> None:
     ours, theirs = pair
-    sizes = [LONG * (i % 3) + i for i in range(60)]
+    sizes = [MIN_LONG_FRAME * (i % 3) + i for i in range(60)]
 
     async def write() -> None:
         for size in sizes:
@@ -157,7 +170,7 @@ async def turns() -> None:
 async def test_close_waits_for_a_long_frame(pair: Pair) -> None:
     """The timeout for a silent peer does not apply while the peer is reading a long frame."""
     ours, theirs = pair
-    source = np.ones(16 << 20)  # two minutes at the rate SLOWEST
+    source = np.ones(16 << 20)  # two minutes at the rate MIN_BYTES_PER_SECOND
     await ours.write({"x": to_serialize(source)})
     with dask.config.set({"distributed.comm.timeouts.tcp": "0s"}):
         closing = asyncio.create_task(ours.close())
@@ -169,9 +182,9 @@ async def test_close_waits_for_a_long_frame(pair: Pair) -> None:
 async def test_close_gives_up_a_peer_that_reads_nothing(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(backend, "SLOWEST", 1 << 62)
+    monkeypatch.setattr(backend, "MIN_BYTES_PER_SECOND", 1 << 62)
     ours, theirs = pair
-    await ours.write({"x": to_serialize(np.ones(LONG))})
+    await ours.write({"x": to_serialize(np.ones(MIN_LONG_FRAME))})
     with dask.config.set({"distributed.comm.timeouts.tcp": "0s"}):
         await ours.close()
     assert "the peer received no message for 0 s while 10" in caplog.text
@@ -181,7 +194,7 @@ async def test_close_gives_up_a_peer_that_reads_nothing(
 
 async def test_cancelled_close_aborts(pair: Pair) -> None:
     ours, theirs = pair
-    await ours.write({"x": to_serialize(np.ones(LONG))})  # in flight until the peer reads
+    await ours.write({"x": to_serialize(np.ones(MIN_LONG_FRAME))})  # in flight until the peer reads
     closing = asyncio.create_task(ours.close())
     await asyncio.sleep(0)
     closing.cancel()
@@ -247,7 +260,7 @@ async def test_comm_can_be_aborted_in_another_thread(pair: Pair) -> None:
 
 
 async def test_comm_does_not_keep_memory_of_a_message(pair: Pair) -> None:
-    received = (await through(pair, {"x": to_serialize(np.ones(LONG))}))["x"]
+    received = (await through(pair, {"x": to_serialize(np.ones(MIN_LONG_FRAME))}))["x"]
     await through(pair[::-1], "something else")
     memory = get_host_array(received)
     del received
@@ -323,8 +336,8 @@ async def test_frame_of_another_length_ends_the_comm(serve: Serve) -> None:
     listener = await serve(handler)
     comm = await connect(listener.contact_address)
     assert comm._conn is not None
-    messages, _ = pack([b"head" * 9000, bytes(LONG)])
+    messages, _ = pack([b"head" * 9000, bytes(MIN_LONG_FRAME)])
     await comm._conn.send(messages[0])
-    await comm._conn.send(bytes(LONG + 1))
+    await comm._conn.send(bytes(MIN_LONG_FRAME + 1))
     assert "instead of a frame of" in str(await seen.get())
     comm.abort()

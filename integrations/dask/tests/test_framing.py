@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dask_aiordma.framing import FRAME_COST, LONG, MANY, FramingError, pack, unpack
+from dask_aiordma.framing import (
+    FRAME_COST,
+    MAX_UNCHECKED_FRAMES,
+    MIN_LONG_FRAME,
+    FramingError,
+    pack,
+    unpack,
+)
 
 LIMIT = 1 << 40
 
@@ -35,14 +42,17 @@ def through(frames: list[bytes]) -> tuple[list[bytes], int]:
         ([1], 1),
         ([0, 0, 0], 1),
         ([100, 0, 7], 1),
-        ([LONG - 1], 1),
-        ([LONG], 1),  # sent at the beginning of the first message
-        ([100, LONG], 1),
-        ([LONG // 2, LONG], 2),  # the short frame is too long to share the memory
-        ([100, LONG, 3, LONG + 1, 0], 2),
-        ([100, LONG, LONG, LONG], 3),
+        ([MIN_LONG_FRAME - 1], 1),
+        ([MIN_LONG_FRAME], 1),  # sent at the beginning of the first message
+        ([100, MIN_LONG_FRAME], 1),
+        (
+            [MIN_LONG_FRAME // 2, MIN_LONG_FRAME],
+            2,
+        ),  # the short frame is too long to share the memory
+        ([100, MIN_LONG_FRAME, 3, MIN_LONG_FRAME + 1, 0], 2),
+        ([100, MIN_LONG_FRAME, MIN_LONG_FRAME, MIN_LONG_FRAME], 3),
         ([10] * 5000, 1),
-        ([LONG - 1] * 20, 1),
+        ([MIN_LONG_FRAME - 1] * 20, 1),
     ],
 )
 def test_frames_round_trip(lengths: list[int], messages: int) -> None:
@@ -52,15 +62,15 @@ def test_frames_round_trip(lengths: list[int], messages: int) -> None:
 
 
 def test_any_buffer_is_accepted_as_a_frame() -> None:
-    backing = bytearray(4 * LONG)
+    backing = bytearray(4 * MIN_LONG_FRAME)
     numbers: Any = memoryview(backing).cast("Q")
-    views = [b"head", numbers, memoryview(bytes(LONG)), bytearray(5)]
+    views = [b"head", numbers, memoryview(bytes(MIN_LONG_FRAME)), bytearray(5)]
     messages, total = pack(views)
-    assert total == 4 + 4 * LONG + LONG + 5
+    assert total == 4 + 4 * MIN_LONG_FRAME + MIN_LONG_FRAME + 5
     assert np.shares_memory(np.frombuffer(messages[0][0], "u1"), np.frombuffer(backing, "u1"))
 
 
-@pytest.mark.parametrize("length", [8, LONG])
+@pytest.mark.parametrize("length", [8, MIN_LONG_FRAME])
 def test_object_arrays_are_rejected_as_frames(length: int) -> None:
     objects: Any = np.zeros(length, object)
     with pytest.raises(TypeError, match="addresses in this process"):
@@ -68,7 +78,7 @@ def test_object_arrays_are_rejected_as_frames(length: int) -> None:
 
 
 def test_long_frames_have_their_own_memory() -> None:
-    messages, _ = pack([b"head", bytes(LONG), bytes(LONG), b"tail"])
+    messages, _ = pack([b"head", bytes(MIN_LONG_FRAME), bytes(MIN_LONG_FRAME), b"tail"])
     first = memoryview(bytearray(b"".join(messages[0])))
     unpacked = unpack(first, LIMIT)
     head, leader, later, tail = unpacked.frames
@@ -76,9 +86,9 @@ def test_long_frames_have_their_own_memory() -> None:
     assert leader is not None
     assert tail is not None
     assert leader.obj is first.obj
-    assert leader.nbytes == LONG
+    assert leader.nbytes == MIN_LONG_FRAME
     assert later is None
-    assert unpacked.missing == [(2, LONG)]
+    assert unpacked.missing == [(2, MIN_LONG_FRAME)]
     assert tail.obj is not first.obj
 
 
@@ -95,7 +105,7 @@ def message(lengths: list[int], data: bytes, magic: bytes = b"dask-rd1") -> memo
     return memoryview(bytearray(data + trailer))
 
 
-OWN, LEADS = 1 << 63, 1 << 62
+LONG_FRAME, LEADING_FRAME = 1 << 63, 1 << 62
 
 
 def crowd(count: int, length: int) -> memoryview:
@@ -104,7 +114,7 @@ def crowd(count: int, length: int) -> memoryview:
     return memoryview(bytearray(length * count) + trailer)
 
 
-@pytest.mark.parametrize("count", [MANY + 1, 1_000_000])
+@pytest.mark.parametrize("count", [MAX_UNCHECKED_FRAMES + 1, 1_000_000])
 def test_too_many_empty_frames_are_rejected_before_unpacking(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +142,7 @@ def test_frame_cost_covers_the_memory_of_a_frame() -> None:
 
 def test_very_many_frames_are_accepted() -> None:
     """Pickle writes one opcode per array when Dask sends a long list of empty arrays."""
-    frames = [b"head", *[b""] * MANY, bytes(MANY)]
+    frames = [b"head", *[b""] * MAX_UNCHECKED_FRAMES, bytes(MAX_UNCHECKED_FRAMES)]
     assert through(frames) == (frames, 1)
 
 
@@ -147,11 +157,17 @@ def test_very_many_frames_are_accepted() -> None:
         (message([2], b"x"), "too short for its frames"),
         (message([1], b"xy"), "1 bytes longer"),
         (message([1 << 61], b""), "maximum"),
-        (message([OWN | (1 << 41)], b""), "maximum"),
-        (message([OWN | LEADS | 3], b"xy"), "leading frame of 3 bytes in a message of 2"),
-        (message([OWN | LEADS], b"xy"), "leading frame of 0"),
-        (message([LEADS | 1], b"xy"), "leading frame"),
-        (message([OWN | LEADS | 1, OWN | LEADS | 1], b"xy"), "two leading frames"),
+        (message([LONG_FRAME | (1 << 41)], b""), "maximum"),
+        (
+            message([LONG_FRAME | LEADING_FRAME | 3], b"xy"),
+            "leading frame of 3 bytes in a message of 2",
+        ),
+        (message([LONG_FRAME | LEADING_FRAME], b"xy"), "leading frame of 0"),
+        (message([LEADING_FRAME | 1], b"xy"), "leading frame"),
+        (
+            message([LONG_FRAME | LEADING_FRAME | 1, LONG_FRAME | LEADING_FRAME | 1], b"xy"),
+            "two leading frames",
+        ),
     ],
 )
 def test_malformed_messages_are_rejected(sent: memoryview, why: str) -> None:
@@ -161,7 +177,7 @@ def test_malformed_messages_are_rejected(sent: memoryview, why: str) -> None:
 
 def test_randomly_changed_messages_raise_framing_error_only() -> None:
     source = random.Random(11)
-    frames = [source.randbytes(n) for n in (40, 0, 300, LONG, 9)]
+    frames = [source.randbytes(n) for n in (40, 0, 300, MIN_LONG_FRAME, 9)]
     good = bytearray(b"".join(pack(frames)[0][0]))
     for _ in range(2000):
         changed = bytearray(good)

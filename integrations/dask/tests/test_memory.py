@@ -11,7 +11,7 @@ import dask
 import numpy as np
 import pytest
 from dask_aiordma import memory
-from dask_aiordma.framing import LONG
+from dask_aiordma.framing import MIN_LONG_FRAME
 from dask_aiordma.memory import FrameMemory, rounded
 from dask_aiordma.settings import connection_arguments
 from distributed.protocol.serialize import to_serialize
@@ -59,12 +59,12 @@ async def test_referenced_memory_is_not_reused() -> None:
         kept = way(frames.lend(SIZE))
         gc.collect()
         other = frames.lend(SIZE)
-        assert frames.waiting == 0
+        assert frames.unused_bytes == 0
         assert not np.shares_memory(np.asarray(kept), np.asarray(other))
         del kept
         del other
         frames.lend(2 * SIZE)
-        assert frames.waiting == 2 * SIZE
+        assert frames.unused_bytes == 2 * SIZE
 
 
 async def test_kept_memory_is_limited() -> None:
@@ -74,25 +74,25 @@ async def test_kept_memory_is_limited() -> None:
     while lent:
         lent.pop(0)
     await asyncio.sleep(0)
-    assert frames.waiting == 3 * SIZE
+    assert frames.unused_bytes == 3 * SIZE
     assert address(frames.lend(SIZE)) == last
 
 
 async def test_memory_of_short_and_huge_frames_is_not_kept() -> None:
     frames = new(most=SIZE)
-    for length in (0, LONG - 1, SIZE + 1):
+    for length in (0, MIN_LONG_FRAME - 1, SIZE + 1):
         assert frames.lend(length).nbytes == length
     assert not frames._lent
 
 
 async def test_kept_memory_is_freed_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "SECONDS", 0.0)
+    monkeypatch.setattr(memory, "UNUSED_LIFETIME", 0.0)
     frames = new()
-    for length in (SIZE, LONG):
+    for length in (SIZE, MIN_LONG_FRAME):
         frames.lend(length)
-    while frames.waiting or frames._timer or frames._returned:  # noqa: ASYNC110
+    while frames.unused_bytes or frames._timer or frames._returned:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    assert not frames._waits
+    assert not frames._unused
 
 
 async def test_memory_released_in_another_thread_is_reused() -> None:
@@ -102,7 +102,7 @@ async def test_memory_released_in_another_thread_is_reused() -> None:
     thread = threading.Thread(target=lent.clear)
     thread.start()
     thread.join()
-    while not frames.waiting:  # noqa: ASYNC110
+    while not frames.unused_bytes:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert address(frames.lend(SIZE)) == at
 
@@ -116,7 +116,9 @@ def test_memory_outlives_its_loop() -> None:
     del frame
 
 
-@pytest.mark.parametrize("length", [LONG, LONG + 1, 200_000, SIZE - 1, 3 * SIZE + 5, 1 << 40])
+@pytest.mark.parametrize(
+    "length", [MIN_LONG_FRAME, MIN_LONG_FRAME + 1, 200_000, SIZE - 1, 3 * SIZE + 5, 1 << 40]
+)
 def test_rounded_length_grows_by_at_most_a_32nd(length: int) -> None:
     assert length <= rounded(length) <= length * 33 / 32
     assert rounded(rounded(length)) == rounded(length)

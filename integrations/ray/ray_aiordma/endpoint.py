@@ -24,8 +24,8 @@ from aiordma import Config, Connection, Rights, blocking, rpc, start_server
 
 # Disable polling, because it would take cores from the actors.
 CONFIG = Config(polling=0)
-# Arrays of up to SHORT bytes are read in batches of BATCH arrays.
-SHORT = 1 << 20
+# Arrays of up to MAX_BATCHED_SIZE bytes are read in batches of BATCH arrays.
+MAX_BATCHED_SIZE = 1 << 20
 BATCH = 256
 
 
@@ -37,7 +37,7 @@ class Address(NamedTuple):
     key: bytes
 
 
-class Offered:
+class OfferedObject:
     """An offered object's memory, and the shares granted to each connection."""
 
     def __init__(self, memory: Sequence[memoryview]) -> None:
@@ -55,7 +55,7 @@ class Offered:
                 self._shared[conn] = [it.token.pack() for it in shares], stack.pop_all()
         return self._shared[conn][0]
 
-    def take_back(self, *conns: Connection) -> None:
+    def revoke(self, *conns: Connection) -> None:
         """Revoke the shares of the given connections, or all shares if no connection is given."""
         for conn in conns or list(self._shared):
             if conn in self._shared:
@@ -68,7 +68,7 @@ class Endpoint:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._address: Address | None = None
-        self._offered: dict[str, Offered] = {}
+        self._offered: dict[str, OfferedObject] = {}
         self._clients: dict[Address, asyncio.Task[rpc.Client]] = {}
 
     # ---- objects of this process ----
@@ -81,26 +81,28 @@ class Endpoint:
         with self._lock:
             if self._address is None:
                 self._address = blocking.call(self._serve, ray.util.get_node_ip_address())
-        self._offered.setdefault(object_id, Offered(memory))
+        self._offered.setdefault(object_id, OfferedObject(memory))
         return self._address
 
     def withdraw(self, object_id: str) -> None:
         """Stop offering an object and release its memory. This method is thread-safe."""
         offered = self._offered.pop(object_id, None)
         if offered is not None:
-            blocking.call(offered.take_back)
+            blocking.call(offered.revoke)
 
     async def _serve(self, host: str) -> Address:
         key = secrets.token_bytes(32)
-        self._server = await start_server(self._answer, host, via="tcp", auth=key, config=CONFIG)
+        self._server = await start_server(
+            self._serve_connection, host, via="tcp", auth=key, config=CONFIG
+        )
         return Address(host, self._server.port, key)
 
-    async def _answer(self, conn: Connection) -> None:
+    async def _serve_connection(self, conn: Connection) -> None:
         try:
             await rpc.serve(conn, {"open": partial(self._open, conn)})
         finally:
             for offered in list(self._offered.values()):
-                offered.take_back(conn)
+                offered.revoke(conn)
 
     async def _open(self, conn: Connection, object_id: str) -> list[bytes]:
         return self._offered[object_id].share(conn)
@@ -118,7 +120,7 @@ class Endpoint:
         short = []
         for token, target in zip(tokens, memory, strict=True):
             region = conn.open_region(token)
-            if len(target) > SHORT:
+            if len(target) > MAX_BATCHED_SIZE:
                 await conn.read(region, target)
             else:
                 short.append((region, target))
@@ -129,8 +131,8 @@ class Endpoint:
 
     async def _client(self, address: Address) -> rpc.Client:
         connecting = self._clients.get(address)
-        if connecting is None or _is_over(connecting):
-            for other in [it for it, task in self._clients.items() if _is_over(task)]:
+        if connecting is None or _has_ended(connecting):
+            for other in [it for it, task in self._clients.items() if _has_ended(task)]:
                 del self._clients[other]
             connecting = self._clients[address] = asyncio.create_task(
                 rpc.connect(address.host, address.port, via="tcp", auth=address.key, config=CONFIG)
@@ -138,7 +140,7 @@ class Endpoint:
         return await asyncio.shield(connecting)
 
 
-def _is_over(connecting: asyncio.Task[rpc.Client]) -> bool:
+def _has_ended(connecting: asyncio.Task[rpc.Client]) -> bool:
     return connecting.done() and (
         connecting.exception() is not None or connecting.result().connection.closed
     )

@@ -24,7 +24,7 @@ from .endpoint import Address, Endpoint
 
 logger: logging.Logger = logging.getLogger("ray_aiordma")
 
-TRIED = "2.60.0"
+TESTED_RELEASE = "2.60.0"
 """The oldest Ray release tested with this package.
 
 All later releases have been tested as well.
@@ -42,7 +42,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"ray_aiordma does not support the transport interface of Ray {ray.__version__} ({error}); "
-        f"it has been tested with {TRIED}"
+        f"it has been tested with {TESTED_RELEASE}"
     ) from error
 
 _endpoint = Endpoint()
@@ -241,7 +241,7 @@ if inspect.isabstract(Transport) or len(_parameters) != 4:
     raise ImportError(
         f"ray_aiordma does not support the transport interface of Ray {ray.__version__} "
         f"(methods not implemented: {sorted(Transport.__abstractmethods__)}; parameters of "
-        f"register_tensor_transport: {_parameters}); it has been tested with {TRIED}"
+        f"register_tensor_transport: {_parameters}); it has been tested with {TESTED_RELEASE}"
     )
 
 

@@ -365,7 +365,8 @@ def test_unsupported_ray_raises_import_error(change: str) -> None:
     )
     last = done.stderr.splitlines()[-1]
     assert re.search(
-        f"ImportError: .*{OTHER_RAY[change]}.*it has been tested with {transport.TRIED}", last
+        f"ImportError: .*{OTHER_RAY[change]}.*it has been tested with {transport.TESTED_RELEASE}",
+        last,
     )
 
 

@@ -90,7 +90,7 @@ async def test_pipeline_larger_than_both_buffers_completes(server: Server) -> No
     """The client writes the whole pipeline before it starts reading the responses."""
     async with client(server) as one, one.pipeline(transaction=False) as pipeline:
         values = [value(200, number) for number in range(8000)]
-        assert sum(map(len, values)) > stream.LENT + 4 * stream.HIGH_WATER
+        assert sum(map(len, values)) > stream.RECEIVE_BUFFER_SIZE + 4 * stream.HIGH_WATER
         for each in values:
             pipeline.echo(each)
         assert await pipeline.execute() == values
@@ -100,13 +100,13 @@ async def test_values_that_straddle_buffers_round_trip(server: Server) -> None:
     """Each value is one byte longer than the last, so that several values straddle two buffers."""
     async with client(server) as one:
         sizes = [(64 << 10) + number for number in range(50)]
-        assert sum(sizes) > 3 * stream.LENT
+        assert sum(sizes) > 3 * stream.RECEIVE_BUFFER_SIZE
         for number, size in enumerate(sizes):
             await one.set("key", value(size, number))
             assert await one.get("key") == value(size, number)
 
 
-@pytest.mark.parametrize("size", [stream.STAGED, stream.LENT, 20_000_001])
+@pytest.mark.parametrize("size", [stream.MAX_WRITE_SIZE, stream.RECEIVE_BUFFER_SIZE, 20_000_001])
 async def test_large_values_round_trip(server: Server, size: int) -> None:
     async with client(server) as one:
         for number in range(3):
@@ -159,7 +159,7 @@ async def test_subscriber_reconnects_and_subscribes_again(
         if end == "disconnect":
             await subscriber.connection.disconnect()
         elif end == "error":
-            subscriber.connection._writer.transport._lose(OSError("of the device"))
+            subscriber.connection._writer.transport._disconnect(OSError("of the device"))
         else:
             assert await one.client_kill_filter(_type="pubsub") == 1
         assert (await message())["type"] == "subscribe"  # over a new connection
@@ -175,7 +175,10 @@ async def test_slow_subscriber_pauses_the_stream(server: Server) -> None:
             await one.publish("news", value(512 << 10, number))
         transport = subscriber.connection._writer.transport
         assert not transport._reading  # paused by the stream reader's limit
-        assert len(subscriber.connection._reader._buffer) <= stream.LENT + 2 * stream.HIGH_WATER
+        assert (
+            len(subscriber.connection._reader._buffer)
+            <= stream.RECEIVE_BUFFER_SIZE + 2 * stream.HIGH_WATER
+        )
         assert (await subscriber.get_message(timeout=None))["type"] == "subscribe"
         for number in range(16):
             message = await subscriber.get_message(timeout=None)

@@ -74,7 +74,7 @@ class Peer:
 
     async def fill(self, writer: asyncio.StreamWriter) -> bytes:
         """Fill the buffer that the client has lent, and return the data."""
-        pieces = [bytes([i]) * (1 << 16) for i in range(stream.LENT >> 16)]
+        pieces = [bytes([i]) * (1 << 16) for i in range(stream.RECEIVE_BUFFER_SIZE >> 16)]
         address, length, rkey = self.lent
         for i, piece in enumerate(pieces):
             self.lent = address + (i << 16), length, rkey
@@ -134,7 +134,10 @@ async def test_conforming_server_exchanges_data() -> None:
 @pytest.mark.parametrize(
     ("misbehave", "text"),
     [
-        (lambda peer: peer.write(b"+OK\r\n", said=stream.LENT + 1), "of a buffer of 1048576 bytes"),
+        (
+            lambda peer: peer.write(b"+OK\r\n", said=stream.RECEIVE_BUFFER_SIZE + 1),
+            "of a buffer of 1048576 bytes",
+        ),
         (lambda peer: peer.write(b"+OK\r\n", said=0xFFFFFFFF), "wrote 4294967295 bytes"),
         (lambda peer: peer.write(b"", said=0), "wrote 0 bytes"),
         (lambda peer: peer.command(b"\0\3"), "a command of 2 bytes"),
@@ -200,7 +203,7 @@ async def test_failed_post_ends_the_connection(verb: str, monkeypatch: pytest.Mo
         await peer.lend(1 << 16)
         monkeypatch.setattr(AsyncQueuePair, verb, refuse)
         writer.write(b"PING\r\n")
-        writer.transport._lend()
+        writer.transport._lend_buffer()
         with pytest.raises(ConnectionResetError, match="of a field"):
             await reader.readline()
 

@@ -20,8 +20,8 @@ from aiordma import AsyncConnectionId, ReceiveRing
 from aiordma.errors import AddressError, ConnectionManagerError, ProtocolError
 from aiordma.verbs import AccessFlags, QPCapabilities, WCOpcode, WorkCompletion, bytes_of
 
-LENT: Final = 1 << 20  # size of the buffer lent to the server; the server's default
-STAGED: Final = 256 << 10  # maximum number of bytes per write
+RECEIVE_BUFFER_SIZE: Final = 1 << 20  # of the buffer lent to the server; the server's default
+MAX_WRITE_SIZE: Final = 256 << 10  # maximum number of bytes per write
 RECEIVES: Final = 128  # each of the server's writes and commands consumes one
 HIGH_WATER: Final = 64 << 10  # number of pending bytes, as for asyncio's sockets
 KEEPALIVE: Final = 3.0  # seconds between commands, as on the server
@@ -59,14 +59,14 @@ class ValkeyTransport(asyncio.Transport):
         self._queue = id.create_qp(QPCapabilities(64, RECEIVES, max_inline_data=32))
         self._receives: ReceiveRing = self._queue.receives(RECEIVES, COMMAND.size)
         rights = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
-        self._lent = id.pd.reg_mr(LENT, rights)
-        self._memory = self._lent.buf
+        self._receive_buffer = id.pd.reg_mr(RECEIVE_BUFFER_SIZE, rights)
+        self._memory = self._receive_buffer.buf
         self._delivered = self._arrived = 0  # offsets in the lent buffer
-        self._staged = id.pd.reg_mr(STAGED)
+        self._send_buffer = id.pd.reg_mr(MAX_WRITE_SIZE)
         self._commands = id.pd.reg_mr(COMMAND.size)
-        self._address = self._rkey = self._room = 0  # unused part of the server's buffer
+        self._address = self._rkey = self._remote_space = 0  # unused part of the server's buffer
         self._pending = bytearray()
-        self._writing = self._paused = self._closing = self._lost = False
+        self._writing = self._paused = self._closing = self._disconnected = False
         self._reading = True
         self._keepalive = keepalive
         self._tasks: list[asyncio.Task[None]] = []
@@ -75,9 +75,9 @@ class ValkeyTransport(asyncio.Transport):
         """Connect and lend the server a buffer. The server lends its own buffer later."""
         await self._id.connect()
         self._command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 0))
-        self._lend()
+        self._lend_buffer()
         self._protocol.connection_made(self)
-        if self._lost:  # a command failed
+        if self._disconnected:  # a command failed
             return
         self._tasks = [self._loop.create_task(self._receive())]
         if self._keepalive:
@@ -86,17 +86,17 @@ class ValkeyTransport(asyncio.Transport):
     # ---- commands ------------------------------------------------------------------------
 
     def _command(self, command: bytes) -> None:
-        if self._lost:
+        if self._disconnected:
             return
         self._commands.buf[:] = command  # an inline send copies it immediately
         try:
             self._queue.send_nowait([self._commands.sge()], inline=True)
         except Exception as error:
-            self._lose(error)
+            self._disconnect(error)
 
-    def _lend(self) -> None:
+    def _lend_buffer(self) -> None:
         self._delivered = self._arrived = 0
-        lent = self._lent
+        lent = self._receive_buffer
         self._command(MEMORY.pack(Opcode.REGISTER_XFER_MEMORY, lent.addr, lent.length, lent.rkey))
 
     async def _keep_alive(self) -> None:
@@ -114,13 +114,14 @@ class ValkeyTransport(asyncio.Transport):
                 else:
                     self._on_command(command)
         except Exception as error:  # otherwise, the client would wait forever
-            self._lose(error)
+            self._disconnect(error)
 
     def _on_bytes(self, count: int) -> None:
         start = self._arrived
-        if not 0 < count <= LENT - start:
+        if not 0 < count <= RECEIVE_BUFFER_SIZE - start:
             raise ProtocolError(
-                f"the server wrote {count} bytes at offset {start} of a buffer of {LENT} bytes"
+                f"the server wrote {count} bytes at offset {start} of a buffer of "
+                f"{RECEIVE_BUFFER_SIZE} bytes"
             )
         self._arrived += count
         if self._reading:
@@ -128,12 +129,12 @@ class ValkeyTransport(asyncio.Transport):
 
     def _deliver(self) -> None:
         """Pass received data to the protocol. If the whole buffer has been read, lend it again."""
-        if data := self._take():
+        if data := self._read_received():
             self._protocol.data_received(data)
-        if self._delivered == LENT:
-            self._lend()
+        if self._delivered == RECEIVE_BUFFER_SIZE:
+            self._lend_buffer()
 
-    def _take(self) -> bytes:
+    def _read_received(self) -> bytes:
         start, self._delivered = self._delivered, self._arrived
         return b"" if self._closing else bytes(self._memory[start : self._arrived])
 
@@ -144,7 +145,7 @@ class ValkeyTransport(asyncio.Transport):
             )
         opcode, _ = COMMAND.unpack(command)
         if opcode == Opcode.REGISTER_XFER_MEMORY:
-            _, self._address, self._room, self._rkey = MEMORY.unpack(command)
+            _, self._address, self._remote_space, self._rkey = MEMORY.unpack(command)
             self._flush()
         elif opcode == Opcode.GET_SERVER_FEATURE:
             *_, features = FEATURE.unpack(command)
@@ -168,20 +169,20 @@ class ValkeyTransport(asyncio.Transport):
         """
         self._reading = True
         if self._delivered < self._arrived:
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._resume_delivery)
 
-    def _go_on(self) -> None:
+    def _resume_delivery(self) -> None:
         if self._reading:
             try:
                 self._deliver()
             except Exception as error:
-                self._lose(error)
+                self._disconnect(error)
 
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Copy the data and send it as soon as there is space in the server's buffer."""
-        if self._lost or self._closing:
+        if self._disconnected or self._closing:
             return
         self._pending += data if isinstance(data, bytes | bytearray) else bytes_of(data)
         self._flush()
@@ -194,31 +195,31 @@ class ValkeyTransport(asyncio.Transport):
 
         Data that is added during a write is sent together when the write has completed.
         """
-        count = min(len(self._pending), self._room, STAGED)
+        count = min(len(self._pending), self._remote_space, MAX_WRITE_SIZE)
         if self._writing or not count:
             return
-        self._staged.buf[:count] = self._pending[:count]
-        piece = self._staged.sge(0, count)
+        self._send_buffer.buf[:count] = self._pending[:count]
+        piece = self._send_buffer.sge(0, count)
         try:
             written = self._queue.write_nowait([piece], self._address, self._rkey, imm=count)
         except Exception as error:
-            self._lose(error)
+            self._disconnect(error)
             return
         del self._pending[:count]
         self._writing = True
-        self._address, self._room = self._address + count, self._room - count
+        self._address, self._remote_space = self._address + count, self._remote_space - count
         written.add_done_callback(self._on_written)
 
     def _on_written(self, written: asyncio.Future[WorkCompletion]) -> None:
         self._writing = False
-        if self._lost or written.exception() is not None:
+        if self._disconnected or written.exception() is not None:
             return  # the receives fail as well
         self._flush()
         if self._paused and len(self._pending) <= HIGH_WATER:
             self._paused = False
             self._protocol.resume_writing()
         if self._closing and not self._pending and not self._writing:
-            self._lose(None)
+            self._disconnect(None)
 
     def get_write_buffer_size(self) -> int:
         """Return the number of bytes waiting for space in the server's buffer."""
@@ -228,7 +229,7 @@ class ValkeyTransport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         """Return whether the transport is closed, or will be closed once all data has been sent."""
-        return self._closing or self._lost
+        return self._closing or self._disconnected
 
     def close(self) -> None:
         """Close the transport once all data has been sent.
@@ -238,17 +239,17 @@ class ValkeyTransport(asyncio.Transport):
         self._closing = self._reading = True
         self._deliver()
         if not self._pending and not self._writing:
-            self._lose(None)
+            self._disconnect(None)
 
     def abort(self) -> None:
         """Close the transport immediately, dropping all unread and unsent data."""
         self._closing = True
-        self._lose(None)
+        self._disconnect(None)
 
-    def _lose(self, error: Exception | None) -> None:
-        if self._lost:
+    def _disconnect(self, error: Exception | None) -> None:
+        if self._disconnected:
             return
-        self._lost = True
+        self._disconnected = True
         for task in self._tasks:  # even the current task, if it detected the error
             task.cancel()
         self._id.close()
@@ -262,7 +263,7 @@ class ValkeyTransport(asyncio.Transport):
     def _end(self, reset: OSError | None) -> None:
         """Deliver the remaining data, even if reading is paused, and report the lost connection."""
         try:
-            if data := self._take():
+            if data := self._read_received():
                 self._protocol.data_received(data)
         finally:
             self._protocol.connection_lost(reset)

@@ -25,4 +25,4 @@ def opened(device: verbs.Device) -> None:
 @pytest.fixture(autouse=True)
 def no_rail_comes_back_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rails, "FIRST_DELAY", 1e6)
-    monkeypatch.setattr(rails, "LONGEST_DELAY", 1e6)
+    monkeypatch.setattr(rails, "MAX_DELAY", 1e6)

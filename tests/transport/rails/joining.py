@@ -122,10 +122,10 @@ async def until_rails(conns: Sequence[Connection], states: Sequence[str] = ("lea
 
 def lose(monkeypatch: pytest.MonkeyPatch, *kinds: type[protocol.Message]) -> None:
     """Drop outgoing rail messages of these kinds."""
-    tell = Rails._tell
+    tell = Rails._send
 
     def tell_others(self: Rails, message: protocol.Message) -> None:
         if not isinstance(message, kinds):
             tell(self, message)
 
-    monkeypatch.setattr(Rails, "_tell", tell_others)
+    monkeypatch.setattr(Rails, "_send", tell_others)

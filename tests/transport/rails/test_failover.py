@@ -426,14 +426,14 @@ async def test_rail_without_memory_for_its_receive_breaks_and_returns(
         take = pool._block
         monkeypatch.setattr(AnsweringRails, "_answer", answer_once)
         if ends:
-            tell = Rails._tell
+            tell = Rails._send
 
             def tell_and_end(rails: Rails, message: Message) -> None:
                 tell(rails, message)
                 if isinstance(message, RailAnswer):
                     server.abort()
 
-            monkeypatch.setattr(Rails, "_tell", tell_and_end)
+            monkeypatch.setattr(Rails, "_send", tell_and_end)
             assert isinstance(client._rails, OfferingRails)
             BEGIN(client._rails)
             while not client.closed:
@@ -707,9 +707,9 @@ BEGIN = OfferingRails.begin
 def late_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Hold back rail keys until the returned function is called. Rails wait for `begin_rails`."""
     late: list[tuple[Share, SendQueue]] = []
-    tell = Share._tell_key
+    tell = Share._announce_key
     monkeypatch.delattr(OfferingRails, "begin")
-    monkeypatch.setattr(Share, "_tell_key", lambda share, rail: late.append((share, rail)))
+    monkeypatch.setattr(Share, "_announce_key", lambda share, rail: late.append((share, rail)))
 
     def tell_keys() -> None:
         for share, rail in late:
@@ -837,7 +837,7 @@ async def test_connection_closes_when_the_awaited_last_rail_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The connection must not wait for a time limit when no rail is left."""
-    monkeypatch.setattr(failover, "LEAST_WAIT", 1e6)
+    monkeypatch.setattr(failover, "MIN_WAIT", 1e6)
     lose(monkeypatch, RailReady)
     async with joined("tcp") as conns:
         await until_rails(conns[:1])

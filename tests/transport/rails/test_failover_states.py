@@ -13,8 +13,13 @@ from aiordma._transport.failover import LIMITED, TRANSITIONS, Failover, Failover
 
 STATES = {
     "SETTLED": {"BROKE": "BROKEN", "RESUMED_ELSEWHERE": "SETTLED"},
-    "BROKEN": {"CHOSEN": "MOVED", "NONE_YET": "WAITING", "NONE": "OVER"},
-    "WAITING": {"ROSE": "BROKEN", "RESUMED_ELSEWHERE": "BROKEN", "NONE": "OVER", "OVERDUE": "OVER"},
+    "BROKEN": {"CHOSEN": "MOVED", "NO_RAIL_YET": "WAITING", "NO_RAIL": "OVER"},
+    "WAITING": {
+        "RAIL_UP": "BROKEN",
+        "RESUMED_ELSEWHERE": "BROKEN",
+        "NO_RAIL": "OVER",
+        "OVERDUE": "OVER",
+    },
     "MOVED": {
         "BROKE": "BROKEN",
         "RESUMED": "SETTLED",
@@ -44,10 +49,10 @@ class Scene:
     def done(self) -> set[str]:
         """The names of the steps taken."""
         effects = {
-            "stop": self.rails.lead_broke,
+            "stop": self.rails.stop_lead,
             "resume": self.rails.messages.switch_lead,
-            "repeat": self.rails.messages.resumed,
-            "look_again": self.rails.owner.broken,
+            "retransmit": self.rails.messages.resumed,
+            "retry": self.rails.owner.broken,
             "give_up": self.lost,
             "gives up the lead": self.rails.messages.lead.rail_broke,
         }
@@ -77,7 +82,7 @@ NAMES = {state.name for state in LIMITED}
 def test_failover_limit_gives_up_and_is_cancelled_by_stop(state: FailoverState) -> None:
     scene = Scene(FailoverState.BROKEN)
     waits = state is FailoverState.WAITING
-    scene.take(FailoverEvent.NONE_YET if waits else FailoverEvent.CHOSEN)
+    scene.take(FailoverEvent.NO_RAIL_YET if waits else FailoverEvent.CHOSEN)
     (_, overdue), _ = scene.rails.later.call_args
     overdue()
     assert scene.done >= {"give_up" if waits else "gives up the lead"}

@@ -267,7 +267,7 @@ async def test_second_resume_by_one_rail_ends_the_connection(factory: Connection
     async with joined(factory.via) as conns, AsyncExitStack() as stack:
         await until_rails(conns)
         victim, peer = conns
-        peer._messages.failover.go_on = lambda lead: None
+        peer._messages.failover.fail_over = lambda lead: None
         rail = further(peer)
         victim._queue.rail_broke(ConnectionBrokenError("its cable"))
         while victim._queue.number != rail.number:
@@ -291,7 +291,7 @@ async def test_reads_without_key_after_failover_time_out() -> None:
         pool = conn._memory.pool
         assert others[1]._memory.pool is pool
         pool._stalled_reads.timeout = 0.01
-        peer._messages.failover.go_on = lambda lead: None
+        peer._messages.failover.fail_over = lambda lead: None
         sending = asyncio.ensure_future(peer.send(bytes(60_000)))
         while not figures(conn)["read_ahead"]:
             await yield_loop(1)
@@ -318,7 +318,7 @@ async def test_authenticated_peer_may_offer_a_rail_to_another_host(
 ) -> None:
     async with joined("tcp", auth=KEY, config=replace(SMALL, max_rails=3)) as conns:
         await until_rails(conns)
-        monkeypatch.setattr(Rails, "_tell", lambda *_: None)
+        monkeypatch.setattr(Rails, "_send", lambda *_: None)
         conns[1]._owner.control(RailOffer(99, 2, endpoint_at(FOREIGN)))
         while len(conns[1].rails) < 3:
             await yield_loop(1)

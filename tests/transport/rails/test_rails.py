@@ -179,7 +179,7 @@ def at_the_offer(
     monkeypatch: pytest.MonkeyPatch, happens: Callable[[Rails, Rail], object], *, lost: bool
 ) -> None:
     """Call `happens` after each rail offer is sent, or in its place if `lost`."""
-    tell = Rails._tell
+    tell = Rails._send
 
     def tell_and_more(self: Rails, message: protocol.Message) -> None:
         is_offer = isinstance(message, protocol.RailOffer)
@@ -188,14 +188,14 @@ def at_the_offer(
         if is_offer:
             happens(self, self.rails[-1])
 
-    monkeypatch.setattr(Rails, "_tell", tell_and_more)
+    monkeypatch.setattr(Rails, "_send", tell_and_more)
 
 
 @pytest.mark.parametrize("refused", [False, True])
 async def test_rail_that_breaks_before_the_answer_goes_down(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
-    at_the_offer(monkeypatch, lambda rails, rail: rails._broke(rail, WITHOUT), lost=False)
+    at_the_offer(monkeypatch, lambda rails, rail: rails._fail_rail(rail, WITHOUT), lost=False)
     if refused:
         monkeypatch.setattr(AnsweringRails, "_partner", no_partner)
     async with joined(factory.via) as conns:
@@ -230,10 +230,10 @@ async def test_early_rail_messages_of_a_listener_raise_protocol_error(
         assert rails.control(protocol.RailDown(0, number))
 
     at_the_offer(monkeypatch, answer, lost=True)
-    tell = Rails._tell
+    tell = Rails._send
     monkeypatch.setattr(
         Rails,
-        "_tell",
+        "_send",
         lambda self, it: None if isinstance(it, protocol.RailDown) else tell(self, it),
     )
     async with joined(factory.via) as conns:

@@ -31,7 +31,7 @@ from aiordma._loop import device_failures
 from aiordma._native import lib
 from aiordma._transport import rails
 from aiordma._transport.keep_alive import Probe
-from aiordma._transport.rails import AnsweringRails, Berth
+from aiordma._transport.rails import AnsweringRails, RailSlot
 from aiordma.cli.tables import amount
 from aiordma.cli.top import tables
 from aiordma.metrics import METRICS
@@ -57,8 +57,8 @@ FIRST, LONGEST = 0.25, 5.0
 def later(monkeypatch: pytest.MonkeyPatch, no_rail_comes_back_by_itself: None) -> Iterator[Later]:
     it = Later()
     monkeypatch.setattr(rails, "FIRST_DELAY", FIRST)
-    monkeypatch.setattr(rails, "LONGEST_DELAY", LONGEST)
-    monkeypatch.setattr(rails, "Berth", lambda device, offer, _: Berth(device, offer, it))
+    monkeypatch.setattr(rails, "MAX_DELAY", LONGEST)
+    monkeypatch.setattr(rails, "RailSlot", lambda device, offer, _: RailSlot(device, offer, it))
     yield it
     assert not it.waiting
 
@@ -87,38 +87,38 @@ async def until_waiting(later: Later) -> None:
 
 
 async def test_retry_delay_doubles_until_a_rail_has_lasted(later: Later) -> None:
-    offered: list[Berth] = []
-    berth = Berth(None, offered.append, later)  # type: ignore[arg-type]
+    offered: list[RailSlot] = []
+    slot = RailSlot(None, offered.append, later)  # type: ignore[arg-type]
     for delay in (0.25, 0.5, 1, 2, 4, 5, 5):
-        berth.empty(100.0)
+        slot.retry_later(100.0)
         assert later.asked[-1] == delay
         later.fire()
-    assert offered == [berth] * 7
+    assert offered == [slot] * 7
     for seconds, delay in ((LONGEST - 0.1, 5), (LONGEST, FIRST), (0, 2 * FIRST)):
-        berth.up(100.0)
-        berth.empty(100.0 + seconds)
+        slot.up(100.0)
+        slot.retry_later(100.0 + seconds)
         assert later.asked[-1] == delay
         later.fire()
 
 
 async def test_active_port_event_retries_the_rail_immediately(later: Later) -> None:
-    offered: list[Berth] = []
-    berth = Berth(None, offered.append, later)  # type: ignore[arg-type]
-    berth._event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
+    offered: list[RailSlot] = []
+    slot = RailSlot(None, offered.append, later)  # type: ignore[arg-type]
+    slot._event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
     assert not offered  # a rail is there, or under way
     for _ in range(4):
-        berth.empty(100.0)
+        slot.retry_later(100.0)
         later.fire()
-    berth.empty(100.0)
+    slot.retry_later(100.0)
     offered.clear()
-    berth._event(AsyncEvent(EventType.PORT_ERR, port_num=1))
+    slot._event(AsyncEvent(EventType.PORT_ERR, port_num=1))
     assert not offered
-    berth._event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
-    assert offered == [berth]
+    slot._event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
+    assert offered == [slot]
     assert not later.waiting
-    berth.empty(100.0)
+    slot.retry_later(100.0)
     assert later.asked[-1] == FIRST
-    berth.close()
+    slot.close()
 
 
 # ---- that it does --------------------------------------------------------------------------------
@@ -344,11 +344,11 @@ async def test_keep_alive_finds_a_dead_rail_and_keeps_the_others(
             assert asked is not None
             assert rail.queue is not None
             asked._timer.cancel()
-            asked._heard = rail.queue.completions
-            asked._look()
+            asked._seen_completions = rail.queue.completions
+            asked._check()
             assert any(isinstance(work, Probe) for work in rail.queue.outstanding_work())
             asked._timer.cancel()
-            asked._heard = rail.queue.completions
+            asked._seen_completions = rail.queue.completions
             asked._give_up()
             await until_waiting(later)
             assert "keep_alive" in str(conn.rails[1].error)

@@ -14,7 +14,7 @@ import pytest
 from aiordma import ConnectionBrokenError
 from aiordma._core.protocol import RailAnswer, RailCause, RailDown, RailOffer, RailReady
 from aiordma._transport import rails
-from aiordma._transport.rails import Berth, Rails, RailState
+from aiordma._transport.rails import Rails, RailSlot, RailState
 from tests.transport.connection_factory import (
     SMALL,
     ConnectionFactory,
@@ -36,7 +36,9 @@ BY_CLIENT, BY_LISTENER = SMALL.connect_timeout, SMALL.handshake_timeout
 def later(monkeypatch: pytest.MonkeyPatch) -> Iterator[Later]:
     it = Later()
     monkeypatch.setattr(Rails, "later", property(lambda _: it, lambda *_: None), raising=False)
-    monkeypatch.setattr(rails, "Berth", lambda device, offer, _: Berth(device, offer, Later()))
+    monkeypatch.setattr(
+        rails, "RailSlot", lambda device, offer, _: RailSlot(device, offer, Later())
+    )
     yield it
     assert not it.waiting
 

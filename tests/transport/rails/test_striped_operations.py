@@ -94,9 +94,9 @@ async def test_writes_are_not_repeated_before_the_peer_has_stopped_the_rail(
 ) -> None:
     async with sharing(8 * MB) as (client, server, there, remote):
         told: list[Any] = []
-        down = Rails._told_down
+        down = Rails._on_rail_down
         other = await client.request_region(100)
-        monkeypatch.setattr(Rails, "_told_down", lambda *args: told.append(args))
+        monkeypatch.setattr(Rails, "_on_rail_down", lambda *args: told.append(args))
         data = pattern(8 * MB)
         writing = asyncio.ensure_future(client.write(data, remote))
         while not second(client).outstanding:
@@ -127,7 +127,7 @@ async def test_striped_write_fails_when_its_lease_ends() -> None:
         writing = asyncio.ensure_future(client.write(bytes(16 * MB), remote))
         behind = asyncio.ensure_future(client.send_nowait(b"goes on"))
         await yield_loop(1)
-        remote._take_back()
+        remote._on_revoked()
         await ends(writing, LeaseEndedError)
         await behind
 
@@ -142,7 +142,7 @@ async def test_keys_for_unknown_rails_and_regions_are_ignored() -> None:
             foreign = client.open_region(share.token)
             number = remote.token.region_id
             for key in ((number, 9), (share.token.region_id, 1), (number + 1000, 1)):
-                await server._sharing.tell(RegionKey(0, *key, 1))
+                await server._sharing.send(RegionKey(0, *key, 1))
             await server.send(b"behind them")
             (await client.recv()).release()
             assert list(remote._keys or ()) == [1]
@@ -174,9 +174,9 @@ async def test_region_is_granted_with_the_keys_of_all_rails(
 ) -> None:
     """The memory is granted only when the binds of all its keys have completed."""
     held: list[Callable[[], None]] = []
-    done = share_keys.OfKey.done
+    done = share_keys.KeyRequest.done
 
-    def hold(bind: share_keys.OfKey, number: int) -> None:
+    def hold(bind: share_keys.KeyRequest, number: int) -> None:
         if bind.key._queue.number:
             held.append(partial(done, bind, number))
         else:
@@ -184,7 +184,7 @@ async def test_region_is_granted_with_the_keys_of_all_rails(
 
     async with joined("tcp") as (client, server):
         await until_rails((client, server))
-        monkeypatch.setattr(share_keys.OfKey, "done", hold)
+        monkeypatch.setattr(share_keys.KeyRequest, "done", hold)
         with server.alloc(8) as memory:
             sharing = asyncio.ensure_future(server.send_region(memory))
             asking = asyncio.ensure_future(client.request_region(8))
@@ -210,7 +210,7 @@ async def test_pending_key_does_not_outlive_its_lease_when_a_rail_ends(
         (share,) = server._sharing.regions.shares.values()
         (_, late), (gone, _) = share._keys.items()
         with monkeypatch.context() as patch:
-            patch.setattr(late, "_under_way", {object()})
+            patch.setattr(late, "_in_flight", {object()})
             share._expire()
         assert not late.closed
         share._remove_rail(gone)
@@ -233,7 +233,7 @@ async def test_key_message_is_dropped_when_its_rail_is_removed() -> None:
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing.regions.shares.values()
         server._sharing.notify = (told := mock.Mock())  # type: ignore[method-assign]
-        share._tell_key(second(server))
+        share._announce_key(second(server))
         share._remove_rail(second(server))
         told.return_value.assert_called_once_with()
         del server._sharing.notify
@@ -247,7 +247,7 @@ async def test_revoke_closes_other_keys_when_the_device_refuses_one() -> None:
         with mock.patch.object(first, "close", side_effect=refusal), pytest.raises(VerbsError):
             share.revoke()
         assert other.closed
-        share._over = False
+        share._ended = False
         share.revoke()
 
 
