@@ -32,10 +32,10 @@ first address that is neither link-local nor loopback. With the connection manag
 `-R`, qperf `-cm1`, rping), the IP addresses determine the GID. All of this also applies to
 [RoCE v2](roce-v2.md).
 
-Each table shows only the rows that CI runs and the rows that fail, or the first row if there
-are none of either. The other rows are named below the table. The figures are those that the
-programs print. For comparison, the last column shows the same software over kernel TCP on the
-loopback interface. For perftest, that figure comes from qperf.
+Each table shows only the rows that CI runs and the rows that fail. If there are none, it shows
+the first row. The other rows are named below the table. The figures are those that the programs
+print. For comparison, the last column shows the same software over kernel TCP on the loopback
+interface. For perftest, that figure comes from qperf.
 [results.json](../tests/guests/results.json) contains all figures.
 
 {machine}
