@@ -66,10 +66,10 @@ ALL_RIGHTS = int(Rights.WRITE | Rights.READ | Rights.ATOMIC)
 
 @dataclass(frozen=True, slots=True)
 class RegionToken:
-    """A token that lets a peer access a region of this side's memory.
+    """A token that lets the peer access a region of its owner's memory.
 
-    Both sides identify the region by ``region_id``. Its key remains valid for ``lease_ms`` after
-    the grant, or until it is revoked if ``lease_ms`` is 0.
+    Both sides identify the region by ``region_id``. The token's key is valid for ``lease_ms`` after
+    the grant or, if ``lease_ms`` is 0, until the owner revokes it.
 
     Raises:
         ValueError: If a number does not fit its field, if the region wraps around the end of the
