@@ -3,8 +3,9 @@
 
 #include "verbs/boundary.h"
 
-/* A drain that finds nothing reports whether that is in the middle of a message.  The device's
- * thread may have done all of the work, so once is enough. */
+/* Check that a drain without completions sets `busy` if it makes progress on a message. The
+ * device's thread may do all the work for a message, so repeat the test until a drain has set
+ * `busy`. */
 static void in_the_middle(struct side *a, struct side *b)
 {
 	enum { LONG = 16 * 1024 * 1024 };
@@ -25,7 +26,7 @@ static void in_the_middle(struct side *a, struct side *b)
 		CHECK(!state.busy);
 	}
 	state.spin_us = 1000;
-	do /* the last acknowledgement may still be under way */
+	do /* the last acknowledgement may still be in flight */
 		CHECK_EQUAL(aiordma_drain(&state, &completion, 1, &more), 0);
 	while (state.busy);
 	aiordma_drain_end(&state);

@@ -1,11 +1,12 @@
-/* Calls through the context: made where it has them, EOPNOTSUPP where anything of it is missing. */
+/* Tests the wrappers of calls that the provider offers through function pointers in the context.
+ * If a function pointer is missing, the wrapper must fail with EOPNOTSUPP. */
 #include <stdbool.h>
 
 #include "verbs/boundary.h"
 
 #include "cm_check.h"
 
-/* What the calls are made with: everything belongs to one context. */
+/* Arguments for the calls. All objects belong to `context`. */
 struct stage {
 	struct ibv_context *context;
 	struct ibv_pd pd;
@@ -30,13 +31,15 @@ static void *pointer_answer(void)
 	return (void *)(uintptr_t)ANSWER;
 }
 
-/* A pointer as a number that means the same: 0 never, the errno value for NULL. */
+/* Returns `pointer` as an integer, or errno if it is NULL. The results of calls that return a
+ * pointer can then be checked like those of calls that return an int. */
 static int number_of(void *pointer)
 {
 	return pointer ? (int)(uintptr_t)pointer : errno;
 }
 
-/* The verb's own name is that of an older call, which the libraries export. */
+/* The wrapper is called aiordma_query_port, because the libraries export an older call under the
+ * name ibv_query_port. */
 #define aiordma_ibv_query_port aiordma_query_port
 
 #define NUMBER(name, ...)                                                                          \
@@ -114,7 +117,8 @@ static void set_the_scene(struct stage *s, struct ibv_context *context)
 	};
 }
 
-/* A context that has nothing but the member at `member`: it is the one that must be called. */
+/* Check that a wrapper calls its own member of struct verbs_context, by setting only this
+ * member. If the member is NULL, or if the context is not extended, the wrapper must fail. */
 static void the_right_one_is_called(size_t i)
 {
 	struct verbs_context *x = calloc(1, sizeof(*x));
@@ -134,8 +138,9 @@ static void the_right_one_is_called(size_t i)
 	free(x);
 }
 
-/* A context of a library that ends just before the member: not a byte there may be read, which the
- * address sanitizer sees. */
+/* Check that a wrapper fails if the context belongs to an older library that does not have the
+ * member. The structure grows at its head, so the older structure starts right after the member.
+ * The address sanitizer detects any access before this start. */
 static void an_older_library(size_t i)
 {
 	size_t next = calls[i].member + sizeof(void (*)(void));
@@ -198,7 +203,8 @@ static int dealloc_window(struct ibv_mw *mw)
 	return ANSWER;
 }
 
-/* These are in the context itself; a window of type 2 is bound by posting (ibv_bind_mw(3)). */
+/* Check the calls for memory windows, whose function pointers are in struct ibv_context. Binding
+ * must fail for a type 2 window, which is bound by posting a request (ibv_bind_mw(3)). */
 static void windows(void)
 {
 	struct ibv_context context = {.cmd_fd = -1};

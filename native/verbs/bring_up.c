@@ -1,4 +1,4 @@
-/* Brings up a queue pair of a connection through three transitions in one call from Python. */
+/* Moves a queue pair from RESET through INIT and RTR to RTS in one call from Python. */
 #include <errno.h>
 
 #include "boundary.h"
@@ -11,7 +11,9 @@ int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struc
 
 	for (int step = 0; step < 3; step++) {
 		attr->qp_state = states[step];
-		errno = 0; /* so that a failure does not report an earlier errno */
+		/* If the provider returns -1 without setting errno, the caller must not report
+		 * the errno of an earlier failure. */
+		errno = 0;
 		int code = calls->ibv_modify_qp(qp, attr, masks[step]);
 
 		if (code)

@@ -1,8 +1,9 @@
-/* Completions of classic and extended CQs as one kind of record.
+/* Polls classic and extended CQs, and returns the completions of both as the same type of record.
  *
- * A CQ does not tell which kind it is, so an extended CQ that we create has our mark as its
- * cq_context. Besides the basic fields, it provides those whose members are not NULL
- * (ibv_create_cq_ex(3): only requested fields may be read).
+ * Nothing in a CQ shows whether it is extended. Extended CQs that we create therefore contain the
+ * address of `extended_mark` as their cq_context. Besides the basic fields, an extended CQ provides
+ * only the fields requested at its creation (ibv_create_cq_ex(3)). The function pointers for other
+ * fields are NULL.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -75,7 +76,7 @@ static int poll_classic(struct ibv_cq *cq, struct aiordma_completion *out,
 	return total;
 }
 
-/* Read a field of the completion, or 0 if the CQ was not created with it. */
+/* Returns a field of the current completion, or 0 if the CQ was created without this field. */
 #define READ(cq, field) ((cq)->read_##field ? (cq)->read_##field(cq) : 0)
 
 static void read_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
@@ -131,7 +132,8 @@ static int poll_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 	while (total < capacity) {
 		int rc = cq->start_poll(cq, &attr);
 
-		if (rc) /* not started, so end_poll must not be called (ibv_create_cq_ex(3)) */
+		/* If start_poll fails, end_poll must not be called (ibv_create_cq_ex(3)). */
+		if (rc)
 			return total || rc == ENOENT ? total : rc > 0 ? -rc : -EIO;
 		read_extended(cq, &out[total], more ? &more[total] : NULL);
 		total++;

@@ -1,14 +1,15 @@
-/* Drains the completions of all queues of a channel in one call from Python.
+/* Drains all completion queues of a channel in one call from Python.
  *
- * A call costs more than a completion: reading each field from Python takes 190 ns per completion,
- * and packing them here 50 ns (measured). Python therefore gets an array.
+ * Reading the fields of a completion one by one from Python takes 190 ns (measured). Packing all of
+ * them here takes 50 ns, so the completions are passed to Python as an array.
  */
 #include <errno.h>
 
 #include "boundary.h"
 
-/* Limits of a spin, in total and while the device makes progress all the time, because other tasks
- * of the event loop wait in the meantime. */
+/* SPIN_AT_MOST_US limits `spin_us`. A spin shorter than BUSY_AT_MOST_US is extended up to that time
+ * while the device makes progress. Both limits are short because the event loop's other tasks wait
+ * during a spin. */
 enum { SPIN_AT_MOST_US = 1000, BUSY_AT_MOST_US = 200 };
 
 enum { CAPACITY = sizeof(((struct aiordma_drain *)NULL)->ready) / sizeof(struct ibv_cq *) };
@@ -18,8 +19,9 @@ int aiordma_req_notify(struct ibv_cq *cq, int solicited_only)
 	return cq->context->ops.req_notify_cq(cq, solicited_only);
 }
 
-/* Take all events, note each CQ once, and acknowledge them. If there are more than CAPACITY CQs,
- * the remaining events stay in the channel, whose fd stays readable. */
+/* Take the channel's events and acknowledge them. Add each CQ to `ready` once and arm it again. If
+ * `ready` is full, the remaining events stay in the channel, and its fd stays readable. Returns 0
+ * or a negative errno value. */
 static int take_events(struct aiordma_drain *drain)
 {
 	while (drain->ready_count < CAPACITY) {
@@ -65,9 +67,10 @@ static void hold_polling(struct aiordma_drain *drain, int holds)
 	drain->holds = holds;
 }
 
-/* Poll for another `spin_us`, and as long as the device moves bytes, because a long transfer would
- * otherwise need an iteration of the caller's event loop for every buffer. A spin that times out
- * counts as a miss; otherwise, two processes on one core would starve each other. */
+/* Poll for `spin_us`, and start again whenever the device makes progress, up to the limits above.
+ * Otherwise, a long transfer would need an iteration of the caller's event loop for every buffer.
+ * Set `busy` only if the device still made progress at the end. A spin that times out without
+ * progress must count as a miss, or two processes on one core would starve each other. */
 static int spin(struct aiordma_drain *drain)
 {
 	const struct aiordma_device_calls *device = drain->calls->device;

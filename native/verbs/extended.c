@@ -1,9 +1,10 @@
-/* Calls that no library exports: pointers in the context, most of them in front of it.
+/* Wrappers of calls that no library exports. Programs reach these calls through function pointers,
+ * most of which are located in front of the context.
  *
- * A context may be an old one without anything in front of it, belong to a library with fewer calls
- * (struct verbs_context grows at its head; `sz` tells its size), or to a provider that omits a
- * call. Each of these cases returns EOPNOTSUPP and never calls NULL. If a simpler exported call can
- * do the same (ibv_create_srq, ibv_create_qp), the caller uses that one.
+ * A call may be missing for three reasons: an old context has no struct verbs_context around it, an
+ * old library has fewer calls, or the provider does not implement the call. The wrappers then fail
+ * with EOPNOTSUPP. struct verbs_context grows at its head, and `sz` contains its size. If a simpler
+ * exported call is sufficient (ibv_create_srq, ibv_create_qp), the caller uses it instead.
  */
 #include <errno.h>
 
@@ -19,7 +20,7 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 	return found->sz >= sizeof(*found) - member ? found : NULL;
 }
 
-/* The struct verbs_context whose member `call` can be called, or NULL. */
+/* Returns the struct verbs_context of `context`, or NULL if it does not provide `call`. */
 #define OFFERS(context, call)                                                                      \
 	({                                                                                         \
 		struct verbs_context *_x =                                                         \
@@ -27,7 +28,8 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 		_x && _x->call ? _x : NULL;                                                        \
 	})
 
-/* Define a function that calls a member of the context with these arguments. */
+/* Define a function that passes the variable arguments to `call` of the extended context. The
+ * function returns EOPNOTSUPP if the context does not provide `call`. */
 #define CODE(name, parameters, context, call, ...)                                                 \
 	int name parameters                                                                        \
 	{                                                                                          \
@@ -35,7 +37,8 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 		return offers ? offers->call(__VA_ARGS__) : EOPNOTSUPP;                            \
 	}
 
-/* Define a function that returns a pointer, or NULL with errno set. */
+/* Define a function like CODE, but for a call that returns a pointer. If the context does not
+ * provide `call`, the function returns NULL and sets errno to EOPNOTSUPP. */
 #define POINTER(type, name, parameters, context, call, ...)                                        \
 	struct type *name parameters                                                               \
 	{                                                                                          \
@@ -46,7 +49,7 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 		return NULL;                                                                       \
 	}
 
-/* clang-format takes the parameters for products. */
+/* clang-format would mistake the parameters for multiplications. */
 /* clang-format off */
 CODE(aiordma_ibv_query_device_ex, (struct ibv_context *context, struct ibv_device_attr_ex *attr),
 	context, query_device_ex, context, NULL, attr, sizeof(*attr))
@@ -129,7 +132,7 @@ int aiordma_ibv_dealloc_mw(struct ibv_mw *mw)
 	return mw->context->ops.dealloc_mw ? mw->context->ops.dealloc_mw(mw) : EOPNOTSUPP;
 }
 
-/* Binds type 1 windows only. A type 2 window is bound by a work request (ibv_bind_mw(3)). */
+/* Bind a type 1 window. Type 2 windows are bound by a work request (ibv_bind_mw(3)). */
 int aiordma_ibv_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 {
 	if (mw->type != IBV_MW_TYPE_1)

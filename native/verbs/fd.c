@@ -1,4 +1,4 @@
-/* Descriptors for an event loop: those of event channels, and timers (timerfd_create(2)). */
+/* File descriptors that an event loop watches: event channels and timers (timerfd_create(2)). */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/timerfd.h>

@@ -11,8 +11,8 @@ int aiordma_system_calls(const struct aiordma_calls **calls, char *error, size_t
 /* ---- posting.c ------------------------------------------------------------------------------- */
 
 /* A work request for a send queue. Members that are never used together share memory. imm_data is
- * in host byte order. The SGEs are sges[first_sge .. first_sge + num_sge) of a separate array;
- * atomics and atomic writes have one, and BIND_MW, LOCAL_INV and FLUSH none. */
+ * in host byte order. The SGEs are sges[first_sge .. first_sge + num_sge) of a separate array.
+ * Atomics and atomic writes use one SGE. BIND_MW, LOCAL_INV and FLUSH do not use any. */
 struct aiordma_send {
 	uint64_t wr_id;
 	union {
@@ -68,14 +68,14 @@ int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
 		      const struct aiordma_send *sends, uint32_t count, const struct ibv_sge *sges,
 		      uint32_t *posted);
 
-/* Post one request without an address to a peer of a vendor-specific queue pair, with
- * wr_set_dc_addr if `dc` is not NULL, and otherwise with wr_set_ud_addr. Returns 0 or an errno
- * value. */
+/* Post one request to a vendor-specific queue pair. `ah`, `number` and `key` identify the peer,
+ * because the request does not contain the peer's address. The peer is set with wr_set_dc_addr if
+ * `dc` is not NULL, and otherwise with wr_set_ud_addr. Returns 0 or an errno value. */
 int aiordma_post_addressed(struct ibv_qp_ex *qp, struct mlx5dv_qp_ex *dc,
 			   const struct aiordma_send *send, const struct ibv_sge *sges,
 			   struct ibv_ah *ah, uint32_t number, uint64_t key);
 
-/* A receive. Its SGEs are given in the same way. */
+/* A receive request. It refers to its SGEs in the same way as struct aiordma_send. */
 struct aiordma_recv {
 	uint64_t wr_id;
 	uint32_t first_sge;
@@ -103,9 +103,9 @@ struct aiordma_completion {
 	uint32_t wc_flags;
 };
 
-/* The other fields of a work completion, for "=3Q7I4x". Fields that the CQ was not created with are
- * 0. Only classic CQs provide pkey_index, and only extended CQs provide those before slid and after
- * dlid_path_bits. */
+/* The other fields of a work completion, for struct.iter_unpack("=3Q7I4x"). A field is 0 if the CQ
+ * does not provide it. A classic CQ provides slid, pkey_index, sl and dlid_path_bits. An extended
+ * CQ provides the fields that were requested when it was created, but never pkey_index. */
 struct aiordma_completion_more {
 	uint64_t timestamp;
 	uint64_t wallclock_ns;
@@ -119,7 +119,8 @@ struct aiordma_completion_more {
 	uint32_t tm_priv;
 };
 
-/* Returns the cq_context by which the following functions recognize an extended CQ. */
+/* Returns the cq_context that an extended CQ must have, because the functions below use it to
+ * distinguish extended CQs from classic ones. */
 void *aiordma_extended_cq_context(void);
 
 /* Take up to `capacity` completions of one CQ, polling for up to `spin_us` while there is none.
@@ -132,31 +133,33 @@ int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out,
 /* Arm a CQ (ibv_req_notify_cq(3)). Returns 0 or an errno value. */
 int aiordma_req_notify(struct ibv_cq *cq, int solicited_only);
 
-/* A completion channel that is being drained. `ready` contains the CQs whose event has been taken
- * and acknowledged, which are armed again, and which have not been empty yet. */
+/* The state of draining a completion channel. `ready` contains the CQs that may still contain
+ * completions. Their events have been acknowledged, and the CQs have been armed again. */
 struct aiordma_drain {
 	const struct aiordma_calls *calls;
 	struct ibv_comp_channel *channel; /* its fd is non-blocking */
 	uint32_t ready_count;
 	struct ibv_cq *ready[64];
 	uint64_t events; /* completion events taken */
-	uint64_t drains, completions; /* calls of aiordma_drain, and completions found */
+	uint64_t drains, completions; /* numbers of aiordma_drain calls and completions */
 	uint32_t spin_us; /* how long to poll before returning nothing */
-	int polls_again; /* the caller polls again soon: 1 if something is found, 2 always */
-	int holds; /* whether `hold_polling` has been called */
+	int polls_again; /* whether another poll follows soon: 1 if work is found; 2 always */
+	int holds; /* whether `hold_polling` has announced another poll */
 	int busy; /* nothing was found, but the device made progress */
 };
 
-/* Take all events, acknowledge, arm and poll, in one call per iteration of the event loop. Returns
- * the number of completions or a negative errno value. Sets `more` if `out` was full before every
- * ready CQ was empty, so that the caller must call again. */
+/* Take and acknowledge the channel's events, arm their CQs again, and poll these CQs. Called once
+ * per iteration of the event loop. Returns the number of completions or a negative errno value.
+ * Sets `more` if `out` became full before every ready CQ was empty. The caller must then call
+ * again. */
 int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, int capacity,
 		  int *more);
 
-/* Called before the channel is destroyed. */
+/* Tell the device not to expect another poll. Called before the channel is destroyed. */
 void aiordma_drain_end(struct aiordma_drain *drain);
 
-/* Called before a CQ is destroyed, which drops its pending events. */
+/* Remove a CQ from `ready`. Called before the CQ is destroyed. Destroying it discards any events
+ * that are still in the channel. */
 void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);
 
 /* Returns `peer_wakeups` of abi/device_calls.h, or 0 if the device lacks it. */
@@ -164,22 +167,25 @@ uint64_t aiordma_peer_wakeups(const struct aiordma_calls *calls);
 
 /* ---- fd.c ------------------------------------------------------------------------------------ */
 
-/* Set O_NONBLOCK. Returns 0 or an errno value. For the fd of an event channel, the caller then
- * treats EAGAIN as normal, so the device may wake it early. */
+/* Set O_NONBLOCK. Returns 0 or an errno value. If the descriptor belongs to an event channel, it
+ * may then become readable without an event (`wake_early` in abi/device_calls.h), so the caller
+ * must handle EAGAIN. */
 int aiordma_set_nonblocking(const struct aiordma_calls *calls, int fd);
 
-/* Create a non-blocking descriptor that becomes readable (8 bytes) at the time set. Returns it, or
- * a negative errno value. The caller closes it. */
+/* Create a non-blocking timer descriptor, which becomes readable (8 bytes) at the time set by
+ * aiordma_timer_set. Returns the descriptor, which the caller must close, or a negative errno
+ * value. */
 int aiordma_timer_open(void);
-/* Set the time in nanoseconds of CLOCK_MONOTONIC, not 0, replacing an earlier one. Returns 0 or an
- * errno value. */
+/* Set the time when the timer expires, in nanoseconds of CLOCK_MONOTONIC. The time replaces any
+ * earlier one and must not be 0. Returns 0 or an errno value. */
 int aiordma_timer_set(int fd, uint64_t at_ns);
 
 /* ---- bring_up.c ------------------------------------------------------------------------------ */
 
 /* Bring a queue pair from RESET to INIT, RTR and RTS with three calls of ibv_modify_qp(3). Each
- * call uses the attributes in its mask from `attr`; this function sets the states. Returns 0, or
- * the result and errno of the first call that failed, with its state in `attr`. */
+ * call has a mask that selects its attributes in `attr`, except for the state, which this function
+ * sets. Returns 0, or the result of the first call that failed. After a failure, errno is as that
+ * call left it, and `attr` contains the state that the call should have set. */
 int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struct ibv_qp_attr *attr,
 		     int to_init, int to_rtr, int to_rts);
 
@@ -188,7 +194,8 @@ int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struc
  * Each is the inline call of the same name in <infiniband/verbs.h>: it goes through the context.
  * EOPNOTSUPP (or NULL with that errno) where the context, the library or the provider lacks it. */
 
-/* Queries everything that the library knows. Other members are not changed, so zero them first. */
+/* Query all attributes that the library supports. Other members of `attr` are not changed, so the
+ * caller must zero them first. */
 int aiordma_ibv_query_device_ex(struct ibv_context *context, struct ibv_device_attr_ex *attr);
 int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr);
 int aiordma_ibv_query_rt_values_ex(struct ibv_context *context, struct ibv_values_ex *values);
@@ -218,11 +225,13 @@ struct ibv_xrcd *aiordma_ibv_open_xrcd(struct ibv_context *context,
 				       struct ibv_xrcd_init_attr *attr);
 int aiordma_ibv_close_xrcd(struct ibv_xrcd *xrcd);
 
-/* For types other than the basic one, which ibv_create_srq creates. */
+/* Create a shared receive queue of a type other than basic. For the basic type, call
+ * ibv_create_srq. */
 struct ibv_srq *aiordma_ibv_create_srq_ex(struct ibv_context *context,
 					  struct ibv_srq_init_attr_ex *init_attr);
 int aiordma_ibv_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
-/* For queue pairs that need more than a PD. ibv_create_qp creates the others. */
+/* Create a queue pair that needs extended attributes in addition to the PD. For other queue pairs,
+ * call ibv_create_qp. */
 struct ibv_qp *aiordma_ibv_create_qp_ex(struct ibv_context *context,
 					struct ibv_qp_init_attr_ex *init_attr);
 struct ibv_qp *aiordma_ibv_open_qp(struct ibv_context *context, struct ibv_qp_open_attr *attr);

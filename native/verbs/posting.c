@@ -7,11 +7,11 @@
 
 #include "boundary.h"
 
-/* Chains are built on the stack; 64 requests with 64 pointers use less than 10 KiB. */
+/* Maximum length of a chain. Chains are built on the stack, where 64 send requests use 8 KiB. */
 enum { BLOCK = 64 };
 
-/* Maximum length of an inline message in several pieces, which are joined on the stack: more than
- * any known device accepts (max_inline_data). */
+/* Maximum length of an inline message with several SGEs, which is joined on the stack. This is more
+ * than any known device accepts (max_inline_data). */
 enum { INLINE_MOST = 4096 };
 
 static void *pointer(uint64_t number)
@@ -109,7 +109,8 @@ static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint
 
 /* ---- the builders -------------------------------------------------------------------------- */
 
-/* A builder for which the queue pair was not created may be NULL and is not called. */
+/* Call a builder of the queue pair. If the queue pair was not created for the operation, the
+ * builder may be NULL. Return EOPNOTSUPP in this case. */
 #define BUILD(builder, ...)                                                                        \
 	do {                                                                                       \
 		if (!qp->builder)                                                                  \
@@ -153,7 +154,7 @@ static int set_data(struct ibv_qp_ex *qp, const struct aiordma_send *send,
 	return 0;
 }
 
-/* A queue pair created for FLUSH has the newer struct. */
+/* Build a FLUSH request. The cast is valid only for a queue pair that was created for FLUSH. */
 static int build_flush(struct ibv_qp_ex *qp, const struct aiordma_send *send)
 {
 	const struct ibv_qp_ex_newer *newer = (const struct ibv_qp_ex_newer *)qp;
@@ -193,8 +194,8 @@ static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const st
 	int rc;
 
 	qp->wr_id = send->wr_id;
-	/* Inline data needs a different setter instead of a flag, but rdma_rxe requires the flag as
-	 * well. */
+	/* Other providers need only the setter for inline data, but rdma_rxe also needs
+	 * IBV_SEND_INLINE. */
 	qp->wr_flags = send->send_flags;
 	if (!send->num_sge)
 		qp->wr_flags &= ~(unsigned int)IBV_SEND_INLINE;
@@ -228,7 +229,7 @@ static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const st
 		BUILD(wr_send_tso, pointer(send->tso_header), (uint16_t)send->tso_header_size,
 		      (uint16_t)send->tso_mss);
 		break;
-	/* The other operations have neither an address for the queue pair type nor other data. */
+	/* The remaining operations do not use set_data(), and only FLUSH uses set_peer(). */
 	case IBV_WR_LOCAL_INV:
 		BUILD(wr_local_inv, send->invalidate_rkey);
 		return 0;

@@ -8,8 +8,8 @@ static struct aiordma_provider_calls found;
 
 static void find(const char *soname, const char *name, void **place)
 {
-	/* Never closed, because libibverbs keeps its providers as well. A library that is not
-	 * installed is looked for again. */
+	/* The library is never closed, because libibverbs does not close its providers either. If
+	 * the library is not installed, the next call tries to load it again. */
 	void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
 
 	*place = library ? dlsym(library, name) : NULL;

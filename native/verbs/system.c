@@ -8,7 +8,7 @@
 
 struct library {
 	const char *soname;
-	const char *packages; /* what to install, with the package names of common distributions */
+	const char *packages; /* packages to install on common distributions */
 };
 
 static const struct library verbs_library = {
@@ -53,8 +53,8 @@ static const struct aiordma_device_calls device = {.provider_calls = aiordma_ins
 
 static int load(struct aiordma_calls *table, char *error, size_t error_size)
 {
-	/* The handles are never closed, because providers behind libibverbs have threads and fork
-	 * handlers that must not lose their code. */
+	/* Never close the handles. The providers that libibverbs loads have threads and fork
+	 * handlers, whose code must stay loaded. */
 	void *verbs = open_library(&verbs_library, error, error_size);
 	void *cm = verbs ? open_library(&cm_library, error, error_size) : NULL;
 

@@ -1,5 +1,6 @@
-/* The ABI of both libraries for the compiler: the system types that it needs, the declarations, and
- * the tables of calls. cffi reads the same files (lib_source.py). */
+/* The ABI of libibverbs and librdmacm, as read by the C compiler. Contains the declarations, the
+ * system types that they need, and the tables of calls. cffi reads the same declarations
+ * (lib_source.py). */
 #pragma once
 
 #include <netinet/in.h>
@@ -19,7 +20,7 @@
 #include "efadv.h"
 #include "mlx5dv.h"
 
-/* abi_compat of a context that is part of a struct verbs_context. */
+/* The value of abi_compat in a context that is part of a struct verbs_context. */
 #define AIORDMA_ABI_EXTENDED ((void *)UINTPTR_MAX)
 
 #include "device_calls.h"

@@ -2,12 +2,14 @@
  * `make abi` compares only what the distribution's headers declare, so it does not read this file.
  * Must not contain preprocessor directives, because cffi reads it. */
 
-/* RDMA FLUSH (ibv_wr_post(3)): where the data is after completion, and which memory is flushed. */
+/* The guarantee for data that an RDMA FLUSH has flushed (ibv_wr_post(3)): globally visible, or
+ * persistent. */
 enum ibv_placement_type { IBV_FLUSH_GLOBAL = 1 << 0, IBV_FLUSH_PERSISTENT = 1 << 1 };
 
+/* The memory that an RDMA FLUSH covers: an address range, or the whole memory region. */
 enum ibv_selectivity_level { IBV_FLUSH_RANGE, IBV_FLUSH_MR };
 
-/* struct ibv_qp_ex with the members added at its end. */
+/* struct ibv_qp_ex, followed by the members that newer versions of libibverbs append. */
 struct ibv_qp_ex_newer {
 	struct ibv_qp_ex before;
 	void (*wr_flush)(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr, size_t len,

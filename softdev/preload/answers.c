@@ -24,7 +24,7 @@ static int print_text(char *text, const char *format, ...)
 	return length < TEXT_SIZE ? length : -EOVERFLOW;
 }
 
-/* Defines a text that does not depend on an index. */
+/* Begin the definition of an answer function that does not use `index`. */
 #define ANSWER(name)                                                                               \
 	int answer_##name(char *text, int number __attribute__((unused)),                          \
 			  unsigned int index __attribute__((unused)))
@@ -80,7 +80,7 @@ static struct soft_hca *hca_at(int number)
 
 static void query(int number, struct ibv_device_attr *attr)
 {
-	/* The attributes are the same for every context. */
+	/* The device need not be open, because the attributes are the same for every context. */
 	struct ibv_context closed = {.device = &hca_at(number)->device};
 
 	soft_ibv_query_device(&closed, attr);
@@ -161,8 +161,8 @@ ANSWER(cap_mask)
 	return print_text(text, "0x%08x\n", IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS);
 }
 
-/* Get an entry of the GID table. The table is read for this call if no context is open. Entries
- * behind its end are empty. */
+/* Get an entry of the GID table. If no context is open, read the table just for this call. Returns
+ * EINVAL if the entry is empty or beyond the end of the table. */
 static int find_gid(int number, unsigned int index, struct soft_gid *gid)
 {
 	struct soft_hca *hca = hca_at(number);

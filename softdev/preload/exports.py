@@ -23,9 +23,10 @@ FORMS = {
     "rsocket": ("long ", "return preload_refuse_rsocket();"),
 }
 
-# Provider libraries request the version of the private names, which changes with rdma-core's
-# version, and call a function whose name ends in that number (64 with rdma-core 64). Later private
-# and public versions are included, so that a program fails only when it calls a missing function.
+# Provider libraries request private names with a version that depends on the version of rdma-core.
+# The name of one function that they call ends in the same number (verbs_register_driver_64 for
+# rdma-core 64). The ranges include versions newer than any known library, so that a newer program
+# starts, and fails only when it calls a missing function.
 PRIVATE = range(13, 100)
 LATER = {"IBVERBS_1": range(41), "RDMACM_1": range(21)}
 

@@ -30,8 +30,8 @@
 _Static_assert(sizeof(off_t) == 8 && sizeof(struct stat) == sizeof(struct stat64),
 	       "the names with 64 are the same functions");
 
-/* The next functions with these names, from the C library or a sanitizer. They are looked up before
- * the program runs. */
+/* The definitions of these functions that this library hides, in the C library or a sanitizer. A
+ * constructor looks them up before main() starts. */
 #define FUNCTIONS(EACH)                                                                            \
 	EACH(access)                                                                               \
 	EACH(euidaccess)                                                                           \
@@ -56,7 +56,8 @@ static struct {
 #define FIND(name) next.name = (__typeof__(name) *)dlsym(RTLD_NEXT, #name);
 __attribute__((constructor)) static void find_next(void){FUNCTIONS(FIND)}
 
-/* Constructors of other libraries may run first. */
+/* Look up the functions first if a constructor of another library calls a wrapper before
+ * find_next() has run. */
 #define NEXT(name) (next.name ? next.name : (find_next(), next.name))
 
 static int fail(int error)
@@ -150,7 +151,8 @@ PUBLIC int lstat(const char *path, struct stat *status)
 	return stat_at(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
 }
 
-/* The names of these functions before glibc 2.33, with the version of the structure. */
+/* Replaces fstatat() in programs built with glibc before 2.33. `version` is the version of struct
+ * stat. */
 PUBLIC int __fxstatat(int version, int dirfd, const char *path, struct stat *status, int flags)
 {
 	(void)version;
@@ -232,7 +234,9 @@ PUBLIC int eaccess(const char *path, int mode)
 	return euidaccess(path, mode);
 }
 
-/* Extended attributes do not exist, but `ls -l` asks for them. */
+/* Fail with `error` if the path is a file of the device. These files do not have extended
+ * attributes, but `ls -l` asks for them. Returns 0 for all other paths, which the caller passes
+ * on. */
 static ssize_t attributes(const char *path, bool follow, int error, struct place *place)
 {
 	return is_ours(AT_FDCWD, path, follow, place) && place->entry ? fail(error) : 0;
@@ -268,7 +272,8 @@ static int make_file(const char *name, unsigned int close_on_exec)
 					 : fd;
 }
 
-/* Return the text in a pipe, if a seccomp filter denies memfd_create. It can be read once. */
+/* Write the text to a pipe. Used if memfd_create fails, because a seccomp filter may deny it. The
+ * text can be read only once. Returns the read end, or -1 with errno set. */
 static int open_pipe(const char *text, size_t length, int close_on_exec)
 {
 	int ends[2];
@@ -400,8 +405,8 @@ PUBLIC FILE *fopen(const char *path, const char *mode)
 
 /* ---- folders --------------------------------------------------------------------------------- */
 
-/* Returns the directory to open for a path, ours or another one, or sets errno if it is not a
- * directory. */
+/* Returns the directory that the C library must open for this path. It replaces a directory of the
+ * device. Returns NULL and sets errno to ENOTDIR if the path is a file of the device. */
 static const char *folder_path(const char *path, struct place *place)
 {
 	if (!is_ours(AT_FDCWD, path, true, place))

@@ -28,7 +28,7 @@ static const struct entry entries[] = {
 };
 enum { ENTRIES = sizeof(entries) / sizeof(entries[0]), MOST_LINKS = 8 };
 
-/* The top directories of the table; not all of their contents are ours. */
+/* The top directories of the table. Some of the files in them may belong to the system. */
 static const char *const roots[] = {
 	"/sys/class/infiniband",
 	"/sys/class/infiniband_verbs",
@@ -36,8 +36,8 @@ static const char *const roots[] = {
 	"/sys/devices/virtual/aiordma",
 };
 
-/* Returns the rest of `path` after a directory, starting at its slash or end, or NULL if it is
- * elsewhere. */
+/* Returns the part of `path` that follows `folder`. It is empty or starts with a slash. Returns
+ * NULL if the path is not in this directory. */
 static const char *behind(const char *path, const char *folder)
 {
 	size_t length = strlen(folder);
@@ -154,8 +154,8 @@ static bool rename_device(const char *from, char *to, size_t size, int *number, 
 	return !*from && length < size;
 }
 
-/* Find the first device's entry with a path, and its index if the path has a number in place of
- * #. */
+/* Find the entry for a path of the first device. In an entry's path, # matches any index. Store
+ * this index in `index`, or 0 if the entry does not contain #. */
 static const struct entry *entry_of_first(const char *path, unsigned int *index)
 {
 	*index = 0;
@@ -226,8 +226,9 @@ static void find_target(const struct entry *link, int number, char *target, size
 	rename_device(link->target, target, size, &first, number);
 }
 
-/* Append a component to a path. Returns true for a link, with its target. Sets `changed` for "..",
- * because the system may not have our directory. */
+/* Append a component to a path, or remove the last one for "..". Returns true and sets `target` if
+ * the result is a link. Sets `changed` if ".." leaves one of our directories. The system may not
+ * have this directory, and then cannot resolve the original path. */
 static bool step(char *path, size_t size, const char *name, size_t length, bool *changed,
 		 char *target, size_t target_size)
 {

@@ -16,7 +16,7 @@
 
 enum {
 	NODE_MAJOR = 231, /* same as the kernel's nodes */
-	NODE_MINOR = 1000, /* above the kernel's, which uses the first free number */
+	NODE_MINOR = 1000, /* above the numbers that the kernel uses, starting at the lowest */
 	CM_MINOR = NODE_MINOR + 4, /* after those of all devices */
 };
 
@@ -49,23 +49,23 @@ struct place {
 	int number; /* number of the device */
 	unsigned int index; /* index of a text */
 	char target[256]; /* target of a link */
-	int dirfd; /* passed to the C library for directories and paths elsewhere */
-	const char *real;
+	int dirfd; /* directory of `real` if `real` is relative */
+	const char *real; /* path to pass to the C library */
 	char path[512]; /* path without links and dots, as programs see it */
 	char folder[1280];
 };
 
-/* Implements every call of rsockets, ignoring its arguments. The lower half of the result is the -1
- * of a call that returns int. */
+/* Implement every rsockets call by failing with EOPNOTSUPP. The arguments are ignored. The result
+ * is -1 for callers that expect an int as well as for those that expect a long. */
 long preload_refuse_rsocket(void);
 /* Returns the number of devices. */
 int preload_devices(void);
 /* Returns whether a path has to be looked up, by comparing its beginning only. */
 bool preload_may_be_ours(int dirfd, const char *path);
-/* Look up a path. With `follow`, a link at its end stands for its target. */
+/* Look up a path. If the path ends with a link and `follow` is true, look up the link's target. */
 void preload_look_up(int dirfd, const char *path, bool follow, struct place *place);
-/* Called when a descriptor of a directory has been returned, to which names may be relative from
- * then on. */
+/* Remember that the program has opened one of the device's directories. From now on, names relative
+ * to a descriptor are looked up as well. */
 void preload_gave_out_folder(void);
 
 #define LINK(path, target)

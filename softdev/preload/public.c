@@ -55,9 +55,9 @@ PUBLIC const char *ibv_get_sysfs_path(void)
 	return path ? path : "/sys";
 }
 
-/* Only with this library does the device structure name its files (tree.h). Open a device as
- * librdmacm does, because programs use it: libfabric creates queue pairs on it after
- * rdma_free_devices(3). */
+/* Set the file names in the device structures, because the files exist only with this library
+ * (tree.h). Keep devices open, as librdmacm does, because programs depend on it. For example,
+ * libfabric creates queue pairs after rdma_free_devices(3). */
 __attribute__((constructor)) static void set_up(void)
 {
 	int count = 0;
@@ -74,8 +74,9 @@ __attribute__((constructor)) static void set_up(void)
 	soft_ibv_free_device_list(list);
 }
 
-/* Read a file without its newline. Returns the length, or -1, also if there is no room for a final
- * null byte, without which the caller would read on. */
+/* Read a file as a null-terminated string without its final newline. Returns the length of the
+ * string, or -1. It is also an error if `buf` has no room for the null byte, because the caller
+ * would read beyond the buffer. */
 PUBLIC int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, size_t size)
 {
 	char path[IBV_SYSFS_PATH_MAX * 2];
@@ -141,7 +142,7 @@ PUBLIC void *ibv_alloc_buf(struct ibv_pd *pd, size_t size, struct ibv_buf **buf)
 	struct ibv_buf made = {.pd = pd, .size = size};
 	struct ibv_buf *handle = malloc(sizeof(*handle));
 
-	/* Whole pages, which fork and madvise(2) handle correctly. */
+	/* Allocate whole pages, because fork and madvise(2) handle only these correctly. */
 	made.addr =
 		size ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
 		     : MAP_FAILED;
@@ -247,7 +248,8 @@ PUBLIC const char *ibv_wr_opcode_str(enum ibv_wr_opcode opcode)
 
 /* ---- providers' libraries ------------------------------------------------------------------- */
 
-/* An environment setting of the application in libibverbs, which providers read. */
+/* A libibverbs variable that providers read. libibverbs sets it from the application's
+ * environment. */
 PUBLIC bool verbs_allow_disassociate_destroy = false;
 
 /* Tells aiordma itself that these are not the system's libraries (verbs/system.c). */

@@ -21,8 +21,8 @@ ENTRY = re.compile(r'^(LINK|NODE|TEXT)\((DEVICE )?"([^"]+)"', re.MULTILINE)
 STATE = Path(__file__).parents[1] / "src" / "objects" / "state.h"
 DEVICES = int(re.findall(r"SOFT_MAX_HCAS = (\d+)", STATE.read_text())[0])
 
-# Listings of longer tables show only the first entries, because each entry is a file in the wheel.
-# Devices other than the first one have a single GID.
+# Maximum number of table entries listed in a directory, because each entry is a file in the wheel.
+# Devices other than the first one have a single GID, so their directories list only one entry.
 LISTED = 32
 
 

@@ -117,8 +117,8 @@ void aiordma_trace_stop(void);
  * called from a single thread. */
 
 enum {
-	/* Maximum numbers. Each host reaches network n through its device n, whose address is
-	 * 10.n.0.(h + 1) for host h. */
+	/* Maximum numbers of hosts and networks. Each host reaches network n through its device n,
+	 * whose address is 10.n.0.(h + 1) for host h. */
 	AIORDMA_SIM_HOSTS = 64,
 	AIORDMA_SIM_NETWORKS = 4
 };
@@ -166,8 +166,8 @@ struct aiordma_sim_program *aiordma_sim_program(int machine);
 uint64_t aiordma_sim_now(void); /* virtual time in nanoseconds */
 /* Advance the virtual time by the time that a program has spent. */
 void aiordma_sim_pass(uint64_t ns);
-/* Advance the virtual time by the duration of a poll, so that polling until a deadline ends.
- * Returns the new time. */
+/* Advance the virtual time by the duration of one poll, so that a program that polls until a
+ * deadline eventually reaches the deadline. Returns the new time. */
 uint64_t aiordma_sim_look(void);
 /* Returns the time of the next event, or UINT64_MAX if none is pending. */
 uint64_t aiordma_sim_next(void);

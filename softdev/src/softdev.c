@@ -1,4 +1,4 @@
-/* Assembly of the device. This file defines the device's call table, and installs the tables
+/* This file assembles the device. It defines the device's call table, and installs the tables
  * through which lower folders call higher ones. */
 #include "softdev.h"
 

@@ -9,21 +9,21 @@ struct rdma_cm_id;
 struct soft_qp;
 
 /* Handle a queue pair that has moved to RTR (for soft_links_use_cm). Returns true if an id connects
- * this queue pair and its peer. If the other side was faster than the application, the queue pair
- * immediately adopts the stream of the handshake. */
+ * this queue pair and its peer. If the handshake finished before the application moved the queue
+ * pair to RTR, the queue pair immediately adopts the id's stream. */
 bool soft_cm_handle_rtr(struct soft_qp *qp);
 
 /* Implements `withdrawn` of abi/device_calls.h. */
 int soft_cm_withdrawn(struct rdma_cm_id *application);
 
-/* Access to queue pair 1 of this host, on a path that has one. MADs may be lost, duplicated,
- * delayed or reordered. */
+/* Functions for sending MADs through queue pair 1 of this host, if the path has this queue pair.
+ * MADs may be lost, duplicated, delayed or reordered. */
 struct soft_gsi_calls {
 	/* Keep this host's addresses open for a listener or a conversation. Returns 0 or an errno
 	 * value. */
 	int (*hold)(void);
 	void (*release)(void);
-	/* Returns whether other processes also receive what arrives at this address. */
+	/* Returns whether other processes also receive the MADs sent to this address. */
 	bool (*is_shared)(const union ibv_gid *gid);
 	void (*send)(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
 		     size_t length);

@@ -31,8 +31,8 @@ bool soft_cm_is_any(const struct sockaddr *address)
 					     : IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr);
 }
 
-/* Returns a pointer to the port (network byte order), which has the same offset in both address
- * families. */
+/* Returns a pointer to the port, which is in network byte order. Its offset is the same in both
+ * address families. */
 static in_port_t *port_in(struct sockaddr *address)
 {
 	static_assert(offsetof(struct sockaddr_in, sin_port) ==
@@ -321,8 +321,8 @@ static int find_source(const struct sockaddr *target, const struct sockaddr *wan
 	return error;
 }
 
-/* Set the id's destination address. As with sockets and the kernel's rdma_cm, the wildcard stands
- * for the loopback address. */
+/* Set the id's destination address. Replace the wildcard with the loopback address, as sockets and
+ * the kernel's rdma_cm do. */
 static void set_destination(struct soft_cm_id *id, const struct sockaddr *destination)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;

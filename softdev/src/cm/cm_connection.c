@@ -94,7 +94,7 @@ void soft_cm_close(struct soft_cm_id *id)
 
 	if (qp) {
 		soft_qp_on_link_down(qp, NULL, NULL);
-		(void)soft_qp_disconnect(qp); /* fails with ENOTCONN if the link is already down */
+		(void)soft_qp_disconnect(qp); /* ENOTCONN if the link is already down */
 	}
 	send_dreq(id);
 	leave_link(id);

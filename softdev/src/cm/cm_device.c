@@ -110,7 +110,7 @@ static void sweep(struct soft_cm_device *device)
 
 void soft_cm_device_sweep(void)
 {
-	soft_engine_check_descriptors(); /* acquires the mutex itself, so it must come first */
+	soft_engine_check_descriptors(); /* called without the mutex, because it acquires it too */
 	pthread_mutex_lock(&soft_device.cm->open_mutex);
 	for (int i = 0; i < SOFT_MAX_HCAS; i++)
 		if (soft_device.cm->devices[i].is_open)
@@ -164,7 +164,7 @@ void soft_cm_device_detach(struct soft_cm_id *id)
 		hold_all(soft_hca_count(), -1);
 }
 
-/* Returns whether every device that is not in the bit mask `ports` has been removed. */
+/* Returns whether all devices outside the bit mask `ports` have been removed. */
 static bool are_others_removed(uint32_t ports)
 {
 	for (int i = 0; i < soft_hca_count(); i++)

@@ -242,9 +242,10 @@ static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int
 	return taken;
 }
 
-/* Enter rdma_get_cm_event. If another thread has already destroyed the channel, block forever. Some
- * programs (rping) leave a thread waiting for events when they destroy the channel, and the kernel
- * also blocks that thread forever. Returns 0, or an errno value if a signal interrupts the wait. */
+/* Count this thread as a reader of the channel. If another thread has already destroyed the
+ * channel, block forever instead. The kernel does the same, and some programs (rping) destroy a
+ * channel while a thread waits for its events. Returns 0, or an errno value if a signal interrupts
+ * the wait. */
 static int enter(struct soft_cm_channel *channel)
 {
 	soft_lock();

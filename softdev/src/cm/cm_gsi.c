@@ -85,8 +85,8 @@ static struct soft_node *bucket(struct soft_node *table, const union ibv_gid *pe
 	return &table[soft_hash(&soft_device.cm->gsi.seed, key, sizeof(key)) % SOFT_GSI_BUCKETS];
 }
 
-/* Set the peer's queue pair number, and index the conversation by it. The number is 0 if it is not
- * known yet, or for a datagram service. */
+/* Set the peer's queue pair number, and index the conversation by it. `qpn` is 0 while the number
+ * is unknown, and always for a datagram service. */
 static void set_peer_qpn(struct conversation *conversation, uint32_t qpn)
 {
 	conversation->peer_qpn = qpn;
@@ -187,7 +187,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 		.transaction = conversation->transaction,
 		.local_id = conversation->local_id,
 		.remote_id = conversation->remote_id,
-		/* A REJ that withdraws our REP also uses OTHER (12.9, state REP sent). */
+		/* A REJ that withdraws our REP also uses OTHER (IBTA 12.9, state REP sent). */
 		.responds_to = link->highest_received == SOFT_CM_REQ && !conversation->qpn
 				       ? SOFT_CM_RESPONDS_TO_REQ
 			       : link->highest_received == SOFT_CM_REP ? SOFT_CM_RESPONDS_TO_REP
@@ -283,7 +283,7 @@ static void handle_request(const union ibv_gid *from, const union ibv_gid *to,
 	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
 		return; /* forged addresses or missing ID */
 	if (shared && !known && !old && !listener)
-		return; /* left to another process at this address, which has its own rate limit */
+		return; /* a request for another process at this address, which has its own limit */
 	if (!check_rate_limit(from, to))
 		return;
 	if (known && known->transaction == mad->transaction) {
@@ -341,7 +341,7 @@ static struct conversation *find_conversation(const union ibv_gid *from,
 	if (!it || !is_gid(it->peer.raw, from) || it->datagrams != is_sidr(mad))
 		return NULL;
 	if (mad->message.type == SOFT_CM_REJ && !mad->local_id)
-		return it; /* from a host that does not have this conversation */
+		return it; /* sent by a host that does not have this conversation */
 	return it->remote_id && it->remote_id != mad->local_id ? NULL : it;
 }
 

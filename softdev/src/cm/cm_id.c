@@ -197,7 +197,8 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 		soft_cm_device_each(ports, change_address);
 }
 
-/* Initialise the state. In a forked child, this discards the state inherited from the parent. */
+/* Initialise the connection manager's state. In a forked child, this discards the state inherited
+ * from the parent. */
 static void forked(void)
 {
 	struct soft_cm *cm = soft_device.cm;
@@ -394,9 +395,9 @@ int soft_rdma_set_option(struct rdma_cm_id *application, int level, int optname,
 /* ---- enhanced connection establishment ----------------------------------------------------- */
 
 /* ECE lets two devices negotiate vendor options that are not part of the standard
- * (rdma_set_local_ece(3)). The embedded device has no vendor options, so REQ and REP contain none
- * for queue pairs created by rdma_create_qp. If the application manages the queue pair, REQ and REP
- * contain the options that the application has set. */
+ * (rdma_set_local_ece(3)). The embedded device does not have vendor options. REQ and REP therefore
+ * contain options only if the application manages the queue pair itself and has called
+ * rdma_set_local_ece(3). */
 
 int soft_rdma_set_local_ece(struct rdma_cm_id *application, struct ibv_ece *ece)
 {

@@ -31,12 +31,12 @@
  * values to avoid long waits. */
 struct soft_cm_limits {
 	uint32_t response_ms; /* from rdma_connect to the peer's first message */
-	uint32_t no_listener_ms;  /* retry time for a port without a listener */
+	uint32_t no_listener_ms;  /* total time for retrying a port without a listener */
 	uint32_t service_ms;  /* from MRA to the application's response; also from REP to RTU */
-	uint32_t request_ms;  /* listener: from accepting a TCP connection to the complete REQ */
+	uint32_t request_ms; /* listener: from accepting a connection to the last byte of its REQ */
 	uint32_t timewait_ms; /* from DISCONNECTED to TIMEWAIT_EXIT */
 	uint32_t linger_ms; /* time for which an ended exchange responds to duplicates */
-	uint32_t half_open; /* maximum number of half-open handshakes, and of lingering links */
+	uint32_t half_open; /* limit on half-open handshakes; the same for lingering links */
 };
 
 enum { SOFT_GSI_BUCKETS = 256 };
@@ -63,7 +63,8 @@ struct soft_cm {
 	pthread_cond_t ack_cond;
 	struct soft_cm_channel *last_destroyed; /* a thread may still enter it */
 
-	/* cm_connection.c: ids that know the peer's queue pair number and still own their stream */
+	/* cm_connection.c: ids that have received the peer's queue pair number but have not handed
+	 * over their stream yet */
 	struct soft_node awaiting_adoption;
 	struct soft_places half_open; /* cm_stream.c: half-open connections of all listeners */
 	struct soft_places lingering; /* cm_link.c: links without an owner */
@@ -99,7 +100,7 @@ struct soft_cm_channel {
 	struct soft_node events; /* soft_cm_event.node, oldest first */
 	struct soft_node ids; /* soft_cm_id.in_channel */
 	unsigned active_readers; /* threads in rdma_get_cm_event */
-	bool destroyed; /* the last thread in rdma_get_cm_event frees the channel */
+	bool destroyed; /* whether the last reader must free the channel */
 };
 
 static inline struct soft_cm_channel *soft_cm_channel_of(struct rdma_event_channel *channel)
@@ -129,13 +130,13 @@ int soft_cm_report_ud(struct soft_cm_id *id, enum rdma_cm_event_type type, int s
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
 			   const struct soft_cm_message *message);
 bool soft_cm_has_event(const struct soft_cm_id *id);
-/* Drop the id's queued events. If `group` is not NULL, drop only the join events of that group. The
- * ids of dropped requests are appended to `orphans` (linked by in_channel), which the caller passes
- * to soft_cm_free_orphans. */
+/* Drop the id's queued events. If `group` is not NULL, drop only the join events of that group.
+ * Append the ids of dropped requests to `orphans` (linked by in_channel). The caller must pass the
+ * list to soft_cm_free_orphans. */
 void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
 			 struct soft_node *orphans);
-/* Acknowledge the event in id->event, which a synchronous call has stored there, if any. The caller
- * must not hold the lock. */
+/* If a synchronous call has stored an event in id->event, acknowledge the event and set id->event
+ * to NULL. The caller must not hold the lock. */
 void soft_cm_ack_event(struct soft_cm_id *id);
 /* Wait until the application has acknowledged all events delivered for the id. The caller must not
  * hold the lock. */
@@ -143,22 +144,24 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id);
 
 /* ---- cm_device.c --------------------------------------------------------------------------- */
 
-/* Open all devices that are not open yet, and hold them. The caller must not hold the lock. Returns
- * 0 or an errno value. */
+/* Open all devices that are not open yet, and keep all devices open until soft_cm_device_put. The
+ * caller must not hold the lock. Returns 0 or an errno value. */
 int soft_cm_device_get(void);
-/* Release the devices after soft_cm_device_get. The caller must not hold the lock. */
+/* Undo soft_cm_device_get, and close the devices that are no longer used. The caller must not hold
+ * the lock. */
 void soft_cm_device_put(void);
 /* Returns ENODEV if the device with this address has been removed, otherwise 0. */
 int soft_cm_device_error(const struct sockaddr *address);
-/* Hold the device, and notify the id when the device is removed. If `device` is NULL, hold all
- * devices, and notify the id when the last one is removed. The devices must be open. */
+/* Attach the id to an open device, which stays open until soft_cm_device_detach. The id is notified
+ * if the device is removed. If `device` is NULL, attach the id to all devices, which must be open.
+ * The id is then notified when the last device is removed. */
 void soft_cm_device_attach(struct soft_cm_id *id, struct soft_cm_device *device);
 void soft_cm_device_detach(struct soft_cm_id *id);
 /* Attach the id to the device that owns its source address, and set id->verbs, id->pd and
  * id->port_num. */
 void soft_cm_device_bind(struct soft_cm_id *id);
 /* Call `callback` for each id attached to a device in the bit mask `ports`. An id attached to all
- * devices is included if no other device remains. */
+ * devices is included only if every device outside the mask has been removed. */
 void soft_cm_device_each(uint32_t ports, void (*callback)(struct soft_cm_id *id));
 
 /* ---- cm_id.c ------------------------------------------------------------------------------- */
@@ -271,7 +274,8 @@ void soft_cm_request_join(struct soft_cm_id *id);
 socklen_t soft_cm_address_length(const struct sockaddr *address);
 /* Returns whether an IPv4 or IPv6 address is the wildcard. */
 bool soft_cm_is_any(const struct sockaddr *address);
-/* Bind an id in state IDLE to the address. The caller must bind the id to its device. */
+/* Bind an id in state IDLE to the address and reserve the port. Unless the address is the wildcard,
+ * the caller must also call soft_cm_device_bind. */
 int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
 /* Convert a bind or listen error to the error that the kernel's rdma_cm returns. EADDRINUSE becomes
  * EADDRNOTAVAIL if either of the conflicting sockets is bound to the wildcard address. Other errors
@@ -323,13 +327,13 @@ struct soft_cm_link_calls {
 	/* Handle a message. Returns false if the link may have been freed. */
 	bool (*message)(struct soft_cm_link *link, const struct soft_cm_message *message);
 	/* Handle a failed link, for example after the peer has closed the connection or sent
-	 * invalid data. ETIMEDOUT means that the deadline has passed. The callee must leave the
-	 * link. */
+	 * invalid data. ETIMEDOUT means that the deadline has passed. The callee must call
+	 * soft_cm_link_leave. */
 	void (*failed)(struct soft_cm_link *link, int error);
 };
 
-/* A message exchange with the peer's connection manager. Each carrier embeds this struct in its
- * own. */
+/* A message exchange with the peer's connection manager. Carriers embed this struct in larger
+ * structs with their own data. */
 struct soft_cm_link {
 	const struct soft_cm_carrier *carrier;
 	const struct soft_cm_link_calls *calls; /* NULL if the link has no owner */
@@ -362,8 +366,8 @@ void soft_cm_link_clear_deadline(struct soft_cm_link *link);
 /* Detach the owner from the link. On a lossy carrier, a link whose exchange has ended lingers to
  * respond to duplicates. Any other link is freed. */
 void soft_cm_link_leave(struct soft_cm_link *link);
-/* Send REJ for a request without an id, and end the link. The link does not linger, because a
- * repeated REQ is rejected again. */
+/* Send REJ on a link whose request has no id yet, and end the link. The link need not linger,
+ * because a retransmitted REQ will be rejected again. */
 void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason);
 /* Assign one of `most` places to the link. Networks share the places fairly (fair_share.h). Returns
  * the link that loses its place, or NULL. The caller must end the returned link, which is never
@@ -393,8 +397,8 @@ bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_
 void soft_cm_listener_close(struct soft_cm_id *id);
 /* Report parked requests after the application has received a request from the listener. */
 void soft_cm_request_delivered(struct soft_cm_id *id);
-/* Returns the maximum number of half-open handshakes (without a complete REQ), and of lingering
- * links. */
+/* Returns the limit on half-open handshakes, which are those without a complete REQ. The same limit
+ * applies to lingering links. */
 static inline unsigned soft_cm_half_open(void)
 {
 	return soft_places_limit(soft_device.cm->limits.half_open);
@@ -438,8 +442,8 @@ int soft_cm_complete(struct soft_cm_id *id);
 
 /* ---- cm_qp.c ------------------------------------------------------------------------------- */
 
-/* Check the parameters of rdma_connect or rdma_accept. `type` is the message that will carry
- * them. */
+/* Check the parameters of rdma_connect or rdma_accept, which a message of this type will carry.
+ * `parameters` may be NULL if the id has a queue pair. Returns 0 or EINVAL. */
 int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
 			     enum soft_cm_type type);
 /* Returns id->qp, or NULL if the id has no queue pair or the application has destroyed the queue
@@ -449,11 +453,13 @@ struct ibv_qp *soft_cm_qp(const struct soft_cm_id *id);
  * `parameters` may be NULL. */
 void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
 			  struct soft_cm_message *message);
-/* Returns `wanted`, or `otherwise` if it is RDMA_MAX_RESP_RES, limited to the device's maximum. */
+/* Returns the number of outstanding reads and atomics to allow. This is `wanted`, or `otherwise` if
+ * `wanted` is RDMA_MAX_RESP_RES, but never more than the device's maximum. */
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
-/* Move the queue pair to INIT, or to RTS if it is for datagrams or `peer_known` is set.
- * `peer_known` means that REQ or REP has arrived. The transition to INIT is then repeated, because
- * it enables the remote access that the handshake allows. */
+/* Move the queue pair to INIT. If it is a datagram queue pair or `peer_known` is set, continue
+ * through RTR to RTS. The caller sets `peer_known` once REQ or REP has arrived. The queue pair is
+ * then in INIT already, and the transition from INIT to INIT enables the remote access that the
+ * handshake allows. */
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool peer_known);
 /* Fill in the peer's address vector from the id's addresses. */
 void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
@@ -464,18 +470,20 @@ uint32_t soft_cm_random_psn(void);
 /* ---- cm_connection.c ----------------------------------------------------------------------- */
 
 /* Complete the handshake and move the id to CONNECTED. If `established` is not NULL, report
- * ESTABLISHED with its parameters. The queue pair adopts the stream now, or when it moves to RTR.
- * Returns ENOTCONN if the queue pair is in an error state. The id's state then remains
- * unchanged. */
+ * ESTABLISHED with its parameters. If the queue pair has reached RTR, it adopts the stream
+ * immediately. Otherwise, it adopts the stream when it moves to RTR. Returns ENOTCONN without
+ * changing the id's state if the queue pair is in an error state (ERR or SQE). */
 int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *established);
 /* Register the id after REQ or REP has provided the peer's queue pair number. When a local queue
  * pair moves to RTR with that number, it adopts the id's stream (soft_cm_handle_rtr). */
 void soft_cm_await_adoption(struct soft_cm_id *id);
-/* Reserve the stream for a queue pair that the application manages. That queue pair may already be
- * in RTR, with PSNs that differ from those of the id. */
+/* Reserve the stream for the id's queue pair. If the queue pair is already in RTR or RTS, the queue
+ * pair stops connecting to its peer itself. An application can move its own queue pair to RTR
+ * before it accepts the request. If that queue pair expects a PSN other than the id's,
+ * soft_cm_handle_rtr has not found the id. */
 void soft_cm_reserve_stream(const struct soft_cm_id *id);
-/* Fail an id during the handshake. The id leaves its link, moves to FAILED, and reports the
- * event. */
+/* End the id's handshake after an error. Detach the id from its link, move the id to FAILED, and
+ * report the event. */
 void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		    const struct soft_cm_message *message);
 /* Send REJ and leave the id's link. */

@@ -14,14 +14,15 @@
 #define TYPE(name) (1u << SOFT_##name)
 #define FINAL_TYPES (TYPE(CM_REJ) | TYPE(CM_DREP) | TYPE(SIDR_REP))
 #define FIRST_RETRY_NS                                                                             \
-	UINT64_C(1000000) /* after the first rejection by a port without a listener */
+	UINT64_C(1000000) /* pause after the first rejection by a port without a listener */
 #define FIRST_PAUSE_NS UINT64_C(50000000)
-/* Limits retransmissions to 15 within the longest deadline. A REQ cannot allow more (IBTA 12.6.5,
- * maximum of CM retries). The limit also protects a host that receives REPs because another host
- * has forged a REQ in its name. */
+/* Longest pause between retransmissions. A message is retransmitted at most 15 times before the
+ * longest deadline, because a REQ cannot allow more retries (IBTA 12.6.5, maximum of CM retries).
+ * Retransmissions must be limited because another host may forge a REQ in the name of a victim,
+ * which then receives all REPs. */
 #define LONGEST_PAUSE_NS UINT64_C(8000000000)
 #define WAITING_PAUSE_NS UINT64_C(1000000000) /* minimum pause after MRA */
-#define TIMEOUT_NS UINT64_C(4096) /* multiplied by 2^n (IBTA 12.6.6, service timeout) */
+#define TIMEOUT_NS UINT64_C(4096) /* base of the service timeout, 4.096 us * 2^n (IBTA 12.6.6) */
 
 static bool is_one_of(unsigned type, unsigned types)
 {
@@ -126,8 +127,8 @@ void soft_cm_link_clear_deadline(struct soft_cm_link *link)
 
 /* Retry the request after a short pause if the peer has no listener at the port. A server may be
  * replacing its listener, as perftest does between its two connections. Each pause is
- * FIRST_RETRY_NS plus half of the elapsed time, so that a closed port receives only about ten
- * requests. Returns false after `no_listener_ms`. */
+ * FIRST_RETRY_NS plus half of the time since the first attempt, so that a closed port receives only
+ * about ten requests. Returns false once `no_listener_ms` have passed since the first attempt. */
 bool soft_cm_link_retry(struct soft_cm_link *link)
 {
 	const uint64_t limit_ns = soft_device.cm->limits.no_listener_ms * UINT64_C(1000000);
@@ -218,7 +219,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 		link->carrier->end(link);
 		return false;
 	}
-	if (!link->calls) { /* the owner has left after sending a final message */
+	if (!link->calls) { /* the link lingers, or its request is parked */
 		if (is_one_of(type, FINAL_TYPES))
 			start_response_timer(link);
 		else if (type != SOFT_CM_DREQ)

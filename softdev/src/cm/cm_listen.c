@@ -30,8 +30,9 @@ static bool has_room(const struct soft_cm_id *id)
 	return id->undelivered < id->backlog && id->undelivered < MAX_REPORTED;
 }
 
-/* Returns the maximum number of parked requests. This is the backlog, but at least the half-open
- * limit and at most half of the descriptor limit. */
+/* Returns the maximum number of parked requests. This is the backlog, clamped to between one and
+ * four times the half-open limit. The half-open limit is at most an eighth of the descriptor limit,
+ * so parked requests use at most half of the descriptors. */
 static unsigned max_parked(const struct soft_cm_id *id)
 {
 	unsigned places = soft_cm_half_open();
@@ -62,8 +63,8 @@ static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 		soft_cm_link_reject(excess, SOFT_CM_REASON_NO_RESOURCES);
 }
 
-/* Returns the reason for rejecting a request that is never reported (IBTA 12.6.7.2), or 0 if the
- * request is valid. */
+/* Returns the reason for rejecting a request without reporting it to the application (IBTA
+ * 12.6.7.2), or 0 if the request is valid. */
 static uint16_t rejection_reason(const struct soft_cm_listener *listener,
 				 const struct soft_cm_message *request)
 {
@@ -147,7 +148,8 @@ static int start_listening(struct soft_cm_id *id, int backlog)
 	if (!error)
 		error = open_listener(id, backlog);
 	/* Attach a listener on all addresses to all devices, so that it is notified when the last
-	 * device is removed. In the kernel, the listener would wait for new devices. */
+	 * device is removed. A listener of the kernel's rdma_cm would wait for new devices
+	 * instead. */
 	if (!error && !id->attached)
 		soft_cm_device_attach(id, NULL);
 	return error;

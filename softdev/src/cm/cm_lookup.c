@@ -3,7 +3,7 @@
 
 #include <netdb.h>
 
-/* A result, allocated together with its addresses and name. */
+/* A result of rdma_getaddrinfo, allocated together with its addresses and name. */
 struct lookup_result {
 	struct rdma_addrinfo info; /* used by the application; first member */
 	struct sockaddr_storage address;

@@ -187,7 +187,7 @@ static void store(struct soft_cm_mad *mad, const struct field *field, uint64_t v
 /* ---- fields that the table does not cover ------------------------------------------------- */
 
 /* Transport service types in REQ (12.6.5) are 0 for RC, 1 for UC, 2 for RD (not supported), and 3
- * for an extended type. For RC and UC, they are the ibv_qp_type minus RC. */
+ * for an extended type. For RC and UC, the type is the enum ibv_qp_type value minus 2. */
 enum {
 	RC = 2, /* value in enum ibv_qp_type */
 };

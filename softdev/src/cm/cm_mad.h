@@ -19,8 +19,8 @@ struct soft_cm_mad {
 	struct soft_cm_message message;
 	uint64_t transaction; /* transaction ID */
 	uint64_t guid; /* GUID of the sender's device */
-	/* Communication IDs of the sender and the receiver. SIDR_REQ has its request ID in
-	 * local_id, and SIDR_REP in remote_id. */
+	/* Communication IDs of the sender and the receiver. The request ID of SIDR is stored in
+	 * local_id for SIDR_REQ, and in remote_id for SIDR_REP. */
 	uint32_t local_id, remote_id;
 	uint32_t peer_qpn; /* DREQ: the receiver's queue pair */
 	uint32_t service_prefix; /* upper 32 bits of the service ID; 0 for rdma_cm */
@@ -45,8 +45,9 @@ bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad 
 
 /* ---- carriers that know both ends: TCP streams, datagrams between two sockets ------------- */
 
-/* Protocol version of these messages and of the data that follows on the stream. The version and
- * the sender's ports are encoded in the GUID field, because these carriers do not need a GUID. */
+/* Version of the protocol over TCP and plain UDP, including the data that follows the messages on a
+ * TCP stream. The version and the sender's ports are encoded in the GUID field, because carriers
+ * over TCP and plain UDP do not need a GUID. */
 enum { SOFT_CM_VERSION = 6 };
 
 void soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_MAD_SIZE]);

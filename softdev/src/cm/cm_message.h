@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Message types. Within an exchange, each side sends each type at most once and in ascending order,
- * apart from retransmissions. */
+/* Message types. Apart from retransmissions, the types that a side sends within an exchange are in
+ * strictly ascending order. */
 enum soft_cm_type {
 	SOFT_CM_REQ = 1,
 	SOFT_CM_MRA,
@@ -79,8 +79,8 @@ struct soft_cm_message {
 	 * path to that process may already exist. */
 	uint16_t shm_port, path_port;
 	struct soft_cm_ece ece;
-	/* A random number that identifies a request over UDP without RoCE. Only a process that has
-	 * seen the request can respond. */
+	/* A random number that identifies a SIDR_REQ sent over plain UDP (not over RoCE). Only a
+	 * process that has seen the request can respond. */
 	uint64_t number;
 	uint32_t qkey;
 	uint8_t status;

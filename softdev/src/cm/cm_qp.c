@@ -78,7 +78,7 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 	message->initiator_depth = id->initiator_depth;
 	message->retry_count = retries(parameters ? parameters->retry_count : RETRIES);
 	message->rnr_retry_count = retries(parameters ? parameters->rnr_retry_count : RETRIES);
-	if (!qp) /* no ECE options on the embedded device itself */
+	if (!qp) /* queue pairs of the embedded device have no ECE options */
 		message->ece = id->local_ece;
 	message->srq = qp ? qp->srq != NULL : parameters && parameters->srq;
 	if (!parameters)

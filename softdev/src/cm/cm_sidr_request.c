@@ -1,8 +1,8 @@
 /* Requests to datagram services (rdma_connect(3)), and the carrier that sends them over UDP.
  *
- * If no service uses the port, its host rejects each request with an ICMP error. After
- * soft_cm_limits.no_listener_ms, the request fails with the status that an InfiniBand host would
- * send (RDMA_CM_EVENT_UNREACHABLE in rdma_get_cm_event(3)).
+ * If no service uses the destination port, the destination host rejects each request with an ICMP
+ * error. After soft_cm_limits.no_listener_ms, the request fails with the status that an InfiniBand
+ * host would send (RDMA_CM_EVENT_UNREACHABLE in rdma_get_cm_event(3)).
  */
 #include "cm_internal.h"
 

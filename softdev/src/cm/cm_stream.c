@@ -29,7 +29,7 @@ struct stream {
 	struct soft_fd_watch watch;
 	bool connecting;
 	bool retry_pending; /* between two attempts to connect, or before the first one */
-	bool handshake_done; /* handshake finished, further data not read here */
+	bool handshake_done; /* whether reading has stopped after the handshake */
 	struct listener *listener; /* NULL unless half open */
 	struct sockaddr_storage peer; /* set only for an accepted connection */
 	size_t input_length;
@@ -157,7 +157,7 @@ static int try_connecting(struct stream *stream)
 	while (error == ECONNABORTED);
 	if (error && error != EINPROGRESS && error != ECONNREFUSED)
 		return error;
-	/* The socket becomes ready as soon as the attempt has succeeded or failed. */
+	/* EPOLLOUT is reported as soon as the attempt has succeeded or failed. */
 	return soft_watch(&stream->watch, EPOLLOUT);
 }
 
@@ -303,9 +303,9 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 	if (!listener)
 		return NULL;
 	listener->acceptor.release_descriptor = release_descriptor;
-	/* Let another listener bind the port while connections of this one exist (cm_address.c).
-	 * Use the longest accept queue, because the backlog limits requests instead of TCP
-	 * connections. */
+	/* Let another listener bind the port while connections accepted by this listener still
+	 * exist (cm_address.c). Use the longest accept queue, because the application's backlog
+	 * limits connection requests, not TCP connections. */
 	if (soft_set_option(id->sock, SOL_SOCKET, SO_REUSEADDR, 1) || listen(id->sock, SOMAXCONN))
 		*error = soft_cm_port_error(&id->id.route.addr.src_addr, SOCK_STREAM, errno);
 	else
@@ -361,8 +361,8 @@ static int hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 	}
 	memcpy(rest, stream->input, length);
 	fd = release_socket(stream);
-	/* If the peer has already sent data on the stream, it has selected the stream as the
-	 * path. */
+	/* If the peer has already sent data on the stream, it has selected the stream as the path.
+	 * The queue pair must then adopt the stream instead of using another path. */
 	return (id->shm_port || id->path_port) && !length
 		       ? soft_qp_adopt_or_attach(qp, fd, id->shm_port, id->path_port,
 						 id->opens_chan)

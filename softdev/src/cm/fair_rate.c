@@ -6,7 +6,9 @@
 #include "fair_rate.h"
 
 enum {
-	UNIT_NS = 500 * 1000, /* about 20 us of work per unit, or 4 % of a processor in total */
+	/* Average time between two units at the full rate. A unit stands for about 20 us of work,
+	 * so the full rate uses about 4 % of a processor. */
+	UNIT_NS = 500 * 1000,
 	BURST_NS = 1024 * UNIT_NS,
 	SHARE = 8,
 };
@@ -24,9 +26,9 @@ static bool has_room(uint64_t used_until, uint64_t now, uint64_t cost_ns)
 	return used_until <= now || used_until - now <= BURST_NS - cost_ns;
 }
 
-/* Returns how much a network is charged per unit. The charge doubles each time the remaining burst
- * halves, starting at a quarter, so that more networks can be active without exhausting the
- * rate. */
+/* Returns the charge to a network for each unit. The charge doubles when less than a quarter of the
+ * total burst remains, and again each time the remaining burst halves. As a result, more networks
+ * can be active without exhausting the total rate. */
 static uint64_t network_cost(uint64_t used_until, uint64_t now)
 {
 	uint64_t cost_ns = SHARE * UNIT_NS;

@@ -1,7 +1,8 @@
 /* Accepts connections on listening sockets, up to a limit per step.
  *
- * While descriptors or memory are short, a listening socket stays readable. To avoid a busy loop,
- * accepting then pauses for a while unless the owner can release a descriptor.
+ * If accept4 fails because descriptors or memory have run out, the listening socket stays readable.
+ * To avoid a busy loop, the acceptor then pauses for PAUSE_NS, unless its owner can release a
+ * descriptor.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>

@@ -40,7 +40,8 @@ static void update_nesting(void)
 			      nested < NESTED_CHANNELS;
 
 		nested += wanted;
-		/* A failure is harmless. The channel is then signalled later, by another thread. */
+		/* A failure is harmless. If the channel is not nested, another thread signals it a
+		 * little later. */
 		if (wanted != channel->nested &&
 		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL,
 			       soft_device.engine->epoll_fd, &event))
@@ -130,8 +131,8 @@ void soft_channel_consume(struct soft_channel *channel)
 
 bool soft_channel_nonblocking(const struct soft_channel *channel)
 {
-	/* Early wake-ups imply non-blocking calls, because the fd may be readable without an
-	 * event. */
+	/* If the application accepts early wake-ups, its calls must not block, because the fd may
+	 * be readable although there is no event. */
 	return soft_hint_get(&channel->accepts_early_wakeup) ||
 	       fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
 }
@@ -147,7 +148,7 @@ int soft_channel_wait(struct soft_channel *channel)
 	int rc = poll(fds, channel->completions ? 2 : 1, -1) < 0 ? errno : 0;
 
 	if (!rc && (fds[0].revents | fds[1].revents) & POLLNVAL)
-		rc = EBADF; /* descriptors closed by the program, so retrying would never end */
+		rc = EBADF; /* the program closed the descriptors, so the caller must give up */
 	soft_counter_add(&channel->sleepers, -1u);
 	return rc;
 }
@@ -158,8 +159,8 @@ bool soft_channels_depend_on_engine(void)
 
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		led |= channel->completions && soft_hint_get(&channel->nested);
-	/* Steps of a thread that waits on a nested completion channel also signal the other
-	 * channels with early wake-ups. */
+	/* A thread that waits on a nested completion channel runs steps when it wakes up. These
+	 * steps also signal the other channels that accept early wake-ups. */
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
 		    !soft_counter_get(&channel->sleepers) &&

@@ -54,8 +54,8 @@ enum {
 	/* A yield of at least this duration counts as a lost time slice. The value is an
 	 * estimate. */
 	SLOW_YIELD_NS = 200 * 1000,
-	/* After slow yields, polling threads do not yield for this multiple of the last one's
-	 * duration. */
+	/* After consecutive slow yields, polling threads sleep instead of yielding. They do so for
+	 * the duration of the latest yield, multiplied by this factor. */
 	NO_YIELD_FACTOR = 8,
 };
 
@@ -293,9 +293,9 @@ size_t soft_step_share(void)
 
 /* Returns false if armed CQs can be ignored because a thread keeps polling. An application may arm
  * one CQ for a sleeping thread and poll other CQs forever, as UCX does. The polling thread then
- * runs steps for both threads. If it stops polling, the engine's thread notices at the next tick.
- * To avoid this delay for an application that polls for a while, arms a CQ and sleeps, arming
- * resets the count of polls. */
+ * runs steps on behalf of the sleeping thread as well. If it stops polling, the engine's thread
+ * notices at the next tick. Arming a CQ resets the count of polls, so an application that polls for
+ * a while, arms a CQ and goes to sleep does not have to wait for that tick. */
 bool soft_engine_may_have_sleeper(void)
 {
 	soft_assert_locked();
@@ -310,9 +310,10 @@ bool soft_application_polls(void)
 	       soft_device.engine->polls_since_armed >= POLLS_TO_TRUST;
 }
 
-/* Request notifications from local peers unless some thread polls anyway. An application thread
- * that has announced its next poll (soft_announce_poll) may take longer than expected, so it counts
- * only while the engine's thread is awake. */
+/* Request notifications from local peers if a thread may be asleep and no application thread is
+ * polling. An application thread that has announced its next poll (soft_announce_poll) may take
+ * longer than expected to poll. The announcement is therefore ignored while the engine's thread is
+ * asleep. */
 void soft_engine_update_notify_need(void)
 {
 	soft_assert_locked();
@@ -326,8 +327,8 @@ void soft_engine_update_notify_need(void)
 
 /* Returns whether a step may skip epoll_wait to save a system call. The rings are polled in every
  * step. A polling thread calls epoll_wait only every EPOLL_POLLING_NS. A thread that was woken and
- * found input in a ring calls it only every EPOLL_FOUND_NS. Other ready descriptors stay ready and
- * wake the thread again. */
+ * found input in a ring calls it only every EPOLL_FOUND_NS. Skipping the call loses no events,
+ * because a ready descriptor stays ready and wakes the thread again. */
 static bool skip_epoll(bool polling, bool found)
 {
 	uint64_t interval = polling ? EPOLL_POLLING_NS : found ? EPOLL_FOUND_NS : 0;
@@ -426,10 +427,10 @@ static void sleep_for_tick(void)
 
 /* Yield now and then while polling finds nothing. The thread of the peer's device may be on this
  * machine and need the same processor. A yield costs almost nothing if no other thread needs the
- * processor. If other threads are computing, however, the kernel treats a yield as giving up the
- * time slice for milliseconds, and the next message arrives in the meantime. In this case, the
- * thread sleeps instead of yielding. A sleeping thread keeps its time slice, and the next message
- * wakes it. */
+ * processor. If other threads are computing, however, the kernel may not run the yielding thread
+ * again for milliseconds, and the next message arrives in the meantime. In this case, the thread
+ * sleeps instead of yielding. A sleeping thread keeps its time slice, and the next message wakes
+ * it. */
 void soft_progress_missed(unsigned misses)
 {
 	/* Stay awake if there are rings to poll, because peers do not notify a polling thread, or
@@ -465,9 +466,9 @@ void soft_engine_count_armed(int change)
 	soft_counter_add(&soft_device.engine->armed, (unsigned)change);
 }
 
-/* Update the need for notifications even if no ring is being polled. The process may write to its
- * own ring later, in a call that runs no step. A record left in the ring wakes a sleeping thread
- * only if the need is already set. */
+/* Update the request for notifications even if no ring is being polled. The process may write to
+ * its own ring later, in a call that runs no step. A record left in the ring wakes a sleeping
+ * thread only if notifications have already been requested. */
 void soft_engine_prepare_sleep(void)
 {
 	soft_lock();

@@ -114,9 +114,9 @@ struct soft_network {
 	/* Send a datagram from the source port `port` to the RoCE UDP port of `to`. */
 	void (*send)(const union ibv_gid *from, uint16_t port, const union ibv_gid *to,
 		     const uint8_t *bytes, size_t length);
-	/* Reserve the port in the address. Returns a descriptor that holds the port until it is
-	 * closed, or a negative errno value. If the port is 0, the network chooses a port and
-	 * stores it in the address. */
+	/* Reserve the port that `address` specifies. Returns a descriptor that holds the port until
+	 * it is closed, or a negative errno value. If the port is 0, the network chooses one and
+	 * stores it in `address`. */
 	int (*reserve)(struct sockaddr *address, int type);
 };
 
@@ -125,7 +125,7 @@ struct soft_platform {
 	int (*clock)(clockid_t clock, struct timespec *now); /* clock_gettime(3) */
 	ssize_t (*random)(void *to, size_t length, unsigned flags); /* getrandom(2) */
 	void (*alarm)(uint64_t deadline_ns); /* sets the time to run the timers */
-	bool threads; /* false if callers run all steps, without an engine thread */
+	bool threads; /* whether the engine has its own thread; otherwise, callers run all steps */
 	const struct soft_network *network; /* NULL for the kernel's network */
 };
 
@@ -151,9 +151,10 @@ extern struct soft_device soft_device;
 
 /* Create the device's parts (softdev.c). The process's own device is created when the process
  * starts. A simulation creates one device per host, and switches devices before it calls into
- * another host. It can do so because it has no threads. */
+ * another host. Switching is safe because a simulation has no engine threads. */
 void soft_device_make(void);
-/* Free the parts of a simulated host's device, on which nothing may be open any more (engine.c). */
+/* Free the parts of a simulated host's device. All objects of the device must have been closed
+ * (engine.c). */
 void soft_device_free(void);
 
 /* Allocate zeroed memory for a part. Aborts if there is not enough memory. The parts of the
@@ -261,8 +262,8 @@ struct soft_acceptor {
 	struct soft_fd_watch watch;
 	struct soft_timer pause;
 	soft_accepted *accepted;
-	/* Release a descriptor when descriptors or memory are short. Returns whether a descriptor
-	 * was released. NULL if the owner has nothing to release. */
+	/* Release a descriptor after accept4(2) has failed for lack of descriptors or memory.
+	 * Returns whether a descriptor was released. NULL if the owner has nothing to release. */
 	bool (*release_descriptor)(void);
 };
 
@@ -286,13 +287,13 @@ struct soft_channel {
 	int fd; /* the application's epoll instance; its O_NONBLOCK flag is honoured */
 	int event_fd; /* eventfd registered in `fd` */
 	bool completions; /* completion channel, whose waiting threads do the device's work */
-	bool accepts_early_wakeup; /* the application accepts wake-ups without an event */
+	bool accepts_early_wakeup; /* whether wake-ups without an event are acceptable */
 	bool nested; /* the engine's epoll instance is in `fd` and wakes sleeping threads */
 	bool signalled; /* `event_fd` has been written; protected by the lock of the queue */
 	bool deferred;
 	unsigned wanted; /* atomic: armed CQs, or CM ids that wait for the peer; set by the owner */
 	unsigned sleepers; /* atomic: threads in soft_channel_wait */
-	/* soft_engine.descriptor_losses when the descriptors were created */
+	/* value of soft_engine.descriptor_losses when the channel was created */
 	unsigned descriptor_losses;
 	struct soft_node node; /* managed by the engine */
 };
@@ -359,8 +360,8 @@ void soft_notify_later(int fd);
  * before closing a descriptor that was passed to soft_notify_later. */
 void soft_notify_finish(void);
 
-/* Returns a number that changes each time the lock is released. Work that defers itself repeatedly
- * uses this number to limit itself. */
+/* Returns a number that changes each time the lock is released. With this number, work that keeps
+ * deferring itself can limit how much it does before the lock is released. */
 unsigned soft_lock_turn(void);
 
 /* A set of device ports is a bit mask. Bit 0 is the port of `embedded0`. */
@@ -383,8 +384,8 @@ void soft_channel_announce(struct soft_channel *channel);
 
 /* Add `change` to the number of CQs armed to signal a channel. Does not require the lock. */
 void soft_engine_count_armed(int change);
-/* Prepare for the calling thread to go to sleep without another call. The caller must not hold the
- * lock. */
+/* Prepare for the calling thread to go to sleep without calling the device again. The caller must
+ * not hold the lock. */
 void soft_engine_prepare_sleep(void);
 
 /* Returns whether an application thread is polling, so that no thread needs to be woken. Called
@@ -394,7 +395,7 @@ bool soft_application_polls(void);
 /* Make the epoll set readable, so that a thread runs a step soon. */
 void soft_engine_schedule_step(void);
 
-/* Count a transferred part of a message, except for the last part. */
+/* Count a frame that has been sent or received and is not the last frame of its message. */
 void soft_engine_count_part(void);
 /* Count a write to another process. `asleep` states whether that process had to be notified. */
 void soft_engine_count_write(bool asleep);
@@ -406,9 +407,9 @@ bool soft_engine_ticks(void);
  * lost. Objects of an earlier generation are invalid. */
 unsigned soft_engine_fork_generation(void);
 /* Check whether the application has closed the device's descriptors, as daemons do when they close
- * all files. If so, forget the device as in the child of a fork. Existing objects can then only be
- * destroyed, but a device can be opened again. Call this before closing or writing descriptors on
- * behalf of an application. The caller must not hold any lock. */
+ * all files. If it has, discard the device's state, as in the child of a fork. Existing objects can
+ * then only be destroyed, but a device can be opened again. Call this before closing or writing
+ * descriptors on behalf of an application. The caller must not hold any lock. */
 void soft_engine_check_descriptors(void);
 
 /* ---- entries of the device's table (abi/device_calls.h) -------------------------------------- */
@@ -426,9 +427,10 @@ unsigned soft_engine_writes(bool asleep);
 void soft_busy_poll(int starts);
 void soft_announce_poll(int change);
 /* Returns whether output may be delayed until the next step or tick, which calls `send_delayed`.
- * Output may be delayed between two steps of an application thread that has announced its next poll
- * (soft_announce_poll), except in the first call after a step. `*last_step` records the step before
- * the latest call. */
+ * This is possible only if an application thread has announced its next poll (soft_announce_poll)
+ * and the engine's thread is ticking. Output is never delayed within a step or in the first call
+ * after one. To recognise the first call, the function stores the number of the latest step in
+ * `*last_step`. */
 bool soft_engine_may_delay_output(unsigned *last_step);
 void soft_wake_early(int fd);
 
@@ -442,7 +444,7 @@ enum soft_port_change {
 	SOFT_PORT_FATAL, /* fatal device error */
 };
 
-/* Interface through which the engine calls a higher folder. Any function may be NULL. All functions
+/* Functions of a higher-level folder that the engine calls. Any function may be NULL. All functions
  * are called under the lock, except `create`, `destroy` and `outer`. */
 struct soft_subsystem {
 	/* Create the folder's part of soft_device. Called before anything else. */
@@ -452,23 +454,23 @@ struct soft_subsystem {
 	int (*start)(void);
 	/* Close all resources when the engine stops, after the last user has been removed. */
 	void (*stop)(void);
-	/* Free the remaining memory of the folder's part when a simulated host's device is
-	 * freed. */
+	/* Free the memory to which the folder's part still refers. Called before a simulated host's
+	 * device is freed. */
 	void (*destroy)(void);
 	/* Reset the folder in the child of a fork, or after the program has closed the device's
 	 * descriptors. All watched descriptors are already closed. */
 	void (*forked)(void);
-	/* Returns the subsystem's mutex that is acquired before the engine's lock. It is held
-	 * across a fork. Otherwise, the child might inherit it locked by a thread that does not
-	 * exist there. */
+	/* Returns the mutex that the subsystem acquires before the engine's lock. The forking
+	 * thread holds this mutex across a fork. If another thread held it at that moment, the
+	 * child could never acquire it, because that thread does not exist in the child. */
 	pthread_mutex_t *(*outer)(void);
 	/* Returns the subsystem's leaf mutex, which is also held across a fork. */
 	pthread_mutex_t *(*leaf)(void);
-	/* Handle a change of these ports. */
+	/* Handle a change of the ports in the bit mask `ports`. */
 	void (*port_changed)(enum soft_port_change change, uint32_t ports);
 
-	/* Handle input that no descriptor reports. Returns whether there was any. Only one
-	 * subsystem may have `poll`, `has_input` and `need_notify`. */
+	/* Handle input that no descriptor reports. Returns whether it found any input. Only one
+	 * subsystem may provide `poll`, `has_input` and `need_notify`. */
 	bool (*poll)(void);
 	/* Returns whether `poll` has input to handle. */
 	bool (*has_input)(void);
@@ -476,7 +478,7 @@ struct soft_subsystem {
 	void (*need_notify)(bool on);
 
 	/* Send output that has been delayed for at least `age_ns`, or all output if `age_ns` is 0.
-	 * Only one subsystem may have this function. */
+	 * Only one subsystem may provide this function. */
 	void (*send_delayed)(uint64_t age_ns);
 };
 
@@ -486,16 +488,17 @@ struct soft_subsystem {
 __attribute__((format(printf, 4, 5))) int
 soft_misconfigured(int error, const char *variable, const char *value, const char *expected, ...);
 
-/* Check the result of a system call that the engine needs. Returns 0 if the call is allowed, that
- * is, if it succeeded or failed with EBADF. Otherwise returns its errno value. If a seccomp filter
- * has denied the call, this is reported like an invalid variable. */
+/* Check the result of a system call that the engine needs. Returns 0 if the call succeeded or
+ * failed with EBADF, because both results show that the kernel allows the call. Otherwise returns
+ * its errno value. If a seccomp filter denies the call, the function also reports the error, as
+ * soft_misconfigured does. */
 int soft_check_call(const char *name, long result);
 
 /* Check the system calls that only RoCE packets need. Returns 0 or an errno value. */
 int soft_check_packet_calls(void);
 
 /* Returns the reason why this thread's latest attempt to start the engine failed. The string is
- * empty if the errno value is the only information. */
+ * empty if no more is known than the errno value. */
 const char *soft_start_failure(void);
 
 /* Set the NULL-terminated list of subsystems, in the order in which they are called. Must be called
@@ -503,7 +506,7 @@ const char *soft_start_failure(void);
 void soft_engine_use(const struct soft_subsystem *const subsystems[]);
 void soft_engine_port_changed(enum soft_port_change change, uint32_t ports);
 
-/* Set the hint that there may be something to poll. Called under the lock, although the hint is
+/* Set the hint that at least one ring must be polled. Called under the lock, although the hint is
  * read without it. */
 void soft_engine_set_polls(bool polls);
 /* Set the hint that output may be delayed. Called under the lock, although the hint is read without

@@ -7,7 +7,9 @@
 #include "engine.h"
 
 enum {
-	SOFT_NOTIFY_MOST = 8 /* further descriptors are written under the lock */
+	/* maximum number of descriptors to be written after the lock has been released; further
+	 * ones are written under the lock */
+	SOFT_NOTIFY_MOST = 8
 };
 
 struct soft_engine {
@@ -24,7 +26,7 @@ struct soft_engine {
 
 	pthread_mutex_t lock;
 	unsigned unlocks; /* number of times the lock has been released */
-	unsigned waiting; /* atomic: threads blocked in soft_lock, which precede pollers */
+	unsigned waiting; /* atomic: threads blocked in soft_lock; pollers let them go first */
 	unsigned served; /* atomic: steps of application threads that found work */
 	unsigned parts; /* atomic: see soft_engine_count_part */
 	unsigned writes[2]; /* atomic: writes to [0] awake peers, [1] peers that were notified */
@@ -38,8 +40,8 @@ struct soft_engine {
 	bool descriptors_lost; /* set to avoid closing numbers that other files may have reused */
 	bool running;
 	bool stopping; /* atomic */
-	bool ticking; /* the engine's thread leaves work to the application and polls every tick */
-	bool asleep; /* the engine's thread is in poll(), or about to call it */
+	bool ticking; /* whether the engine's thread ticks and leaves work to the application */
+	bool asleep; /* whether the engine's thread is in poll(), or about to call it */
 	unsigned slow_yields; /* atomic: consecutive yields that cost a time slice */
 	uint64_t no_yield_until; /* atomic: until then, pollers sleep instead of yielding */
 	uint64_t epoll_at; /* time of the last epoll_wait in steps that may skip it */
@@ -106,7 +108,7 @@ enum soft_step_by { SOFT_BY_ENGINE, SOFT_BY_WOKEN, SOFT_BY_POLLING };
 /* Run a step without its deferred work, which soft_unlock runs. Returns whether there was work
  * (engine.c). */
 bool soft_engine_step(enum soft_step_by who);
-/* Returns whether there may be something to poll. Does not need the lock. */
+/* Returns whether there may be rings to poll. Does not need the lock. */
 static inline bool soft_engine_polls(void)
 {
 	return soft_hint_get(&soft_device.engine->polls);
@@ -121,13 +123,13 @@ static inline bool soft_engine_has_delayed(void)
  * sleeps. */
 void soft_engine_update_notify_need(void);
 
-/* Returns whether a thread may sleep on an armed CQ's channel while no other thread polls. While a
- * thread polls, its steps find the events of all CQs (engine.c). */
+/* Returns whether a thread may be sleeping on an armed CQ's channel while no other thread polls.
+ * While a thread polls, its steps find the events of all CQs (engine.c). */
 bool soft_engine_may_have_sleeper(void);
 
 /* Returns whether a thread may be asleep on a channel that only the engine's thread can signal.
- * This is possible if the application has armed a CQ and waits with its own poll() on a channel
- * whose fd reports only signals (channel.c). */
+ * This is possible if the application expects an event (soft_channel.wanted) and passes the fd of a
+ * channel that is not nested to its own poll() (channel.c). */
 bool soft_channels_depend_on_engine(void);
 /* Set the timerfd. Implements soft_platform.alarm. */
 void soft_engine_alarm(uint64_t deadline_ns);

@@ -1,4 +1,4 @@
-/* Allocates and evicts places; see fair_share.h. */
+/* Implements admission control; see fair_share.h. */
 #include "fair_share.h"
 
 #include <string.h>
@@ -55,7 +55,8 @@ static const uint8_t *networks_of(const struct sockaddr_storage *address, uint8_
 								       : ipv6_networks;
 }
 
-/* Mix in each byte with the finalizer of splitmix64, which affects the whole word. */
+/* Mix in one byte at a time with the multiplications of splitmix64's finalizer, which spread each
+ * byte over the whole word. */
 uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length)
 {
 	uint64_t hash;
@@ -121,7 +122,7 @@ static unsigned share_of(unsigned limit)
 	return limit / SHARE ? limit / SHARE : 1;
 }
 
-/* Returns whether `one` is served before `other`, which is older. */
+/* Returns whether `one` is served before `other`. `other` must be the older of the two peers. */
 static bool is_before(const struct soft_places *places, const struct soft_place *one,
 		      const struct soft_place *other, unsigned share)
 {

@@ -7,10 +7,10 @@
  *               assigns to one customer, RFC 6177), the /56 and the /64 (which a single host
  *               controls, RFC 4291). IPv4 networks are the /24 and the address. Link-local and
  *               loopback addresses of IPv6 count individually, because they all share one network.
- *   eviction    evicts the oldest peer of the fullest network that exceeds its share, narrowed
- *               down to the fullest smaller network in it that exceeds a share, and so on. If no
- *               network exceeds its share, evicts the oldest of all peers. One network therefore
- *               cannot keep others out.
+ *   eviction    evicts the oldest peer of the fullest network that exceeds its share. If smaller
+ *               networks within it also exceed their share, the peer is chosen from the fullest
+ *               of these, down to the smallest level. If no network exceeds its share, evicts the
+ *               oldest of all peers. One network therefore cannot keep others out.
  *
  * The transport applies the same rules (aiordma/_transport/admission_control.py), but evicts at
  * random. Random eviction is not needed here, because a peer's first message follows before others
@@ -67,8 +67,9 @@ void soft_place_release(struct soft_place *place);
 struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit);
 /* Returns the peer to serve next, or NULL if there are no peers. This is the oldest peer whose
  * networks do not exceed their share. If all peers exceed it, this is the newest peer of the
- * emptiest network, narrowed down to its emptiest smaller network, and so on. The newest peer is
- * chosen because the oldest ones have given up or will soon lose their places. */
+ * emptiest network. Within that network, it is the newest peer of the emptiest smaller network,
+ * down to the smallest level. The newest peer is chosen because the oldest ones have given up or
+ * will soon lose their places. */
 struct soft_place *soft_places_next(const struct soft_places *places, unsigned limit);
 /* Returns the oldest peer, or NULL. */
 struct soft_place *soft_places_oldest(const struct soft_places *places);

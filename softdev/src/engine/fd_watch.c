@@ -144,8 +144,8 @@ void soft_watches_set_down_ports(uint32_t ports)
 
 		if (is_down(watch, ports) == was_down)
 			continue;
-		/* Adding the descriptor is not expected to fail, because epoll had room for it
-		 * before the port went down. */
+		/* Adding the descriptor is not expected to fail, because the epoll set normally
+		 * contained it until the port went down. */
 		control_epoll(was_down ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, watch, watch->interest);
 		if (!was_down)
 			drop_event(watch);

@@ -1,4 +1,5 @@
-/* Engine life cycle: start with the first user, stop with the last one, and fork handling. */
+/* Manages the engine's life cycle. Adding the first user starts the engine, and removing the last
+ * one stops it. The fork handlers are here as well. */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -221,9 +222,9 @@ unsigned soft_engine_fork_generation(void)
 	return soft_device.engine->fork_generation;
 }
 
-/* Start the engine's thread with all signals blocked except those for its own faults. A fault whose
- * signal is blocked would kill the process without running its handler (pthread_sigmask(3)).
- * Returns 0 or an errno value. */
+/* Start the engine's thread with all signals blocked except those that report the thread's own
+ * faults. A fault whose signal is blocked would kill the process without running its handler
+ * (pthread_sigmask(3)). Returns 0 or an errno value. */
 static int start_thread(void)
 {
 	sigset_t others, before;
@@ -258,7 +259,7 @@ int soft_misconfigured(int error, const char *variable, const char *value, const
 	return error;
 }
 
-/* Returns whether the call failed because descriptors or memory are short, and not because the
+/* Returns whether the call failed for lack of descriptors or memory. Any other error means that the
  * kernel denies the call. */
 static bool is_shortage(int error)
 {

@@ -146,7 +146,7 @@ static bool tick(unsigned *seen, unsigned *ticks)
 	return left_unserved;
 }
 
-/* The application's record of serving work while the engine's thread ticked. */
+/* History from which the engine's thread decides whether to tick or to serve work immediately. */
 struct tick_history {
 	unsigned seen; /* engine.served at the last check */
 	bool app_served; /* whether the application has served work since this thread last did */
@@ -170,10 +170,12 @@ static bool must_serve(struct tick_history *tick_history)
 	unsigned ticks;
 	bool left_unserved = tick(&tick_history->seen, &ticks);
 
-	/* An application may poll its memory for a peer's writes, and the CQ only for its own
-	 * requests. Such an application serves some work, but soon leaves unserved the work that it
-	 * waits for. Work left unserved after more than MAX_FAILED_TICKS ticks is not a failure,
-	 * because the application served a lot of work before and was probably just interrupted. */
+	/* An application may poll its memory for a peer's writes, and poll the CQ only for
+	 * completions of its own requests. It serves some work while it has such requests.
+	 * Afterwards, it leaves the peer's writes to this thread while it waits for them. If the
+	 * application stops serving only after more than MAX_FAILED_TICKS ticks, this does not
+	 * count as a failure. The application has served a lot of work by then, and was probably
+	 * just interrupted. */
 	if (!left_unserved || ticks > MAX_FAILED_TICKS) {
 		tick_history->failures = 0;
 		tick_history->pause_ns = NO_TICK_NS;

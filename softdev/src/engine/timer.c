@@ -35,8 +35,8 @@ static struct soft_timer *meld(struct soft_timer *a, struct soft_timer *b)
 	return a;
 }
 
-/* Merge a list of siblings in two passes. The first merges pairs from left to right, and the second
- * merges these from right to left. */
+/* Merge a list of siblings in two passes. The first pass merges pairs of siblings from left to
+ * right. The second pass merges the resulting heaps from right to left. */
 static struct soft_timer *meld_siblings(struct soft_timer *first)
 {
 	struct soft_timer *pairs = NULL;

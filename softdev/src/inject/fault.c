@@ -1,5 +1,5 @@
-/* The fault spec, and faults that are injected immediately. delay_queue.c injects the faults of
- * incoming frames and datagrams. */
+/* Keeps the fault spec, and injects faults that take effect immediately. delay_queue.c injects
+ * faults into incoming frames and datagrams. */
 #include <string.h>
 
 #include "inject.h"
@@ -7,8 +7,9 @@
 
 /* ---- chance -------------------------------------------------------------------------------- */
 
-/* Return a hash of `x` that is unrelated for adjacent inputs. This is the finalizer of splitmix64,
- * a bijection (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
+/* Returns a hash of `x`. Adjacent values of `x` have unrelated hashes. The function is one step of
+ * splitmix64, and a bijection (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+ * 2014). */
 static uint64_t mix(uint64_t x)
 {
 	x += 0x9e3779b97f4a7c15u;

@@ -1,6 +1,7 @@
 /* Parser for fault specs in the format of aiordma_embedded_faults (embedded.h).
  *
- * The result depends only on the text and the number of devices. The environment is read only once.
+ * The result depends only on the text and the number of devices. The spec in the environment is
+ * applied at most once.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -15,7 +15,7 @@ enum soft_fault {
 	SOFT_FAULT_LOSS, /* an incoming frame or datagram is lost */
 	SOFT_FAULT_DUPLICATE, /* an incoming frame or datagram is duplicated */
 	SOFT_FAULT_JITTER, /* not a fault; selects the random numbers for jitter */
-	SOFT_FAULT_RNR, /* a request that needs a receive gets an RNR NAK */
+	SOFT_FAULT_RNR, /* a request that requires a posted receive is refused with an RNR NAK */
 	SOFT_FAULT_DISCONNECT, /* a connection is broken */
 	SOFT_FAULT_OVERRUN, /* a completion overruns its CQ */
 	SOFT_FAULT_REGISTER, /* a registration fails with ENOMEM */
@@ -49,10 +49,11 @@ struct soft_fault_hooks {
 	int (*devices)(void); /* returns the number of devices */
 	/* Called when the spec has been set or removed. */
 	void (*spec_changed)(void);
-	/* Count a message that needs a receive. Returns whether to refuse it with an RNR NAK. */
+	/* Count a message that requires a posted receive. Returns whether to refuse it with an RNR
+	 * NAK. */
 	bool (*should_refuse)(struct soft_qp *qp);
-	/* Apply the spec to a datagram, which is dropped or queued. Returns false if the spec does
-	 * not cover the datagram. */
+	/* Apply the spec to a datagram. Returns true if the datagram has been queued or dropped, or
+	 * false if the spec does not cover it. */
 	bool (*intercepts_datagram)(const struct soft_qp *qp, const struct soft_datagram *datagram,
 				    const uint8_t *payload, uint32_t length);
 };
@@ -79,14 +80,14 @@ int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error
  * message to stderr. */
 int soft_faults_apply_environment(void);
 
-/* Returns the random number of an occurrence in the range [0, 1). It depends only on the seed and
- * the arguments (fault.c). */
+/* Returns the random number in the range [0, 1) that decides one occurrence. The number depends
+ * only on the seed and the arguments (fault.c). */
 double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned stream,
 			 uint64_t occurrence);
 bool soft_fault_occurs(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
 		       uint64_t occurrence);
 /* Count an OVERRUN, REGISTER or HANDSHAKE occurrence on the device with this port. Returns whether
- * the occurrence fails. `cq` is the CQ's handle for OVERRUN, and otherwise 0. */
+ * to inject the fault. `cq` is the CQ's handle for OVERRUN, and 0 for the other faults. */
 bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq);
 /* Returns whether the spec applies to the device with this port. */
 bool soft_fault_applies_to(uint32_t port);

@@ -14,8 +14,9 @@
 
 #include "link_internal.h"
 
-/* Attempt counts. Each attempt quadruples the pause (1, 4, 16 ms ...), so eight retries take place
- * in the first ten seconds. */
+/* Values of soft_link.attempts. The pause before the next attempt is 1 ms if the count is 0. It
+ * quadruples with each attempt (1, 4, 16 ms ...) until the count reaches LONGEST_PAUSE. Eight
+ * retries therefore take place in the first ten seconds. */
 enum {
 	SECOND = 2, /* initial count of the side that connects second */
 	SECOND_ROUND = 3,
@@ -159,7 +160,7 @@ static int connect_immediately(struct soft_qp *qp)
 }
 
 /* Start connecting, unless a pending link from the peer can be accepted. `attempts` is the initial
- * attempt count; the first attempt is immediate if it is 0. */
+ * attempt count. If `attempts` is 0, the first attempt is made immediately. */
 static void start_connecting(struct soft_qp *qp, unsigned attempts)
 {
 	struct soft_link *link;
@@ -178,8 +179,9 @@ static void start_connecting(struct soft_qp *qp, unsigned attempts)
 		attempt(link);
 }
 
-/* Start connecting in RTR. Returns an errno value if a connection without a handshake fails. Other
- * failures are treated like an unreachable peer, so requests fail later. */
+/* Start connecting a queue pair that has entered RTR. Returns an errno value if a connection
+ * without a handshake fails. Other failures are treated like an unreachable peer, so requests fail
+ * later. */
 int soft_connect_begin(struct soft_qp *qp)
 {
 	soft_assert_locked();
@@ -196,8 +198,8 @@ int soft_connect_begin(struct soft_qp *qp)
 	return 0;
 }
 
-/* Reconnect after a pause, so that the two sides do not keep each other busy. The peer may connect
- * first. */
+/* Reconnect after a pause, so that two sides whose connections keep failing do not reconnect in a
+ * tight loop. The peer may connect first, during the pause. */
 void soft_reconnect(struct soft_qp *qp)
 {
 	soft_assert_locked();

@@ -31,8 +31,8 @@ bool soft_cma_desc_allowed(const struct soft_link *link);
  * lock. link->cma_bytes must be 0 before the first descriptor of a record. */
 bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes);
 
-/* Revoke the exports of a queue pair's requests that complete without a response. Afterwards, their
- * memory belongs to the application again. */
+/* Revoke all exports of a queue pair's requests, because these requests are completed without a
+ * response. Afterwards, the exported memory belongs to the application again. */
 void soft_cma_flush(const struct soft_qp *qp);
 /* Revoke the exports of a key that is invalidated or rebound. On return, the peers discard any copy
  * from the key's memory. */

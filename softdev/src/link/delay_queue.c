@@ -1,9 +1,9 @@
 /* The delay queue, which holds incoming frames and datagrams before they are handled if a fault
  * spec is set.
  *
- * The queue works on whole frames, so it is the same for all kinds of links. It preserves their
- * order: a delayed frame also delays all frames behind it. Control frames (DISCONNECT, LOSES) are
- * delayed with the others, but never lost or duplicated.
+ * The queue holds whole frames, so it does not depend on the kind of link. It preserves the order
+ * of the frames: a delayed frame also delays all frames behind it. Control frames (DISCONNECT,
+ * LOSES) are delayed like the others, but never lost or duplicated.
  */
 
 #include "inject/inject.h"
@@ -23,22 +23,22 @@ struct packet {
  * and new datagrams are dropped. */
 #define MAX_QUEUED (64u << 20)
 
-/* Each stream counts its own occurrences, because the number of acknowledgements depends on
- * timing. */
+/* Each stream has its own count of occurrences. The number of acknowledgements depends on timing,
+ * and must not affect which requests and responses are lost or duplicated. */
 enum stream { REQUESTS, ANSWERS, ACKNOWLEDGEMENTS, STREAMS };
 
 struct soft_delay_queue {
-	struct soft_link *link; /* NULL for a link that is gone, and in the datagram queue */
+	struct soft_link *link; /* NULL in the datagram queue, and once the link is gone */
 	bool busy;
 	bool applies; /* whether the spec applies; if not, the queue only drains */
 	bool will_disconnect;
 	bool ended; /* whether the stream has ended */
-	int error; /* errno value that ended the stream; 0 if closed in order */
+	int error; /* errno value that ended the stream; 0 after an orderly close */
 	uint64_t number; /* connection number */
 	uint64_t input; /* bytes received */
 	uint64_t seen[STREAMS];
 	uint64_t frames; /* frames covered by the spec, except acknowledgements */
-	uint64_t messages; /* messages that needed a receive */
+	uint64_t messages; /* messages that required a posted receive */
 	uint64_t due; /* due time of the last packet */
 	uint64_t waiting; /* bytes in the queue */
 	struct packet *first, **last;
@@ -151,8 +151,8 @@ static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, 
 	struct packet *copy = NULL;
 	uint64_t draw = ++queue->seen[stream];
 
-	/* Acknowledgements do not advance the frame counter, because their number depends on
-	 * timing. */
+	/* Acknowledgements do not advance the frame counter, because the number of acknowledgements
+	 * depends on timing. */
 	if (soft_faults.frames & kind) {
 		uint64_t frame = stream == ACKNOWLEDGEMENTS ? queue->frames : ++queue->frames;
 

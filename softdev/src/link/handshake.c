@@ -21,7 +21,7 @@
 #include "trace/trace.h"
 
 enum {
-	MAX_PENDING = 256, /* requested links that wait for their queue pair */
+	MAX_PENDING = 256, /* links requested by peers but not yet accepted */
 };
 #define GUESS_NS 1000000u
 #define GUESSES_NS 1000000000u
@@ -86,7 +86,8 @@ void soft_handshake_trace_drop(struct soft_link *link, const struct soft_qp *qp,
 {
 	const struct soft_hello *hello = &link->peer_hello;
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->request_path);
-	/* Trace the peer's send PSN if it is wrong, and otherwise this side's send PSN. */
+	/* Trace the peer's send PSN if it differs from the PSN expected here. Otherwise, trace this
+	 * side's send PSN, which differs from the PSN that the peer expects. */
 	const bool sent =
 		qp && hello->flags & SOFT_HELLO_SENDS && hello->send_psn != qp->attr.rq_psn;
 	const bool compared = qp && !strcmp(reason, "PSN");
@@ -208,8 +209,9 @@ static bool may_replace_stream(const struct soft_path *path, const struct soft_l
 	return !tcp || (tcp->of_cm && (!link || soft_tcp_path_is_parallel(tcp, link->watch.fd)));
 }
 
-/* Returns whether the peer may learn immediately that its HELLO is not expected. This is safe if
- * the peer can use the CM stream instead, or is a process of the same user. */
+/* Returns whether to refuse an unexpected HELLO immediately, which reveals that no queue pair
+ * expects it. This is safe if the peer can use the CM stream instead, or is a process of the same
+ * user. */
 static bool may_reveal(const struct soft_path *path)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
@@ -217,8 +219,9 @@ static bool may_reveal(const struct soft_path *path)
 	return !tcp || tcp->of_cm;
 }
 
-/* Returns whether the path connects the queue pair's device with its peer's device. If a process
- * has too few devices, its first device has the address of the missing one. */
+/* Returns whether the path connects the queue pair's device with its peer's device. A process may
+ * have fewer devices than its peer. Its first device then also has the addresses of the devices it
+ * lacks, so device 0 matches any device number on the same host. */
 static bool connects_devices(const struct soft_path *path, const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
@@ -238,8 +241,9 @@ static const char *rejection_reason(const struct soft_link *link, const struct s
 
 	if (!qp)
 		return "QPN";
+	/* A UD queue pair has no peer, but a HELLO of zeros could match its unset attributes. */
 	if (soft_qp_is_ud(qp))
-		return "TRANSPORT"; /* the zero attributes of a UD queue pair could match */
+		return "TRANSPORT";
 	if (qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_INIT)
 		return NULL;
 	if (!is_ready(qp))
@@ -264,9 +268,9 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 				  : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
 }
 
-/* Returns whether the queue pair may respond now. With the CM, the queue pair must have received
- * its stream. Without the CM, an attempt of its own that takes precedence must not be in
- * progress. */
+/* Returns whether the queue pair may respond to a HELLO now. With the CM, the queue pair must have
+ * received its stream. Without the CM, it must not be waiting for the response to its own HELLO if
+ * that HELLO takes precedence. */
 static bool can_respond(const struct soft_qp *qp)
 {
 	if (!is_ready(qp) || qp->stream_from_cm)

@@ -1,8 +1,8 @@
 /* Life cycle of a queue pair's stream, from the handshake to the last frame.
  *
- * A stream ends in one of two ways. In an orderly close, one side sends a DISCONNECT frame with its
- * last acknowledgement and ends the channel, because its queue pair entered ERR, was reset or was
- * destroyed. In every other case, such as a killed process, the stream is broken.
+ * A stream ends in one of two ways. When a queue pair enters ERR, is reset or is destroyed, its
+ * side starts an orderly close: it sends a DISCONNECT frame with its last acknowledgement and then
+ * ends the channel. In every other case, such as when a process is killed, the stream is broken.
  */
 #include <unistd.h>
 
@@ -141,7 +141,8 @@ void soft_link_finish(struct soft_link *link, int error)
 		free(link);
 }
 
-/* Start an orderly close of the queue pair's stream. Deferred output sends DISCONNECT. */
+/* Start an orderly close of the queue pair's stream, and schedule the DISCONNECT frame as deferred
+ * output. */
 static void close_orderly(struct soft_qp *qp)
 {
 	soft_assert_locked();
@@ -160,7 +161,7 @@ static void close_orderly(struct soft_qp *qp)
 		return;
 	}
 	link->base.state = SOFT_LINK_CLOSING;
-	soft_ack_cancel(link); /* DISCONNECT also carries the acknowledgement */
+	soft_ack_cancel(link); /* DISCONNECT carries the delayed acknowledgement */
 	soft_timer_start(&link->timer, soft_now() + LINGER_NS);
 	soft_defer(&link->base.output);
 }

@@ -1,10 +1,12 @@
-/* Channels of links: the callbacks for the path, and how a link gets its channel. */
+/* The callbacks that a path uses for a link's channel, and the functions that open this channel. */
 #include <sys/uio.h>
 
 #include "link_internal.h"
 
 enum {
-	LONG_RECORD = 16 * 1024, /* bytes that take longer to copy through a ring than a response */
+	/* record size in bytes from which copying the record through a ring takes longer than
+	 * sending a response */
+	LONG_RECORD = 16 * 1024,
 	STREAM_CHAN = 1, /* channel number at both ends of a stream from the CM */
 };
 
@@ -45,8 +47,8 @@ static void data(struct soft_chan *chan, const uint8_t *bytes, size_t length, si
 	if (!rest)
 		check_record_end(link);
 	/* Respond to a long record now, so that the sender can continue while this side handles the
-	 * rest of its input. Also send a refusal now, because a refused record must not count as
-	 * read before that (peer_exit.c). */
+	 * rest of its input. Also send a NAK now, before the refused record counts as read. If this
+	 * process ended in between, the peer would complete the refused request (peer_exit.c). */
 	bool answers = (length >= LONG_RECORD || link->base.nak_opcode) &&
 		       soft_link_has_output(link) && soft_path_is_local(chan->path);
 
@@ -60,8 +62,8 @@ static int place(struct soft_chan *chan, size_t length, struct iovec *iov, int r
 	struct soft_link *link = link_of(chan);
 	int count;
 
-	/* Only TCP paths place payload. begin() in link_input.c rejects their frames with pieces,
-	 * which are followed by a descriptor and not by payload. */
+	/* Only TCP paths call this function. A frame with pieces is followed by a descriptor and
+	 * not by payload, and begin() in link_input.c rejects it on a TCP path. */
 	if (link->base.state != SOFT_LINK_UP || link->remaining < SOFT_DIRECT_MIN ||
 	    link->frame.pieces)
 		return 0;
@@ -131,9 +133,9 @@ static void gone(struct soft_chan *chan, int error)
 	}
 }
 
-/* Returns whether to probe the peer. If `waiting` is set, it is probed while a reliable request is
- * unanswered. Otherwise, it is probed during the handshake, or if the queue pair must detect the
- * peer's end. */
+/* Returns whether the path should probe the peer's machine. If `waiting` is set, it should do so
+ * while a reliable request is unanswered. Otherwise, it should do so during the handshake, and also
+ * later if the queue pair must detect that its peer has ended. */
 static bool probes(struct soft_chan *chan, bool waiting)
 {
 	const struct soft_qp *qp = link_of(chan)->qp;

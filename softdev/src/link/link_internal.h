@@ -31,7 +31,7 @@ struct soft_link {
 	bool over_tcp; /* whether the current attempt uses TCP */
 	bool to_self; /* whether the queue pair is its own peer */
 	bool drop_traced; /* see soft_handshake_trace_drop */
-	bool psn_refused; /* whether this side closes because the peer expects another PSN */
+	bool psn_refused; /* whether the link is closed because the first PSNs do not match */
 	/* earliest request that the peer's process left unread when it ended */
 	bool unread;
 	uint32_t unread_psn;
@@ -49,12 +49,12 @@ struct soft_link {
 	struct soft_hello peer_hello; /* HELLO or HELLO_ACK of the peer */
 
 	/* input */
-	uint8_t header[SOFT_FRAME_HEADER]; /* start of the input frame; on output, the last frame */
+	uint8_t header[SOFT_FRAME_HEADER]; /* partial input header or unsent DISCONNECT frame */
 	uint32_t header_received;
 	struct soft_frame frame; /* the frame whose payload is being received */
 	uint32_t received; /* payload bytes received */
 	uint32_t remaining; /* payload bytes missing */
-	uint32_t cma_bytes; /* bytes covered by one record's descriptors (cma_descriptor.c) */
+	uint32_t cma_bytes; /* payload described in the current record (cma_descriptor.c) */
 	enum soft_sink sink;
 	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
 
@@ -82,7 +82,7 @@ static inline void soft_link_output(struct soft_link *link)
 struct soft_links_state {
 	struct soft_node links; /* all links (link.c) */
 	bool may_use_shm; /* whether shared memory may be used */
-	bool roce; /* use RoCE v2, except with the CM or if a queue pair is its own peer */
+	bool roce; /* whether links use RoCE v2, unless the CM sets them up or `to_self` is set */
 	struct soft_node delayed; /* links with delayed acknowledgements, oldest first (acks.c) */
 	bool (*cm_handle_rtr)(struct soft_qp *qp); /* see soft_links_use_cm */
 	struct soft_places pending_links; /* pending links (handshake.c) */
@@ -115,7 +115,7 @@ void soft_link_lost(struct soft_link *link, int error);
  * soft_link_release() frees it. */
 void soft_link_finish(struct soft_link *link, int error);
 void soft_link_detach(struct soft_link *link);
-/* Detach the queue pair from its link, and close the link in order. */
+/* Start an orderly close of the queue pair's link, and detach the queue pair from it. */
 void soft_link_close(struct soft_qp *qp);
 /* Record that the link may lose frames, and notify the peer with LOSES (req_retransmit.c). */
 void soft_link_set_lossy(struct soft_link *link);
@@ -171,8 +171,8 @@ bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, struc
  * request was refused. */
 bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_link,
 			   const struct soft_qp *qp);
-/* Turn the CM's socket into a TCP path, and enter its only channel for the link. Returns 0 or an
- * errno value. */
+/* Turn the CM's socket into a TCP path, and attach the link to the path's first channel, which
+ * needs no handshake. Returns 0 or an errno value. */
 int soft_link_over_stream(struct soft_link *link, int fd);
 /* Returns the shared-memory path between the devices of the queue pair and its peer, whose process
  * listens at `ip_port`, or NULL. */
@@ -187,18 +187,23 @@ void soft_selection_response_received(
 void soft_selection_use_tcp(struct soft_link *link, bool notify_peer);
 void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link);
 
-/* peer_exit.c: complete the requests that the peer's process read before it ended. The link may be
- * finished, so the caller sets `busy`. */
+/* peer_exit.c */
+/* Note the earliest request in the records that the peer's process had not read when it ended. */
 void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t length);
+/* Complete the requests that the peer's process had read from shared memory when it ended. The
+ * caller sets `busy`, because the link may be finished. */
 void soft_peer_exit_shm(struct soft_link *link);
+/* Complete the requests that the peer's process had read from a TCP stream when it ended. The
+ * peer's kernel has not confirmed the last `missing` bytes. The caller sets `busy`, because the
+ * link may be finished. */
 void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing);
 
 /* handshake.c: without the CM */
-/* Returns whether the path MTU of the peer is the same or unknown. Otherwise, reports the error and
- * denies the queue pair a stream. */
+/* Returns whether the peer's path MTU is unknown or equal to the queue pair's. Otherwise, reports
+ * the error and lets the queue pair's requests fail as if the peer did not respond. */
 bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp);
-/* Check the queue pair's first PSN, which is known in RTS. Closes the link if the peer expects
- * another one. */
+/* Check that the peer expects the queue pair's first send PSN, which is not known before RTS.
+ * Closes the link if the peer expects a different PSN. */
 void soft_handshake_check(struct soft_qp *qp);
 /* Accept a pending link from the peer of a queue pair that has become ready. Returns whether one
  * was accepted. */

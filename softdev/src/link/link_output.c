@@ -87,7 +87,8 @@ static void add_scratch(struct batch *batch, size_t length)
 	batch->bytes += length;
 }
 
-/* Add a frame that describes its payload. Returns false if the payload cannot be described. */
+/* Add a frame with a descriptor of its payload instead of the payload. Returns false if the payload
+ * cannot be described. */
 static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
@@ -146,9 +147,9 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out);
 }
 
-/* Add the next request or response, with any acknowledgement that is due. The frame describes its
- * payload if possible. Returns false with `*has_frame` cleared if there is no frame to send, or
- * with `*has_frame` set if the memory is not readable. */
+/* Add the next request or response, with any acknowledgement that is due. The frame contains a
+ * descriptor instead of the payload if possible. Sets `*has_frame` to whether `next` has returned a
+ * frame. Returns false if it has not, or if the frame's memory is not readable. */
 static bool add_next(struct batch *batch,
 		     bool (*next)(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				  struct soft_tx_packet *out),
@@ -211,7 +212,7 @@ static bool add_request(struct batch *batch)
 	return false;
 }
 
-/* Add LOSES, which makes the peer use a timer for responses. */
+/* Add a LOSES frame if one is pending. It makes the peer use its retransmission timer. */
 static void add_loses(struct batch *batch)
 {
 	const struct soft_tx_packet out = {.frame.opcode = SOFT_LOSES};
@@ -277,8 +278,9 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 	end_record(batch);
 }
 
-/* Returns whether the NAK ends the queue pair. Retransmission corrects a sequence error, and
- * unreadable memory at the requester is not an error of this side. */
+/* Returns whether this side's queue pair enters ERR after sending the NAK. It does not after a
+ * sequence error, which retransmission corrects, or if the requester's memory is unreadable, which
+ * is the requester's error. */
 static bool is_fatal(enum soft_nak syndrome)
 {
 	return syndrome != SOFT_NAK_SEQUENCE && syndrome != SOFT_NAK_REQUESTERS_MEMORY;
@@ -309,7 +311,8 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 	switch (out->frame.opcode) {
 	case SOFT_RNR_NAK:
 	case SOFT_NAK:
-		/* Keep the pending NAK if another one has replaced the NAK just sent. */
+		/* Clear the pending NAK only if it is still the NAK just sent, because a newer NAK
+		 * may have replaced it. */
 		if (link->base.nak_opcode == out->frame.opcode &&
 		    link->base.nak_syndrome == out->frame.syndrome)
 			link->base.nak_opcode = 0;
@@ -330,7 +333,8 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 
 /* ---- the path ------------------------------------------------------------------------------ */
 
-/* Wait until the path has room or other links have had their turn. */
+/* Stop writing until the path calls writable(), which it does when it has room and other links have
+ * had their turn. */
 static void block(struct soft_link *link)
 {
 	soft_chan_wait(&link->chan);

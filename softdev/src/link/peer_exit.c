@@ -17,7 +17,8 @@
  */
 #include "link_internal.h"
 
-/* Complete all requests before `psn`, up to the first one that is answered with data. */
+/* Complete all requests before `psn`, but stop at the first request whose response contains
+ * data. */
 static void complete_requests(struct soft_link *link, uint32_t psn)
 {
 	struct soft_qp *qp = link->qp;
@@ -46,8 +47,9 @@ void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t 
 	while (length >= SOFT_FRAME_HEADER && soft_frame_decode(bytes, &frame)) {
 		size_t size = SOFT_FRAME_HEADER + soft_frame_rest(&frame);
 
-		/* Search for the earliest request. After an RNR NAK, requests sent behind the
-		 * refused one precede its retransmission. */
+		/* Find the unread request with the lowest PSN, which may not be the first in the
+		 * stream. After an RNR NAK, the refused request is retransmitted behind requests
+		 * that have higher PSNs. */
 		if (frame.opcode < SOFT_ACK &&
 		    (!link->unread || soft_psn_before(frame.psn, link->unread_psn))) {
 			link->unread = true;
@@ -67,9 +69,8 @@ void soft_peer_exit_shm(struct soft_link *link)
 						     : soft_send_psn(link->qp, link->qp->sq.next));
 }
 
-/* Complete the requests that the peer received over TCP. `missing` is the number of bytes that its
- * kernel has not confirmed. A request has been confirmed if the frames sent after it are at least
- * `missing` bytes long.
+/* Complete all requests except the newest ones that together contain the last `missing` bytes of
+ * the stream. The peer's kernel has confirmed all bytes before them.
  *
  * Nothing is completed after an RNR NAK, because the peer may have read the retransmission but
  * ended before refusing it again.

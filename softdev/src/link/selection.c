@@ -31,8 +31,9 @@ static void received(struct soft_fd_watch *watch)
 	if (n > 0)
 		soft_selection_use_tcp(link, false);
 	else if (link->chan.path)
-		soft_unwatch(
-			watch); /* HELLO_ACK may still arrive; otherwise, the channel ends too */
+		/* Ignore the end of the stream while a channel is requested. Either HELLO_ACK
+		 * arrives through the channel, or the channel ends too. */
+		soft_unwatch(watch);
 	else
 		soft_link_finish(link, n ? errno : ECONNRESET);
 }

@@ -17,13 +17,14 @@ static inline uint16_t soft_address_port(const struct sockaddr_storage *address)
 enum {
 	SOFT_QPN_MASK = 0xffffff,
 	SOFT_QPN_LOCAL_BITS = 14,
-	/* Ports of TCP and UDP links, below the ephemeral range. Shared memory is attached under
-	 * names that contain the same numbers. */
+	/* Ports of TCP and UDP links, below the ephemeral range. The same numbers appear in the
+	 * names of the Unix sockets through which processes attach to shared memory. */
 	SOFT_IP_PORT_FIRST = 14792,
 	SOFT_IP_PORTS = 1000, /* below 1024, because queue pair number 0xffffff means multicast */
 };
 
-/* Returns the port at which the queue pair's process is reached on the host of its GID. */
+/* Returns the IP port of the process that owns the queue pair, on the host that the queue pair's
+ * GID identifies. */
 static inline uint16_t soft_qpn_ip_port(uint32_t qp_num)
 {
 	return (uint16_t)(SOFT_IP_PORT_FIRST + ((qp_num & SOFT_QPN_MASK) >> SOFT_QPN_LOCAL_BITS));

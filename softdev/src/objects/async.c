@@ -16,8 +16,8 @@ struct entry {
 void soft_async_event(struct soft_context *context, const struct ibv_async_event *event)
 {
 	soft_assert_locked();
-	/* Events are rare. If an event cannot be allocated, the completions still report the
-	 * error. */
+	/* An event is dropped if it cannot be allocated. The completions of the failed requests
+	 * still report an error. */
 	struct entry *entry = context->closed ? NULL : malloc(sizeof(*entry));
 
 	if (!entry)
@@ -40,8 +40,8 @@ void soft_async_forget(struct soft_context *context, const void *element)
 		soft_channel_consume(&context->async);
 }
 
-/* Counters of an object's retrieved and acknowledged events, with the mutex and condition variable
- * that protect them. */
+/* Counters of an object's retrieved and acknowledged events, the mutex that protects the counters,
+ * and the condition variable that signals acknowledgements. */
 struct event_counters {
 	pthread_mutex_t *mutex; /* NULL for port events, which are not counted */
 	pthread_cond_t *cond;

@@ -77,8 +77,9 @@ static struct soft_cq *pop_ready(struct soft_comp_channel *channel)
 {
 	struct soft_cq *cq = NULL;
 
-	/* The hint always covers events of this thread's own step. It may miss an event that
-	 * another thread adds concurrently, but that event makes the fd readable. */
+	/* The hint is always set if this thread's own step has added an event. If another thread
+	 * adds one concurrently, the hint may not be set yet, but that event makes the fd
+	 * readable. */
 	if (!soft_hint_get(&channel->has_ready))
 		return NULL;
 	pthread_mutex_lock(&channel->mutex);
@@ -112,8 +113,9 @@ int soft_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void
 	struct soft_cq *found;
 	int rc = 0;
 
-	/* A non-blocking caller runs a step first, because it polls or has just been woken. A
-	 * blocking caller waits first, which takes no longer than an idle step if work is ready. */
+	/* A non-blocking caller runs a step first, because it is polling or has just been woken. A
+	 * blocking caller waits first. If work is ready, the wait takes no longer than a step that
+	 * finds nothing to do. */
 	while (!(found = pop_ready(channel))) {
 		if (!nonblocking)
 			rc = sleep_until_work(channel);

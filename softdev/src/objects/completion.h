@@ -36,7 +36,7 @@ struct soft_cq {
 	bool just_armed; /* atomic */
 	unsigned empty_polls; /* atomic */
 	bool overrun;
-	bool ignore_overrun; /* whether to drop the oldest completions without an event */
+	bool ignore_overrun; /* whether a full CQ drops its oldest completions silently */
 	unsigned users; /* number of send and receive queues that use this CQ */
 	struct soft_deferred overrun_work;
 	struct ibv_moderate_cq moderation;

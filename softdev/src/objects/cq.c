@@ -174,7 +174,8 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		soft_defer(&cq->overrun_work);
 		return false;
 	}
-	/* The new completion replaces the oldest (ibv_create_cq_ex(3)). */
+	/* If a full CQ ignores overruns, the new completion replaces the oldest
+	 * (ibv_create_cq_ex(3)). */
 	if (cq->count == cq->capacity)
 		remove_oldest(cq, 1);
 	uint32_t at = cq->first + cq->count;

@@ -85,7 +85,8 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
 READ(enum ibv_wc_opcode, opcode, wc.opcode)
 READ(uint32_t, vendor_err, wc.vendor_err)
 READ(uint32_t, byte_len, wc.byte_len)
-/* Also returns the invalidated key, which shares a union with imm_data in struct ibv_wc. */
+/* ibv_wc_read_invalidated_rkey() also calls this function, because the key and imm_data share a
+ * union in struct ibv_wc. */
 READ(uint32_t, imm_data, wc.imm_data)
 READ(uint32_t, qp_num, wc.qp_num)
 READ(uint32_t, src_qp, wc.src_qp)

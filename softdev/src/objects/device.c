@@ -268,8 +268,8 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 	return 0;
 }
 
-/* Query a port for a caller that uses the older struct. It ends with `flags`, and writing more
- * would overwrite the caller's memory. */
+/* Query a port for a caller that was compiled with an older, shorter struct. Writing beyond the
+ * last member of that struct, `flags`, would overwrite the caller's other memory. */
 int soft_ibv_query_port(struct ibv_context *context, uint8_t port_num,
 			struct _compat_ibv_port_attr *port_attr)
 {

@@ -50,11 +50,11 @@ void soft_table_remove(struct soft_table *table, uint32_t key);
 /* ---- device.c, pd.c ------------------------------------------------------------------------ */
 
 struct soft_context {
-	struct verbs_context extended; /* the application uses its last member, an ibv_context */
+	struct verbs_context extended; /* ends with the application's ibv_context */
 	unsigned fork_generation; /* engine's fork generation when the context was started */
 	bool closed;
-	/* connection manager's callback, or NULL; called without the lock when only the PD of the
-	 * connection manager is left */
+	/* callback of the connection manager, or NULL; called without the lock when the connection
+	 * manager's PD is the only remaining object */
 	void (*only_pd_left)(void);
 	unsigned children; /* number of objects; destroying the last one frees a closed context */
 	struct soft_channel async;
@@ -70,7 +70,7 @@ struct soft_pd {
 	struct ibv_pd ibv;
 	struct soft_node node; /* in the list of all PDs (pd.c) */
 	unsigned users;
-	/* set only for parent domains and imported domains */
+	/* members used only by parent domains and imported domains */
 	struct soft_pd *underlying; /* underlying domain */
 	bool imported;
 	bool unimported; /* whether it was unimported while in use */
@@ -102,15 +102,15 @@ static inline struct soft_context *soft_context_of(struct ibv_context *context)
 }
 
 /* Returns whether the context was inherited by a forked child. The child may only destroy the
- * context's objects (ibv_fork_init(3)). Threads that exist only in the parent may hold the objects'
- * locks or owe acknowledgements. */
+ * context's objects (ibv_fork_init(3)). It must not wait for their locks or for the acknowledgement
+ * of their events, because the threads responsible for these may exist only in the parent. */
 static inline bool soft_context_inherited(const struct soft_context *context)
 {
 	return context->fork_generation != soft_engine_fork_generation();
 }
 
-/* Returns ENODEV if the context was inherited, because a forked child has no device to serve new
- * objects. Otherwise returns 0. */
+/* Returns ENODEV if the context was inherited, because the device does not run in a forked child
+ * and therefore cannot serve new objects. Otherwise returns 0. */
 static inline int soft_context_error(const struct ibv_context *context)
 {
 	const struct soft_context *own =
@@ -191,9 +191,10 @@ bool soft_gid_refresh(struct soft_hca *hca);
 void soft_gid_forget(struct soft_hca *hca);
 int soft_gid_index(const struct soft_hca *hca,
 		   const union ibv_gid *gid); /* returns -1 if not in the table */
-/* Get the source entry at `index` for packets to `to`. Returns 0, EINVAL for an invalid index or a
- * different address family, or the routing table's error (ENETUNREACH, EHOSTUNREACH) if no route to
- * another host exists. */
+/* Get the GID table entry at `index`, which is the source of packets to `to`. Returns 0, EINVAL if
+ * the index is invalid or the two GIDs belong to different address families, or the routing table's
+ * error (ENETUNREACH, EHOSTUNREACH) if no route exists. For a multicast GID, checks only the
+ * index. */
 int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *to,
 		    struct soft_gid *gid);
 /* Returns the number of the device that owns the address. 127.0.0.2 belongs to device 1 and so on,

@@ -27,8 +27,8 @@ static bool holds(const struct soft_dm *dm, uint64_t offset, size_t length)
 
 /* Copy `length` bytes between host memory and device memory. The direction depends on which of
  * `from` and `to` is not NULL. Offset and length must be multiples of four bytes, as on cards with
- * device memory. The lock prevents torn data, because the device's own accesses also hold it.
- * Returns 0 or an errno value. */
+ * device memory. Copying under the lock keeps the device from accessing the memory at the same
+ * time. Returns 0 or an errno value. */
 static int copy(struct soft_dm *dm, uint64_t offset, size_t length, const void *from, void *to)
 {
 	if ((offset | length) % sizeof(uint32_t))

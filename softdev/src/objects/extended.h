@@ -1,9 +1,10 @@
-/* Calls in struct verbs_context, and helper functions for the files that implement them. */
+/* The functions for the table in struct verbs_context, and declarations that the files implementing
+ * them share. */
 #pragma once
 
 #include "objects.h"
 
-/* Set the calls of an open context (device_ex.c). */
+/* Fill in the function table of an open context (device_ex.c). */
 void soft_extend_context(struct verbs_context *context);
 
 /* Query a port (device.c). Writes exactly `length` bytes, with zeros after the known attributes. */
@@ -30,7 +31,7 @@ bool soft_pd_is_parent(struct ibv_pd *pd);
 struct ibv_td *soft_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr);
 int soft_dealloc_td(struct ibv_td *td);
 
-/* cq_ex.c: state of reading a CQ with start_poll and next_poll */
+/* cq_ex.c: iterator over the completions of a CQ (start_poll, next_poll) */
 struct soft_cq_reader;
 struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr);
 void soft_cq_reader_destroy(struct soft_cq_reader *reader); /* may be NULL */
@@ -38,8 +39,8 @@ void soft_cq_reader_destroy(struct soft_cq_reader *reader); /* may be NULL */
 /* Initialize a mutex that returns EDEADLK if its owner locks it again (device_ex.c). */
 void soft_mutex_init_checked(pthread_mutex_t *mutex);
 
-/* wr.c: requests between wr_start and wr_complete, and the calls that build them. `operations` is a
- * mask of enum ibv_qp_create_send_ops_flags. */
+/* wr.c: requests collected between wr_start and wr_complete, and the functions that build them.
+ * `operations` is a mask of enum ibv_qp_create_send_ops_flags. */
 struct soft_batch *soft_batch_create(uint64_t operations); /* returns NULL if there is no memory */
 void soft_batch_destroy(struct soft_batch *batch); /* may be NULL */
 void soft_batch_calls(struct ibv_qp_ex *qp);

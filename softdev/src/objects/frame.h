@@ -80,7 +80,7 @@ enum {
 	SOFT_CMA_DESC_HEAD = 8,           /* slot and generation */
 	SOFT_CMA_DESC_PIECE = 16,
 	SOFT_HANDSHAKE_SIZE = 48,
-	SOFT_WIRE_VERSION = 3, /* handshake and later frames; the CM has SOFT_CM_VERSION */
+	SOFT_WIRE_VERSION = 3, /* version of the wire format; the CM has SOFT_CM_VERSION */
 	SOFT_PSN_MASK = 0xffffff,
 	SOFT_PSN_HALF = 1 << 23, /* half of the PSN circle (IBTA 9.7.4.1.2) */
 	SOFT_MAX_MESSAGE = 1 << 30, /* half the maximum in flight at the smallest MTU */
@@ -113,7 +113,7 @@ enum soft_frame_flag {
 	SOFT_FRAME_IMMEDIATE = 1 << 0,
 	SOFT_FRAME_SOLICITED = 1 << 1,
 	SOFT_FRAME_ACK = 1 << 2,
-	SOFT_FRAME_INVALIDATE = 1 << 3, /* SEND: invalidates the window with the key in `rkey` */
+	SOFT_FRAME_INVALIDATE = 1 << 3, /* SEND: `rkey` is the key of a window to invalidate */
 	SOFT_FRAME_SRQ = 1 << 4, /* XRC requests: `ack` is the number of a shared receive queue */
 	/* A frame without CONTINUES and MORE is an ONLY packet. IMMEDIATE and INVALIDATE are set on
 	 * the last frame of a message. */
@@ -127,8 +127,8 @@ enum soft_nak {
 	SOFT_NAK_INVALID_REQUEST = 1,
 	SOFT_NAK_REMOTE_ACCESS = 2,
 	SOFT_NAK_REMOTE_OPERATION = 3,
-	/* not in the specification: the requester's own memory cannot be accessed, an error that a
-	 * card detects in the requester */
+	/* not in the specification: the responder cannot access the requester's memory (CMA); a
+	 * card would detect this error in the requester */
 	SOFT_NAK_REQUESTERS_MEMORY = 31,
 };
 
@@ -179,13 +179,14 @@ struct soft_hello {
 	uint32_t mtu;
 };
 
-/* Returns whether the response contains data, instead of only acknowledging the request. */
+/* Returns whether the response to the request contains data. */
 static inline bool soft_is_read(uint8_t opcode)
 {
 	return opcode == SOFT_READ || opcode == SOFT_COMPARE_SWAP || opcode == SOFT_FETCH_ADD;
 }
 
-/* Returns whether the response is like that to a zero-length READ (IBTA annex A19). */
+/* Returns whether the response has the form of a response to a zero-length READ
+ * (IBTA annex A19). */
 static inline bool soft_is_empty_read(uint8_t opcode)
 {
 	return opcode == SOFT_FLUSH || opcode == SOFT_ATOMIC_WRITE;

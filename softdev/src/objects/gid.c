@@ -45,7 +45,7 @@ bool soft_gid_is_loopback(const union ibv_gid *gid)
 	return is_ipv4_loopback(gid) || !memcmp(gid, &in6addr_loopback, sizeof(*gid));
 }
 
-/* Returns an IPv4-mapped IPv6 address (IBTA annex A17). */
+/* Returns the GID of an IPv4 address, which is the IPv4-mapped IPv6 address (IBTA annex A17). */
 union ibv_gid soft_gid_of_ipv4(const void *address)
 {
 	union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
@@ -79,7 +79,7 @@ static int index_of(const struct soft_hca *hca, const union ibv_gid *gid)
 	return find(hca->gids, hca->gid_count, gid);
 }
 
-/* Returns the number of the device whose loopback address this is, or -1. */
+/* Returns the number of the device that has `gid` as its loopback address, or -1. */
 static int loopback_number(const union ibv_gid *gid)
 {
 	int last = gid->raw[15];
@@ -88,8 +88,8 @@ static int loopback_number(const union ibv_gid *gid)
 										     : -1;
 }
 
-/* Returns the lowest device number below `count` whose table contains the GID, or `count` if no
- * table does. */
+/* Returns the number of the first device that has the GID in its table. Only considers the first
+ * `count` devices. Returns `count` if none of them has the GID. */
 static int first_hca_with(const union ibv_gid *gid, int count)
 {
 	int number = 0;
@@ -152,8 +152,8 @@ static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *at)
 	       (length == strlen(hca->interface) && !memcmp(at->ifa_name, hca->interface, length));
 }
 
-/* Store the interface's index and MTU. They stay 0 if the interface no longer exists or no
- * descriptor is available. */
+/* Store the index and MTU of an interface. They stay 0 if the interface no longer exists or the
+ * query socket cannot be created. */
 static void read_interface(struct soft_gid *gid, const struct ifaddrs *at)
 {
 	struct ifreq request = {0};
@@ -202,8 +202,8 @@ int soft_gid_loopback_index(const struct soft_hca *hca)
 	return index_of(hca, &gid);
 }
 
-/* Returns the entry for the device's loopback address. It has the index and MTU of the loopback
- * interface if that interface is up. */
+/* Returns the table entry for the device's loopback address. If the loopback interface is up, the
+ * entry contains its index and MTU. */
 static struct soft_gid loopback_entry(const struct soft_hca *hca, const struct ifaddrs *at)
 {
 	struct soft_gid entry = {.gid = soft_gid_loopback_of(hca)};
@@ -294,8 +294,8 @@ int soft_gid_bind(int fd, const union ibv_gid *own)
 	return bind(fd, (struct sockaddr *)&address, size) ? errno : 0;
 }
 
-/* Returns whether a connected socket sends to its own host. For such a socket, the kernel uses the
- * destination or a loopback address as the source. */
+/* Returns whether a socket that is connected to `to` sends its packets to this host. In this case,
+ * the kernel has chosen `to` itself or a loopback address as the source address. */
 static bool stays_on_host(int fd, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;
@@ -402,7 +402,7 @@ socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, u
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-/* Query a GID, which is all zeros for an empty entry. Returns 0, or -1 with errno set. */
+/* Query a GID. The GID of an empty entry is all zeros. Returns 0, or -1 with errno set. */
 int soft_ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid)
 {
 	const struct soft_hca *hca = soft_hca_of(context);

@@ -94,8 +94,8 @@ struct soft_mr *soft_mr_original(const struct soft_mr *mr)
 	return find_region(mr->ibv.handle, mr->ibv.pd);
 }
 
-/* Import a region. An import has the original's keys, but they give access only until the original
- * is deregistered. */
+/* Import a region. The import shares the keys of the original. Deregistering either of them removes
+ * the keys (mr.c). */
 struct ibv_mr *soft_ibv_import_mr(struct ibv_pd *pd, uint32_t mr_handle)
 {
 	struct soft_mr *mr = calloc(1, sizeof(*mr));

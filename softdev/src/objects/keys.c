@@ -67,8 +67,8 @@ static const char *denial_reason(const struct soft_range *range, const struct ib
 	return soft_range_holds(range, address, length) ? NULL : "RANGE";
 }
 
-/* Check that a window is bound and, if it is of type 2B, belongs to this queue pair (IBTA
- * 10.6.7.2.4). Returns NULL, or the reason why access is not allowed. */
+/* Check that a window is bound and, if it is of type 2B, belongs to this queue pair
+ * (IBTA 10.6.7.2.4). Returns NULL, or the reason why access is not allowed. */
 static const char *window_denial_reason(const struct soft_range *range, const struct soft_qp *qp)
 {
 	if (!range || !range->window)
@@ -108,7 +108,7 @@ const char *soft_local_denial_reason(const struct ibv_pd *pd, const struct ibv_s
 		if (wrong)
 			return wrong;
 	}
-	return "PAGES"; /* all keys are valid, so pages must be missing */
+	return "PAGES"; /* no key is at fault, which leaves missing pages */
 }
 
 const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struct ibv_pd *pd,

@@ -5,9 +5,9 @@
 
 /* ---- keys.c: memory keys ------------------------------------------------------------------- */
 
-/* Memory accessible with a key. This is a registered region, or the part of a region that a window
- * is bound to. The upper 24 bits of the key identify the range. The lower 8 bits are also secret,
- * and change whenever a window is bound. */
+/* A range of memory that a key gives access to: a registered region, or the part of a region that a
+ * window is bound to. The upper 24 bits of the key identify the range. The lower 8 bits are also
+ * secret, and binding a window can change them. */
 struct soft_range {
 	uint32_t key;
 	bool window; /* whether this is a window, whose key only peers can use */
@@ -43,7 +43,8 @@ struct soft_range *soft_range_find(uint32_t key);
 bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t length);
 
 /* Find the range that allows local access to `length` bytes at `address`. Returns NULL if the key
- * does not exist, belongs to another PD, lacks one of the rights, or does not cover all bytes. */
+ * does not exist, is the key of a window, belongs to another PD, or lacks one of the rights, or if
+ * the range does not contain all bytes. */
 const struct soft_range *soft_local_range(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
 					  uint64_t length, unsigned rights);
 /* Returns the trace's reason for a failed access to the SGEs (docs/trace.md). Stores the first key
@@ -61,7 +62,7 @@ const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struc
 const char *soft_remote_denial_reason(const struct soft_qp *qp, const struct ibv_pd *pd,
 				      uint32_t rkey, uint64_t address, uint64_t length,
 				      unsigned right);
-/* Returns whether the peer may use the key with this right, regardless of addresses. */
+/* Returns whether the key gives the peer this right. Does not check any addresses. */
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 		     unsigned right);
 enum { SOFT_PLACE_MAX = 256 * 1024 };
@@ -91,7 +92,7 @@ struct soft_mr {
 	struct ibv_mr ibv;
 	struct soft_range range;
 	unsigned windows; /* number of bound windows */
-	bool fixed; /* whether rereg_mr is refused, because the application gave no address */
+	bool fixed; /* whether the region is of a kind that ibv_rereg_mr(3) cannot change */
 	bool closed; /* true for imports, and after the key has been removed */
 	bool imported;
 	struct soft_dm *dm;
@@ -107,7 +108,8 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
 /* Register memory that the caller knows to have no holes (`reg_own_mr` in the device's table). With
  * NULL and SIZE_MAX, registers all memory without rights for peers (`reg_local_dma`). */
 struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
-/* Check a combination of access flags and remove the optional ones. Returns 0 or an errno value. */
+/* Check access flags against those in `allowed`, and clear the optional flags, which are ignored.
+ * Returns 0 or an errno value. */
 int soft_mr_access(unsigned *access, unsigned allowed);
 
 /* ---- mw.c: memory windows ------------------------------------------------------------------ */

@@ -1,9 +1,10 @@
 /* Memory regions, which give the device access to memory with certain rights.
  *
- * Registration faults in all pages with the requested rights, as pinning would. Otherwise, a peer's
- * access could find a hole, too late to return an error. An on-demand region (IBV_ACCESS_ON_DEMAND)
- * is checked on access instead. soft_reg_own_mr() skips the check, because its caller has mapped or
- * allocated the memory and knows that it has no holes. The first access then creates the pages.
+ * Registration faults in all pages with the requested rights, as pinning would. If it did not,
+ * missing pages would go unnoticed until a peer accesses them, when registration can no longer
+ * return an error. An on-demand region (IBV_ACCESS_ON_DEMAND) is checked on access instead.
+ * soft_reg_own_mr() skips the check, because its caller has mapped or allocated the memory and
+ * knows that it has no holes. The first access then creates the pages.
  */
 #include <sys/mman.h>
 
@@ -34,8 +35,9 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 		       : 0;
 }
 
-/* Check the arguments of a registration and fill in its range. `promised` skips the check for holes
- * (soft_reg_own_mr). Returns 0 or an errno value. */
+/* Check the arguments of a registration and fill in its range. If `promised` is set, the caller
+ * guarantees that the memory has no holes, and the pages are not checked (soft_reg_own_mr). Returns
+ * 0 or an errno value. */
 static int init_range(struct soft_range *range, void *addr, size_t length, uint64_t iova,
 		      unsigned access, bool promised)
 {
@@ -201,7 +203,7 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 	soft_unlock();
 	bool input = rc;
 
-	if (!rc) /* without the lock, because faulting in pages may take long */
+	if (!rc) /* without the lock, because faulting in pages can take a long time */
 		rc = init_range(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
 				moved ? (uintptr_t)addr : mr->range.start,
 				flags & IBV_REREG_MR_CHANGE_ACCESS

@@ -35,8 +35,8 @@ static uint64_t file_size(int fd, const struct stat *status)
 {
 	if (S_ISREG(status->st_mode))
 		return (uint64_t)status->st_size;
-	/* Seeking to the end returns the size of a dma-buf, which has no file position to
-	 * disturb. */
+	/* Seeking to the end returns the size of a dma-buf. This has no side effect, because a
+	 * dma-buf has no file position. */
 	off_t end = lseek(fd, 0, SEEK_END);
 
 	return end < 0 ? SIZE_MAX : (uint64_t)end;
@@ -89,8 +89,8 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 			.memory = (uint8_t *)mr.mapping + skip,
 			.start = iova,
 			.length = length,
-			/* Truncating a file removes pages. A dma-buf keeps its size and has no
-			 * pages to fault in. */
+			/* Check the pages of a file on each access, because truncating the file
+			 * removes them. A dma-buf keeps its size and has no pages to fault in. */
 			.on_demand = is_file,
 		};
 		ibv = soft_mr_register(pd, &mr);
@@ -105,8 +105,8 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 
 /* ---- ibv_advise_mr(3) ---------------------------------------------------------------------- */
 
-/* Look up the memory of an SGE. Stores NULL if the region is not on demand, because its pages
- * already exist. Returns 0 or an errno value. */
+/* Find the memory that an SGE refers to, and store its address in `*memory`. Stores NULL if the
+ * region is not on demand, because its pages already exist. Returns 0 or an errno value. */
 static int find(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing, uint8_t **memory)
 {
 	const struct soft_range *range = soft_range_find(sge->lkey);

@@ -1,10 +1,11 @@
-/* Memory windows, which are keys for parts of regions. Work requests bind and unbind them (IBTA
- * 10.6.6, 10.6.7).
+/* Memory windows, which have keys that give peers access to parts of regions. Work requests bind
+ * and unbind windows (IBTA 10.6.6, 10.6.7).
  *
  * A type 1 window belongs to a protection domain. Each bind changes its key, and a bind of length 0
- * unbinds it. A type 2B window is bound to a queue pair as well, and the application chooses the
- * last eight bits of its key. It must be unbound by a local or remote invalidation before it can be
- * bound again. Comments cite rules by the names that the kernel's rdma_rxe driver uses.
+ * unbinds it. When a type 2B window is bound, it also becomes tied to a queue pair, and the
+ * application chooses the last eight bits of its key. It must be unbound by a local or remote
+ * invalidation before it can be bound again. Comments refer to rules of the specification by the
+ * names that the kernel's rdma_rxe driver uses.
  */
 
 #include "objects.h"

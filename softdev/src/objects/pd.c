@@ -48,8 +48,8 @@ struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
 	return create(context, &(struct soft_pd){0}, 0);
 }
 
-/* Collect the imports of a domain that were unimported while in use and are now unused. The caller
- * holds the lock, and frees them after releasing it. */
+/* Move the unused imports of domain `of` to `list`. These imports were still in use when the
+ * application released them. The caller holds the lock, and frees the imports after unlocking. */
 static void collect_unimported(struct soft_pd *of, struct soft_node *list)
 {
 	soft_list_each_safe (struct soft_pd, pd, &soft_device.objects->pds, node) {
@@ -93,9 +93,9 @@ int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 
 /* ---- parent domains ------------------------------------------------------------------------ */
 
-/* Flag of newer libraries that requests memory shared between a confidential guest and its devices.
- * It has no effect, because this device does not need shared memory (IBV_DEVICE_CC_DMA_BOUNCE is
- * not set). */
+/* A flag from newer versions of the library. It requests memory that a confidential guest shares
+ * with its devices. The flag has no effect, because this device does not need shared memory
+ * (IBV_DEVICE_CC_DMA_BOUNCE is not set). */
 #define ALLOW_CC_UNPROTECTED_ALLOC (1u << 2)
 
 static int check_parent_domain(const struct ibv_context *context,

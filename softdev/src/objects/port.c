@@ -1,8 +1,8 @@
 /* Devices and ports, and the events that report their changes to contexts (ibv_get_async_event(3)).
  *
- * The host's addresses may change, and a port goes down with its network interface. Only tests
- * cause other changes (aiordma_embedded_raise). These changes take full effect, in addition to
- * raising the event.
+ * The host causes two kinds of changes: its addresses may change, and a port goes down with its
+ * network interface. All other changes come from tests (aiordma_embedded_raise). They not only
+ * raise an event but also change the state of the device or port.
  */
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
@@ -138,7 +138,7 @@ static void stall(struct soft_qp *qp)
 		soft_qp_stall(qp);
 }
 
-/* Set the ports that are down, and stop their traffic. Traffic that is not bound to a port stops
+/* Record which ports are down, and stop their traffic. Traffic that is not bound to a port stops
  * only when all ports are down. */
 static void set_down(uint32_t ports)
 {
@@ -171,8 +171,8 @@ static void set_port_up(struct soft_hca *hca)
 
 /* ---- the host's addresses, which are the ports' GIDs ----------------------------------------- */
 
-/* Returns whether the interface does not exist or has no carrier. Returns the previous state if no
- * descriptor is available. */
+/* Returns whether the interface does not exist or has no carrier. Returns the previous state if the
+ * query socket cannot be created. */
 static bool is_link_down(const struct soft_hca *hca)
 {
 	struct ifreq request = {0};
@@ -186,8 +186,8 @@ static bool is_link_down(const struct soft_hca *hca)
 	return down;
 }
 
-/* Set the port state when the state of its interface changes. Unless the interface changes, keep
- * the port state that a test has set. */
+/* Take the port down or up if its interface has gone down or come up. Otherwise, leave the port
+ * unchanged, because a test may have set its state. */
 static void follow_interface(struct soft_hca *hca)
 {
 	const bool down = hca->interface[0] && is_link_down(hca);

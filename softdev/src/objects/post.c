@@ -1,6 +1,6 @@
-/* Posting, which adds work requests to the rings in the caller's thread.
+/* Adds work requests to the send and receive rings, in the thread that posts them.
  *
- * Invalid calls (state, full queue, counts, unknown opcode) are refused with an errno value and
+ * An invalid call (state, full queue, counts, unknown opcode) fails with an errno value and sets
  * *bad_wr. Errors during execution (keys, bounds, the peer's response) are reported in the
  * completion.
  *
@@ -67,8 +67,8 @@ static uint32_t inline_room(const struct soft_qp *qp, enum ibv_wr_opcode opcode)
 	return opcode == IBV_WR_ATOMIC_WRITE ? SOFT_ATOMIC_WORD : qp->cap.max_inline_data;
 }
 
-/* Check a send request. `built` is set for requests from the ibv_wr_*() calls, and `local` for
- * requests that send nothing. */
+/* Check a send request. `built` is true for a request from the ibv_wr_*() calls. `local` is true
+ * for a request that the device executes without sending anything (LOCAL_INV, BIND_MW). */
 static enum soft_refusal check_send(const struct soft_qp *qp, const struct ibv_send_wr *wr,
 				    bool built, bool local, int num_sge)
 {
@@ -153,8 +153,8 @@ static void fill_destination(struct soft_qp *qp, struct soft_send_wqe *send,
 		};
 }
 
-/* Copy inline data, because the program may reuse its memory after the call. Otherwise, copy only
- * the SGEs. */
+/* Copy the data of an inline request, because the program may reuse its memory after the call. For
+ * other requests, copy only the SGEs. */
 static void copy_data(struct soft_qp *qp, struct soft_send_wqe *send, const struct ibv_send_wr *wr,
 		      int num_sge)
 {

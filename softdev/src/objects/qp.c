@@ -125,15 +125,15 @@ static void reach_expired(struct soft_timer *timer)
 	} else if (qp->sq.oldest != qp->sq.tail) {
 		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down(qp)) {
-		/* The peer has given up on its own requests, but it cannot detect a failure on this
-		 * side. Close the link to notify it. */
+		/* The peer's own requests should have timed out by now, but the peer cannot detect that
+		 * the port on this side is down. Close the link to notify it. */
 		soft_links->close(qp);
 	}
 }
 
-/* Returns the inline data limit to grant, which may exceed the requested one (ibv_create_qp(3)). As
- * on cards, inline data occupies the space of the SGEs in a work request, and rdma_xclient(1)
- * relies on this. */
+/* Returns the inline data limit to grant. It may exceed the requested limit (ibv_create_qp(3)),
+ * because inline data occupies the space of the SGEs in a work request, as on cards.
+ * rdma_xclient(1) relies on the higher limit. */
 static uint32_t inline_room(const struct ibv_qp_cap *cap)
 {
 	uint32_t list = cap->max_send_sge * (uint32_t)sizeof(struct ibv_sge);
@@ -259,7 +259,7 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	soft_assert_locked();
 	qp->link_down = NULL;
 	stop_timers(qp);
-	set_state(qp, IBV_QPS_RESET); /* first, because RESET suppresses completions */
+	set_state(qp, IBV_QPS_RESET); /* set first, because no completions are reported in RESET */
 	soft_links->revoke_requests(qp);
 	soft_links->detach(qp);
 	soft_queues_reset(qp);
@@ -275,7 +275,8 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	qp->comm_established = qp->draining = false;
 }
 
-/* Stop draining and report SQ_DRAINED if requested. A failed send queue also raises this event. */
+/* End the draining of the send queue, and report SQ_DRAINED if the application requested it. The
+ * event is also reported if the queue fails while it is draining. */
 static void end_draining(struct soft_qp *qp)
 {
 	if (qp->draining && qp->attr.en_sqd_async_notify)
@@ -311,8 +312,8 @@ void soft_qp_send_error(struct soft_qp *qp)
 
 void soft_qp_check_drained(struct soft_qp *qp)
 {
-	/* The send queue is drained when all requests that had begun are complete (IBTA
-	 * 10.3.1.5). */
+	/* The send queue is drained when every request whose transmission has begun is complete
+	 * (IBTA 10.3.1.5). */
 	if (!qp->draining || qp->ibv.state != IBV_QPS_SQD || qp->sq.oldest != qp->sq.next ||
 	    soft_oldest_has_begun(qp))
 		return;
@@ -339,9 +340,10 @@ static uint64_t connecting_time(const struct soft_qp *qp)
 								  : CONNECTING_REMOTE_NS;
 }
 
-/* Start the timer that gives up on the peer, unless it is running. It allows 4.096 us * 2^timeout
- * for each attempt (IBTA 9.7.6.1.3), but at least `least_ns` and at most a minute. A timeout of 0
- * means forever. UC has no timeout attribute and waits for `least_ns`. */
+/* Start the timer after which the queue pair gives up on an unreachable peer, unless it is running.
+ * Each attempt takes 4.096 us * 2^timeout (IBTA 9.7.6.1.3), and the total time is at least
+ * `least_ns` and at most a minute. If the timeout attribute is 0, the timer is not started and
+ * requests wait forever. UC does not have this attribute and uses `least_ns`. */
 static void start_reach_timer(struct soft_qp *qp, uint64_t least_ns)
 {
 	const uint64_t most_ns = 60000000000u;
@@ -396,8 +398,8 @@ void soft_qp_end_with_peer(struct ibv_qp *ibv)
 	soft_unlock();
 }
 
-/* Returns whether `error` means that the peer or the path disappeared, and not that either side
- * aborted the connection. */
+/* Returns whether `error` means that the peer or the path has disappeared. Other errors mean that
+ * one side has aborted the connection. */
 static bool is_silence(int error)
 {
 	switch (error) {
@@ -445,10 +447,10 @@ void soft_qp_link_ended(struct soft_qp *qp, int error)
 		else if (ends || (outstanding && error == ETIMEDOUT)) /* retries exhausted */
 			soft_send_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR
 							   : IBV_WC_RETRY_EXC_ERR);
-		/* A peer that has destroyed its queue pair, or whose process has ended, sends no
-		 * response. This queue pair stays in its state, and its requests fail when their
-		 * retries are exhausted (IBTA 9.7.6.1.3). Until then, frames that the peer sent
-		 * earlier on other streams are still handled. */
+		/* The peer has destroyed its queue pair, or its process has ended, so it will not
+		 * respond. Keep this queue pair in its current state, and fail its requests when
+		 * their retries are exhausted (IBTA 9.7.6.1.3). Until then, frames that the peer
+		 * sent earlier on other streams are still handled. */
 		else if (outstanding)
 			start_reach_timer(qp, 0);
 	}
@@ -489,8 +491,8 @@ static int check_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t m
 	return mask ? soft_refuse_attributes("MASK_UNEXPECTED", mask) : 0;
 }
 
-/* Validate the attribute values (ibv_modify_qp(3)). If `has_route` is set, the kernel is not asked
- * for a route to the peer. Returns 0 or an errno value. */
+/* Validate the attribute values (ibv_modify_qp(3)). If `has_route` is set, skip the check that the
+ * kernel has a route to the peer. Returns 0 or an errno value. */
 static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, int mask,
 			bool has_route)
 {

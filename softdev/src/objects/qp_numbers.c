@@ -1,8 +1,8 @@
 /* Queue pair numbers: the upper bits identify the process, and the lower bits the queue pair.
  *
  * RoCE identifies a queue pair by its GID and number. The GID identifies the host. The upper 10
- * bits of the number select the port of the process, which is one of 1,000 (listener.c). The lower
- * 14 bits are random.
+ * bits of the number encode the process's network port, for which there are 1,000 choices
+ * (listener.c). The lower 14 bits are random.
  *
  * A number is not reused until many others have been released. Late packets, and applications that
  * still have an old address, therefore do not reach another queue pair.
@@ -12,8 +12,8 @@
 
 enum { LOCAL_NUMBERS = 1 << SOFT_QPN_LOCAL_BITS };
 
-/* Keep at least as many numbers free as are waiting for reuse, so that random selection soon finds
- * one. */
+/* Guarantee that about SOFT_QPN_QUARANTINE numbers are always assignable, so that random selection
+ * finds one quickly. */
 _Static_assert(SOFT_MAX_QP + 2 * SOFT_QPN_QUARANTINE <= LOCAL_NUMBERS, "numbers run out");
 
 struct soft_qp *soft_qp_find(uint32_t qp_num)

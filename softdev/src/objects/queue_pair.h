@@ -1,4 +1,4 @@
-/* Queue pairs with their queues, state machine and work completions, and shared receive queues. */
+/* Queue pairs and shared receive queues, including their states and work completions. */
 #pragma once
 
 #include "address.h"
@@ -30,8 +30,8 @@ struct soft_send_wqe {
 	uint8_t opcode; /* enum ibv_wr_opcode */
 	uint8_t flags; /* enum ibv_send_flags */
 	uint8_t num_sge;
-	uint8_t status; /* enum ibv_wc_status; known error that prevents sending */
-	bool local; /* whether BIND_MW or LOCAL_INV, which has no PSN */
+	uint8_t status; /* enum ibv_wc_status; the request is not sent if this is an error */
+	bool local; /* true for BIND_MW and LOCAL_INV, which have no PSNs */
 	bool done; /* whether a local request has been executed */
 };
 
@@ -56,7 +56,7 @@ struct soft_send_queue {
 	uint32_t unacked; /* first unacknowledged PSN, in the oldest request */
 	uint32_t unsent; /* first PSN that has never been transmitted */
 	uint32_t psn; /* PSN of the next request to be posted */
-	uint32_t reads; /* outstanding requests that count against max_rd_atomic */
+	uint32_t reads; /* number of outstanding requests counted against max_rd_atomic */
 };
 
 /* The congestion window of a requester on a lossy path (path/roce/), in PSNs. */
@@ -65,7 +65,8 @@ struct soft_window {
 	uint32_t read_psns; /* limit if the next request is a READ */
 	/* called before lost packets are retransmitted */
 	void (*on_loss)(struct soft_window *window);
-	/* End PSNs of the READ requests in flight that cover only part of a READ. */
+	/* A large READ is split into several requests. This ring buffer contains the PSN at which
+	 * each unanswered one ends. */
 	uint32_t part_head, part_tail;
 	uint32_t part_ends[SOFT_READ_PARTS];
 };
@@ -99,7 +100,7 @@ struct soft_response {
 	uint32_t msn; /* MSN when the request was accepted */
 	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
 	bool partly_sent; /* whether part of the response has been sent */
-	bool is_uncounted; /* whether the request was repeated, or the peer may not count it */
+	bool is_uncounted; /* whether the request is a duplicate, a FLUSH or an ATOMIC WRITE */
 	bool refused; /* whether a NAK replaces the rest */
 	union {
 		struct {
@@ -117,7 +118,7 @@ struct soft_known_read {
 	uint32_t psn;
 	uint32_t psns;
 	uint32_t rkey;
-	uint32_t uncounted; /* bytes of a READ to count after its response */
+	uint32_t uncounted; /* bytes of a READ that have not been counted as read by the peer */
 	uint8_t opcode; /* SOFT_READ or an atomic opcode */
 	uint8_t result[SOFT_ATOMIC_RESULT]; /* old value of an atomic */
 };
@@ -126,7 +127,7 @@ struct soft_responder {
 	uint32_t psn; /* next expected PSN */
 	uint32_t acked; /* last PSN acknowledged to the requester */
 	uint32_t msn; /* number of messages completed */
-	bool awaiting_resend; /* whether the PSN of the last NAK is still awaited */
+	bool awaiting_resend; /* whether the frame that the last NAK requested is still missing */
 	bool failed; /* whether a NAK that ends the queue pair is queued */
 	/* The members up to `srq_num` describe the current message. */
 	bool active; /* whether more frames of the message will arrive */
@@ -144,7 +145,7 @@ struct soft_responder {
 	uint32_t response_mask;
 	uint32_t response_head;
 	uint32_t response_tail;
-	uint32_t copied_bytes; /* bytes in the `copy` copies of all responses (read_order.c) */
+	uint32_t copied_bytes; /* total size of all `copy` buffers (read_order.c) */
 	struct soft_known_read *known; /* latest READs and atomics, one per response slot */
 	uint32_t known_count;
 	uint32_t empty[SOFT_KNOWN_EMPTY]; /* PSNs of the latest FLUSHes and ATOMIC WRITEs */
@@ -163,8 +164,8 @@ struct soft_tx_packet {
 enum soft_link_state {
 	SOFT_LINK_CONNECTING, /* waiting for the next attempt */
 	SOFT_LINK_HANDSHAKE, /* waiting for HELLO or HELLO_ACK */
-	SOFT_LINK_PENDING, /* HELLO received before its queue pair is in RTR */
-	SOFT_LINK_SELECTING, /* connected by a CM stream, which a channel may replace */
+	SOFT_LINK_PENDING, /* HELLO received, but the queue pair is not yet in RTR */
+	SOFT_LINK_SELECTING, /* connected by a CM stream that a channel may still replace */
 	SOFT_LINK_UP,
 	SOFT_LINK_CLOSING, /* waiting for room for the last frames and DISCONNECT */
 	SOFT_LINK_DEAD,
@@ -175,8 +176,8 @@ struct soft_qp_link {
 	enum soft_link_state state;
 	struct soft_deferred output;
 	bool is_lossy; /* whether either side may lose or duplicate frames */
-	bool loses_pending; /* whether LOSES must be sent */
-	bool blocked; /* whether output waits for room on the path */
+	bool loses_pending; /* whether a LOSES frame is waiting to be sent */
+	bool blocked; /* whether output is waiting for free space on the path */
 	/* There is at most one pending NAK, because the responder accepts nothing after it. */
 	uint8_t nak_opcode; /* 0 if none */
 	uint8_t nak_syndrome;
@@ -194,7 +195,7 @@ struct soft_transport;
 struct soft_xrcd;
 
 struct soft_qp {
-	union { /* each extends the one before; without `batch`, only `ibv` is valid */
+	union { /* each type extends the previous one; only `ibv` is valid if `batch` is NULL */
 		struct ibv_qp ibv;
 		struct ibv_qp_ex ex;
 		struct ibv_qp_ex_newer newer;
@@ -206,7 +207,7 @@ struct soft_qp {
 	bool sq_sig_all;
 	bool block_self_multicast; /* UD: whether to drop its own multicast messages */
 	bool stream_from_cm; /* whether the CM provides the stream */
-	bool stream_lost; /* whether the stream is gone for good, so nothing can be sent */
+	bool stream_lost; /* whether the stream has been lost permanently */
 	bool ends_with_peer; /* see aiordma_device_calls.end_with_peer */
 	bool no_peer; /* UC: whether messages are lost because there is no peer */
 	bool comm_established; /* whether a request has arrived (COMM_EST) */
@@ -256,7 +257,7 @@ static inline bool soft_qp_is_reliable(const struct soft_qp *qp)
 	return qp->ibv.qp_type == IBV_QPT_RC || soft_is_xrc(qp->ibv.qp_type);
 }
 
-/* Returns whether the queue pair sends requests that have responses. */
+/* Returns whether the queue pair sends requests and expects responses to them. */
 static inline bool soft_qp_is_requester(const struct soft_qp *qp)
 {
 	return qp->ibv.qp_type == IBV_QPT_RC || qp->ibv.qp_type == IBV_QPT_XRC_SEND;
@@ -279,8 +280,8 @@ static inline bool soft_psn_before(uint32_t psn, uint32_t other)
 	return ((psn - other) & SOFT_PSN_MASK) >= SOFT_PSN_HALF;
 }
 
-/* Returns the binary logarithm of the number of bytes per PSN. This is the path MTU, or the maximum
- * message length for UD. Valid from RTR on. */
+/* Returns the binary logarithm of the number of bytes per PSN, which is the path MTU. For UD, a
+ * message has a single PSN, and the path MTU is the maximum message length. Valid from RTR on. */
 static inline uint32_t soft_mtu_shift(const struct soft_qp *qp)
 {
 	return 7u + qp->attr.path_mtu; /* enum ibv_mtu: 1 is 256 */
@@ -307,9 +308,9 @@ static inline bool soft_has_valid_length(const struct soft_qp *qp, const struct 
 	return frame->length && !(frame->length & ((1u << soft_mtu_shift(qp)) - 1));
 }
 
-/* Skip the bytes of a frame that precede the expected PSN, because they have arrived before. A
- * retransmitted message may be split differently. Returns false if the frame contains nothing
- * new. */
+/* Skip the bytes at the start of a frame that have already been received. This happens because a
+ * retransmitted message may be split into different frames. Returns false if the frame contains
+ * nothing new. */
 static inline bool soft_trim(const struct soft_qp *qp, struct soft_frame *frame, uint32_t expected)
 {
 	uint32_t behind = (expected - frame->psn) & SOFT_PSN_MASK;
@@ -357,7 +358,8 @@ static inline bool soft_send_is_read(const struct soft_send_wqe *send)
 	       send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
-/* Returns whether the request is answered like a READ of 0 bytes (IBTA annex A19). */
+/* Returns whether the response has the form of a response to a zero-length READ
+ * (IBTA annex A19). */
 static inline bool soft_send_is_empty_read(const struct soft_send_wqe *send)
 {
 	return send->opcode == IBV_WR_FLUSH || send->opcode == IBV_WR_ATOMIC_WRITE;
@@ -369,8 +371,8 @@ static inline bool soft_send_is_counted(const struct soft_send_wqe *send)
 	return soft_send_is_read(send) || soft_send_is_empty_read(send);
 }
 
-/* Returns the PSN of the request in a slot. If the slot is free or the request is local, this is
- * the PSN of the next message. */
+/* Returns the first PSN of the request in a slot. For a local request or the first free slot,
+ * returns the PSN of the next request to be sent. */
 static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
 {
 	return (index == qp->sq.tail ? qp->sq.psn : soft_send_at(qp, index)->psn) & SOFT_PSN_MASK;
@@ -444,7 +446,7 @@ struct soft_srq {
 	unsigned users; /* number of queue pairs */
 	struct soft_xrcd *xrcd; /* domain of an XRC queue, otherwise NULL */
 	struct ibv_cq *cq; /* completion queue of an XRC queue, otherwise NULL */
-	uint32_t number; /* number of an XRC queue in requests */
+	uint32_t number; /* number by which requests select an XRC queue */
 	uint32_t async_events_retrieved; /* protected by ibv.mutex */
 };
 
@@ -457,31 +459,31 @@ int soft_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_r
 struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr);
 int soft_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
 
-/* Make sure that the current message has a receive at the head of the queue pair's own queue. A
- * queue pair with a shared receive queue takes one from there, so that no other queue pair gets it.
- * Returns false if there is no receive. */
+/* Make sure that a receive for the current message is at the head of the queue pair's own queue. If
+ * that queue is empty, moves a receive there from the shared receive queue, so that other queue
+ * pairs cannot use it. Returns false if no receive is available. */
 bool soft_receive_ready(struct soft_qp *qp);
 
 struct soft_qp *soft_qp_of(struct ibv_qp *qp);
 
-/* Find a queue pair by its number, or return NULL. The CM has only the number if the application
- * creates and modifies its queue pairs itself. */
+/* Find a queue pair by its number. Returns NULL if no queue pair has the number. The CM knows
+ * nothing but the number if the application creates and modifies its queue pairs itself. */
 struct soft_qp *soft_qp_find(uint32_t qp_num);
 
-/* Register a callback that is called once when an adopted stream is gone. `error` is 0 if either
- * side closed the stream in order, otherwise an errno value. The callback is not called after
+/* Register a callback that is called once when an adopted stream ends. `error` is 0 if either side
+ * closed the stream in an orderly way, otherwise an errno value. The callback is not called after
  * soft_qp_on_link_down(qp, NULL, NULL), or after the queue pair has been destroyed or reset. */
 void soft_qp_on_link_down(struct soft_qp *qp,
 			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
 			  void *owner);
 
-/* Close the stream in order. Move the queue pair to ERR, which flushes all work requests, and
- * notify the peer. `link_down` is called when the peer has closed its end, or after two seconds.
- * Returns 0, or ENOTCONN if there is no stream. */
+/* Close the stream in an orderly way. Moves the queue pair to ERR, which flushes all work requests,
+ * and notifies the peer. `link_down` is called when the peer has closed its end, or after two
+ * seconds. Returns 0, or ENOTCONN if there is no stream. */
 int soft_qp_disconnect(struct soft_qp *qp);
 
-/* Implement ibv_modify_qp(3) for callers that hold the lock. If `has_route` is set, the kernel is
- * not asked for a route to the peer. */
+/* Implement ibv_modify_qp(3) for callers that hold the lock. If `has_route` is set, skips the check
+ * that the kernel has a route to the peer. */
 int soft_modify_qp_locked(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask,
 			  bool has_route);
 
@@ -495,15 +497,16 @@ int soft_queues_create(struct soft_qp *qp);
 void soft_queues_destroy(struct soft_qp *qp);
 void soft_queues_reset(struct soft_qp *qp);
 void soft_qp_enter_reset(struct soft_qp *qp);
-/* Move the queue pair to ERR, flush both queues in order, and close the stream. Safe to repeat. */
+/* Move the queue pair to ERR, flush the send queue and then the receive queue, and close the
+ * stream. Does nothing in RESET and ERR. */
 void soft_qp_error(struct soft_qp *qp);
 /* Move the queue pair to SQE and flush its send queue. */
 void soft_qp_send_error(struct soft_qp *qp);
 void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type);
-/* Process the send queue as the state permits. Flush it, send requests, or start the timer that
- * gives up on an unreachable peer. */
+/* Make progress on the send queue. Depending on the state, this flushes it, sends requests, or
+ * starts the timer after which the queue pair gives up on an unreachable peer. */
 void soft_qp_kick(struct soft_qp *qp);
-/* Start the timer that gives up on the peer because the port is down. The queue pair and its peer
+/* Start the timer after which requests fail because the port is down. The queue pair and its peer
  * fail when their retries are exhausted. */
 void soft_qp_stall(struct soft_qp *qp);
 /* Implement aiordma_device_calls.end_with_peer. */
@@ -512,7 +515,7 @@ void soft_qp_end_with_peer(struct ibv_qp *qp);
 const struct aiordma_served *soft_qp_count_served(struct ibv_qp *qp);
 void soft_served_release(const struct aiordma_served *served);
 void soft_exclude_from_served(uint32_t rkey);
-/* Returns whether the queue pair counts reads of the memory with this key. */
+/* Returns whether the bytes that the peer reads with this key are counted. */
 bool soft_counts_reads_of(const struct soft_qp *qp, uint32_t rkey);
 /* Add to the number of bytes that the peer has read. */
 void soft_count_read(struct soft_qp *qp, uint64_t bytes);
@@ -522,13 +525,13 @@ void soft_count_written(struct soft_qp *qp, uint64_t bytes);
  * value. */
 void soft_qp_link_ended(struct soft_qp *qp, int error);
 void soft_qp_check_drained(struct soft_qp *qp);
-/* Returns how long the queue pair waits for a response, including all retries, in ns (IBTA
- * 9.7.6.1.3). */
+/* Returns how long the queue pair waits for a response, including all retries, in ns
+ * (IBTA 9.7.6.1.3). */
 uint64_t soft_qp_retry_time(const struct soft_qp *qp);
 
 /* qp_numbers.c */
-/* Assign a number to the queue pair, by which soft_qp_find() finds it. Returns 0, EADDRINUSE if the
- * process cannot get a port, or another errno value. */
+/* Assign a number to the queue pair and register it for soft_qp_find(). Returns 0, EADDRINUSE if
+ * the process cannot get a port, or another errno value. */
 int soft_qp_number_assign(struct soft_qp *qp);
 void soft_qp_number_release(uint32_t number);
 
@@ -547,9 +550,9 @@ enum soft_refusal soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr,
 void soft_complete_send(struct soft_qp *qp,
 			enum ibv_wc_status status); /* completes the oldest request */
 void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len);
-/* Complete the oldest request with an error, which the trace explains. */
+/* Complete the oldest request with an error. For a protection error, trace the reason first. */
 void soft_fail_send(struct soft_qp *qp, enum ibv_wc_status status);
-/* Complete the oldest receive with an error, which the trace explains. */
+/* Complete the oldest receive with an error. For a protection error, trace the reason first. */
 void soft_fail_receive(struct soft_qp *qp, enum ibv_wc_status status);
 void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *datagram,
 			    uint32_t byte_len);
@@ -574,12 +577,12 @@ static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
 }
 
 /* send_queue.c: requests that are executed or fail locally */
-/* Execute a memory window bind or an invalidation. `reads` is the number of outstanding requests
- * before it that count against max_rd_atomic. Returns false if the request must wait or has
- * failed. */
+/* Execute a memory window bind or an invalidation. `reads` is the number of earlier requests that
+ * are outstanding and count against max_rd_atomic. A fenced request waits until it is 0. Returns
+ * false if the request must wait or has failed. */
 bool soft_send_execute_local(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads);
-/* Execute the local requests that are next in the queue, and complete those that are the oldest.
- * Fail the oldest request if it cannot be sent. */
+/* Execute the local requests at the front of the unsent ones. Complete all executed local requests
+ * that have no older request before them. Then fail the oldest request if it cannot be sent. */
 void soft_send_advance(struct soft_qp *qp);
 /* Complete executed local requests that have become the oldest. */
 void soft_send_complete_local(struct soft_qp *qp);

@@ -100,7 +100,7 @@ int soft_queues_create(struct soft_qp *qp)
 	if (qp->ibv.srq)
 		rc = soft_receive_queue_create(&qp->rq, pd, 1,
 					       soft_srq_of(qp->ibv.srq)->rq.max_sge);
-	else if (qp->xrcd) /* one receive from any shared receive queue of the XRC domain */
+	else if (qp->xrcd) /* room for one receive taken from any SRQ of the XRC domain */
 		rc = soft_receive_queue_create(&qp->rq, pd, 1, SOFT_MAX_SGE);
 	else
 		rc = soft_receive_queue_create(&qp->rq, pd, qp->cap.max_recv_wr,

@@ -23,8 +23,8 @@ static const struct rate {
 	{IBV_RATE_1200_GBPS, 480, 1275000},
 };
 
-/* Return `found` for the first rate `it` that meets `condition`, or `otherwise` if there is
- * none. */
+/* Return `found` from the enclosing function for the first rate `it` that meets `condition`. Return
+ * `otherwise` if no rate does. */
 #define FIND(condition, found, otherwise)                                                          \
 	for (const struct rate *it = rates; it < rates + sizeof(rates) / sizeof(*rates); it++)     \
 		if (condition)                                                                     \

@@ -1,4 +1,5 @@
-/* Converts part of an SGE list to iovecs. Every key is checked again for each chunk. */
+/* Converts part of an SGE list to iovecs. Each call checks the keys again, because a key may be
+ * invalidated between two chunks of a message. */
 #include <sys/uio.h>
 
 #include "objects.h"

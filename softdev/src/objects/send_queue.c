@@ -1,8 +1,8 @@
 /* Send queue operations that all transports share.
  *
- * Local requests (memory window binds and invalidations) are executed in order, once all requests
- * before them have begun. A key is therefore valid before a peer learns it (IBTA 10.8.3.3). Local
- * requests have no PSN, and they complete in order too.
+ * Local requests (memory window binds and invalidations) are executed in order, after all earlier
+ * requests have begun and before any later request begins. A peer can therefore never learn a key
+ * before it is valid (IBTA 10.8.3.3). Local requests have no PSN. They also complete in order.
  */
 #include "objects.h"
 
@@ -30,8 +30,8 @@ void soft_send_complete_local(struct soft_qp *qp)
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 }
 
-/* Returns whether the oldest request may fail now. No request begins in SQD, so one that has not
- * begun can only fail after SQD. */
+/* Returns whether the oldest request may fail now. In SQD, it may fail only if it has already
+ * begun, because no request begins in that state. */
 static bool may_fail_oldest(const struct soft_qp *qp)
 {
 	return qp->ibv.state == IBV_QPS_RTS ||

@@ -180,7 +180,8 @@ int soft_ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *srq_attr, int 
 	struct soft_receive_queue fresh = {0};
 	int rc = 0;
 
-	/* Allocate before taking the lock. modify() refuses an invalid size. */
+	/* Allocate the new queue before taking the lock. If the requested size is too large,
+	 * allocate nothing, because modify() will refuse it. */
 	if (srq_attr_mask & IBV_SRQ_MAX_WR && srq_attr->max_wr <= SOFT_MAX_SRQ_WR)
 		rc = soft_receive_queue_create(&fresh, ibv->pd, srq_attr->max_wr, srq->rq.max_sge);
 	if (!rc) {

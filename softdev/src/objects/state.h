@@ -7,16 +7,17 @@
 #include "memory.h"
 
 enum {
-	SOFT_GIDS = 255, /* limit of the 8-bit ibv_global_route.sgid_index */
+	SOFT_GIDS = 255, /* limited by the 8-bit ibv_global_route.sgid_index */
 	SOFT_QPN_QUARANTINE = 2048, /* number of released queue pair numbers kept from reuse */
 	SOFT_MAX_HCAS = 4, /* maximum number of devices; preload/tree.py reads it */
 };
 
-/* A device in the list of ibv_get_device_list(3), with its only port. IBTA calls it a host channel
- * adapter. */
+/* A device listed by ibv_get_device_list(3) and its single port. IBTA calls a device a host channel
+ * adapter (HCA). */
 struct soft_hca {
-	/* `provider_marker` must follow immediately. Provider libraries recognize their own devices
-	 * by a marker behind struct ibv_device (mlx5dv_is_supported(3)), and find zeros here. */
+	/* `provider_marker` must immediately follow `device`. Provider libraries recognize their
+	 * own devices by a marker after struct ibv_device (mlx5dv_is_supported(3)). The zeros in
+	 * this field match no library's marker. */
 	struct ibv_device device;
 	char provider_marker[1024];
 	uint32_t port; /* bit of the port in port masks */
@@ -56,7 +57,8 @@ struct soft_objects {
 
 	struct soft_table ranges; /* memory ranges, indexed by the upper 24 bits of their keys */
 	/* Reads of null regions (ibv_alloc_null_mr(3)) return bytes of `zeros`, and writes go to
-	 * `sink`. No access is longer, and other processes do not copy from this memory. */
+	 * `sink`. Each array is as large as the largest single access. Other processes never copy
+	 * from this memory. */
 	uint8_t zeros[SOFT_PLACE_MAX], sink[SOFT_PLACE_MAX];
 };
 

@@ -1,8 +1,8 @@
 /* A hash table with open addressing that maps random 32-bit numbers (memory keys and queue pair
  * numbers) to objects.
  *
- * The numbers come from getrandom(2), so their low bits serve as the hash. They must be random
- * because an rkey is a bearer token, which any peer that guesses it can use.
+ * The numbers come from getrandom(2), so their low bits serve as the hash. They must be hard to
+ * guess, because an rkey is a bearer token: any peer that knows it can use it.
  */
 
 #include "objects.h"
@@ -71,8 +71,8 @@ void soft_table_remove(struct soft_table *table, uint32_t key)
 	uint32_t mask = table->capacity - 1;
 	uint32_t hole = (uint32_t)(slot_of(table, key) - table->slots);
 
-	/* A search ends at an empty slot. Each later entry whose search would cross the hole moves
-	 * into it and leaves a new hole. */
+	/* A search ends at an empty slot. Find the next entry whose search would pass the hole, and
+	 * move it there. Repeat this with the hole that the entry leaves. */
 	for (uint32_t at = (hole + 1) & mask; table->slots[at].key; at = (at + 1) & mask) {
 		uint32_t home = table->slots[at].key & mask;
 

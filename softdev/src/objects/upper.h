@@ -1,4 +1,4 @@
-/* Queue pair callbacks that higher folders implement for transports and links. */
+/* Callbacks that transports (rc/, ud/) and link/ implement for queue pairs. */
 #pragma once
 
 #include "queue_pair.h"
@@ -8,12 +8,12 @@
 struct soft_transport {
 	void (*created)(void); /* called after a queue pair is created; may be NULL */
 	void (*destroyed)(void); /* called when a queue pair is destroyed; may be NULL */
-	/* Prepare the transition from INIT to RTR. The peer may have `depth` READs and atomics
-	 * outstanding, and `psn` is the first expected PSN. Returns 0 or an errno value. May be
-	 * NULL. */
+	/* Prepare the transition from INIT to RTR. The peer may have up to `depth` READs and
+	 * atomics outstanding, and `psn` is the first expected PSN. Returns 0 or an errno value.
+	 * May be NULL. */
 	int (*prepare)(struct soft_qp *qp, uint32_t depth, uint32_t psn);
-	/* Change the number of READs and atomics that the peer may have outstanding. Returns 0 or
-	 * an errno value. May be NULL. */
+	/* Change the maximum number of READs and atomics that the peer may have outstanding.
+	 * Returns 0 or an errno value. May be NULL. */
 	int (*resize)(struct soft_qp *qp, uint32_t depth);
 	void (*forget)(struct soft_qp *qp); /* reverses `prepare`; safe to repeat; may be NULL */
 	void (*output)(struct soft_qp *qp); /* sends the requests that can be sent now */
@@ -24,8 +24,8 @@ struct soft_transport {
 
 /* Callbacks that link/ implements for links between queue pairs. */
 struct soft_link_calls {
-	/* Connect a queue pair that is ready for its link, or wait for its peer. Returns 0 or an
-	 * errno value. */
+	/* Start connecting a queue pair that has entered RTR, or RTS if it is of type XRC_SEND. The
+	 * peer may connect first. Returns 0 or an errno value. */
 	int (*begin)(struct soft_qp *qp);
 	/* Connect a UC queue pair again after it has lost its link. */
 	void (*reconnect)(struct soft_qp *qp);
@@ -52,8 +52,8 @@ struct soft_link_calls {
 	/* Returns the port's LID, or 0 for RoCE. The LID is unique to the device and is not sent in
 	 * packets (ah.c). */
 	uint16_t (*lid)(struct soft_hca *hca);
-	/* Returns the port number of this process for TCP and UDP, or 0 with errno set if it has
-	 * none. */
+	/* Returns the port number that this process uses for TCP and UDP, reserving one if
+	 * necessary. Returns 0 with errno set on failure. */
 	uint16_t (*ip_port)(void);
 };
 

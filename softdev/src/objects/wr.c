@@ -1,7 +1,7 @@
 /* Implements the work request builders of ibv_wr_post(3).
  *
- * Requests between wr_start and wr_complete are collected in a batch that the device and other
- * threads do not see. wr_complete posts all of them, or none if one is invalid.
+ * Requests built between wr_start and wr_complete are collected in a batch that is not visible to
+ * the device or to other threads. wr_complete posts all of them, or none if one is invalid.
  */
 
 #include "extended.h"
@@ -51,7 +51,8 @@ static void refuse_latest(struct ibv_qp_ex *ex, enum soft_refusal refusal)
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* Returns the number of SGEs per request. An inline request needs one for its copy of the data. */
+/* Returns the number of SGEs to allocate per request. Even if max_send_sge is 0, one is needed to
+ * describe an inline request's copy of the data. */
 static size_t sges_each(const struct soft_qp *qp)
 {
 	return qp->cap.max_send_sge ? qp->cap.max_send_sge : 1;
@@ -62,8 +63,8 @@ static struct ibv_sge *sges_at(const struct soft_qp *qp, uint32_t index)
 	return qp->batch->sges + index * sges_each(qp);
 }
 
-/* Returns the number of inline bytes per request. There is always room for the word of an atomic
- * write. */
+/* Returns the number of bytes to allocate for inline data per request. Even if max_inline_data is
+ * smaller, an atomic write needs SOFT_ATOMIC_WORD bytes. */
 static size_t inline_each(const struct soft_qp *qp)
 {
 	return qp->cap.max_inline_data < SOFT_ATOMIC_WORD ? SOFT_ATOMIC_WORD
@@ -194,7 +195,8 @@ static void build(struct ibv_qp_ex *ex, struct ibv_send_wr wr)
 		refuse(batch, wr, SOFT_REFUSED_NO_MEMORY);
 	if (batch->refusal)
 		return;
-	/* Ignore IBV_SEND_INLINE, because only the setters make data inline. */
+	/* Ignore IBV_SEND_INLINE in wr_flags, because callers request inline data by calling
+	 * wr_set_inline_data() or wr_set_inline_data_list(). */
 	wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE;
 	batch->wrs[batch->count++] = wr;
 	batch->accepts_peer =
@@ -289,8 +291,8 @@ static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote
 	memcpy(inline_at(qp, index), atomic_wr, SOFT_ATOMIC_WORD);
 }
 
-/* Build a FLUSH, which has no data. Level IBV_FLUSH_MR covers all memory of the key, so address and
- * length are ignored. */
+/* Build a FLUSH, which has no data. At level IBV_FLUSH_MR it applies to the whole memory region, so
+ * the address and length are ignored. */
 static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, size_t len,
 		     uint8_t type, uint8_t level)
 {
@@ -311,8 +313,9 @@ static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, 
 
 /* ---- setters ------------------------------------------------------------------------------- */
 
-/* Returns the last request for a setter, or NULL if no batch is open or the batch has failed. The
- * batch fails if it is empty or `accepts` is false. */
+/* Returns the last request of the batch so that a setter can modify it. Returns NULL if no batch is
+ * open or the batch has failed. Marks the batch as failed if it is empty or if `accepts` is false
+ * because the setter does not apply. */
 static struct ibv_send_wr *last_request(struct ibv_qp_ex *ex, bool accepts)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
@@ -324,8 +327,9 @@ static struct ibv_send_wr *last_request(struct ibv_qp_ex *ex, bool accepts)
 	return batch->refusal ? NULL : &batch->wrs[batch->count - 1];
 }
 
-/* Returns the last request for a peer setter of one queue pair type, or NULL if the setter does not
- * apply or the batch has failed. */
+/* Returns the last request of the batch for a setter that describes the peer of a queue pair of
+ * this type. Returns NULL in the same cases as last_request(). The batch fails if the setter does
+ * not apply to the request or the queue pair has another type. */
 static struct ibv_send_wr *last_request_of_type(struct ibv_qp_ex *ex, enum ibv_qp_type type)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;

@@ -21,7 +21,7 @@
 struct soft_xrc_domain {
 	struct soft_node node;
 	const struct ibv_device *of;
-	int file; /* open descriptor that keeps the inode; -1 for a private domain without a file */
+	int file; /* descriptor that prevents reuse of the inode number; -1 if private */
 	dev_t device;
 	ino_t inode;
 	unsigned fork_generation; /* a forked child does not inherit domains */

@@ -20,8 +20,8 @@ static inline struct soft_xrcd *soft_xrcd_of(struct ibv_xrcd *xrcd)
 struct ibv_xrcd *soft_open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr);
 int soft_close_xrcd(struct ibv_xrcd *xrcd);
 
-/* Assign an SRQ number, by which requests name the queue. `srq->xrcd` must be set. Returns 0 or an
- * errno value. */
+/* Assign the SRQ number that requests use to address the queue. `srq->xrcd` must be set. Returns 0
+ * or an errno value. */
 int soft_xrc_add(struct soft_srq *srq);
 void soft_xrc_remove(struct soft_srq *srq);
 /* Find a shared receive queue of the domain by its number. Returns NULL if there is none. */
@@ -40,8 +40,8 @@ static inline const struct ibv_pd *soft_remote_pd(const struct soft_qp *qp, uint
 	return srq ? srq->ibv.pd : NULL;
 }
 
-/* Returns the protection domain of the keys in receives, or NULL. A shared receive queue has its
- * own domain (IBTA 10.2.9.1). */
+/* Returns the protection domain for the keys in the queue pair's receives, or NULL. A shared
+ * receive queue has its own protection domain (IBTA 10.2.9.1). */
 static inline const struct ibv_pd *soft_receive_pd(const struct soft_qp *qp)
 {
 	return qp->ibv.srq ? qp->ibv.srq->pd : soft_remote_pd(qp, qp->receive_srq_num);

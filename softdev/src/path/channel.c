@@ -8,8 +8,8 @@
 #include "path.h"
 
 enum {
-	/* The queue of control records grows up to MAX_CTRL_RECORDS. This limits the memory that a
-	 * peer can make this side use by not reading. */
+	/* The queue of control records can grow to MAX_CTRL_RECORDS. This bounds the memory in use
+	 * for a peer that stops reading. */
 	CTRL_RECORDS = 96, /* initial size, doubled when full */
 	MAX_CTRL_RECORDS = SOFT_MAX_QP,
 };
@@ -203,8 +203,8 @@ void soft_path_refuse(struct soft_path *path, uint32_t remote_id)
 	queue_ctrl(path, SOFT_RECORD_END, remote_id, 0, NULL);
 }
 
-/* End a path without channels. Requests of the peer that are still pending end with the path, and
- * the peer repeats them on another one. */
+/* End a path that has no channels left. The peer's pending requests are withdrawn, and the peer
+ * repeats them on another path. */
 static void idle(struct soft_path *path, bool by_peer)
 {
 	if (!soft_list_empty(&path->chans) || path->dead || !path->calls->idle)
@@ -288,7 +288,8 @@ ssize_t soft_path_min_room(const struct soft_path *path)
 	return (ssize_t)soft_list_first(&path->waiting, struct soft_chan, waiting)->min_room;
 }
 
-/* Serve the waiting channels in turn, or the first one would use up all room every time. */
+/* Serve each waiting channel at most once per call, so that the first channel does not use up all
+ * the room. */
 void soft_path_offer_room(struct soft_path *path)
 {
 	path->round++;
@@ -306,8 +307,8 @@ void soft_path_offer_room(struct soft_path *path)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-/* Find the channel that was accepted under the peer's number. Search from the newest channel,
- * because a withdrawal follows soon after its OPEN. */
+/* Find the accepted channel whose number at the peer is `remote_id`. Search from the newest
+ * channel, because a peer that withdraws an OPEN does so soon after sending it. */
 static struct soft_chan *find_accepted(const struct soft_path *path, uint32_t remote_id)
 {
 	for (struct soft_node *at = path->chans.previous; at != &path->chans; at = at->previous) {

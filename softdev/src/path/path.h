@@ -21,11 +21,12 @@ struct iovec;
 struct soft_path;
 struct soft_chan;
 
-/* The response to OPEN is ACCEPT or END, and END has no response. A side withdraws an OPEN by
- * sending END with `to` 0 and its own number in `from`. If the peer has accepted the channel in the
- * meantime, this END ends the channel. The response to an ACCEPT with an unknown number is END.
- * DATA with an unknown number has crossed the END of its channel and is dropped. An END without
- * numbers only shows that the path exists. */
+/* A side responds to OPEN with ACCEPT or END. END has no response. To withdraw an OPEN, a side
+ * sends END with 0 in `to` and its own number in `from`. If the peer has already accepted the
+ * channel, this END ends the channel. A side responds with END to an ACCEPT for an unknown number.
+ * It drops DATA for an unknown number, because the peer may have sent the data before it received
+ * the END of the channel. An END with 0 in both fields has no effect on channels. It only shows the
+ * peer that this side uses the path. */
 enum soft_record_kind {
 	SOFT_RECORD_OPEN = 1, /* `from`: sender's number; contains a handshake */
 	SOFT_RECORD_ACCEPT, /* `to`; `from`: sender's number; contains a handshake */
@@ -38,7 +39,7 @@ enum {
 	SOFT_PATH_FRAMES = 128, /* maximum frames per call to a path */
 	SOFT_PATH_IOVECS = 256, /* maximum iovecs per call to a path */
 	SOFT_PATH_RECORDS = SOFT_STEP_BYTES / SOFT_FRAME_MAX + 2,
-	SOFT_DIRECT_MIN = 4096, /* bytes; copying a shorter payload costs no more than an iovec */
+	SOFT_DIRECT_MIN = 4096, /* bytes; shorter payloads are copied, which is as cheap */
 };
 
 /* Callbacks from a channel to its owner. Each callback may end any channel and free the owner. */
@@ -46,25 +47,28 @@ struct soft_chan_ops {
 	/* Called when the peer has accepted the channel that soft_chan_open() requested. The
 	 * handshake is a copy. */
 	void (*accepted)(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
-	/* Handle the next bytes of a record, of which `rest` more follow. The peer may change the
-	 * memory at any time. Rings deliver whole records. */
+	/* Handle the next `length` bytes of a record. `rest` more bytes of it will follow. The peer
+	 * may change the memory at any time. Rings always deliver whole records. */
 	void (*data)(struct soft_chan *chan, const uint8_t *bytes, size_t length, size_t rest);
-	/* Store iovecs for at most `length` of the next bytes, so that the path can store the
-	 * payload directly. Returns the number of iovecs, or 0. */
+	/* Fill `iov` with the memory in which the path should store the next bytes of the payload,
+	 * at most `length`. Returns the number of iovecs, or 0 to receive the bytes through
+	 * `data`. */
 	int (*map_payload)(struct soft_chan *chan, size_t length, struct iovec *iov, int room);
-	/* Called when `length` bytes of a record are stored and `rest` more follow. */
+	/* Called when the path has stored `length` bytes of a record in the memory from
+	 * `map_payload`. `rest` more bytes of the record will follow. */
 	void (*payload_stored)(struct soft_chan *chan, size_t length, size_t rest);
 	/* Called when there is room again. Waiting channels take turns. */
 	void (*writable)(struct soft_chan *chan);
-	/* Report a record that this side sent and the peer's process had not read when it ended. */
+	/* Called for each record from this side that the peer's process left unread when it
+	 * ended. */
 	void (*report_unread)(struct soft_chan *chan, const uint8_t *bytes, size_t length);
 	/* Called when the peer's process has ended, before `closed`. Each record that it had not
 	 * read has been passed to `report_unread`, or is among the last `missing` bytes written
 	 * here. */
 	void (*peer_exited)(struct soft_chan *chan, uint64_t missing);
-	/* Returns whether to probe the other machine although its kernel has everything that was
-	 * sent. If `waiting` is set, only a channel that expects a response is probed, otherwise
-	 * one that always needs probes. */
+	/* Returns whether to probe the other machine even though its kernel has acknowledged all
+	 * data. If `waiting` is set, returns true while the channel expects a response. Otherwise,
+	 * returns true only if the channel needs probes even while idle. */
 	bool (*needs_probe)(struct soft_chan *chan, bool waiting);
 	/* Called when the other machine has been silent for `patience`. The callback must end the
 	 * channel. */
@@ -104,14 +108,15 @@ struct soft_path_calls {
 	size_t max_record; /* maximum length of a record; longer runs of frames are split */
 	bool is_lossy; /* whether DATA may be lost, duplicated or delayed */
 	/* Returns the number of record bytes that may be written now, or a negative value if the
-	 * peer has broken the path. The number may be outdated unless it is less than `least`. */
+	 * peer has broken the path. The caller needs `least` bytes, so a smaller result must be up
+	 * to date. A larger result may be a cached value. */
 	ssize_t (*room)(struct soft_path *path, size_t least);
 	/* Write records, of which at least the first must fit. Returns the number of records
 	 * accepted, at least 1. No record is accepted in part. */
 	int (*put)(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
 		   const struct iovec *iov, const struct soft_record_end *ends, int count);
-	/* Called when the last channel has ended, on the peer's initiative if `by_peer` is set.
-	 * NULL if the path stays. */
+	/* Called when the last channel has ended. `by_peer` is set if the peer ended it. May be
+	 * NULL if the path stays open without channels. */
 	void (*idle)(struct soft_path *path, bool by_peer);
 	/* Called when a channel's patience has changed. NULL if the path cannot become silent. */
 	void (*watch)(struct soft_path *path);
@@ -128,11 +133,11 @@ struct soft_path {
 	struct soft_chan *receiving; /* channel of a partially received record */
 	struct soft_ctrl_record *ctrl_records; /* control records waiting for room */
 	uint32_t ctrl_count, ctrl_room;
-	/* Nothing passes while any of these local ports is down. */
+	/* Local ports that the path uses. The path carries no data while any of them is down. */
 	uint32_t ports;
 	int peer_hca; /* number of the peer's device, from soft_gid_hca_number() */
 	bool dead;
-	int broken; /* errno value for ending the path in `flush`; 0 if intact */
+	int broken; /* errno value with which `flush` ends the path; 0 if intact */
 };
 
 /* ---- for links ----------------------------------------------------------------------------- */
@@ -145,8 +150,8 @@ int soft_chan_open(struct soft_chan *chan, struct soft_path *path,
 int soft_chan_accept(struct soft_chan *chan, struct soft_path *path, uint32_t remote_id,
 		     const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
 void soft_path_refuse(struct soft_path *path, uint32_t remote_id);
-/* Open a channel without a handshake, under numbers that both sides have agreed on elsewhere. If
- * `id` is 0, a number is assigned. Returns 0 or an errno value. */
+/* Open a channel without a handshake, because both sides already know its numbers. If `id` is 0, a
+ * local number is assigned. Returns 0 or an errno value. */
 int soft_chan_attach(struct soft_chan *chan, struct soft_path *path, uint32_t id,
 		     uint32_t remote_id);
 
@@ -154,8 +159,9 @@ int soft_chan_attach(struct soft_chan *chan, struct soft_path *path, uint32_t id
  * this case, `writable` is called when there is more room. There is no room before `accepted`.
  * `least` may be at most SOFT_CHAN_MIN_ROOM and a header. */
 size_t soft_chan_room(struct soft_chan *chan, size_t least);
-/* Let other channels write first. `writable` is called in a later step. Does nothing if the channel
- * is already waiting. */
+/* Queue the channel after the channels already waiting for room, so that they can write first.
+ * `writable` is called later, never from this function. Does nothing if the channel is already
+ * waiting. */
 void soft_chan_wait(struct soft_chan *chan);
 /* Write records and copy their payload, at most as many bytes as soft_chan_room() has just
  * returned. Returns the number of records written, which is smaller than `count` if the path runs

@@ -1,16 +1,17 @@
 /* The completer handles responses and completes requests.
  *
- * A response acknowledges all earlier requests: an acknowledgement of PSN n, data for PSN n + 1,
- * and a NAK of PSN n + 1 all mean that everything up to PSN n is done (IBTA 9.7.5.1.2). Responses
- * arrive in the order of their requests, so a response always belongs to the oldest request.
+ * A response also acknowledges all earlier requests. An acknowledgement of PSN n, data with PSN
+ * n + 1 and a NAK with PSN n + 1 each acknowledge everything up to PSN n (IBTA 9.7.5.1.2).
+ * Responses arrive in the order of their requests. Once the earlier requests have been completed, a
+ * response therefore belongs to the oldest outstanding request.
  */
 #include <sys/uio.h>
 
 #include "rc.h"
 #include "trace/trace.h"
 
-/* Continue after a completion, which may lift a fence, free a slot for a READ, or finish
- * draining. */
+/* Continue sending after requests have been acknowledged or completed. This may have lifted a
+ * fence, freed a slot for a READ, or drained the send queue. */
 static void continue_sending(struct soft_qp *qp)
 {
 	qp->rnr_retries_remaining = qp->attr.rnr_retry;
@@ -24,8 +25,8 @@ static void continue_sending(struct soft_qp *qp)
 		soft_qp_link_output(qp->link);
 }
 
-/* Remove the READ parts whose data has arrived up to `psn`. A part that has not yet been requested
- * again after a loss is not counted in `reads`. */
+/* Remove the READ parts whose data has arrived up to `psn`. Parts that are still to be requested
+ * again are not included in `reads`, because soft_requester_go_back() resets it. */
 static void remove_answered_parts(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_window *window = qp->window;
@@ -63,9 +64,9 @@ bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn)
 
 	if (!soft_qp_is_requester(qp))
 		return false; /* no requests to acknowledge */
+	/* A PSN that is not outstanding is valid only in a duplicate response. */
 	if (count > sq->unsent - before)
-		return count >=
-		       SOFT_PSN_HALF; /* true for a duplicate, false for a PSN never sent */
+		return count >= SOFT_PSN_HALF;
 	while (sq->unacked != until) {
 		soft_send_complete_local(qp);
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->oldest);
@@ -109,8 +110,8 @@ static enum soft_sink handle_rnr_nak(struct soft_qp *qp, const struct soft_frame
 {
 	if (qp->rnr_waiting)
 		return SOFT_SINK_NONE; /* a duplicate */
-	/* A retry count of 7 means to retry forever (IBTA 9.7.5.2.8). Each completion resets the
-	 * count. */
+	/* A retry count of 7 means to retry forever (IBTA 9.7.5.2.8). The count is reset when the
+	 * responder acknowledges or completes a request (continue_sending). */
 	if (qp->attr.rnr_retry != 7) {
 		if (qp->rnr_retries_remaining == 0) {
 			soft_send_fail(qp, IBV_WC_RNR_RETRY_EXC_ERR);
@@ -159,7 +160,9 @@ static enum soft_sink begin_read_data(struct soft_qp *qp, struct soft_frame *fra
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	uint64_t end = soft_message_offset(qp, frame->psn, send->psn) + frame->length;
 
-	if (soft_send_is_empty_read(send)) /* may also be completed by an acknowledgement */
+	/* The response to a FLUSH or an ATOMIC WRITE contains no data. An acknowledgement can also
+	 * complete these requests. */
+	if (soft_send_is_empty_read(send))
 		return frame->length || !soft_is_last(frame) ? SOFT_SINK_BROKEN : SOFT_SINK_NONE;
 	if (qp->window && end < send->length)
 		frame->flags |= SOFT_FRAME_MORE; /* last packet of a part, but not of the READ */

@@ -17,14 +17,14 @@ struct soft_tx_cursor {
 	uint32_t next, next_psn, reads;
 	uint32_t response, response_psn;
 	uint32_t acked;
-	/* maximum payload of the next frame in bytes; a multiple of every MTU */
+	/* maximum payload of the next frame in bytes; divisible by every MTU */
 	uint32_t max_payload;
 	uint32_t cma_max; /* maximum payload of a frame with a descriptor; 0 if disabled */
 	uint32_t cma_min; /* minimum payload of a frame with a descriptor */
 };
 
-/* Returns the payload length of the next frame if `left` bytes of the message remain. Sets
- * `*by_cma` to whether the frame contains a descriptor of the payload. */
+/* Returns the payload length of the next frame if `left` bytes of the message remain. Stores in
+ * `*by_cma` whether the frame describes the payload instead of containing it. */
 static inline uint32_t soft_next_frame_length(const struct soft_tx_cursor *cursor, uint32_t left,
 					      bool *by_cma)
 {
@@ -53,15 +53,15 @@ void soft_requester_retry(struct soft_qp *qp);
 /* Retransmit after an implied NAK, which is a response to a later request. Further implied NAKs of
  * the same loss are ignored. */
 void soft_requester_implied_nak(struct soft_qp *qp);
-/* Update the transmit position before the oldest request completes. The request may still be due
- * for retransmission. */
+/* Update the transmit position before the oldest request completes. If the request was about to be
+ * retransmitted, it is skipped. */
 void soft_requester_skip_oldest(struct soft_qp *qp);
 /* Expect a NAK for the oldest request, because the peer has withdrawn its response. Until the NAK
  * arrives or the link ends, responses to later requests do not cause a retransmission. */
 void soft_requester_await_nak(struct soft_qp *qp);
 /* Reset the retry count and restart the retransmission timer after a response. */
 void soft_requester_progress(struct soft_qp *qp);
-/* Start the retransmission timer if an expected response may be lost. */
+/* Start the retransmission timer if a response is outstanding on a link that may lose it. */
 void soft_requester_await(struct soft_qp *qp);
 
 static inline bool soft_responder_is_full(const struct soft_responder *responder)
@@ -98,8 +98,9 @@ int soft_responder_resize(struct soft_qp *qp,
 			  uint32_t depth); /* implements soft_transport.resize */
 void soft_responder_forget(struct soft_qp *qp); /* frees memory; does not require the lock */
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
-/* Refuse the accepted request with PSN `psn`, whose memory has been deregistered, and all later
- * requests. Drops the responses from `index` on. The trace records the response `withdrawn`. */
+/* Send a NAK for the accepted request with PSN `psn`, because its memory has been deregistered.
+ * This refuses all later requests as well, and drops the responses from `index` on. `withdrawn` is
+ * the response to the request, and is recorded in the trace. */
 void soft_responder_withdraw(struct soft_qp *qp, uint32_t index, uint32_t psn,
 			     const struct soft_response *withdrawn);
 /* Replace a repeated response with a NAK, because its memory has been deregistered. Other requests

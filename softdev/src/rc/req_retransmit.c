@@ -6,14 +6,15 @@
  * the first unacknowledged PSN. It does so at most retry_cnt times in a row, and every response
  * resets the count.
  *
- * The timer is not used on links without loss, because a silent peer is only slow there.
+ * The timer is not used on links that never lose frames. A peer that does not respond on such a
+ * link is merely slow.
  */
 #include "inject/inject.h"
 #include "rc.h"
 #include "trace/trace.h"
 
-/* Minimum time of the retransmission timer. A card's timer expires after one to four times the
- * queue pair's timeout (IBTA 9.7.6.1.3). This device waits longer if the timeout is very short,
+/* Lower limit for the retransmission timer in ns. A card's timer expires after one to four times
+ * the queue pair's timeout (IBTA 9.7.6.1.3). This device waits longer if the timeout is very short,
  * because the peer's thread may not be scheduled within that time. */
 #define MIN_NS 1000000u
 
@@ -52,7 +53,7 @@ void soft_requester_retry(struct soft_qp *qp)
 void soft_requester_implied_nak(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	/* Retransmit only once, although every response in flight reports the same loss. */
+	/* Several responses in flight may report the same loss. Retransmit only once. */
 	if (qp->loss_reported)
 		return;
 	qp->loss_reported = true;

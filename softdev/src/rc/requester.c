@@ -32,8 +32,9 @@ static const uint8_t wire_opcodes[] = {
 	[IBV_WR_ATOMIC_WRITE] = SOFT_ATOMIC_WRITE,
 };
 
-/* Returns whether all SGEs of a request allow the access. All are checked before the first frame is
- * sent, so that a local protection error (IBTA 10.7.2.2) does not cut off a message. */
+/* Returns whether the memory of all SGEs of a request may be accessed with `rights`. Checking all
+ * SGEs before the first frame is sent prevents a local protection error (IBTA 10.7.2.2) in the
+ * middle of a message. */
 static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned rights)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, index);
@@ -48,7 +49,8 @@ static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 	return true;
 }
 
-/* Returns whether the message at cursor->next may be started. Sets its status if it is invalid. */
+/* Returns whether the message at cursor->next may be started. If it can never be sent, stores the
+ * error in send->status. */
 static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 		      struct soft_send_wqe *send, uint8_t opcode)
 {
@@ -82,8 +84,8 @@ static uint32_t min_u32(uint32_t one, uint32_t other)
 }
 
 /* Returns how many of a READ's remaining `psns` the next request covers, or 0 if it has to wait. A
- * retransmitted request ends where the original one ended, because a responder repeats one response
- * but does not join parts of two (IBTA 9.7.4.1.2). */
+ * retransmitted request must end where the original one ended. A responder can repeat a single
+ * response, but it cannot combine parts of two responses (IBTA 9.7.4.1.2). */
 static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t psns, uint32_t part)
 {
 	const struct soft_window *window = qp->window;

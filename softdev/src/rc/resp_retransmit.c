@@ -73,8 +73,8 @@ static void repeat_read(struct soft_qp *qp, const struct soft_frame *frame)
 		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
 	uint32_t behind = (qp->responder.psn - frame->psn) & SOFT_PSN_MASK;
 
-	/* Ignore a duplicate with a different key, because it may be a guess. A wrong key in a new
-	 * request ends the queue pair. */
+	/* Ignore a duplicate with a different key. Otherwise, a sender could guess keys without
+	 * risk, whereas a wrong key in a new request ends the queue pair. */
 	if (!read || read->rkey != frame->rkey || soft_psns(qp, frame->dma_length) > behind) {
 		trace_psn(qp, frame->psn);
 		return;
@@ -103,7 +103,8 @@ static void repeat_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 }
 
 /* Returns whether the request repeats a remembered FLUSH or ATOMIC WRITE, whose response looks like
- * that of an empty READ. An unknown request may be a guess and is only acknowledged. */
+ * that to an empty READ. A request that is not remembered may be forged, so it is only
+ * acknowledged. */
 static bool repeats_empty_read(const struct soft_responder *responder,
 			       const struct soft_frame *frame)
 {
@@ -128,10 +129,12 @@ static void repeat_response(struct soft_qp *qp, const struct soft_frame *frame)
 		repeat_atomic(qp, frame);
 	else if (repeats_empty_read(&qp->responder, frame))
 		queue_repeated_response(qp, frame, SOFT_READ_DATA, 0, NULL);
-	else { /* within a message as well, because a requester with a window may wait for it */
+	else {
 		/* If no request has been accepted yet, the packet cannot be a duplicate. */
 		if (!qp->comm_established)
 			trace_psn(qp, frame->psn);
+		/* Repeat the acknowledgement even in the middle of a message, because a requester
+		 * with a congestion window may be waiting for it. */
 		repeat_ack(qp);
 	}
 }

@@ -104,7 +104,8 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 	soft_responder_nak(qp, SOFT_NAK, nak);
 }
 
-/* Drop the current message of a UC queue pair. The next message will use its receive. */
+/* Drop the current message of a UC queue pair. If the message was assigned a receive, the next
+ * message uses that receive. */
 static enum soft_sink drop_message(struct soft_qp *qp)
 {
 	qp->responder.active = false;
@@ -130,7 +131,8 @@ static void trace_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t r
 	const char *reason = soft_remote_denial_reason(qp, soft_remote_pd(qp, srq_num), rkey,
 						       address, length, rights);
 
-	/* No objection is found if a re-registered region allows the access again. */
+	/* The reason is NULL if the region has been registered again in the meantime and now allows
+	 * the access. */
 	soft_trace_no_access(qp, reason ? reason : "KEY", rkey, address, length, rights);
 }
 
@@ -188,10 +190,10 @@ static enum soft_sink drop_as_lost(struct soft_qp *qp)
 	return SOFT_SINK_DISCARD;
 }
 
-/* Refuse a request that exceeds the agreed number of outstanding READs and atomics. Treat it as
- * lost if a slot holds a repeated response, or the response to a FLUSH or an ATOMIC WRITE, because
- * the requester is then not at fault. Not all requesters count FLUSHes and ATOMIC WRITEs. rdma_rxe
- * counts only ATOMIC WRITEs. */
+/* Refuse a request that exceeds the maximum number of outstanding READs and atomics. Treat the
+ * request as lost if a slot holds a repeated response, or the response to a FLUSH or an ATOMIC
+ * WRITE. The requester is not at fault in these cases, because it may not count such a slot. For
+ * example, rdma_rxe counts ATOMIC WRITEs but not FLUSHes. */
 static enum soft_sink refuse_excess_read(struct soft_qp *qp)
 {
 	const struct soft_responder *responder = &qp->responder;
@@ -203,8 +205,8 @@ static enum soft_sink refuse_excess_read(struct soft_qp *qp)
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST, "READS"); /* IBTA 9.7.4.3.1 */
 }
 
-/* Returns whether the peer may access the memory that the frame addresses. A length of 0 needs no
- * valid key (IBTA 9.4.3, 9.4.4: C9-88). */
+/* Returns whether the peer may access the memory that the frame addresses. A request of length 0
+ * does not require a valid key (IBTA 9.4.3, 9.4.4: C9-88). */
 static bool is_accessible(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
 {
 	return frame->dma_length == 0 ||
@@ -233,7 +235,7 @@ static enum soft_sink accept_send(struct soft_qp *qp, const struct soft_frame *f
 	return frame->length ? SOFT_SINK_RECEIVE : SOFT_SINK_NONE;
 }
 
-/* Accept a WRITE packet. The last packet of a WRITE with immediate needs a receive. */
+/* Accept a WRITE packet. The last packet of a WRITE with immediate consumes a receive. */
 static enum soft_sink accept_write(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	uint64_t end = end_of(qp, frame), total = qp->responder.dma_length;
@@ -336,8 +338,8 @@ static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *f
 /* Returns whether the frame's fields are valid for its opcode. */
 static bool is_well_formed(const struct soft_qp *qp, const struct soft_frame *frame)
 {
-	/* An XRC initiator accepts no requests. Only requests to an XRC target name a shared
-	 * receive queue, and they must do so. */
+	/* An XRC initiator accepts no requests. A request must specify a shared receive queue if
+	 * and only if it is sent to an XRC target. */
 	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND || !(frame->flags & SOFT_FRAME_SRQ) != !qp->xrcd)
 		return false;
 	unsigned flags = frame->flags & (SOFT_FRAME_CONTINUES | SOFT_FRAME_MORE |
@@ -432,8 +434,8 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.2 */
 	if (responder->active)
 		return continue_message(qp, frame);
-	/* If the peer used a different path MTU, its PSNs would stand for different offsets. This
-	 * is checked here because a CM stream has no handshake that compares the MTUs. */
+	/* If the peer used a different path MTU, its PSNs would correspond to different offsets.
+	 * The MTU is checked here because a CM stream has no handshake that compares the MTUs. */
 	if (frame->syndrome && frame->opcode != SOFT_FLUSH && frame->syndrome != qp->attr.path_mtu)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PATH_MTU");
 	if (!qp->comm_established) {
@@ -574,8 +576,8 @@ static struct soft_known_read *remember(struct soft_responder *responder,
 	return read;
 }
 
-/* Execute an atomic (IBTA 9.4.5.1), which is also atomic with respect to other threads of this
- * process. Returns false if the memory is no longer accessible. */
+/* Execute an atomic operation (IBTA 9.4.5.1). The operation is also atomic with respect to other
+ * threads of this process. Returns false if the memory is no longer accessible. */
 static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *arguments)
 {
 	struct soft_responder *responder = &qp->responder;
@@ -650,7 +652,8 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 			soft_counts_reads_of(qp, frame->rkey) ? frame->dma_length : 0;
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
 		break;
-	case SOFT_FLUSH: /* the response is published after earlier writes */
+	case SOFT_FLUSH:
+		/* Earlier writes become visible before the response does. */
 		queue_empty_response(qp, frame);
 		break;
 	default:
@@ -737,8 +740,8 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	return true;
 }
 
-/* Count a READ when the last packet of its response is sent. A repeated READ is counted only
- * once. */
+/* Count the bytes of a READ when the last packet of its response is sent. A repeated READ is
+ * counted only once. */
 static void count_answered(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_known_read *read = soft_responder_find(&qp->responder, SOFT_READ, psn);
@@ -818,7 +821,8 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
 	if (!memory)
 		return -1;
-	/* Send the copy of overwritten data, but only while the key is valid (read_order.c). */
+	/* If the data was copied because a later request overwrites it, send the copy. The check
+	 * above ensures that the key is still valid (read_order.c). */
 	if (response->opcode == SOFT_READ_DATA && response->copy)
 		memory = response->copy + response->copy_length - response->length + place;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = out->frame.length};

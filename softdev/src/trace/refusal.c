@@ -1,4 +1,4 @@
-/* Notes for the trace why calls other than post calls are refused. */
+/* Stores the reasons for refusing calls other than post calls, and records them in the trace. */
 #include <errno.h>
 
 #include "trace.h"

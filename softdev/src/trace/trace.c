@@ -486,8 +486,8 @@ void soft_trace_request_refused(const struct soft_qp *qp, const char *reason)
 	add(&line);
 }
 
-/* Returns whether a dropped packet may be recorded. Allows DROPS_PER_SECOND records per second, and
- * the same number in a burst. */
+/* Returns whether a dropped packet may be recorded. At most DROPS_PER_SECOND packets per second are
+ * recorded on average, and as many may be recorded in a single burst. */
 static bool may_trace_drop(struct soft_trace *trace)
 {
 	const uint64_t second = 1000000000, now = soft_now();
@@ -567,8 +567,8 @@ static void read_text(const char *path, char between, char *text, size_t size)
 			text[i] = between;
 }
 
-/* Store the names of all devices, separated by commas. The process has one device until their
- * number is set. */
+/* Store the names of all devices, separated by commas. If the devices have not been counted yet
+ * (soft_hca_count), only the first one is named. */
 static void name_devices(char *text)
 {
 	const struct soft_objects *objects = soft_device.objects;
@@ -578,8 +578,9 @@ static void name_devices(char *text)
 		sprintf(text + strlen(text), ",%s", objects->hcas[i].device.name);
 }
 
-/* Add the header, which contains the monotonic and wall-clock time, the boot ID for the monotonic
- * time, and a description of the process. The clocks are read as close together as possible. */
+/* Add the header, which contains the monotonic and wall-clock time, and describes the process. It
+ * also contains the boot ID, because monotonic times of different boots are not comparable. The
+ * clocks are read as close together as possible. */
 static int add_header(void)
 {
 	char text[MAX_TEXT];

@@ -33,7 +33,7 @@ struct soft_trace {
 		pid_t pid;
 		off_t end; /* offset of the end of the last line */
 		rlim_t limit;
-		char refusal[900]; /* why the last file was refused; empty if errno explains it */
+		char refusal[900]; /* reason for refusing the last file; empty if errno suffices */
 	} file;
 };
 
@@ -74,7 +74,8 @@ void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to);
 void soft_trace_event(const struct ibv_async_event *event);
 /* Record that a queue pair retransmits requests after a loss or an RNR NAK. */
 void soft_trace_retry(const struct soft_qp *qp, const char *cause);
-/* Note why memory was not accessible, and its key, for the record of the next completion. */
+/* Store the reason why the memory with the key `lkey` is not accessible. If the next completion
+ * fails with a local protection error, its record contains the reason and the key. */
 void soft_trace_failure_reason(const char *reason, uint32_t lkey);
 void soft_trace_registered(const struct soft_range *range);
 /* Record that a region has been deregistered or a window has been unbound. */
@@ -106,7 +107,7 @@ extern const struct soft_subsystem soft_trace_subsystem;
 
 /* ---- refusal.c: why calls other than those that post are refused ----------------------------- */
 
-/* The reason for refusing the current call, noted per thread.
+/* Each thread stores a note that explains why its current call is refused.
  *
  * The code that detects the error returns soft_refuse(), which stores the note. The call returns
  * through soft_call_result() or soft_call_pointer_result(), which write the record and clear the
@@ -160,8 +161,8 @@ const char *soft_trace_file_refusal(void);
 /* Append a line, which must include its newline. Returns 0 or an errno value. After an error, the
  * caller must close the file. */
 int soft_trace_file_add(const char *line, size_t length);
-/* Write a final line and close the file. If there is no room for the line, it overwrites earlier
- * ones. */
+/* Write a final line and close the file. If the file cannot grow, the final line overwrites the
+ * last lines of the file. */
 void soft_trace_file_close(const char *line, size_t length);
 /* Close the file without a final line. */
 void soft_trace_file_forget(void);

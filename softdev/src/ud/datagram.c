@@ -1,7 +1,7 @@
 /* The process's UDP socket, which sends and receives unreliable datagrams.
  *
  * The socket has the same port number as the data listener's TCP port and is reserved together with
- * it. A queue pair that only receives does not select an address, so the socket is bound to all
+ * it. A UD queue pair specifies a local address only when it sends, so the socket is bound to all
  * addresses. While there is no UD queue pair, a kernel filter drops all input. The kernel also
  * drops datagrams that do not fit in the receive buffer, so the buffer is large.
  */
@@ -159,8 +159,8 @@ void soft_datagram_release(void)
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-/* Convert a GID to an address in the socket's family. Returns its length, or 0 if it cannot be
- * converted. */
+/* Convert a GID to an address in the socket's family. Returns the length of the address, or 0 if
+ * the GID cannot be converted. */
 static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
 			    struct sockaddr_storage *to)
 {

@@ -11,7 +11,9 @@
 
 enum { SENDS_PER_TURN = 256 };
 
-#define RETRY_NS 200000u /* retry interval; a network card drains a full socket about as fast */
+/* Interval in ns at which sending is retried while the socket is full. A network card sends the
+ * contents of a full socket in about this time. */
+#define RETRY_NS 200000u
 #define OWN_QKEY 0x80000000u
 
 /* ---- sending ------------------------------------------------------------------------------- */
@@ -24,7 +26,8 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 		.destination = to->path.destination,
 		.dest_qpn = to->qpn,
 		.src_qpn = qp->ibv.qp_num,
-		/* If the high bit is set, use the queue pair's own Q_Key instead (IBTA 10.2.5). */
+		/* If the high bit of the request's Q_Key is set, use the queue pair's own Q_Key
+		 * instead (IBTA 10.2.5). */
 		.qkey = to->qkey & OWN_QKEY ? qp->attr.qkey : to->qkey,
 		.psn = send->psn & SOFT_PSN_MASK,
 		.traffic_flow = to->path.traffic_flow,
@@ -121,7 +124,8 @@ static void output(struct soft_qp *qp)
 
 static uint32_t wire_length(const struct soft_datagram *datagram, uint32_t length)
 {
-	/* UDP, BTH, DETH, immediate data, padded payload, ICRC (Annex A17, IBTA 5.2). */
+	/* The datagram consists of the UDP header, BTH, DETH, optional immediate data, padded
+	 * payload and ICRC (Annex A17, IBTA 5.2). */
 	return 8 + 12 + 8 + (datagram->flags & SOFT_DATAGRAM_IMMEDIATE ? 4 : 0) +
 	       ((length + 3) & ~3u) + 4;
 }
@@ -206,7 +210,8 @@ void soft_ud_deliver(struct soft_qp *qp, const struct soft_datagram *datagram,
 		return;
 	}
 	if (datagram->qkey != qp->attr.qkey) {
-		soft_qp_hca(qp)->bad_qkeys++; /* dropped and counted (IBTA 9.8.3.2, 14.2.5.6) */
+		/* Drop the message and count the Q_Key violation (IBTA 9.8.3.2, 14.2.5.6). */
+		soft_qp_hca(qp)->bad_qkeys++;
 		SOFT_TRACE(request_refused, qp, "QKEY");
 		return;
 	}

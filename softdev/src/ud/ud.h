@@ -56,8 +56,8 @@ void soft_datagram_hold(void);
 void soft_datagram_release(void);
 void soft_datagram_shutdown(void);
 
-/* Append a control message that selects the source address, which the receiver verifies, and the
- * outgoing interface unless `ifindex` is 0. */
+/* Append a control message that selects the source address and, unless `ifindex` is 0, the outgoing
+ * interface. The receiver verifies the source address. */
 void soft_put_source(struct msghdr *message, bool ipv4, const union ibv_gid *source,
 		     uint32_t ifindex);
 

@@ -1,23 +1,23 @@
 /* RoCE v2 datagrams of UD queue pairs and of queue pair 1. Queue pair 1 is the general services
  * interface, which receives management datagrams (MADs; IBTA vol 1, 13).
  *
- * Datagram users hold the addresses of all devices open, because no connection determines which
- * address is needed. No sender state is stored, and packets for unknown queue pairs are dropped
- * without a response.
+ * While datagrams are in use, the addresses of all devices stay open, because there is no
+ * connection that determines which addresses are needed. No sender state is stored, and packets for
+ * unknown queue pairs are dropped without a response.
  */
 #include <arpa/inet.h>
 
 #include "roce_internal.h"
 #include "trace/trace.h"
 
-enum { HOP_LIMIT = 64 }; /* reported in completions; the socket does not provide the value */
+enum { HOP_LIMIT = 64 }; /* hop limit for completions; the socket does not provide the actual one */
 
 #define GSI_QKEY 0x80010000u /* IBTA 13.5.3.1 */
 
 /* ---- addresses ------------------------------------------------------------------------------- */
 
-/* Hold an address open, but skip it if its interface has just come up and it is not usable yet.
- * Returns 0 or an errno value. */
+/* Open an address and keep it open until release_all(). Skip an address that is not usable yet
+ * because its interface has just come up. Returns 0 or an errno value. */
 static int hold_address(const union ibv_gid *gid)
 {
 	struct soft_roce_address *address = soft_roce_address(gid);
@@ -73,7 +73,8 @@ void soft_roce_release(void)
 		release_all();
 }
 
-/* Hold new addresses open. An address that cannot be opened is reported on stderr. */
+/* Open the addresses that were added to the devices, if datagrams are in use. Failures are only
+ * reported on stderr. */
 void soft_roce_port_changed(enum soft_port_change change, uint32_t ports)
 {
 	(void)ports;

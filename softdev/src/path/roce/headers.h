@@ -57,7 +57,7 @@ enum soft_roce_operation {
 	SOFT_ROCE_FLUSH = 0x1c,        /* annex A19 */
 	SOFT_ROCE_ATOMIC_WRITE = 0x1d, /* annex A19 */
 	SOFT_ROCE_OPERATION = 0x1f,    /* mask */
-	SOFT_ROCE_CNP = 0x81, /* complete opcode, not an operation (annex A17.9.3) */
+	SOFT_ROCE_CNP = 0x81, /* complete opcode including the service (annex A17.9.3) */
 };
 
 /* Extended headers, in their order after the BTH. */

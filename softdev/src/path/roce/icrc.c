@@ -15,7 +15,7 @@ enum { LRH = 8, IPV4 = 20, IPV6 = 40, UDP = 8, DONT_FRAGMENT = 0x40, PROTOCOL_UD
 #define POLYNOMIAL 0xedb88320u
 #define NEXT(crc) ((crc) >> 1 ^ (POLYNOMIAL & -((crc) & 1u))) /* appends a zero bit */
 
-/* The CRC register after each byte value and `k` zero bytes. */
+/* The CRC register after one byte followed by `k` zero bytes, indexed by `k` and the byte. */
 static uint32_t crc_tables[8][256];
 
 __attribute__((constructor)) static void make_tables(void)
@@ -124,7 +124,7 @@ void soft_icrc_flow(struct soft_icrc_flow *flow, const uint8_t source[16],
 		    const uint8_t destination[16], uint16_t source_port, uint16_t destination_port)
 {
 	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-	/* The IP header comes first, then the UDP header. */
+	/* start of the IP header, later of the UDP header */
 	uint8_t *at = flow->bytes + LRH;
 
 	*flow = (struct soft_icrc_flow){.ipv4 = !memcmp(source, mapped, sizeof(mapped))};
@@ -154,8 +154,8 @@ void soft_icrc_flow(struct soft_icrc_flow *flow, const uint8_t source[16],
 	flow->length = (uint8_t)(at + UDP - flow->bytes);
 }
 
-/* Returns the CRC register after the LRH, the IP and UDP headers and the BTH. The byte that
- * contains FECN and BECN counts as ones. */
+/* Returns the CRC register after the LRH, the IP and UDP headers and the BTH. The byte of the BTH
+ * that contains FECN and BECN is replaced with ones. */
 static uint32_t headers_crc(const struct soft_icrc_flow *flow, uint16_t identification,
 			    const uint8_t *bth, size_t length)
 {
@@ -217,11 +217,11 @@ static uint32_t run_back(uint32_t crc, size_t words)
 	return crc;
 }
 
-/* A CRC is linear, so the XOR of two ICRCs depends only on the XOR of the two packets if they have
- * the same length. Changing the identification from 0 therefore changes the ICRC by a value that
- * does not depend on the rest of the packet. Running the register back to the position of the
- * identification turns this difference into the identification in the lower half and zeros in the
- * upper half. For a damaged packet, the upper half is zero by chance once in 65,536. */
+/* Check the ICRC without knowing the IPv4 identification. A CRC is linear, so the XOR of the ICRCs
+ * of two packets of equal length depends only on the XOR of the packets. If the received ICRC
+ * differs from the ICRC for identification 0 only because of the identification, running the
+ * difference back to the position of this field yields the identification in the lower half and
+ * zeros in the upper half. A damaged packet passes this check with a probability of 1 in 65,536. */
 bool soft_icrc_check(const struct soft_icrc_flow *flow, const uint8_t *bytes, size_t length)
 {
 	uint32_t difference;

@@ -123,8 +123,8 @@ static bool has_length(const struct soft_frame *frame, uint32_t mtu)
 	return frame->length <= mtu && (frame->length || soft_is_first(frame));
 }
 
-/* Give a request of invalid length a wrong path MTU, so that the responder refuses it in PSN order.
- * Returns false for a response. */
+/* Replace a request of invalid length by an empty request with an invalid path MTU, which the
+ * responder refuses in PSN order. Returns false if the frame is a response. */
 static bool refuse(struct soft_frame *frame)
 {
 	frame->flags &= SOFT_FRAME_SRQ;

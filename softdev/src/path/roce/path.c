@@ -37,8 +37,8 @@ static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 	pair->psns.read_psns = (uint32_t)(reads >> shift);
 }
 
-/* Halve the window after a loss or congestion. All losses among the packets then in flight count as
- * one. */
+/* Halve the window after a loss or a congestion notification. Ignore further ones until all packets
+ * in flight at that time have been acknowledged. */
 static void shrink_window(struct soft_window *window)
 {
 	struct soft_roce_pair *pair = soft_container(window, struct soft_roce_pair, psns);
@@ -127,8 +127,8 @@ static uint32_t msn_at(const struct soft_qp *qp, uint32_t psn)
 	return responder->msn & SOFT_PSN_MASK;
 }
 
-/* Send an ACK packet. A frame can carry an acknowledgement in its header, but a request packet
- * cannot. */
+/* Send the acknowledgement from a frame's header in a separate ACK packet, because request packets
+ * cannot carry acknowledgements. */
 static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
 {
 	const struct soft_frame frame = {
@@ -152,8 +152,8 @@ static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *m
 					  .pkey = marked->pkey,
 					  .length = SOFT_ROCE_CNP_PAYLOAD};
 
-	/* Do not notify for acknowledgements, because the peer cannot relieve congestion by sending
-	 * fewer of them. */
+	/* Do not send notifications for acknowledgements, because the peer cannot relieve
+	 * congestion by sending fewer acknowledgements. */
 	if (operation == SOFT_ROCE_ACKNOWLEDGE || operation == SOFT_ROCE_ATOMIC_ACKNOWLEDGE ||
 	    soft_now() < pair->next_notification_ns)
 		return;
@@ -169,8 +169,9 @@ static bool is_small(const struct soft_frame *frame)
 	       frame->opcode == SOFT_ATOMIC_DATA;
 }
 
-/* Returns whether the frame's header requires a separate ACK packet. A response already
- * acknowledges requests, and a closing queue pair may have nothing new to acknowledge. */
+/* Returns whether the acknowledgement in the frame's header requires a separate ACK packet. Packets
+ * of responses are acknowledgements themselves. The last frame of a queue pair requires an ACK
+ * packet only if it acknowledges something new. */
 static bool acknowledges(const struct soft_roce_pair *pair, const struct soft_frame *frame)
 {
 	return frame->flags & SOFT_FRAME_ACK &&
@@ -229,7 +230,8 @@ static void end(struct soft_roce_pair *pair)
 static ssize_t room(struct soft_path *path, size_t least)
 {
 	(void)path;
-	/* Closing a channel sends no packet, so it needs no room. */
+	/* put() sends no packet for an END, so END always fits. No other control records are
+	 * sent. */
 	return (ssize_t)(least <= SOFT_HANDSHAKE_SIZE ? least : soft_roce_room());
 }
 
@@ -252,8 +254,8 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 		if (acknowledges(pair, &frame))
 			acknowledging = frame;
 	}
-	/* Send one acknowledgement after the last packet, because another one in between would
-	 * split the run. */
+	/* Send one acknowledgement after the last packet. An acknowledgement between the packets
+	 * would split the run that is sent with one system call. */
 	if (acknowledging.opcode)
 		send_ack(pair, acknowledging.ack);
 	return count;
@@ -271,8 +273,8 @@ static const struct soft_path_calls calls = {
 
 /* ---- packets in ------------------------------------------------------------------------------ */
 
-/* Returns the reason to drop the packet, or NULL. A packet must come from the queue pair's peer, to
- * its address, and with its transport service. */
+/* Returns the reason to drop the packet, or NULL to accept it. The packet must come from the queue
+ * pair's peer, arrive at the queue pair's address, and use the queue pair's transport service. */
 static const char *drop_reason(struct soft_roce_pair *pair, const struct soft_roce_address *at,
 			       const struct sockaddr_storage *from,
 			       const struct soft_roce_packet *packet)
@@ -362,8 +364,8 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 	pair = soft_table_find(&soft_device.roce->pairs, packet.dest_qpn);
 	if (!pair)
 		return;
-	/* Acknowledge within a message too, because the requester's window may be smaller than the
-	 * message. */
+	/* Acknowledge packets in the middle of a message too, because the requester's window may be
+	 * smaller than the message. */
 	if (packet.ack_request && !soft_is_last(&frame))
 		soft_qp_link_output(pair->qp->link);
 	grow_window(pair);
@@ -486,7 +488,7 @@ static void stop(void)
 
 static void forked(void)
 {
-	soft_device.roce->blocked = false; /* the child inherits no staged packets and no timer */
+	soft_device.roce->blocked = false; /* staged packets and the timer are not inherited */
 	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		soft_list_each (struct soft_chan, chan, &soft_device.roce->paths[i].chans, node)
 			end(soft_table_find(&soft_device.roce->pairs, chan->id));

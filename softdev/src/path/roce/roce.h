@@ -11,8 +11,8 @@
 #include "path/path.h"
 
 /* Open the channel of a queue pair that has entered RTR. The caller has set the channel's `calls`.
- * Returns 0 or an errno value. EADDRINUSE means that another process uses the RoCE UDP port. It is
- * also reported on stderr. */
+ * Returns 0 or an errno value. EADDRINUSE, which is also reported on stderr, means that another
+ * process uses the RoCE UDP port. */
 int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp);
 
 /* Returns the largest path MTU whose packets fit into the MTU of each of the device's networks. */
@@ -20,8 +20,7 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca);
 
 /* ---- datagrams.c ------------------------------------------------------------------------------- */
 
-/* Callbacks for received datagrams: `datagram` for UD queue pairs, and `mad` for queue pair 1.
- * Folders above this one implement them. */
+/* Callbacks for received datagrams: `datagram` for UD queue pairs, and `mad` for queue pair 1. */
 struct soft_roce_datagram_ops {
 	void (*datagram)(const struct soft_datagram *datagram, const uint8_t *payload,
 			 uint32_t length);

@@ -1,6 +1,6 @@
-/* Internal declarations. path.c connects queue pairs to their peers, packets.c converts between
- * frames and packets, sockets.c sends and receives packets, share.c shares an address among
- * processes, and datagrams.c handles UD packets. */
+/* Internal declarations of the RoCE path. path.c connects queue pairs to their peers, packets.c
+ * converts frames to packets and back, sockets.c sends and receives packets, share.c shares an
+ * address among processes, and datagrams.c handles UD packets. */
 #pragma once
 
 #include <string.h>
@@ -73,14 +73,16 @@ struct soft_roce_pair {
 	struct soft_window psns;
 	bool has_sent_request;
 	uint32_t unacked; /* `sq.unacked` at the last window update */
-	uint32_t recovered; /* losses count as the same event until this PSN is acknowledged */
+	/* first PSN not yet sent at the last loss event; further losses belong to the same event
+	 * until all earlier PSNs are acknowledged */
+	uint32_t recovered;
 	uint64_t window; /* congestion window in bytes */
 	uint64_t threshold; /* slow start threshold in bytes */
 	uint64_t next_notification_ns; /* earliest time of the next congestion notification */
 };
 
-/* Packets that one system call sends to the same destination. All have the same length, but the
- * last one may be shorter. */
+/* Packets for the same destination that one system call sends. All of them have the same length,
+ * except that the last one may be shorter. */
 struct soft_roce_run {
 	struct soft_roce_sender *sender;
 	union ibv_gid from;
@@ -95,7 +97,7 @@ struct soft_roce_run {
 struct soft_roce {
 	struct soft_path paths[SOFT_MAX_HCAS]; /* one per device */
 	struct soft_table pairs; /* by local queue pair number */
-	struct soft_timer room_timer; /* offers room to waiting channels in the next step */
+	struct soft_timer room_timer; /* timer to offer room to waiting channels in the next step */
 
 	/* datagrams.c */
 	const struct soft_roce_datagram_ops *datagram_ops;
@@ -112,20 +114,22 @@ struct soft_roce {
 };
 
 /* packets.c */
-/* Convert a frame to the packet fields that all its packets share, except for the operation.
- * Returns false if the frame is not sent as packets. */
+/* Initialize `packet` as the first packet of a frame. The caller sets the opcode, the length, and
+ * the bits that request an event or an acknowledgement. Returns false if frames of this kind are
+ * not sent as packets. */
 bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
 			  const uint8_t *small);
 /* Returns the operation of the first, middle, last or only packet of a frame. */
 uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool last);
-/* Convert a packet to a frame for this path MTU. Stores the payload of an atomic in `small`.
- * Returns false if the packet is not acceptable. */
+/* Convert a packet to a frame. If a request's length is invalid for the path MTU, the frame makes
+ * the responder refuse the request. Stores the payload of an atomic operation in `small`. Returns
+ * false if a response is invalid. */
 bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet *packet,
 			uint32_t mtu, uint8_t small[SOFT_ATOMIC_ARGUMENTS]);
 
 /* sockets.c */
-/* Start receiving at an address, or add a user if it is open. Returns NULL and sets errno on
- * failure. */
+/* Start receiving at an address. If the address is already open, only count another user. Returns
+ * NULL and sets errno on failure. */
 struct soft_roce_address *soft_roce_address(const union ibv_gid *gid);
 void soft_roce_address_release(struct soft_roce_address *address);
 /* Returns the address if it is open, or NULL. */
@@ -141,9 +145,9 @@ static inline struct soft_roce_address *soft_roce_address_at(const union ibv_gid
 bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
 		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
 		    uint8_t traffic_class);
-/* Returns the number of bytes of frames that may be staged, or 0 until the socket accepts more. */
+/* Returns how many bytes of frames may be staged now, which is 0 while a socket is full. */
 size_t soft_roce_room(void);
-/* Returns where to write the next packet, or NULL if the staging buffer is full. */
+/* Returns a pointer to the space for the next packet, or NULL if no more packets can be staged. */
 uint8_t *soft_roce_stage(void);
 /* Add the packet that the caller has written at soft_roce_stage() to a run, and append its ICRC.
  * `length` includes the padding. */
@@ -158,8 +162,8 @@ static inline bool soft_roce_is_guest(const struct soft_roce_address *address)
 {
 	return address->acceptor.watch.fd < 0;
 }
-/* Become the owner of the address and accept guests. If another process owns it, connect to that
- * process as a guest, with the descriptor of `address->watch`. Returns 0 or an errno value. */
+/* Become the owner of the address and accept guests. If another process owns the address, become
+ * its guest and store the connection in `address->watch.fd`. Returns 0 or an errno value. */
 int soft_roce_share(struct soft_roce_address *address);
 void soft_roce_unshare(struct soft_roce_address *address);
 /* Forward a packet to the guests that it is addressed to. Returns false if this process must handle
@@ -170,7 +174,7 @@ bool soft_roce_forward(struct soft_roce_address *address, struct sockaddr_storag
 /* Handle a received packet (path.c). May overwrite the SOFT_FRAME_HEADER bytes before `bytes`. */
 void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_storage *from,
 		       uint8_t *bytes, size_t length, uint8_t traffic_class);
-/* Resume sending when a full socket accepts more (path.c). */
+/* Resume sending after a full socket has become writable (path.c). */
 void soft_roce_unblocked(void);
 
 /* Record a dropped packet in the trace (path.c). `packet` is NULL if its header is invalid. */

@@ -18,7 +18,7 @@
 
 enum {
 	BACKLOG = 1024,
-	TRIES = 1000, /* the name's owner may not listen yet, or may have just released it */
+	TRIES = 1000, /* maximum attempts while the owner starts listening or releases the name */
 	QPN_OFFSET = 5, /* offset of the destination queue pair number in the BTH */
 };
 
@@ -37,8 +37,8 @@ static struct name name_of(const union ibv_gid *gid, uint16_t ip_port)
 	return (struct name){AF_UNIX, "\0aiordma/roce", *gid, ip_port};
 }
 
-/* Create a socket with this name. Returns -1 and sets errno on failure, which is EADDRINUSE if the
- * name is taken. */
+/* Create a socket and bind it to this name. Returns -1 and sets errno on failure. EADDRINUSE means
+ * that the name is taken. */
 static int bind_name(const union ibv_gid *gid, uint16_t ip_port)
 {
 	const struct name name = name_of(gid, ip_port);
@@ -105,7 +105,7 @@ bool soft_roce_forward(struct soft_roce_address *address, struct sockaddr_storag
 	((uint8_t *)from)[SOFT_ROCE_GUEST_PREFIX - 1] = traffic_class;
 	soft_list_each (struct soft_roce_guest, guest, &address->guests, node)
 		if (qpn == SOFT_ROCE_GSI || soft_qpn_ip_port(qpn) == guest->ip_port)
-			/* Drop the packet if the guest's socket is full, as a network may do. */
+			/* Drop the packet if the guest's socket is full, as a network would. */
 			(void)sendmsg(guest->watch.fd, &record, MSG_DONTWAIT | MSG_NOSIGNAL);
 	return qpn != SOFT_ROCE_GSI;
 }

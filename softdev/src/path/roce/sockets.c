@@ -1,5 +1,5 @@
-/* RoCE v2 sockets. Each address of a queue pair has one socket to receive, and several sockets with
- * different source ports to send.
+/* RoCE v2 sockets. Each address of a queue pair has one socket that receives packets, and several
+ * sockets that send them from different source ports.
  *
  * Packets are staged, and sent when the lock is released. One system call sends packets of the same
  * length to the same destination, and the kernel splits them (UDP_SEGMENT). If a socket is full,
@@ -17,9 +17,9 @@
 enum {
 	MAX_STAGED = 256 * 1024,
 	MAX_RUNS = 1024,
-	/* Frames of MAX_ROOM bytes need up to SLACK more bytes as packets. Packets of short frames
-	 * are longer than the frames, and an acknowledgement in a frame header needs one more
-	 * packet. */
+	/* Converting frames of MAX_ROOM bytes in total to packets may add up to SLACK bytes. The
+	 * packets of short frames are longer than the frames, and an acknowledgement in a frame
+	 * header becomes a separate packet. */
 	MAX_ROOM = 32 * 1024 + SOFT_FRAME_HEADER,
 	SLACK = MAX_ROOM / 2 + SOFT_ROCE_PACKET_MAX,
 	RUNS_SLACK = 512,
@@ -64,8 +64,8 @@ static void report_too_long(uint32_t length)
 		length);
 }
 
-/* Returns whether to send a run again when the socket accepts more. All other unsent runs are
- * dropped. */
+/* Returns whether a run that could not be sent must stay staged until its socket is writable.
+ * Otherwise, the caller drops the run. */
 static bool must_retry(const struct soft_roce_run *run, int error)
 {
 	switch (error) {
@@ -234,7 +234,8 @@ void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length)
 			.segment = (uint16_t)whole,
 		};
 	}
-	/* The kernel sets the IPv4 identification of a run's packets to 0, 1, 2... */
+	/* The ICRC covers the IPv4 identification, which the kernel sets to 0, 1, 2... for the
+	 * packets of a run. */
 	soft_put32(at + length, soft_icrc(&flow->icrc, run->count, &(struct iovec){at, length}, 1));
 	run->count++;
 	run->length += whole;
@@ -274,9 +275,10 @@ static uint8_t traffic_class_of(struct msghdr *message)
 			 control_value(message, IPPROTO_IPV6, IPV6_TCLASS));
 }
 
-/* Read packets. Returns the number of bytes, or 0 if the socket is empty. If fewer than
- * READS_PER_CALL messages arrive, nothing is left. Returning 0 then saves a system call, which
- * would delay small messages. If `only_pass` is set, packets for this process are dropped. */
+/* Read packets, and handle them or forward them to guests. If `only_pass` is set, packets for this
+ * process are dropped. Returns the number of bytes read plus the number of messages, or 0 if fewer
+ * than READS_PER_CALL messages have arrived. The socket is then empty, and another system call
+ * would delay small messages. */
 static size_t read_some(struct soft_roce_address *address, bool only_pass)
 {
 	union {
@@ -419,8 +421,8 @@ static int bind_socket(const union ibv_gid *gid, uint16_t port)
 		{AF_INET6, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE},
 		{AF_INET6, IPPROTO_IPV6, IPV6_TCLASS, ECT0},
 		{AF_INET6, IPPROTO_IPV6, IPV6_RECVTCLASS, 1},
-		/* Accept packets without a UDP checksum. RDMA NICs and rxe send none over IPv6,
-		 * because the ICRC covers more. */
+		/* Accept packets without a UDP checksum. RDMA NICs and rxe omit the checksum over
+		 * IPv6, because the ICRC covers more of the packet. */
 		{AF_INET6, IPPROTO_UDP, UDP_NO_CHECK6_RX, 1},
 	};
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);

@@ -155,9 +155,9 @@ static void process_died(struct soft_fd_watch *watch)
 	soft_shm_peer_drain_and_finish(soft_container(watch, struct soft_shm_peer, process));
 }
 
-/* Get the peer's PID and a pidfd that reports its death. Returns false if the process may belong to
- * another user. If the process lives in a PID namespace that is not visible here, there may be no
- * pidfd. The peer's death is then detected only by its socket. */
+/* Get the peer's PID and a pidfd that reports its death. Returns false unless the peer is known to
+ * belong to this process's user. If the peer's PID namespace is not visible here, a pidfd may not
+ * be available. In that case, only the socket reports the peer's death. */
 static bool identify(struct soft_shm_peer *peer)
 {
 	int fd = -1;
@@ -241,7 +241,7 @@ static bool handle_ready(struct soft_shm_peer *peer, const struct message *messa
 	return receive_pipe(peer, fds) && set_up(peer, message);
 }
 
-/* Handle a message. Returns false after a protocol error. */
+/* Handle a message. Returns false if the message is invalid or attaching has failed. */
 static bool handle_message(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
 	switch (message->type) {

@@ -27,7 +27,7 @@
 enum {
 	MIN_MEASURED = 32 * 1024, /* minimum length of a measured copy */
 	WEIGHT = 8, /* sum of the weights of the mean (7) and a new measurement (1) */
-	/* factor for the ring's time if the ring wakes a side; 10 was measured */
+	/* assumed slowdown of the ring by wake-ups if the application sleeps; 10 was measured */
 	WAKEUP_FACTOR = 16,
 };
 
@@ -62,8 +62,8 @@ static size_t total_length(const struct iovec *iov, int count)
 	return bytes;
 }
 
-/* Copy an array of iovecs, except for the first `skip` bytes. Returns the number of iovecs stored
- * in `rest`. */
+/* Store iovecs in `rest` that refer to the same memory as `iov`, but without its first `skip`
+ * bytes. Returns the number of iovecs stored. */
 static int rest_of(const struct iovec *iov, int count, size_t skip, struct iovec *rest)
 {
 	int left = 0;
@@ -109,10 +109,11 @@ static int pieces_of(const struct soft_cma_desc *desc, uint32_t offset, size_t l
 	return count;
 }
 
-/* Read the other process's memory from `skip` bytes on. Returns the number of bytes, or a negative
- * errno value, which is -ESRCH if the process no longer exists. Another process may have the PID by
- * now, or the process may have called execve(2). Each call therefore also reads the secret. The
- * kernel looks up the process once per call, so the secret proves whose memory was read. */
+/* Read the other process's memory, except for the first `skip` bytes. Returns the number of bytes
+ * read, or a negative errno value. The value is -ESRCH if the process no longer exists. Another
+ * process may be using the PID by now, or the process may have called execve(2). Each call
+ * therefore also reads the secret. The kernel looks up the process once per call, so a correct
+ * secret proves whose memory was read. */
 static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int to_count,
 			 const struct iovec *from, int from_count, size_t skip)
 {
@@ -141,8 +142,8 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 {
 	size_t length = total_length(to, to_count), done = 0;
 
-	/* A call ends early at the first missing page, so continue until a call reads nothing.
-	 * After an error such as EPERM or ENOSYS, this peer's memory is not copied again. */
+	/* A call stops at the first missing page, so repeat it until nothing is read. An error such
+	 * as EPERM or ENOSYS is permanent, so SOFT_CMA_FORBIDDEN makes the peer stop exporting. */
 	while (done < length) {
 		ssize_t n = read_some(cma, to, to_count, from, from_count, done);
 
@@ -190,9 +191,9 @@ static uint64_t ns_for_mib(uint64_t ns, size_t length)
 	return ns * (1024 * 1024) / length;
 }
 
-/* Returns the mean after adding a measurement, which raises it by at most an eighth. If the thread
- * was interrupted, the measurement is too high, and it may be the last one: while everything is
- * copied by cross-memory attach, the ring is not measured. */
+/* Returns the mean including a new measurement. A measurement is too high if the thread was
+ * interrupted, so it raises the mean by at most an eighth. It may also remain the last one for a
+ * long time, because the ring is not measured while cross-memory attach copies everything. */
 static uint64_t mean_with(uint64_t mean, uint64_t ns, size_t length)
 {
 	uint64_t one = ns_for_mib(ns, length);

@@ -34,8 +34,8 @@ enum {
 /* One side's page in shared memory, initially zeros. Only its owner writes to it. The other side
  * does not trust the contents: wrong values affect only the messages of their writer. */
 struct soft_cma_page {
-	/* Random bytes. A copy of them is in the memory of this process, at an address that only
-	 * the peer knows. They distinguish this process from a later process with the same PID. */
+	/* Random bytes that distinguish the owner of the page from a later process with the same
+	 * PID. The owner's private memory contains a copy, and only the peer gets its address. */
 	uint64_t secret[2];
 	/* CLOCK_MONOTONIC time until which the peer should not send descriptors, because copying
 	 * was slow. */
@@ -50,8 +50,8 @@ struct soft_cma_page {
 
 _Static_assert(sizeof(struct soft_cma_page) <= SOFT_CMA_PAGE, "one page for each side");
 
-/* An export, and the request or response that it belongs to. The owner needs both if it revokes the
- * export. */
+/* An export, and the request or response whose payload it covers. The owner uses these fields to
+ * select the exports to revoke, and to refuse a READ whose response has been revoked. */
 struct soft_cma_export {
 	bool used;
 	bool is_response; /* response to a READ, not a SEND or WRITE request */
@@ -71,7 +71,7 @@ struct soft_cma {
 	struct soft_node node; /* in the list of all peers' states (cma.c) */
 	bool probed;
 	pid_t pid; /* PID of the peer */
-	uint64_t secret[2]; /* the secret at the address sent to the peer (attach.c) */
+	uint64_t secret[2]; /* own secret, whose address is sent to the peer (attach.c) */
 	uint64_t peer_secret_at; /* address of the peer's secret; not trusted */
 	uint64_t order;
 	unsigned used; /* number of exports, including those that the peer has finished */
@@ -89,7 +89,7 @@ int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_c
  * peer must have initialized its page. `pid` is the peer's process, or 0 if unknown. Returns
  * whether copying is possible. */
 bool soft_cma_probe(struct soft_cma *cma, pid_t pid);
-/* End copying from this process. Call this before unmapping the pages. */
+/* Stop the peer from copying this process's memory. Call this before unmapping the pages. */
 void soft_cma_end(struct soft_cma *cma);
 
 /* ---- the owner of the memory --------------------------------------------------------------- */
@@ -100,9 +100,9 @@ bool soft_cma_is_open(const struct soft_cma *cma);
 bool soft_cma_backs_off(const struct soft_cma *cma);
 /* Create an export in a free slot. Returns NULL if all slots are in use. */
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma);
-/* Revoke the exports for which `concerned` returns true. The peer discards all copies from them
- * that it has not finished by then. Stores the exports that the peer had not finished in `lost`, in
- * order of creation, and returns their number. */
+/* Revoke the exports for which `concerned` returns true. Waits for the peer to stop copying from
+ * them, but only for a limited time. The peer discards the copies that it has not finished. Stores
+ * the exports with unfinished copies in `lost`, in order of creation, and returns their number. */
 unsigned soft_cma_revoke(struct soft_cma *cma,
 			 bool (*concerned)(const struct soft_cma_export *export, const void *what),
 			 const void *what, struct soft_cma_export lost[SOFT_CMA_SLOTS]);
@@ -139,8 +139,8 @@ enum soft_cma_result {
 	SOFT_CMA_GONE, /* the process no longer exists */
 };
 
-/* Copy the descriptor's memory from `offset` on, until `to` is full. Marks the descriptor as done
- * after copying its last bytes, or after a failure other than SOFT_CMA_REVOKED. */
+/* Fill `to` with the descriptor's memory, starting at `offset`. Marks the descriptor as done after
+ * copying its last bytes, or after a failure other than SOFT_CMA_REVOKED. */
 enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_desc *desc,
 				   uint32_t offset, const struct iovec *to, int count);
 /* Start measuring the ring, for comparison with copies. Returns a start time for

@@ -13,7 +13,8 @@ enum {
 
 bool soft_cma_is_open(const struct soft_cma *cma)
 {
-	/* A peer that is busy at every revocation would delay each deregistration of memory. */
+	/* Do not export to a peer that has been busy too long at MAX_TIMEOUTS revocations. Such a
+	 * peer would continue to delay the deregistration of memory. */
 	return cma->timeouts < MAX_TIMEOUTS && soft_observe(&cma->peer->can_copy);
 }
 

@@ -1,10 +1,10 @@
 /* Copies into and out of rings (copy.h).
  *
  * The C library copies long data with `rep movsb`, which does not fetch the cache lines that it
- * overwrites. If one side reads from a ring with this instruction, the writing side may be four
- * times slower while both run. This was observed on Zen 5 between cores with a shared cache, but
- * not always. On Zen 3 and 4, `rep movsb` is always slow, as glibc bug 30994 confirms (fixed in
- * newer versions). Loads and stores read a ring 20 to 33 % faster on these processors.
+ * overwrites. If one side reads from a ring with this instruction, simultaneous writes by the other
+ * side may take four times as long. This was observed on Zen 5 between cores with a shared cache,
+ * but not in all cases. On Zen 3 and 4, `rep movsb` is always slow (glibc bug 30994, fixed in newer
+ * versions). Reading a ring with ordinary loads and stores is 20 to 33 % faster on Zen 3 and 4.
  */
 #include <string.h>
 
@@ -47,7 +47,7 @@ void soft_copy_by_loads(uint8_t *to, const uint8_t *from, size_t length)
 			""
 			:
 			:
-			: "memory"); /* keeps the compiler from turning the loop into memcpy */
+			: "memory"); /* compiler barrier against merging the loop into one memcpy */
 	}
 #endif
 	memcpy(to, from, length);

@@ -1,5 +1,5 @@
-/* Copies into and out of rings. Two cores copy at the same time, and share the cache lines of the
- * ring. */
+/* Copies into and out of rings. The two sides of a ring copy at the same time on different cores,
+ * which share the cache lines of the ring. */
 #pragma once
 
 #include <stdbool.h>

@@ -20,7 +20,8 @@ struct soft_notify_pipe {
 	struct soft_fd_watch in; /* read end of the peer's pipe */
 };
 
-/* Initialize without opening anything. `notified` is called when the peer sends a notification. */
+/* Initialize `pipe` without opening any descriptors. `notified` is called when the peer sends a
+ * notification. */
 void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
 			   void (*notified)(struct soft_fd_watch *watch));
 /* Create the pipe to the peer. Returns 0 or an errno value. */

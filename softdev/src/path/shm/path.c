@@ -5,9 +5,9 @@
 #include "shm_internal.h"
 
 enum {
-	/* Limits of a record. Frames are short, so that the peer can copy one out of the ring while
-	 * this side copies the next one in. Their number is limited so that the peer can start on
-	 * small frames early. */
+	/* Limits of a record. Frames are short so that the peer can copy one out of the ring while
+	 * this side copies the next one in. The number of frames is limited so that the peer does
+	 * not wait for many small frames before it can handle the first one. */
 	MAX_FRAME = 32 * 1024,
 	MAX_FRAMES = 24,
 	MAX_RECORD = 4 * MAX_FRAME,
@@ -47,8 +47,9 @@ void soft_shm_peer_release(struct soft_shm_peer *peer)
 	free(peer);
 }
 
-/* Report each record that the peer has not read to the channel that wrote it. The peer chose the
- * channel numbers. If two channels have the same number, only one receives the report. */
+/* Pass all data records that the peer left unread to the channels that wrote them. The peer chose
+ * the channel numbers, so two channels may have the same number. In that case, only one of them
+ * receives the records. Returns 0 on success. */
 static int report_unread(struct soft_shm_peer *peer)
 {
 	struct soft_table by_number = {0};
@@ -170,8 +171,9 @@ bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-/* Returns the budget for reading the ring of this process. Reading that ring may fill it again, so
- * one turn of the lock reads at most the bytes of one step. */
+/* Returns the number of bytes, at most `budget`, that this turn of the lock may read from the ring
+ * within this process. Handling its records may add new ones, so all reads during one turn share
+ * the limit of SOFT_STEP_BYTES. */
 static size_t limit_to_turn(struct soft_shm_peer *peer, size_t budget)
 {
 	if (peer->turn != soft_lock_turn()) {
@@ -219,8 +221,8 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 
 /* ---- ourselves ----------------------------------------------------------------------------- */
 
-/* Get the peer that connects these devices of this process, and create it on first use. Returns
- * NULL if it cannot be created. */
+/* Get the peer that represents this process for connections between the devices with these port
+ * bits, and create it on first use. Returns NULL on failure. */
 static struct soft_shm_peer *self_peer(uint32_t ports)
 {
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
@@ -271,8 +273,8 @@ struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_
 	return path_of(soft_attach_begin(ip_port, own_port, hca_number));
 }
 
-/* Notify the peer when the lock is about to be released. Records to this process are read
- * immediately instead. */
+/* Notify the peer of new records before the lock is released. If the peer is this process, read the
+ * records immediately instead. */
 static void flush(struct soft_deferred *deferred)
 {
 	struct soft_shm_peer *peer = soft_container(deferred, struct soft_shm_peer, path.flush);
@@ -300,8 +302,8 @@ static void stop(void)
 		soft_shm_peer_finish(peer, ECONNRESET);
 }
 
-/* Free all peers in the child of a fork without using the rings, which are not mapped there.
- * Inherited links may still end their channels. */
+/* Free all peers in a forked child without using the rings, which are not mapped in the child.
+ * Detach the channels first, because inherited links may still end them. */
 static void forked(void)
 {
 	struct soft_shm *shm = soft_device.shm;

@@ -61,8 +61,8 @@ struct soft_record {
 	const uint8_t *payload;
 };
 
-/* Map SOFT_RING_SIZE bytes at `offset` of the file twice in a row. A forked child does not inherit
- * the mapping. Returns NULL and sets errno on failure. */
+/* Map SOFT_RING_SIZE bytes at `offset` of the file twice, at consecutive addresses. A forked child
+ * does not inherit the mapping. Returns NULL and sets errno on failure. */
 uint8_t *soft_ring_map(int fd, off_t offset);
 void soft_ring_unmap(uint8_t *bytes);
 

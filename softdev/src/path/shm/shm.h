@@ -15,23 +15,23 @@
 
 struct soft_shm_peer;
 
-/* Get the path from our device with port bit `own_port` to device `hca_number` of another process,
- * and attach to that process if needed. `ip_port` is the process's TCP port in this network
- * namespace. For our own port, the peer is this process. The path may still be attaching. Returns
- * NULL if only TCP is possible: the process does not exist, belongs to another user, or has no
- * shared memory. */
+/* Get the path from our device with port bit `own_port` to device `hca_number` of the process with
+ * TCP port `ip_port` in this network namespace. This may be our own port. Starts attaching to
+ * another process if necessary, and may return the path before both sides are attached. Returns
+ * NULL if only TCP can be used, because the process does not exist, belongs to another user, or
+ * cannot share memory. */
 struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_number);
 /* Returns whether the path leads through shared memory to this process itself. */
 bool soft_shm_path_is_self(const struct soft_path *path);
 
-/* Returns the path's cross-memory attach state. Returns NULL if it could not be created, so that
- * all data goes through the rings, or if the path does not use shared memory. */
+/* Returns the path's cross-memory attach state. Returns NULL if the path does not use shared
+ * memory, or if all its data goes through the rings because the state could not be created. */
 struct soft_cma *soft_shm_path_cma(const struct soft_path *path);
 /* Iterate over the cross-memory attach states of all peers. Returns the state after `cma`, the
  * first one if `cma` is NULL, or NULL at the end. */
 struct soft_cma *soft_cma_next(const struct soft_cma *cma);
 /* Find out whether this process may copy from the peer. Call this when a link to the peer is up,
- * because both sides then have the segment. */
+ * because both sides have mapped the segment by then. */
 void soft_cma_probe_path(struct soft_path *path);
 
 /* Open a loopback channel on our device with port bit `own_port`. Returns 0 or an errno value. */

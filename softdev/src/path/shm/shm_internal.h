@@ -35,13 +35,13 @@ struct soft_shm_peer {
 	struct soft_ring in, out;
 
 	/* path.c */
-	unsigned turn; /* last soft_lock_turn(), used only if `self` is set */
+	unsigned turn; /* value of soft_lock_turn() at the last read, if `self` is set */
 	size_t turn_budget; /* remaining bytes that may be read in `turn` */
 
 	/* wakeup.c */
 	struct soft_node poll_set;
 	unsigned idle_polls; /* consecutive polls without input */
-	bool armed; /* ring armed; cleared by disarming it or emptying the pipe */
+	bool armed; /* whether the ring is armed, or its notification is still in the pipe */
 };
 
 struct soft_shm {
@@ -119,10 +119,10 @@ void soft_cma_detach(struct soft_shm_peer *peer);
 
 /* ---- wakeup.c --------------------------------------------------------------------------- */
 
-/* Read the ring of a peer that has sent a notification, or the ring within this process. */
+/* Handle the input from a peer, for example after it has sent a notification. */
 void soft_wakeup_visit(struct soft_shm_peer *peer);
-/* Keep polling a peer that has input or free room. Arm the ring of any other peer unless a thread
- * polls it. */
+/* Keep polling a peer if it has sent more input or has made room for waiting channels. Otherwise,
+ * arm its ring unless a thread polls it. */
 void soft_wakeup_rearm(struct soft_shm_peer *peer);
 void soft_wakeup_remove(struct soft_shm_peer *peer);
 bool soft_shm_poll(void); /* implements soft_subsystem.poll */

@@ -82,8 +82,8 @@ static bool arm(struct soft_shm_peer *peer)
 	return soft_ring_arm(&peer->in);
 }
 
-/* Empty the pipe if the peer has notified since its ring was armed, so that the pipe does not wake
- * another thread. */
+/* Empty the pipe if the peer has sent a notification since the ring was armed. The pipe would
+ * otherwise wake another thread. */
 static void ack_notify(struct soft_shm_peer *peer)
 {
 	if (peer->armed && !soft_ring_is_armed(&peer->in))

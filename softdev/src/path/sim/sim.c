@@ -182,7 +182,7 @@ static int host_of(const union ibv_gid *gid)
 	return is_one ? gid->raw[15] - 1 : -1;
 }
 
-/* Returns the host's current machine, which may be stopped, or NULL if it is dead. */
+/* Returns the host's current machine if it is running or stopped, or NULL if it is dead. */
 static struct machine *machine_of(int host)
 {
 	for (int i = sim.machine_count - 1; i >= 0; i--)

@@ -110,8 +110,8 @@ static struct soft_chan *find_overdue(const struct soft_tcp_path *tcp, uint64_t 
 	return NULL;
 }
 
-/* Fail the channels whose patience has run out while data is in flight. Any segment from the peer
- * ends the silence, including its responses to probes. */
+/* Fail all channels that tolerate no more silence from the peer while data is in flight. Any
+ * segment from the peer, such as a response to a probe, ends the silence. */
 void soft_liveness_check(struct soft_timer *timer)
 {
 	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, liveness_timer);
@@ -141,10 +141,10 @@ void soft_liveness_check(struct soft_timer *timer)
 	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
 	if (answered < quiet)
 		quiet = answered;
-	/* The kernel probes a closed receive window at growing intervals (tcp(7)). Silence
-	 * therefore counts only if at least UNANSWERED probes had no answer at this check and at
-	 * the previous one. A single unanswered probe is normal, because a kernel answers at most
-	 * two per second (tcp_invalid_ratelimit). */
+	/* While the peer's receive window is closed, the kernel probes it at growing intervals
+	 * (tcp(7)). Silence then counts only if at least UNANSWERED probes were unanswered both at
+	 * this check and at the previous one. A single unanswered probe is normal, because a kernel
+	 * answers at most two probes per second (tcp_invalid_ratelimit). */
 	bool probing = info.tcpi_unacked == 0;
 
 	soft_timer_start(timer, now + interval);
@@ -173,8 +173,8 @@ void soft_liveness_watch(struct soft_path *path)
 		soft_timer_stop(&tcp->liveness_timer);
 }
 
-/* Returns the time in ns for which the kernel's probes have been unanswered. Sending more data,
- * such as an application's keep-alive messages, does not restart this time. */
+/* Returns the time in ns since the last ACK if the kernel's probes are unanswered, and 0 otherwise.
+ * Silence is counted from that ACK, so an application's keep-alive messages do not hide a loss. */
 static uint64_t unanswered_ns(int fd)
 {
 	struct tcp_info info = {0};

@@ -32,7 +32,7 @@
 enum {
 	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
 	MAX_RECORD = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) -
-		1, /* maximum length of a record, which is sent alone */
+		1, /* maximum payload of a record; also limits each call while channels wait */
 	MAX_BATCH = SOFT_STEP_BYTES + MAX_RECORD,
 	MAX_GATHERED = 64 * 1024, /* bytes of short records sent together */
 	MAX_COPIED = 4096, /* longer records are not copied */
@@ -80,8 +80,8 @@ void soft_tcp_path_release(struct soft_tcp_path *tcp)
 	free(tcp);
 }
 
-/* Returns the number of bytes that this side wrote and the dead peer did not read, or -1 if
- * unknown. Acknowledged bytes have been read, because closing a socket with unread input would have
+/* Returns how many of the bytes written by this side the dead peer did not read, or -1 if unknown.
+ * The peer has read all acknowledged bytes, because closing a socket with unread input would have
  * reset the connection. */
 static int64_t unread_by_peer(const struct soft_tcp_path *tcp)
 {
@@ -146,8 +146,9 @@ static void idle(struct soft_path *path, bool by_peer)
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-/* Send the gathered records and then the `bytes` in iov[1] and later elements. The caller leaves
- * iov[0] free for the gathered records. Returns how many of the `bytes` the socket has accepted. */
+/* Send the gathered records, followed by `bytes` bytes from iov[1] to iov[count - 1]. The caller
+ * leaves iov[0] free for the gathered records. Returns how many of the `bytes` bytes the socket has
+ * accepted. */
 static size_t send_with_gathered(struct soft_tcp_path *tcp, struct iovec *iov, int count,
 				 size_t bytes)
 {
@@ -157,14 +158,14 @@ static size_t send_with_gathered(struct soft_tcp_path *tcp, struct iovec *iov, i
 
 	if (before)
 		iov[0] = (struct iovec){tcp->output + tcp->output_sent, before};
-	/* If the stream has lost bytes because memory was short, later bytes must not take their
-	 * place. */
+	/* Send nothing after a failure. If bytes were lost because memory was short, the peer would
+	 * mistake later bytes for the lost ones. */
 	if (!(soft_ports_down & tcp->path.ports) && !tcp->path.broken)
 		do
 			n = sendmsg(tcp->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		while (n < 0 && errno == EINTR);
-	/* Ignore a closed stream here. It may still hold records from the peer, and reading it
-	 * reports the end. */
+	/* Do not report a closed stream here. It may still contain records from the peer, and the
+	 * end is detected after reading them. */
 	if (n < 0 && errno != EAGAIN && errno != EPIPE && errno != ECONNRESET)
 		soft_path_schedule_failure(&tcp->path, errno);
 	size_t sent = n > 0 ? (size_t)n : 0;
@@ -208,7 +209,7 @@ static void send_gathered(struct soft_tcp_path *tcp)
 		return;
 	send_with_gathered(tcp, iov, 1, 0);
 	if (!gathered(tcp) &&
-	    tcp->output_room > MAX_GATHERED) { /* free a buffer that has grown for a long record */
+	    tcp->output_room > MAX_GATHERED) { /* a buffer that has grown for a long record */
 		free(tcp->output);
 		tcp->output = NULL;
 		tcp->output_room = 0;
@@ -340,8 +341,8 @@ static void writable(struct soft_tcp_path *tcp)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-/* Choose the buffers of the next read. Returns the number of iovecs. Of their `length` bytes, the
- * first `direct` bytes are read directly into the payload's destination. */
+/* Choose the buffers for the next read, and store their total size in `length`. The first `direct`
+ * bytes of the input go directly to the payload's destination. Returns the number of iovecs. */
 static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, size_t *direct,
 		   size_t *length)
 {
@@ -448,8 +449,8 @@ static void read_input(struct soft_tcp_path *tcp)
 		if (n < 0 && errno == EAGAIN)
 			break;
 		if (n <= 0) {
-			/* A stream is closed only without channels. If it still has one, the peer's
-			 * process has ended. */
+			/* A process closes a stream only when the stream has no channels left. If
+			 * channels remain, the peer's process has ended. */
 			finish(tcp, n ? errno : ECONNRESET, n ? -1 : unread_by_peer(tcp));
 			break;
 		}
@@ -490,7 +491,8 @@ static void send_hello(struct soft_tcp_path *tcp)
 static void handshake_done(struct soft_tcp_path *tcp)
 {
 	tcp->state = SOFT_TCP_UP;
-	/* Equal addresses mean that both ends are on this host, where nothing is lost. */
+	/* Equal addresses mean that both ends are on this host. Nothing is lost on such a stream,
+	 * so it needs no liveness checks. */
 	tcp->watched = !soft_set_option(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, 1) &&
 		       get_socket_addresses(tcp->watch.fd, &tcp->socket_addresses) &&
 		       memcmp(&tcp->socket_addresses.own, &tcp->socket_addresses.peer,
@@ -686,7 +688,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends)
 	length = soft_gid_address(&ends->peer, &ends->own, ends->port, &address);
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
-	/* Use the network of the queue pair's own address. */
+	/* Bind to the queue pair's own address, so that the connection uses the same network. */
 	if (fd >= 0 && (soft_gid_bind(fd, &ends->own) ||
 			(connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS)))
 		soft_close_fd(&fd);

@@ -23,13 +23,14 @@ struct soft_tcp_path {
 	struct soft_fd_watch watch;
 	enum soft_tcp_state state;
 	unsigned busy; /* use count; not freed while nonzero */
-	bool connects; /* whether this side opened the connection, and so chose the peer */
+	bool connects; /* whether this side chose the peer and opened the connection */
 	bool of_cm; /* whether the connection manager created the stream */
 	uint16_t path_port; /* peer's port if this side opens channels on a CM stream, else 0 */
 	struct soft_tcp_addresses addresses;
 	struct soft_tcp_addresses socket_addresses; /* the socket's addresses */
 	struct soft_place place; /* used while the stream has no channel */
-	struct soft_timer timer; /* timeout of connecting, the handshake and lingering */
+	/* timeout for connecting, the handshake, the first channel and closing */
+	struct soft_timer timer;
 
 	/* input */
 	uint8_t input
@@ -53,16 +54,16 @@ struct soft_tcp_path {
 	bool watched; /* whether the peer can disappear without closing the stream */
 	bool stale; /* silent for too long to be used for new channels */
 	struct soft_timer liveness_timer;
-	uint64_t liveness_limit; /* minimum patience of its channels in ns */
+	uint64_t liveness_limit; /* lowest `patience` of its channels in ns; 0 if none */
 	uint64_t liveness_since; /* time from which silence counts */
-	uint32_t liveness_probes; /* kernel's unanswered probes at the last check */
+	uint32_t liveness_probes; /* number of unanswered kernel probes at the last check */
 };
 
 struct soft_tcp {
 	struct soft_node streams;
 	struct soft_places silent; /* accepted streams without a channel */
 	struct soft_node delayed; /* streams with delayed output */
-	uint64_t liveness_seconds; /* maximum silence of a stream */
+	uint64_t liveness_seconds; /* maximum time in s for which a stream may be silent */
 	bool version_reported; /* whether a version mismatch has been reported */
 };
 
@@ -70,7 +71,7 @@ extern const struct soft_subsystem soft_tcp_subsystem;
 
 /* Returns the TCP path that contains `path`, or NULL if `path` is of another kind. */
 struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path);
-/* Find a path to `ends`, or start connecting a new one. Returns NULL on failure. */
+/* Find a path to `ends`, or open a new connection if none exists. Returns NULL on failure. */
 struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends);
 void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer);
 /* Create a path over a socket that the connection manager has connected, taking ownership of `fd`.
@@ -90,7 +91,7 @@ void soft_tcp_paths_send_delayed(void);
 /* ---- liveness.c: of a stream to another machine ------------------------------------------------ */
 
 int soft_liveness_configure(void); /* implements soft_subsystem.start */
-/* Returns the default limit of a path's silence in ns. */
+/* Returns the default time in ns for which the peer of a path may be silent. */
 uint64_t soft_liveness_limit(void);
 void soft_liveness_watch(struct soft_path *path); /* implements soft_path_calls.watch */
 /* Start the liveness timer after the stream has sent data. */
