@@ -36,8 +36,8 @@ NEWER = (
 HEADERS = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h")
 OURS = '#include "abi/abi.h"\n'
 
-# The kernel's __be64 is unsigned long long, but uint64_t is unsigned long. They are the same in the
-# ABI, but different types for the compiler.
+# The kernel's __be64 is unsigned long long, but uint64_t is unsigned long. The ABI is the same, but
+# the compiler treats them as different types.
 DISTRIBUTION = """
 #include <stdint.h>
 #include <linux/types.h>

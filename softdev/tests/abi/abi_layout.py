@@ -26,8 +26,8 @@ struct sockaddr_in6 { int x; }; struct sockaddr_storage { int x; };
 """
 
 # The kind distinguishes fields with the same offset and size: pointers, integers and structures.
-# __builtin_classify_type() returns 5 for pointers and 1 for integers. An array counts as a pointer
-# to its element in both headers.
+# __builtin_classify_type() returns 5 for pointers and 1 for integers. Arrays decay to pointers, so
+# their kind is 5 in both headers.
 PROGRAM = """
 #include <stddef.h>
 #include <stdio.h>
@@ -51,7 +51,7 @@ def parse(source: str) -> tuple[list[str], c_ast.FileAST]:
 
 
 class Lister(c_ast.NodeVisitor):  # type: ignore[misc]
-    """Collects statements that print the declarations of a header in order."""
+    """Visitor that builds the statements that print a header's types and constants in order."""
 
     def __init__(self) -> None:
         self.statements: list[str] = []
@@ -76,7 +76,7 @@ class Lister(c_ast.NodeVisitor):  # type: ignore[misc]
 
 
 def fields(type_name: str, node: c_ast.Node, path: str) -> Iterator[str]:
-    """Yield statements for each field, including the fields of anonymous structures."""
+    """Yield the statements that print each field, including the fields of anonymous structures."""
     for field in node.decls:
         inner = getattr(field.type, "type", field.type)
         nameless = isinstance(inner, c_ast.Struct | c_ast.Union) and inner.name is None
@@ -89,7 +89,7 @@ def fields(type_name: str, node: c_ast.Node, path: str) -> Iterator[str]:
 
 
 def is_integer(declaration: c_ast.Node) -> bool:
-    """Return whether a field is an integer or enum, but not an opaque pthread type."""
+    """Return whether a field is an integer or an enum. The opaque pthread types are neither."""
     if not isinstance(declaration, c_ast.TypeDecl):
         return False
     if isinstance(declaration.type, c_ast.Enum):
@@ -100,7 +100,7 @@ def is_integer(declaration: c_ast.Node) -> bool:
 
 
 def program(headers: Sequence[Path], without: Collection[str] = ()) -> str:
-    """Return the C program without its `#include` line and the constants in `without`."""
+    """Return the C program, omitting the constants in `without`. The caller adds the includes."""
     lister = Lister()
     defines, tree = parse("".join(path.read_text() for path in headers))
     lister.visit(tree)

@@ -25,7 +25,7 @@ DRIVER = "verbs_register_driver_"
 
 
 def table_of_exports() -> dict[str, tuple[str, str]]:
-    """Return the version and the implementation of each exported name, by name."""
+    """Map each exported name to its version and its implementation."""
     found: dict[str, tuple[str, str]] = {}
     for line in TABLE.read_text().splitlines():
         if match := re.match(r"(\w[\w.]*) (\w+):$", line):
@@ -36,7 +36,7 @@ def table_of_exports() -> dict[str, tuple[str, str]]:
 
 
 def names_in(text: str) -> dict[str, set[str]]:
-    """Return the versions of each name in a version script or symbols file."""
+    """Map each name in a version script or symbols file to its versions."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for version, block in BLOCK.findall(re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)):
         for name in re.findall(r"(\w+)@?[\w@]*;", block.partition("local:")[0]):

@@ -11,7 +11,7 @@
 
 enum {
 	PAGE = 4096,
-	GAP = 64, /* bytes between an area and the page boundary; not shared either */
+	GAP = 64, /* unshared bytes between an area and the page boundary */
 	OPEN_SIZE = 80 * PAGE, /* larger than a frame */
 };
 

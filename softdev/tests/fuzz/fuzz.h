@@ -2,8 +2,8 @@
  * so every run of an input behaves the same.
  *
  * An input is a sequence of 16-byte records. Each record is one event, such as an incoming frame, a
- * work request or passing time. Selectors represent values that are known only at run time (keys,
- * addresses, sequence numbers), so inputs remain useful when the device changes.
+ * work request or an advance of the clock. Selectors represent values that are known only at run
+ * time (keys, addresses, sequence numbers), so inputs remain useful when the device changes.
  */
 #pragma once
 

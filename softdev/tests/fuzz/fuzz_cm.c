@@ -1,10 +1,10 @@
 /* Fuzz the connection manager with real ids and sockets. Hostile clients connect to a listener from
- * many addresses, but only a few half-open connections are allowed. Servers respond with arbitrary
- * messages. Peers also open streams to the data listener for the ids' queue pairs, and request
- * services with datagrams.
+ * many addresses, while the device allows only a few half-open connections. Hostile servers respond
+ * with arbitrary messages. Peers also open streams to the data listener for the queue pairs of the
+ * ids, and request services with datagrams.
  *
- * The application makes any call at any time. At the end no resources may be left, and the listener
- * must still accept a well-behaved client.
+ * The application makes any call at any time. All resources must be freed at the end, and the
+ * listener must still accept a well-behaved client.
  */
 #include <endian.h>
 #include <netinet/in.h>
@@ -194,8 +194,8 @@ static bool take_event(const uint8_t *r)
 	return true;
 }
 
-/* Attempts to wait for data, because the kernel may deliver it after the system call has
- * returned. */
+/* Maximum number of polls for data. Polling is necessary because the kernel may deliver data after
+ * the system call that sent it has returned. */
 enum { TRIES = 100000 };
 
 static void try_again(void)
@@ -303,8 +303,8 @@ static void say(int fd, const uint8_t *bytes, size_t length, size_t first)
 }
 
 /* Send a CM message. Bytes of `r`: 0 type, 1-2 QP number, 3 PSN and reason, 4 port space and QP
- * type, 5-6 resources and depth, 7-8 retry counts, 9-10 corrupted byte, 11 number of bytes to send
- * first. */
+ * type, 5-6 responder resources and initiator depth, 7-8 retry counts, 9-10 position and XOR mask
+ * of a corrupted byte, 11 number of bytes to send separately before the rest. */
 static void say_message(int fd, const uint8_t *r)
 {
 	uint8_t bytes[SOFT_MAD_SIZE];
@@ -328,9 +328,10 @@ static void say_message(int fd, const uint8_t *r)
 }
 
 /* Send a record on a client's stream, which is a former CM connection or a connection to the data
- * listener. Bytes of `r`: 0 kind (0 is a HELLO without a record header), 1 id whose queue pair is
- * addressed, 2-3 destination and source channels, 4 handshake type or opcode, 5 PSN, 6 length, 7
- * flags, 8 acknowledged PSN, 9 number of bytes to send first. */
+ * listener. Bytes of `r`: 0 kind (0 is a HELLO without a record header), 1 index of the id whose
+ * queue pair is the destination, 2-3 destination and source channels, 4 handshake type or opcode, 5
+ * PSN, 6 length, 7 flags, 8 acknowledged PSN, 9 number of bytes to send separately before the
+ * rest. */
 static void say_record(int fd, const uint8_t *r)
 {
 	struct rdma_cm_id *id = world.ids[r[1] % IDS];
@@ -371,7 +372,7 @@ static void say_record(int fd, const uint8_t *r)
 }
 
 /* Send a service message. Bytes of `r`: 0 type, 1 request number, 2-3 QP number, 4 status, 6-7
- * corrupted byte, 8 truncated length. */
+ * position and XOR mask of a corrupted byte, 8 number of bytes to send (0 means all). */
 static void say_sidr(const uint8_t *r)
 {
 	union address to = address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.service)));

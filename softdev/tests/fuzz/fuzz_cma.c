@@ -1,10 +1,10 @@
-/* Fuzz cross-memory attach: descriptors of another process's memory, and the page that the process
- * shares with us. A local peer can write anything to both. The peer is this process, identified by
- * its own PID.
+/* Fuzz cross-memory attach. The fuzzer plays a local peer, which can write anything to its
+ * descriptors and to the page that it shares with us. The peer is actually this process, identified
+ * by its own PID.
  *
- * Whatever the peer writes, bytes are copied only to their destination, and inconsistent
- * descriptors are rejected. A slot in use is not exported again until the peer has marked it as
- * done. Revoking memory takes a limited time.
+ * Whatever the peer writes, copying must change only the destination, and inconsistent descriptors
+ * must be rejected. A slot in use must not be exported again until the peer has marked it as done.
+ * Revoking memory must take a bounded time.
  */
 #define _GNU_SOURCE /* memmem */
 #include <sys/uio.h>
@@ -26,9 +26,9 @@ static struct soft_cma_page *peer_page(void)
 	return (struct soft_cma_page *)(void *)world.peer;
 }
 
-/* Copy from a descriptor of the peer. Bytes of `r`: 1 slot, 2 difference from the right generation,
- * 3 number of pieces, 4 difference from the right length, 5 source address, 6-7 length of each
- * piece, 8-9 offset, 10 destination address. */
+/* Copy from a descriptor of the peer. Bytes of `r`: 1 slot, 2 error in the generation, 3 number of
+ * pieces, 4 error in the total length, 5 source address, 6-7 length of each piece, 8-9 offset at
+ * which the copy starts, 10 destination address. */
 static void refer(const uint8_t *r)
 {
 	uint8_t bytes[SOFT_CMA_DESC_HEAD + 32 * SOFT_CMA_DESC_PIECE] = {0};

@@ -163,9 +163,10 @@ static void close_scene(void)
 		;
 }
 
-/* Send a datagram. Bytes of `r`: 1 receiver and wrong QP number, 2 wrong Q_Key, 3 flags, 4 unused,
- * 5 hop limit, 6-7 traffic class and flow label, 8 sender, 9 addresses, 10-11 length, 12 payload,
- * 13 truncated length. */
+/* Send a datagram. Bytes of `r`: 1 receiver and error in the QP number, 2 error in the Q_Key, 3
+ * flags, 4 unused, 5 hop limit, 6-7 traffic class, flow label and immediate data, 8 sender, 9
+ * addresses and whether to truncate the datagram, 10-11 length, 12 payload, 13 length after
+ * truncation. */
 static void say_datagram(const uint8_t *r)
 {
 	static uint8_t bytes[SOFT_DATAGRAM_HEADER + SOFT_DATAGRAM_MAX + 4096];

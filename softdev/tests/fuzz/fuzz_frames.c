@@ -2,9 +2,9 @@
  *
  * Six queue pairs in one protection domain are connected to the fuzzer: RC, RC with a shared
  * receive queue, UC, RC in RTR, and both sides of XRC. A seventh waits for a peer to open a stream
- * and identify itself with HELLO. Memory that is not shared must be neither changed nor disclosed.
- * Every work request must complete once and in order. Deregistered regions must not be accessed,
- * and two other queue pairs of the process must keep working.
+ * and identify itself with HELLO. Memory that is not shared must not be changed or disclosed. Every
+ * work request must complete once and in order. Deregistered regions must not be accessed, and two
+ * other queue pairs of the process must keep working.
  */
 #define _GNU_SOURCE /* memmem */
 #include "link/link_internal.h"
@@ -32,7 +32,7 @@ struct victim {
 	struct {
 		uint64_t posted, completed;
 	} queues[2]; /* receives, sends */
-	uint32_t lengths[2 * QUEUE]; /* lengths of the receives, by sequence number */
+	uint32_t lengths[2 * QUEUE]; /* receive lengths, indexed by the sequence number in wr_id */
 };
 
 static struct world {
@@ -46,12 +46,12 @@ static struct world {
 	struct ibv_mr *mrs[AREAS];
 	struct ibv_mr *null;
 	uint32_t rkeys[AREAS];
-	struct ibv_mw *windows[2]; /* for reads and for writes, through the first victim only */
+	struct ibv_mw *windows[2]; /* one readable and one writable, bound by the first victim */
 	struct side friends[2];
 	struct victim victims[VICTIMS];
 	struct victim *current;
 	uint8_t corrupt_at, corrupt_by; /* position and XOR mask for the next frame's headers */
-	size_t piece;                   /* bytes per send; 0 means all at once */
+	size_t piece; /* bytes per send; 0 means all at once */
 } world;
 
 /* ---- the scene ------------------------------------------------------------------------------- */
@@ -399,10 +399,10 @@ static const uint8_t opcodes[] = {
 	SOFT_FLUSH,
 };
 
-/* Send a frame. Bytes of `r`: 1 opcode, 2 flags, 3 difference from the expected PSN, 4-5 length, 6
- * position in a message, 7 remaining length, 8 key, 9-11 address, 12 difference from the
- * acknowledged PSN, 13 syndrome, 14 first payload byte, 15 whether the header is sent separately or
- * refers to the payload. */
+/* Send a frame. Bytes of `r`: 1 opcode, 2 flags, 3 error in the PSN, 4-5 length, 6 position in the
+ * message, 7 length of the rest of the message, 8 key, 9-11 address, 12 error in the acknowledged
+ * PSN, 13 syndrome, 14 first payload byte, 15 whether to send the header separately and whether to
+ * claim that a descriptor replaces the payload. */
 static void say_frame(const uint8_t *r)
 {
 	static uint8_t bytes[HEADERS + SOFT_FRAME_MAX + 4096];
@@ -531,8 +531,8 @@ static void post_receive(const uint8_t *r)
 				: open    ? world.rkeys[AREA_OPEN]
 					  : world.rkeys[AREA_LOCAL],
 		};
-		/* A receive may also use the null region, with a length that exceeds every other
-		 * region. */
+		/* A receive may also use the null region. The length of such a receive may exceed
+		 * the size of every other region. */
 		if ((r[12] & 0xe) == 0xe)
 			sges[i] = (struct ibv_sge){.length = fuzz16(r + 8) * 16u,
 						   .lkey = world.null->lkey};

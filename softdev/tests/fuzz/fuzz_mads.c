@@ -1,9 +1,10 @@
-/* Fuzz the connection manager's MADs. A host that listens, connects and is connected receives
- * arbitrary bytes and nearly valid messages, from its peer and from other hosts.
+/* Fuzz the connection manager's MADs. A host that has listeners, clients and established
+ * connections receives arbitrary bytes and nearly valid messages. They come from its peer and from
+ * other hosts.
  *
  * The application makes any call at any time. The host must send only valid MADs, and a limited
- * number in response to each MAD that it receives. No resources may be left, and the host must
- * still respond at the end.
+ * number in response to each MAD that it receives. All resources must be freed at the end, and the
+ * host must still respond.
  */
 #include "../soft/cm_side.h"
 #include "fuzz.h"
@@ -124,7 +125,8 @@ static void act(struct rdma_cm_id **id, const uint8_t *r)
 	}
 }
 
-/* Take an event, and keep the id of a request. Returns false if no event is pending. */
+/* Take an event. The id of a connect request is added to world.ids, or destroyed if world.ids is
+ * full. Returns false if no event is pending. */
 static bool take_event(void)
 {
 	struct rdma_cm_event *event;
@@ -158,7 +160,7 @@ static void deliver(uint8_t peer, const uint8_t *bytes, size_t length)
 
 /* Send a nearly valid message to the host. Bytes of `r`: 0 type, 1 MAD that it responds to, 2
  * sender, 3 sender's ID, 4 QP number, 5 reason or status, 6 whether it is for a listener, 7-8 and
- * 9-10 corrupted bytes. */
+ * 9-10 position and XOR mask of two corrupted bytes. */
 static void say(const uint8_t *r)
 {
 	const struct soft_cm_mad *to = &world.heard[r[1] % HEARD];

@@ -112,7 +112,8 @@ static void leave(void)
 	world.memory = NULL;
 }
 
-/* Send a message of attach.c. If `with` is not -1, pass that memory and a new notify pipe, too. */
+/* Send a message in the format of attach.c. If `with` is not -1, the message passes this memory
+ * descriptor and the read end of a new notify pipe. */
 static void message(uint32_t word, uint32_t port, int with)
 {
 	uint32_t text[4] = {word, port};
@@ -145,8 +146,8 @@ static struct soft_ring_shared *positions(int ring)
 						   ring * POSITIONS_EACH);
 }
 
-/* Attach to the device. `wrong` selects an error: 1 is an invalid magic, 2 is memory that is empty
- * and not sealed, and 3 is no memory. */
+/* Attach to the device. `wrong` selects an error: 1 clears the magic, 2 passes empty, unsealed
+ * memory, and 3 passes no descriptors. */
 static void visit(unsigned wrong)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};

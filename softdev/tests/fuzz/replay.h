@@ -1,5 +1,5 @@
-/* Run the stored corpus without a fuzzer, for any compiler. Each input runs unchanged and then with
- * several mutations, which are the same in every run. */
+/* Run the stored corpus without a fuzzer, so that any compiler can build the target. Each input
+ * runs unchanged and then with several mutations, which are the same in every run. */
 #pragma once
 
 #include <dirent.h>

@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def row_of(item: pytest.Item) -> Row | None:
-    """Return the row that a test runs, or None."""
+    """Return the row that a test runs, or None for a test without a row."""
     callspec = getattr(item, "callspec", None)
     return callspec.params.get("row") if callspec else None
 
@@ -42,7 +42,7 @@ class Found:
     over_tcp: dict[Command, float] = field(default_factory=dict)
 
     def row(self, row: Row, link: str, version: str) -> dict[str, Any]:
-        """Return the result of a row on a link. A new result is marked as not working."""
+        """Return a row's result on a link. Add one that is marked as not working if missing."""
         self.versions[row.software] = version
         return self.rows.setdefault(row.id, {}).setdefault(link, {"works": False})  # type: ignore[no-any-return]
 
@@ -52,7 +52,7 @@ COLLECTED = Found()
 
 @pytest.fixture
 def port(row: Row) -> Iterator[int]:
-    """Reserve a port for the row's server, which no other test uses in the meantime."""
+    """Reserve a port for the row's server, so that no other test uses it in the meantime."""
     with fixed_port(row.port) if row.port else chosen_port() as number:
         yield number
 

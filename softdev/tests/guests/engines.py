@@ -27,7 +27,8 @@ IBVERBS = Software(
 INFINISTORE = Software(
     "InfiniStore",
     "infinistore",
-    # The server passes structures of its own libuv to uvloop's event loop.
+    # The server passes structures of its bundled libuv to uvloop's event loop. The libuv in uvloop
+    # must therefore be compatible.
     pip=("--no-deps", "infinistore", "numpy", "uvloop==0.21.0"),
     note="The server requires uvloop 0.21. With uvloop 0.23, it aborts in libuv's `uv__io_cb` "
     "when a client connects.",

@@ -65,9 +65,10 @@ def install(name: str) -> Software:
         call(*INSTALL.split(), *missing)
     if software.pip:
         folder = environment(software)
-        # `installed` is created last. An interrupted installation starts again in an empty folder,
-        # which its commands expect. An environment cannot be created elsewhere and then renamed,
-        # because its programs contain its path.
+        # The file `installed` is created last. If it is missing, the installation starts again in
+        # an empty folder, because commands such as `mkdir` fail when they are repeated. An
+        # environment cannot be created elsewhere and then renamed, because its programs contain its
+        # path.
         if not (folder / "installed").exists():
             shutil.rmtree(folder, ignore_errors=True)
             call(sys.executable, "-m", "venv", str(folder))
@@ -81,7 +82,7 @@ def install(name: str) -> Software:
 
 
 def version(software: Software) -> str:
-    """Return the name, version and source of the package that the page names."""
+    """Return the name, version and source of a program's package, as shown on the page."""
     if software.tells:
         told = re.search(r"v=([\d.]+)", call(*shlex.split(software.tells.format(here=HERE))))
         assert told is not None

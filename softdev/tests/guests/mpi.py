@@ -34,13 +34,13 @@ MPICH = Software(
     note=f"The mpi4py row excludes the tests of {LOCKS}, which also fail over TCP.",
 )
 
-# Open MPI's osc pt2pt rejects the thread level that mpi4py requests by default.
+# Without MPI4PY_RC_THREADS, mpi4py requests a thread level that Open MPI's osc pt2pt rejects.
 ROOT_MAY = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "MPI4PY_RC_THREADS": "0",
 }
-# Why mpi4py's tests fail, by Open MPI configuration.
+# Reasons for the failures of mpi4py's tests, by Open MPI configuration.
 FAILS = {
     "ofi": "libfabric's rxm crashes when Open MPI starts a persistent request without data, "
     "because rxm copies from a null pointer (stack: mca_pml_cm_start, mca_mtl_ofi, libfabric, "
@@ -61,7 +61,8 @@ MPI4PY_SUITE = "{python} -W ignore {venv}/source/test/main.py -f"
 # crashes in ucp_mem_unmap.
 MPICH_WITHOUT = "-e util_sync"
 OMPI_WITHOUT = f"{MPICH_WITHOUT} -e spawn -x TestWinCreateDynamic"
-# Seconds for 2,000 tests. The ranks poll constantly, so the tests are slow on a busy machine.
+# The time limit for 2,000 tests, in seconds. The ranks poll constantly, so the tests are slow on a
+# busy machine.
 SUITE_LIMIT = 1200
 MPI_PAIR = "{python} {here}/programs/mpi_pair.py"
 MPI_FIGURE = r"([\d.]+) MiB/s"

@@ -133,7 +133,7 @@ def works(result: Mapping[str, Any]) -> bool:
 
 
 def tally(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return how many of the rows that ran work on every link."""
+    """Describe how many of the rows were run, and how many of these work on every link."""
     ran = [found[row.id] for row in rows if row.id in found]
     left = len(rows) - len(ran)
     return f"{sum(map(works, ran))} of {len(ran)} rows work" + (f", {left} not run" if left else "")

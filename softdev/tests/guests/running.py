@@ -22,9 +22,9 @@ from .rows import Command
 
 HERE = Path(__file__).parent
 TERMINATED = {0, -signal.SIGTERM, 128 + signal.SIGTERM}
-# Seconds to wait for a terminated program, because some programs ignore signals.
+# Seconds to wait after SIGTERM before a program is killed. Some programs ignore signals.
 PATIENCE = 10.0
-# Maximum characters of a program's output in a failure message.
+# Maximum number of characters of a program's output in a failure message.
 TAIL = 3000
 
 SENT = re.compile(rb'"type":"post_send"[^\n]*?"length":(\d+)')

@@ -43,7 +43,8 @@ def iser(transport: str, options: str) -> Command:
 
 
 def rows() -> Iterator[Row]:
-    # fio treats a short read as complete, so this receiver stops when the connection ends.
+    # fio counts a short read as complete. With a fixed size, the receiver would stop too early, so
+    # it reads until the connection ends.
     tcp = fio("net", "--protocol=tcp", "--protocol=tcp --listen --size=1t")
     for verb in ("write", "read"):
         yield Row(
@@ -55,7 +56,8 @@ def rows() -> Iterator[Row]:
             unit="bytes/s",
             tcp=tcp,
         )
-    # Each send needs a receive, so these are too few for a figure.
+    # Each send needs a receive, so the client sends only the 128 messages for which the server's
+    # `--iodepth` provides receives. They are too few to measure a figure.
     yield Row(
         "fio",
         "verb=send",
@@ -66,7 +68,8 @@ def rows() -> Iterator[Row]:
     yield Row(
         "tgt and libiscsi",
         "iSER, write and read, 64 KiB",
-        # tgtd cannot change its iSER port, so iSCSI moves from the same port to 3261.
+        # tgtd always uses port 3260 for iSER. Its default port for iSCSI is the same, so iSCSI
+        # moves to port 3261.
         iser("iser", "--iscsi portal=127.0.0.1:3261 --iser pool_sz_mb=128"),
         1 << 20,
         count=("1", "5"),

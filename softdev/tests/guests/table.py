@@ -56,7 +56,7 @@ QPERF_OF_TCP = {
 
 
 def both(words: str, figure: str = "") -> Command:
-    """Return a command whose client is the server's command line with an address."""
+    """Return a command whose client uses the server's command line followed by an address."""
     return Command(f"{words} 127.0.0.1", words, figure)
 
 
@@ -172,7 +172,7 @@ def qperf() -> Iterator[Row]:
                 QPERF_FIGURE,
                 endless=True,
             ),
-            # A latency test transfers single bytes for a second, even if it is slow.
+            # A latency test transfers single bytes for a second. If it is slow, these are few.
             2 if latency else 100,
             unit="ns" if latency else "/s" if atomic else "bytes/s",
             tcp=None if atomic else QPERF_OF_TCP[kind],

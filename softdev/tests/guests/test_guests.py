@@ -15,7 +15,8 @@ from .rows import Command, Row
 from .running import HERE, carried, run
 from .table import TABLE
 
-# Seconds for installing and running all programs of a row. Row.limit applies to each program.
+# The timeout in seconds covers the installation and all programs of a row. Row.limit applies to
+# each program.
 pytestmark = pytest.mark.timeout(3600)
 
 

@@ -16,10 +16,10 @@ SOFTWARE = Software(
     "the READ.",
 )
 
-# Without UCX's own shared memory. ud_verbs sets up the connections.
+# This list of transports excludes UCX's own shared memory. ud_verbs sets up the connections.
 OVER_RDMA = {"UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "embedded0:1"}
 OVER_TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}
-# The median latency, and the overall average bandwidth.
+# These patterns match the median latency and the overall average bandwidth.
 UCX_LATENCY = r"(?m)^ +\d+ +([\d.]+)"
 UCX_BANDWIDTH = r"(?m)^ +\d+(?: +[\d.]+){4} +([\d.]+)"
 UCX_TESTS = [

@@ -28,7 +28,7 @@ VALUE = 1 << 20  # programs/valkey_get.py
 
 
 def rows() -> Iterator[Row]:
-    # aiordma contains the embedded device, and refuses to start with a second, preloaded one.
+    # aiordma contains the embedded device, and refuses to start if another copy is preloaded.
     plain = "env -u LD_PRELOAD -u LD_LIBRARY_PATH"
     client = f"{plain} {sys.executable} {{here}}/programs/valkey_get.py"
     server = f"{SERVER}/valkey-server --bind 127.0.0.1 --save '' --appendonly no"

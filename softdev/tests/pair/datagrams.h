@@ -122,7 +122,8 @@ void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length)
 	CHECK(!memcmp(&gid, &to, sizeof(to)));
 	CHECK_EQUAL(((const struct sockaddr_in *)(const void *)&flow->to)->sin_port,
 		    htons(SOFT_ROCE_PORT));
-	/* The kernel or the network card chooses the IP identification. */
+	/* The kernel or the network card chooses the IP identification, so the test draws it at
+	 * random. */
 	soft_put32(staged + length, soft_icrc(&flow->icrc, (uint16_t)draw(0x10000), &packet, 1));
 	if (wire.carry) {
 		wire.carry(&what, staged);
@@ -155,8 +156,8 @@ static struct soft_roce_address *open_address(void)
 		       : soft_list_first(addresses, struct soft_roce_address, node);
 }
 
-/* Deliver a datagram. The datagrams after it may be joined to it, as by UDP_GRO. They have the same
- * length, except that the last may be shorter. */
+/* Deliver a datagram, sometimes together with the datagrams that follow it, as UDP_GRO does. All of
+ * them have the same length, except that the last may be shorter. */
 static inline void take_datagrams(struct flight *flight)
 {
 	static uint8_t input[HEADROOM + JOINED + SOFT_ROCE_PACKET_MAX];

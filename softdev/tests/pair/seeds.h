@@ -1,12 +1,12 @@
-/* Run a test with many seeds.
+/* Run a randomized test with many seeds.
  *
  *   TEST [-r] [-v] FIRST [COUNT]    run COUNT seeds (default 1); -v prints the events
- *   TEST [-r] -m SEED               this seed, or one of the first 1,000, must fail
+ *   TEST [-r] -m SEED               SEED or one of the seeds 1 to 1,000 must fail
  *
  * -r selects RoCE v2 (datagrams.h), if the test supports it.
  *
- * Each seed runs in its own process, so that it behaves the same alone as among others. Some seeds
- * run twice, and both runs must produce the same trace.
+ * Each seed runs in its own process, so its behavior does not depend on the seeds before it. Some
+ * seeds run twice, and both runs must produce the same trace.
  */
 #pragma once
 
@@ -64,8 +64,8 @@ static void must_pass(uint64_t seed, uint64_t hashes[2])
 	exit(1);
 }
 
-/* Check that a device with a planted bug fails with the seed that found the bug before, or else
- * with one of the first MUTANT_SEEDS seeds. */
+/* Check that a device with a planted bug fails. The seed that found the bug before is tried first,
+ * and then seeds from 1 to MUTANT_SEEDS. */
 static void must_fail(uint64_t seed, uint64_t hashes[2])
 {
 	uint64_t found = seed;

@@ -296,8 +296,8 @@ static bool wants_datagrams(unsigned number)
 	return number == SIDR;
 }
 
-/* Returns whether the party creates a queue pair with rdma_create_qp(). Every other connection does
- * so on both sides. */
+/* Returns whether the party creates a queue pair with rdma_create_qp(). Both sides of
+ * every connection with an odd number do so. */
 static bool has_queue_pair(const struct party *party)
 {
 	return party->number % 2 && !wants_datagrams(party->number);
@@ -481,7 +481,8 @@ static void answer_request(struct party *party)
 		act_later(party, LONG);
 }
 
-/* Make the party's next call. It may fail if the peer has acted first and the event is pending. */
+/* Make the party's next call. The call may fail if the peer has already acted and the event that
+ * reports this is still pending. */
 static void act(struct party *party)
 {
 	enter(party->host);
@@ -766,7 +767,8 @@ static void draw_plan(void)
 {
 	static const uint64_t delays[] = {1, MS, 100 * MS, SECOND};
 
-	/* With a loss of 300 per mille, all 13 attempts would fail for about one RTU in 10,000. */
+	/* Keep the loss below 200 per mille. With 300 per mille, all 13 attempts would fail for
+	 * about one RTU in 10,000. */
 	plan.loss = chance(500) ? draw(200) : 0;
 	plan.doubling = chance(500) ? draw(500) : 0;
 	plan.delay = delays[draw(4)];
@@ -864,8 +866,8 @@ static void gives_up_after(const struct party *party, uint32_t milliseconds)
 	CHECK_EQUAL(fuzz_now_ns - asked, milliseconds * MS);
 }
 
-/* Test a server that never responds, or that sends only an MRA. The MRA gives its application more
- * time. */
+/* Test a server that never responds, or that sends only an MRA. The MRA asks the client to give the
+ * server's application more time. */
 static void silent_server(void)
 {
 	struct party *client = begin();
@@ -912,9 +914,9 @@ static void told_to_wait(void)
 	close_all();
 }
 
-/* Request a datagram service at a port that has none. The client retries, because the server may be
- * between two listeners, as in perftest. Each request gets one response, and the server keeps no
- * state. */
+/* Request a datagram service at a port that offers only connections. The client must retry, because
+ * a server such as perftest's may be between two listeners. Each request gets one response, and the
+ * server keeps no state. */
 static void no_service(void)
 {
 	struct party *client = &parties[SIDR];
@@ -930,7 +932,7 @@ static void no_service(void)
 	close_all();
 }
 
-/* Open a UDP socket of the test, and return its port in `port`. */
+/* Open a UDP socket for the test, and store its port in `port`. */
 static int plain_socket(uint16_t *port)
 {
 	struct sockaddr_in address = local_address(0);
@@ -1102,7 +1104,7 @@ static void end_after_death(void)
 	while (next_due() < fuzz_now_ns + SECOND)
 		one_step(next_due());
 	CHECK_EQUAL(mad_counts[5], 1);
-	CHECK(mad_counts[6] > 0); /* the stranger's copy may get a response, too */
+	CHECK(mad_counts[6] > 0); /* may exceed 1 if another host's copy gets a response, too */
 	plan.unruly = true;
 	close_all();
 }
@@ -1162,8 +1164,8 @@ static void without_mtu(struct soft_cm_mad *mad)
 	mad->message.path_mtu = 0;
 }
 
-/* Turn a REQ into a SIDR_REQ with the same ID, because service requests have a separate ID
- * space. */
+/* Turn a REQ into a SIDR_REQ with the same ID. It is not a duplicate, because the IDs of service
+ * requests form a separate space. */
 static void as_question(struct soft_cm_mad *mad)
 {
 	mad->message.type = SOFT_SIDR_REQ;
@@ -1245,8 +1247,8 @@ static bool is_counted_together(const union ibv_gid *first, const union ibv_gid 
 	return false;
 }
 
-/* Send messages of each kind to host 1 for a second, in the names of hosts in `networks` different
- * networks. The applications take no events during that second. */
+/* Send messages of each kind to host 1 for a second. Their source addresses are in at most
+ * `networks` different networks. The applications take no events during that second. */
 static void flood(const struct mad *request, unsigned networks, int per_second)
 {
 	void (*const kinds[])(struct soft_cm_mad *mad) = {without_mtu, as_end, as_reply,
@@ -1281,9 +1283,10 @@ static void flood(const struct mad *request, unsigned networks, int per_second)
 	}
 }
 
-/* Flood a host with messages that any host can send. Messages of all kinds may cause only a limited
- * number of responses and conversations, and must not end a connection. In a flood from a few
- * networks, the first request that arrives from another network must be accepted. */
+/* Flood a host with messages that any host can send. All kinds of messages together may cause only
+ * a limited number of responses and pending connections, and must not end an established
+ * connection. If the flood comes from only a few networks, the first request from another network
+ * must be accepted. */
 static void flood_of_requests(void)
 {
 	enum { FLOOD = 60000, RATE = 2000, BURST = 1024, REPETITIONS = 5 };
@@ -1295,7 +1298,8 @@ static void flood_of_requests(void)
 	connected(open);
 	plan.unruly = true;
 	plan.cut_at = fuzz_now_ns;
-	plan.heals_at = fuzz_now_ns + 1300 * MS; /* between two retries, during the second flood */
+	/* Heal the network between two retries, during the second flood. */
+	plan.heals_at = fuzz_now_ns + 1300 * MS;
 	start_client(2, 0, 0);
 	wait_until(honest, ASKED, false);
 	memset(mad_counts, 0, sizeof(mad_counts));
@@ -1353,8 +1357,8 @@ static void few_linger(void)
 	close_all();
 }
 
-/* Test calls that fail because another program uses the RoCE port. They succeed when they are
- * repeated later. */
+/* Check that listening and connecting fail while another program uses the RoCE port, and succeed
+ * when they are repeated later. */
 static void addresses_taken(void)
 {
 	struct rdma_conn_param said = {.qp_num = 7};

@@ -1,10 +1,10 @@
-/* Failures between two hosts in virtual time (wire.h): a cut wire, a host that dies or stops, an
+/* Test two hosts in virtual time (wire.h) with a cut wire, a host that dies or stops, an
  * unreachable peer, and memory or state that changes during a request. Each seed draws one test. */
 #include "seeds.h"
 
 enum {
 	MEMORY = 4096,
-	SENT = 1024, /* offset in the memory of each host, like the next three */
+	SENT = 1024, /* offset in each host's memory, as are READ, ADDED and COUNTER */
 	READ = 2048,
 	ADDED = 3072,
 	COUNTER = 3080,
@@ -50,7 +50,8 @@ static void pass(int host, uint64_t ns)
 	CHECK(!completes(host, ns, &wc));
 }
 
-/* Expect a completion after `ns` to `ns` + TRANSIT_NS nanoseconds. */
+/* Expect a completion no earlier than `ns` nanoseconds from now, and at most TRANSIT_NS later than
+ * that. */
 static void expect_after(int host, uint64_t wr_id, enum ibv_wc_status status, uint64_t ns)
 {
 	uint64_t before = fuzz_now_ns;
@@ -282,8 +283,8 @@ static void death(void)
 	connect_anew();
 }
 
-/* Check that a queue pair with `ends_with_peer` (device_calls.h) fails with its peer's host, even
- * without an outstanding request. */
+/* Check that a queue pair with `ends_with_peer` (device_calls.h) fails when its peer's host dies,
+ * even without an outstanding request. */
 static void death_told(void)
 {
 	struct options options = some_timeout();
@@ -302,8 +303,8 @@ static void death_told(void)
 	connect_anew();
 }
 
-/* Check that the requests that a peer read before it died succeed, up to the first one that needs
- * response data. */
+/* Test requests that a peer has read before it dies. Requests before the first one that needs
+ * response data must succeed. */
 static void death_after_reading(void)
 {
 	struct aiordma_fault_counts counts;
@@ -390,8 +391,8 @@ static void stops(void)
 
 /* ---- a peer that is not there ---------------------------------------------------------------- */
 
-/* Check how long a request waits for an unreachable peer. The minimum is half a second, which
- * connecting may take, and the maximum is a minute. */
+/* Check how long a request waits for an unreachable peer. With a timeout, it waits at least half a
+ * second, because connecting may take that long, and at most a minute. */
 static void unreachable(void)
 {
 	static const struct {
@@ -427,8 +428,8 @@ static void unreachable(void)
 		pass(0, HOUR);
 }
 
-/* Check that a host repeats its HELLO until a late peer connects. The peer's process drops a HELLO
- * that it has held for some time. */
+/* Check that a host repeats its HELLO until a peer that connects late responds. The peer's process
+ * discards each HELLO that has been pending for too long. */
 static void late(void)
 {
 	struct options options = some_timeout();
@@ -505,7 +506,8 @@ static void own_memory_withdrawn(void)
 	CHECK(filled(sides[0].memory, MEMORY, 0));
 }
 
-/* Deregister the memory that a READ may access before the response is sent. */
+/* Check that a READ fails if the responder deregisters the memory before it has sent the
+ * response. */
 static void memory_read_withdrawn(void)
 {
 	begin(some_timeout());

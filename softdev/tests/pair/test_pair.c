@@ -22,7 +22,7 @@ enum {
 	CONNECTIONS = FLOWS,
 	ENDS = CONNECTIONS * SIDES,
 	DEPTH = 16, /* capacity of each queue */
-	LOG = 512, /* maximum requests in one life of a connection */
+	LOG = 512, /* maximum number of requests in one life of a connection */
 	LONGEST = 5 * UNIT_MOST, /* maximum message size for any path MTU */
 	GAP = 64,
 	PLACES = 4, /* messages that fit into the region accessible to the peer */
@@ -55,8 +55,8 @@ static struct area {
 
 static uint32_t unit = UNIT; /* the path MTU */
 static uint32_t longest = 8 * UNIT; /* maximum message size */
-static size_t memory; /* bytes of one end: its areas and the gaps around them */
-static uint32_t reach; /* bytes accessible to a peer, numbered by the model */
+static size_t memory; /* size of one end's memory, including the gaps around its areas */
+static uint32_t reach; /* number of bytes accessible to a peer */
 
 /* A work request and its state in the model. */
 struct work {
@@ -97,12 +97,12 @@ struct end {
 	bool gone[AREAS]; /* deregistered */
 
 	struct work works[LOG];
-	int posted, completed, signaled; /* counts, and the index of the last signaled request */
+	int posted, completed, signaled; /* request counts, and index of the last signaled one */
 	int messages[LOG], message_count; /* requests that consume a receive of the peer */
 	int message; /* next of the peer's messages to arrive */
 	uint64_t progress_at; /* time of the last completion */
 	bool failed, was_reset, died;
-	bool is_short, fell_short; /* a short receive was posted; a message did not fit */
+	bool is_short, fell_short; /* whether a short receive was posted, and whether it failed */
 
 	/* Memory accessible to the peer, after the peer's completed requests, and after all of its
 	 * posted requests. */
@@ -161,7 +161,8 @@ static enum ibv_qp_state state(struct end *end)
 	return end->side.qp ? state_of(on(end)) : IBV_QPS_RESET;
 }
 
-/* Returns the connection of a channel, or -1 (wire.flow_of). */
+/* Returns the index of the connection that uses a channel, or -1 if none does. Used as
+ * wire.flow_of. */
 static int connection_of(int host, uint32_t chan)
 {
 	EACH(end)
@@ -180,7 +181,7 @@ static uint8_t *memory_of(struct end *end, enum area_name area)
 	return end->side.memory + areas[area].start;
 }
 
-/* Returns the address of a byte that the model numbers `at`. */
+/* Returns the address of a byte, given its offset `at` in the memory accessible to the peer. */
 static uint8_t *reached(struct end *end, uint32_t at)
 {
 	return at < areas[TARGET].length ? memory_of(end, TARGET) + at
@@ -204,7 +205,7 @@ static void share(struct end *end, enum area_name area)
 	end->gone[area] = false;
 }
 
-/* Check that the gaps between the areas and the deregistered areas are unchanged. */
+/* Check that deregistered areas, as well as the gaps between areas, are unchanged. */
 static void nothing_touched(struct end *end)
 {
 	size_t from = 0;
@@ -362,7 +363,7 @@ static uint32_t take_receive(struct queue *queue, uint64_t wr_id)
 	CHECK(queue->receives[at].used);
 	CHECK_EQUAL(queue->receives[at].number, number);
 	queue->receives[at].used = false;
-	/* Each other user of a shared queue may still hold one older receive. */
+	/* Every other user of a shared queue may still hold one older receive. */
 	for (int i = 0; i < DEPTH; i++)
 		older += queue->receives[i].used && number - queue->receives[i].number < LOG;
 	CHECK(older < queue->users);
@@ -431,7 +432,8 @@ static struct end *end_with(int host, uint32_t qp_num)
 	return NULL;
 }
 
-/* Poll all completions of a host, and check whether they raised an event if the queue was armed. */
+/* Poll all completions of a host. If the completion queue was armed, check that it raised an event
+ * if and only if a completion required one. Otherwise, arm the queue at random. */
 static void take_completions(int host)
 {
 	struct home *home = &homes[host];
@@ -562,7 +564,8 @@ static const enum ibv_wr_opcode opcodes[] = {
 	IBV_WR_LOCAL_INV,
 };
 
-/* Predict the result of a request from the memory that all earlier requests will leave. */
+/* Predict the result of a request from `after`, the peer's memory as all earlier requests leave it.
+ * Then apply the request to `after`. */
 static void foretell(struct end *end, int index, const struct ibv_send_wr *wr)
 {
 	struct work *work = &end->works[index];
@@ -790,8 +793,8 @@ static void make_qp(struct end *end)
 	CHECK(side->qp = extended(side->context)->create_qp_ex(side->context, &attr));
 }
 
-/* Remove the receives of a queue pair, including the one taken from a shared queue by a partial
- * message. */
+/* Remove the receives of a queue pair from the model. If the queue is shared, remove only the
+ * receive that a partially received message has taken. */
 static void drop_receives(struct end *end)
 {
 	const struct soft_receive_queue *rq = &soft_qp_of(end->side.qp)->rq;
@@ -849,7 +852,7 @@ static void begin_life(bool loses)
 	wire_heal();
 	wire_vary(loses);
 	/* Connect the second end immediately, or after the first has had time for several
-	 * attempts. */
+	 * connection attempts. */
 	for (struct end *pair = ends; pair < ends_end; pair += SIDES)
 		for (int i = 0, first = chance(500); i < SIDES; i++) {
 			struct address peer = address_of_side(on(&pair[i == first]));
@@ -945,8 +948,9 @@ static void forget(struct end *end)
 	end->failed = end->was_reset = true;
 }
 
-/* Restart a host without connections. If nothing can be lost, its kernel always reports the
- * death. */
+/* Restart a host, which ends its connections. If `told` is set, its kernel resets the path to the
+ * peer (see die()). On a wire without loss, `told` must be set, because peers never time out
+ * there. */
 static void host_dies(int host, bool told)
 {
 	note("host %c dies%s", "ab"[host], told ? "" : " without a word");
@@ -1034,7 +1038,7 @@ static void spoil(bool loses)
 		spoil_all();
 		host_dies(host_of(end), !loses || chance(500));
 		break;
-	case 7: /* may outlast the retries of peers, which wait forever without loss */
+	case 7: /* on a lossy wire, a stop that may outlast the peers' retries */
 		if (loses)
 			spoil_all();
 		wire.fault_count++;
@@ -1142,8 +1146,8 @@ static void end_life(void)
 	while (is_stopped(0) || is_stopped(1))
 		pass(wire.hosts[is_stopped(1)].stopped_until - fuzz_now_ns);
 	after_step();
-	/* Each retry needs a cause. After a fault, both sides may retry, and once more when
-	 * outdated responses arrive. */
+	/* Each retry needs a cause. Each side may retry twice after a fault: once because of the
+	 * fault, and once because of outdated responses. */
 	for (int host = 0; host < SIDES; host++) {
 		enter(host);
 		aiordma_embedded_fault_counts(&counts);
@@ -1189,7 +1193,7 @@ static void one_thing(void)
 	case 5:
 		pass(draw(20000) << draw(9));
 		break;
-	case 6: /* requests in progress complete, later ones wait */
+	case 6: /* requests in progress complete, and later requests wait */
 		if (end->type == IBV_QPT_XRC_RECV)
 			break;
 		note("%s is drained", end->name);

@@ -1,10 +1,10 @@
-/* The throughput of RoCE v2 connections through a bottleneck, with loss or beside TCP, in virtual
- * time.
+/* Throughput of RoCE v2 connections, measured in virtual time. Their bottleneck loses packets, is
+ * shared with TCP connections, or both.
  *
  * A link with a given rate, random loss and a round-trip time of 20 ms connects two hosts. Each
  * direction has a queue of one bandwidth-delay product, which drops packets that do not fit. The
- * TCP model has Reno's window (RFC 5681) and learns of every loss from selective acknowledgements
- * (RFC 6675). Its packets carry only a number.
+ * TCP model uses Reno's congestion window (RFC 5681) and learns of every loss from selective
+ * acknowledgements (RFC 6675). Its packets contain a packet number but no data.
  */
 #include "seeds.h"
 
@@ -12,7 +12,7 @@ enum {
 	CONNECTIONS_MOST = 64,
 	DEPTH = 16, /* outstanding requests per connection */
 	LENGTH = 256 * 1024, /* bytes of a request */
-	BELOW = 46, /* bytes per datagram for Ethernet, IPv4 and UDP */
+	BELOW = 46, /* bytes of Ethernet, IPv4 and UDP overhead per datagram */
 	TCP_HEADERS = 66, /* bytes, including Ethernet */
 	DELAY_NS = 10000000,
 	QUEUE_NS = 2 * DELAY_NS,
@@ -60,7 +60,9 @@ static struct link {
 } links[SIDES];
 
 static struct tcp {
-	uint32_t next, highest, recovered; /* next to send, highest acknowledged, end of recovery */
+	/* Packet numbers: the next one to send, the highest one acknowledged, and the first one
+	 * after the current recovery phase. */
+	uint32_t next, highest, recovered;
 	uint32_t under_way;
 	double window, threshold; /* packets */
 	uint64_t deadline;
@@ -125,7 +127,7 @@ static void tcp_send(struct tcp *tcp)
 
 static void tcp_acknowledged(struct tcp *tcp, uint32_t number, bool marked)
 {
-	/* The link does not reorder packets, so those missing before `number` are lost. */
+	/* The link does not reorder packets, so any packets missing before `number` are lost. */
 	const uint32_t lost = number - tcp->highest - 1;
 
 	tcp->deadline = fuzz_now_ns + TCP_TIMEOUT_NS;
@@ -332,8 +334,8 @@ static struct rates rates_of(const struct scenario *which)
 	return rates;
 }
 
-/* Compare RoCE's rate with TCP's on the same link or, without TCP, with RoCE's rate without
- * loss. */
+/* Compare RoCE's rate with the rate of the TCP connections on the same link. In a scenario without
+ * TCP, compare it with the rate that RoCE reaches without loss. */
 static void run_seed(void)
 {
 	limit_seconds(400);

@@ -24,7 +24,7 @@
 
 enum {
 	SIDES = 2,
-	UNIT = 256, /* path MTU; all frames of a message but the last are multiples of it */
+	UNIT = 256, /* path MTU; also the unit of the maximum payload of a frame */
 	UNIT_MOST = 4096, /* maximum path MTU with RoCE */
 	FRAME_MOST = 4 * UNIT,
 	BATCH = 8, /* maximum frames in one record */
@@ -79,12 +79,14 @@ static struct wire {
 	/* Carries a datagram in place of the wire. NULL if the wire carries it. */
 	void (*carry)(const struct flight *what, const uint8_t *bytes);
 	bool in_order[FLOWS]; /* whether frames are only lost, as UC requires */
-	int faults[FLOWS][SIDES], faults_most; /* counts since the last progress, and their limit */
+	/* Number of faults in a flow since each side last made progress, and the maximum of these
+	 * numbers. */
+	int faults[FLOWS][SIDES], faults_most;
 	uint64_t fault_count; /* total */
 	int per_mille; /* faults per thousand frames */
 	int window;
 	uint64_t ns_per_byte;
-	bool stopped; /* a host has been stopped, perhaps for longer than its peer waits */
+	bool stopped; /* whether a host was stopped, perhaps for longer than its peer waits */
 	bool cut; /* DATA records are lost, other records wait for wire_heal */
 	uint64_t secret; /* eight bytes that no frame may contain; 0 if none */
 	uint64_t random;
@@ -137,7 +139,7 @@ static struct soft_path_calls calls = {
 	.put = wire_put,
 };
 
-/* Check that the path is intact. No test breaks it. */
+/* Fail the test if the path is broken. No test breaks a path on purpose. */
 static void wire_flush(struct soft_deferred *deferred)
 {
 	CHECK_EQUAL(soft_container(deferred, struct soft_path, flush)->broken, 0);
@@ -179,8 +181,8 @@ static void renew(struct soft_path *path)
 	soft_path_init(path, &calls, wire_flush);
 }
 
-/* Copy memory that the next life of a host overwrites, so that the leak sanitizer still finds the
- * dead host's allocations. */
+/* Copy memory that restarting a host overwrites. The pointers in the copy let the leak sanitizer
+ * still find the allocations of the host's previous engine. */
 static void bury(const void *what, size_t length)
 {
 	static struct grave {
@@ -213,8 +215,8 @@ static void boot(int host)
 
 /* ---- frames ---------------------------------------------------------------------------------- */
 
-/* Returns the number of frames in flight to a host, without control records, which a cut wire may
- * hold. */
+/* Returns the number of DATA frames in flight to a host. Control records do not count, because a
+ * cut wire holds them back. */
 static int under_way(int to)
 {
 	int count = 0;
@@ -322,7 +324,8 @@ static void may_block(void)
 		wire.blocked_until[wire.entered] = fuzz_now_ns + draw(BLOCKED_NS);
 }
 
-/* Returns the available room. Small records always have room, so that connections can end. */
+/* Returns the number of record bytes that may be written now. Records up to the size of a handshake
+ * always fit, so that connections can end. */
 static ssize_t wire_room(struct soft_path *path, size_t least)
 {
 	(void)path;
@@ -384,7 +387,8 @@ static void wire_begin(void)
 		boot(i);
 }
 
-/* Restart a host. If `told`, its kernel resets the path to the peer, except with RoCE. */
+/* Restart a host. If `told`, also end the peer's path to it with ECONNRESET, as the host's kernel
+ * would do. A RoCE peer is never told. */
 static inline void die(int host, bool told)
 {
 	struct soft_path *path = &wire.hosts[1 - host].path;

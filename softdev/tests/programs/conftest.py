@@ -35,19 +35,21 @@ PACKAGES = {
 }
 DEFAULT_PACKAGE = "rdmacm-utils"
 
-# Seconds until a program is killed. The timeout of a test is more than twice as long, because a
-# test waits for two programs. perftest's client waits forever for a server that has failed.
+# Time in seconds after which a program is killed. A limit is needed because perftest's client waits
+# forever for a server that has failed. A test waits for two programs, so the timeout of a test is
+# more than twice as long.
 LIMIT = 50.0
 
 RUN = [sys.executable, "-m", "aiordma", "run"]
 
-# The tables of listening sockets in /proc/net, with the states of these sockets. Linux's
-# include/net/tcp_states.h defines the states. An unconnected datagram socket counts as closed.
+# The socket tables in /proc/net, each with the state in which it shows a socket that waits for
+# peers. Linux's include/net/tcp_states.h defines the states. The state of an unconnected datagram
+# socket is TCP_CLOSE.
 WAITING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
 
-# perftest prints this if it was preempted while it measured the CPU frequency, which it does after
-# all traffic. Latencies are then inf. Instead of a bandwidth, the program prints NO_REPORT and
-# exits with status 1, and its peer fails as well.
+# perftest measures the CPU frequency after all messages have been exchanged. If it is preempted
+# while measuring, it prints NO_CLOCK. A latency test then reports inf as the latency. A bandwidth
+# test prints NO_REPORT instead of a bandwidth and exits with status 1, and its peer fails as well.
 NO_CLOCK = "Correlation coefficient"
 NO_REPORT = "Can't produce a report"
 

@@ -22,12 +22,12 @@ import pytest
 # Port of the embedded device's multicast groups (softdev/src/ud/multicast.c).
 MULTICAST_PORT = 14791
 
-# Seconds to wait until another test releases the port.
+# Maximum time in seconds to wait until another test releases the port.
 LIMIT = 300.0
 
 
 def claim(port: int) -> socket.socket | None:
-    """Claim a port until the returned socket is closed. Return None if another test has it."""
+    """Claim a port until the returned socket is closed. Return None if it is already claimed."""
     claimed = socket.socket(socket.AF_UNIX)
     try:
         claimed.bind(f"\0aiordma test port {port}")
@@ -40,7 +40,7 @@ def claim(port: int) -> socket.socket | None:
 
 
 def is_free(port: int, after_connections: bool = False) -> bool:
-    """Return whether a port is free. `after_connections` ignores former TCP connections."""
+    """Return whether a port is free. `after_connections` ignores TCP connections in TIME_WAIT."""
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_INET6, kind) as probe:
             if after_connections and kind == socket.SOCK_STREAM:
@@ -53,7 +53,7 @@ def is_free(port: int, after_connections: bool = False) -> bool:
 
 
 def candidates() -> list[int]:
-    """Return the ports outside of the kernel's ephemeral range, or all ports if there are none."""
+    """Return the ports outside the kernel's ephemeral range. If it covers all, return all ports."""
     least, most = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [port for port in range(10000, 65536) if port != MULTICAST_PORT]
     return [port for port in ports if not least <= port <= most] or ports
@@ -75,7 +75,7 @@ def chosen_port() -> Iterator[int]:
 
 @contextmanager
 def fixed_port(port: int, limit: float = LIMIT) -> Iterator[int]:
-    """Claim a particular port as soon as no other test has it, and provide its number."""
+    """Wait until no other test claims a port, claim it, and provide its number."""
     deadline = time.monotonic() + limit
     while (claimed := claim(port)) is None:
         if time.monotonic() > deadline:

@@ -20,8 +20,8 @@ from tests.docs.page_commands import blocks, files, prints, run_commands
 
 from .conftest import installed
 
-# Seconds for a test's commands and those of its `project` fixture, which compile the package, on a
-# busy machine.
+# Time limit in seconds for a test's commands, including those of its fixtures. It is long, because
+# they compile code, perhaps on a busy machine.
 LIMIT = 1000.0
 # One xdist worker runs all tests, because the fixtures compile code.
 pytestmark = [pytest.mark.timeout(LIMIT + 100), pytest.mark.xdist_group("ci page")]
@@ -34,7 +34,7 @@ SECTIONS = ["Was the device used?", "Faults", "Traces of failed tests", "Sanitiz
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide a folder with the page's files, in which the first sections' commands have run."""
+    """Write the page's files to a folder, run the first sections' commands in it and provide it."""
     for program in ("cmake", "c++", "valgrind"):
         installed(program)
     folder = tmp_path_factory.mktemp("project")
@@ -42,7 +42,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(text)
     # The distribution's pyverbs only works with the distribution's Python.
     (folder / "python3").symlink_to("/usr/bin/python3")
-    # The Python that has aiordma and pytest.
+    # Let `python` run this test's interpreter, for which aiordma and pytest are installed.
     (folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (folder / "python").chmod(0o755)
     for section in FIRST:
@@ -128,7 +128,7 @@ class Job:
             (folder / name).touch()
 
     def step(self, number: int, cwd: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
-        """Run a step of the action in `cwd`. Names of inputs have underscores for hyphens."""
+        """Run a step of the action in `cwd`. Hyphens in input names are spelled as underscores."""
         step = self.text.partition("\n  steps:\n")[2].split("\n    - ")[number]
         script = textwrap.dedent(re.split(r"      run: \|.*\n", step)[1])
         defaults = re.findall(

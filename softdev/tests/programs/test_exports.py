@@ -15,8 +15,8 @@ from .conftest import run_program
 
 LIBRARIES = {"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"}
 
-# A program that acts like an application linked with a provider's library. The library is loaded
-# with all symbols bound, and asked whether the device is one of its own.
+# A program that imitates an application linked with a provider's library. It loads the library,
+# which resolves all of the library's symbols, and asks it whether it supports the device.
 PROVIDER = """
 import ctypes, os
 provider = ctypes.CDLL("libmlx5.so.1", os.RTLD_NOW)

@@ -12,7 +12,7 @@ ITERATIONS = 100
 
 
 def figures_of(server: Ended, client: Ended) -> list[float]:
-    """Return the client's figures, or none if a program could not measure the CPU frequency."""
+    """Return the client's figures, or [] if a program could not measure the CPU frequency."""
     if any(NO_CLOCK in ended.errors for ended in (server, client)):
         return []
     server.expect()
@@ -38,13 +38,14 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
-# Atomics use 8 bytes, and other latency tests 2 by default. UD has no flow control, so all
-# datagrams of a run must fit into a socket's buffer.
+# Message sizes in bytes. "lat" and "bw" are perftest's defaults for latency and bandwidth tests. UD
+# has no flow control, so its messages are small enough for all datagrams of a run to fit into a
+# socket's buffer.
 SIZES = {"atomic": 8, "lat": 2, "bw": 65536, "UD": 1024}
 
 
 def pair(kind: str, operation: str, options: str, port: int) -> tuple[list[float], float]:
-    """Run a test of perftest. Return the client's figures, and the seconds both programs took."""
+    """Run a perftest server and client. Return the client's figures and the elapsed seconds."""
     words = [f"ib_{operation}_{kind}", "-p", str(port), "-n", str(ITERATIONS), "-d", "embedded0"]
     words += options.split()
     words += ["-s", str(SIZES["UD"])] if "UD" in options else []
@@ -61,8 +62,8 @@ def test_perftest_latency_is_plausible(operation: str, options: str, port: int) 
     size, count, least, most, typical, average, *_ = figures
     assert size == SIZES.get("UD" if "UD" in options else operation, SIZES["lat"])
     assert count == ITERATIONS
-    # Two processors that share memory may respond in less than half a microsecond, but not in no
-    # time. No latency exceeds the programs' run time.
+    # If two processors share memory, a latency may be below half a microsecond, but it is never 0.
+    # No latency exceeds the programs' run time.
     assert 0 < least <= typical <= most < took * 1e6
     assert least <= average <= most
     assert ITERATIONS * average < took * 1e6
@@ -81,7 +82,7 @@ def test_perftest_bandwidth_is_plausible(operation: str, options: str, port: int
     assert average < 1e6
     rounded = 0.005 * 2**20 + 0.5 * size
     assert average * 2**20 == pytest.approx(rate * 1e6 * size, rel=0.05, abs=rounded)
-    # The messages take no longer than the programs.
+    # The programs run at least as long as the messages take, which limits the rate from below.
     assert rate * 1e6 + 0.5 > ITERATIONS / took
 
 

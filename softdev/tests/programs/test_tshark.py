@@ -16,7 +16,8 @@ from .conftest import installed
 
 VECTORS = Path(__file__).parents[1] / "roce" / "vectors"
 
-# Fields of tshark with the matching fields of a vector. tshark does not show every header.
+# tshark's field names, mapped to the names of the same fields in a vector. Headers that tshark does
+# not show have no entry.
 NAMES = {
     "bth.opcode": "opcode",
     "bth.se": "solicited",

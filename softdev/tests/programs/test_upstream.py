@@ -26,7 +26,8 @@ CARD = "of the cards of one maker"
 ETHERNET = "raw Ethernet packets, which the device's links do not carry"
 MACHINE = "of what this machine has"
 
-# Messages of tests that skip themselves, with the cause. No others are expected.
+# Patterns for the messages of tests that skip themselves, mapped to the causes. Any other message
+# is an error.
 SKIPPED = {
     r"Can not run the test over non (?:MLX5|EFA) device": CARD,
     r"Could not open mlx5 context": CARD,
@@ -57,7 +58,8 @@ REPLACEMENTS = {
     "POLL_CQ_TIMEOUT = 10 ": "POLL_CQ_TIMEOUT = 300 ",
 }
 
-# Seconds for the whole suite on a busy machine. pytest ends a process after 1200 s.
+# Time limit in seconds for the whole suite on a busy machine. It must be below 1200 s, when pytest
+# ends the process (faulthandler_timeout in the Makefile).
 LIMIT = 1000.0
 
 

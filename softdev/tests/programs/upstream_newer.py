@@ -27,7 +27,7 @@ PACKAGES = "cmake ninja-build pkg-config libnl-3-dev libnl-route-3-dev"
 # Compiled modules are kept in this folder and reused by later runs.
 BUILDS = Path(__file__).parents[3] / "build" / "upstream"
 
-# Versions with the minimum number of tests that must pass.
+# The rdma-core versions to test, each with the minimum number of tests that must pass.
 PASSING = {"59.0": 150, "57.0": 145}
 
 # Cython 3.1 and later omit the constants of an older rdma-core from pyverbs.enums.
@@ -67,7 +67,7 @@ sys.meta_path.insert(0, Providers())
 
 
 def call(*words: str | Path) -> None:
-    """Run a program that must succeed. If it fails, the test fails with the end of its output."""
+    """Run a program. If it fails, fail the test with the end of the program's output."""
     done = subprocess.run(
         words, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -112,7 +112,7 @@ def compile_modules(source: Path, python: Path, folder: Path, cython: str) -> No
 
 
 def built(version: str, folder: Path) -> None:
-    """Build the folder with the compiled modules and the tests, unless it is complete."""
+    """Compile pyverbs and copy its tests to `folder`, unless an earlier run completed this."""
     if (folder / "tests").is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)

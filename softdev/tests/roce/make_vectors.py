@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
-# The fields of a line in their order. A line contains them in hexadecimal.
+# The names of the fields in the order in which a line contains them. Their values are hexadecimal.
 FIELDS = (
     "opcode", "solicited", "migreq", "fecn", "becn", "ack_request", "pkey", "to", "psn",
     "qkey", "from", "srq", "flush", "address", "rkey", "dma_length", "swap_add", "compare",
@@ -117,7 +117,7 @@ def packet(chance: random.Random, opcode: int, layout: Layout, *, ipv6: bool) ->
 
 
 def main() -> None:
-    """Print a packet of each opcode over IPv4, and one over IPv6."""
+    """Print two packets of each opcode, one over IPv4 and one over IPv6."""
     chance = random.Random(4791)
     for opcode, layout in sorted(layouts(), key=lambda it: it[0]):
         for ipv6 in (False, True):

@@ -10,8 +10,8 @@
 
 enum { PEER_PSN = 100 };
 
-static const struct address absent = {.psn = PEER_PSN,
-				      .qpn = 77}; /* LID 0, so that the device looks for no peer */
+/* The peer address to use for the queue pair before the test provides the stream to the peer. */
+static const struct address absent = {.psn = PEER_PSN, .qpn = 77};
 
 /* Give the queue pair one end of a stream with a send buffer of `buffer` bytes (0: the default).
  * Returns the other end. */

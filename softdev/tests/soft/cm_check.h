@@ -1,4 +1,5 @@
-/* Macros that check an expectation and exit if it fails, time limits, and random numbers. */
+/* Support for tests in C: checks that end the test if they fail, time limits, and random
+ * numbers. */
 #pragma once
 
 #include <errno.h>

@@ -62,8 +62,8 @@ static inline uint16_t port_of(struct rdma_cm_id *id)
 
 /* ---- events -------------------------------------------------------------------------------- */
 
-/* Get the next event, which must have this type and, unless NULL, this id. The caller must
- * acknowledge it. */
+/* Get the next event, which must have the given type. If `id` is not NULL, the event must be for
+ * this id. The caller must acknowledge the event. */
 static inline struct rdma_cm_event *expect(struct rdma_event_channel *channel,
 					   enum rdma_cm_event_type type, struct rdma_cm_id *id)
 {
@@ -211,7 +211,8 @@ static inline void side_post_send(struct side *side)
 	CHECK_OK(side->id->verbs->ops.post_send(side->id->qp, &send, &bad));
 }
 
-/* Poll for the next completion: 1 for the send, 2 for the receive. */
+/* Poll until there is a completion, which must have the given status and `wr_id` (1 for the send, 2
+ * for the receive). Returns the completion. */
 static inline struct ibv_wc side_completion(struct side *side, uint64_t wr_id,
 					    enum ibv_wc_status status)
 {
@@ -300,7 +301,8 @@ static inline struct rdma_conn_param parameters(const void *private_data, uint8_
 					.rnr_retry_count = 7};
 }
 
-/* Send a connection request, which then waits at the listener. */
+/* Resolve the address, create a queue pair and send a connection request, without waiting for the
+ * response. */
 static inline void side_ask(struct side *side, const char *text, uint16_t port)
 {
 	struct rdma_conn_param ask = parameters(NULL, 0);
@@ -319,8 +321,8 @@ static inline struct side ask(const char *text, uint16_t port)
 	return side;
 }
 
-/* Get the next request. Returns its side, which has no queue pair yet and uses the listener's
- * channel. */
+/* Get the listener's next connection request. Returns the server side of the connection, which has
+ * no queue pair yet and uses the listener's channel. */
 static inline struct side take_request(struct side *listener)
 {
 	struct rdma_cm_event *event =

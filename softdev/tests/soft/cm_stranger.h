@@ -1,4 +1,4 @@
-/* A CM peer that the test plays with a plain socket and any messages. */
+/* A CM peer that the test emulates with a plain socket, so that it can send any message. */
 #pragma once
 
 #include "cm_side.h"
@@ -82,8 +82,8 @@ static inline enum soft_cm_state state_of(const struct side *side)
 	return state;
 }
 
-/* Wait until the device notices that the client is gone. The application gets no event, but its
- * response must fail. */
+/* Wait until the device notices that the client is gone. The application must not get an event for
+ * this, but accepting or rejecting the request must fail. Destroys the request. */
 static inline void expect_silent_end(struct side *listener, struct side *request)
 {
 	struct rdma_conn_param answer = parameters(NULL, 0);

@@ -6,7 +6,8 @@
 static const uint64_t all_times =
 	IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
-/* Returns the extended context, located as in the inline functions of the distribution's header. */
+/* Returns the extended context, found in the same way as by verbs_get_ctx() in the distribution's
+ * <infiniband/verbs.h>. */
 static inline struct verbs_context *extended(struct ibv_context *context)
 {
 	CHECK(context->abi_compat == AIORDMA_ABI_EXTENDED);
@@ -34,7 +35,7 @@ struct extras {
 	uint64_t wc_flags;
 	uint32_t cq_flags;
 	uint32_t cqe;         /* 256 if 0 */
-	uint64_t operations;  /* for wr_*; 0 for a queue pair that is not extended */
+	uint64_t operations;  /* send_ops_flags; 0 for a queue pair that is not extended */
 	uint32_t inline_data; /* 256 if 0 */
 	uint32_t create_flags;
 };

@@ -1,4 +1,4 @@
-/* Helpers for tests of fault injection, which set a fault spec and read the fault counts. */
+/* Helpers that set a fault spec and read the fault counts, for tests of fault injection. */
 #pragma once
 
 #include <stdarg.h>

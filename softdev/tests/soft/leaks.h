@@ -60,8 +60,8 @@ static inline int open_sockets(void)
 	return count;
 }
 
-/* Returns whether there are as many descriptors and mappings, and no more threads. A joined thread
- * remains listed briefly, so `before` may include one too many. */
+/* Returns whether resources() is back at `before`. The number of threads may also be lower, because
+ * a joined thread remains listed briefly and may have been counted in `before`. */
 static inline bool as_before(int before)
 {
 	int now = resources();
@@ -69,8 +69,8 @@ static inline bool as_before(int before)
 	return now / 1000 == before / 1000 && now % 1000 <= before % 1000;
 }
 
-/* Wait up to 20 s, because the last bytes of a stream may still be in transit after its ids are
- * gone. */
+/* Wait up to 20 s for the resources to return to `before`, and fail the test if they do not. The
+ * last bytes of a stream may still be in transit after its ids have been destroyed. */
 static inline void expect_resources(int before)
 {
 	for (int i = 0; i < 20000 && !as_before(before); i++)

@@ -1,4 +1,4 @@
-/* RoCE v2 packets as bytes of datagrams, for tests that play the device's peer. */
+/* RoCE v2 packets as the bytes of datagrams, for tests that act as the device's peer. */
 #pragma once
 
 #include <arpa/inet.h>
@@ -59,8 +59,8 @@ static inline int traffic_class_at(int fd)
 	return *CMSG_DATA(&control.control);
 }
 
-/* Receive the device's next packet to the peer, which must be well-formed with a correct ICRC. The
- * payload is valid until the next call. */
+/* Receive the next packet that the device sends to the peer. The packet must be well-formed and
+ * have a correct ICRC. Its payload is valid until the next call. */
 static inline struct soft_roce_packet packet_at(int peer)
 {
 	static uint8_t bytes[LONGEST];

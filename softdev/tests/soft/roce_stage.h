@@ -1,4 +1,5 @@
-/* Support for packet-level tests of RoCE v2, which play the peer, the network and strangers. */
+/* Support for packet-level tests of RoCE v2, which act as the peer, the network and an unrelated
+ * host. */
 #pragma once
 
 #include "fault_side.h"

@@ -211,8 +211,8 @@ static inline int open_to(struct end *end, uint16_t port, uint8_t byte)
 	return rc;
 }
 
-/* Wait for a condition, which is evaluated under the lock. If `polling`, do the device's work;
- * otherwise sleep until an event, while the device's thread works. */
+/* Wait for a condition, which is evaluated under the lock. If `polling`, drive the device from this
+ * thread. Otherwise, sleep between events and let the device's own thread make progress. */
 #define UNTIL(end, polling, condition)                                                             \
 	for (;;) {                                                                                 \
 		uint64_t count_;                                                                   \

@@ -1,6 +1,6 @@
-/* Failures of the kernel and the C library on demand: the n-th call by this thread to any function
- * below fails. Programs that include this are linked with --wrap for each function (meson.build),
- * so the device needs no changes. */
+/* Failures of the kernel and the C library on demand. After shortage_begin(n), the n-th call by
+ * this thread to any of the functions below fails. Programs that include this header are linked
+ * with --wrap for each function (meson.build), so the device needs no changes. */
 #pragma once
 
 #include <errno.h>

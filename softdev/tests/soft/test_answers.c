@@ -37,7 +37,7 @@ static void rates(void)
 
 static void texts(void)
 {
-	/* The first and the last value of each list, and values beyond them. */
+	/* The cases cover values from both ends of each enumeration, and values outside it. */
 	const struct {
 		const char *found, *expected;
 	} cases[] = {

@@ -1,5 +1,5 @@
-/* Atomics of a peer and of the owner on the same word. No update is lost, and no two operations
- * return the same value (IBTA 9.4.5.1; IBV_ATOMIC_GLOB). */
+/* A peer and the owner update the same word with atomic operations. No update may be lost, and no
+ * two operations may return the same value (IBTA 9.4.5.1; IBV_ATOMIC_GLOB). */
 #include "verbs_side.h"
 
 enum { EACH = 40000, WINDOW = 4 };
@@ -14,8 +14,8 @@ static void saw(uint64_t before)
 	CHECK_EQUAL(__atomic_fetch_add(&seen[before], 1, __ATOMIC_SEQ_CST), 0);
 }
 
-/* Increment the word without the device, as the owner's application may do: in bursts, and about as
- * often as the peer. */
+/* Increment the word with the CPU instead of the device, as the owner's application may do.
+ * Alternate between bursts and about the rate of the peer. */
 static void *own_updates(void *count)
 {
 	for (; !__atomic_load_n(&done, __ATOMIC_SEQ_CST); ++*(uint64_t *)count) {

@@ -1,5 +1,5 @@
-/* How processes attach to shared memory and detach from it: death, other users, and peers that
- * violate the protocol. */
+/* Attaching to shared memory and detaching from it, also with peers that die, belong to other users
+ * or violate the protocol. */
 #define _GNU_SOURCE /* memfd_create, setresuid, unshare */
 #include <sched.h>
 #include "link/link_internal.h"
@@ -159,7 +159,8 @@ static int memory_of(size_t size, int seals, const char *beginning)
 	return fd;
 }
 
-/* Send a HELLO with these descriptors, unless negative. The host must close the connection. */
+/* Send a HELLO with the given descriptors, and close them. A negative descriptor is left out. The
+ * host must close the connection. */
 static void with_both(uint16_t port, int memory, int pipe)
 {
 	struct message hello = {HELLO, 1, 0};
@@ -233,8 +234,8 @@ static bool has_byte(int fd)
 	return poll(&ready, 1, 0) == 1;
 }
 
-/* Notify more pipes than can be deferred. Each pipe receives one byte, and only the excess ones are
- * written while the lock is held. */
+/* Notify more pipes than can be remembered until the lock is released. Each pipe must receive one
+ * byte, and only the excess pipes may receive it while the lock is held. */
 static void bells_after_the_lock(void)
 {
 	enum { PIPES = SOFT_NOTIFY_MOST + 2 };
@@ -255,7 +256,8 @@ static void bells_after_the_lock(void)
 
 		CHECK_EQUAL(read(pipes[i].read_fd, bytes, sizeof(bytes)), 1);
 	}
-	/* A pipe that has been closed must not be written, because its number may be reused. */
+	/* Nothing must be written to a closed pipe, because another file may have its descriptor
+	 * number by then. */
 	int number = pipes[0].write_fd, ends[2];
 
 	CHECK_OK(pipe(ends));
@@ -370,7 +372,8 @@ static void notify(struct soft_shm_peer *host)
 	soft_unlock();
 }
 
-/* Attach correctly, and then misbehave as `what` does. */
+/* Attach correctly, and then call `what` to violate the protocol. The host must close the
+ * connection. */
 static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
 {
 	struct soft_shm_peer host = {0};
@@ -515,7 +518,7 @@ static void visitors(void)
 		call_next(NULL);
 	}
 	process_barrier(&process);
-	/* The other peer must be undisturbed, and no descriptor may leak. */
+	/* The channel of the well-behaved peer must still work, and no descriptor may leak. */
 	send_now(&end, 5000);
 	UNTIL(&end, false, end.bytes == 5000);
 	if (process.child)
@@ -524,8 +527,8 @@ static void visitors(void)
 	finish(&end);
 }
 
-/* Check that the parent ignores the child. `known` means that the child can tell that their users
- * differ. */
+/* Check that the parent ignores the child, whose user ID is different or not mapped. If `known`,
+ * the child must also notice this and fail to connect. */
 static void ignored(bool known)
 {
 	struct end end;
@@ -535,7 +538,7 @@ static void ignored(bool known)
 
 	end_init(&end);
 	if (!process.child) {
-		/* The child refuses to connect if it can tell. Otherwise the parent refuses. */
+		/* Either the child itself does not connect, or the parent refuses the channel. */
 		if (open_to(&end, port, 1) == 0) {
 			CHECK(!known);
 			UNTIL(&end, true, end.gone);
@@ -581,8 +584,9 @@ static void share_with_unmapped(void)
 		join(&process);
 }
 
-/* Check that unmapped users, who all look alike in a user namespace without a mapping, are ignored.
- * Use a child, because a process cannot leave the namespace. */
+/* Check that peers with unmapped user IDs are ignored. In a user namespace without a mapping, all
+ * users appear to have the same ID. Run the test in a child, because a process cannot leave the
+ * namespace. */
 static void unmapped_users(void)
 {
 	in_child(share_with_unmapped);

@@ -207,7 +207,7 @@ static void resolving(void)
 }
 
 /* Check that rdma_listen() binds an unbound id to the IPv4 wildcard and a free port. The client
- * connects to `asked`, where the wildcard stands for this host. */
+ * connects to `asked`. If that is the wildcard, the device uses the loopback address instead. */
 static void any_address(const char *asked)
 {
 	struct connection it = {.listener = side_with_id()};

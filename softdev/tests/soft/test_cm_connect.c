@@ -182,7 +182,7 @@ static void private_data_limits(void)
 	side_queue_pair(&it.client);
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, &ask), EINVAL);
 	ask.private_data_len = 56;
-	ask.initiator_depth = 254; /* above the device's limit; 255 requests the maximum */
+	ask.initiator_depth = 254; /* exceeds the device's limit, but 255 requests the maximum */
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, &ask), EINVAL);
 	ask.initiator_depth = RDMA_MAX_INIT_DEPTH;
 	CHECK_OK(rdma->rdma_connect(it.client.id, &ask));
@@ -196,7 +196,7 @@ static void private_data_limits(void)
 }
 
 /* Check that both sides use the device's limits if no parameters are given. The accepting side may
- * post a send immediately, but it is sent only when the connection is established. */
+ * post a send immediately, but the device holds it back until the connection is established. */
 static void no_parameters(void)
 {
 	struct connection it = resolved();
@@ -246,8 +246,8 @@ static struct ibv_qp *own_queue_pair(struct side *side)
 	return qp;
 }
 
-/* Send a message in each direction. The helpers need the queue pairs in the ids, but the library
- * must not find them there. */
+/* Send a message in each direction. The helpers expect the queue pairs in the ids. The ids must not
+ * keep them, because the application manages these queue pairs itself. */
 static void exchange(struct side *client, struct ibv_qp *client_qp, struct side *server,
 		     struct ibv_qp *server_qp)
 {
@@ -374,8 +374,8 @@ static void queue_pair_in_error(void)
 	connection_close(&it);
 }
 
-/* Check that a connection to a bound port without a listener is rejected. The port belongs to
- * another id, or to the client itself, which TCP would connect to itself. */
+/* Check that a connection to a port that is bound but has no listener is rejected. The port belongs
+ * to another id, or to the client itself if `own` is set. TCP would connect it to itself. */
 static void no_listener(bool own)
 {
 	struct side taken = bound(RDMA_PS_TCP, host, 0);

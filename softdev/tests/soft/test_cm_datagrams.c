@@ -44,7 +44,8 @@ static void answer(struct rdma_cm_id *id, uint32_t qpn, const char *text)
 	CHECK_OK(rdma->rdma_accept(id, &said));
 }
 
-/* Expect this result of a lookup. Then destroy the asker, and `request` unless it is NULL. */
+/* Check that the lookup returns this queue pair number and private data. Then close the asking
+ * side, and destroy `request` unless it is NULL. */
 static void expect_found(struct side *asker, uint32_t qpn, const char *text,
 			 struct rdma_cm_id *request)
 {
@@ -272,7 +273,7 @@ static void malformed_requests(void)
 	put(fd, &there, &(struct soft_cm_message){.type = SOFT_SIDR_REP, .number = 5});
 	put(fd, &there, &question);
 	CHECK_OK(rdma->rdma_destroy_id(take(&service, "")));
-	/* Only the valid request gets a response, because it was rejected. */
+	/* Destroying the id of the valid request rejects it. No other datagram gets a response. */
 	CHECK_EQUAL(get(fd, &from).type, SOFT_SIDR_REP);
 	expect_nothing(service.channel);
 	close(fd);

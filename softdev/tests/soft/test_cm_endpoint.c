@@ -32,7 +32,8 @@ static struct ibv_qp_init_attr small_queues(void)
 
 /* ---- names and devices --------------------------------------------------------------------- */
 
-/* Test a lookup without a name, as libfabric does. The hints contain both addresses. */
+/* Test rdma_getaddrinfo(3) without a host name, as libfabric calls it. The hints contain both
+ * addresses. */
 static void hints_without_a_name(void)
 {
 	union address source = address_of(host, 0), destination = address_of(host, 7471);
@@ -83,8 +84,8 @@ static void make_a_queue_pair_on(struct ibv_context *context)
 	CHECK_OK(rdma->ibv_dealloc_pd(pd));
 }
 
-/* Check that librdmacm devices stay open when the list has been freed or the last id destroyed,
- * because programs continue to use them. */
+/* Check that the connection manager's devices stay open after rdma_free_devices(), and after their
+ * last id is destroyed, because programs continue to use them. */
 static void device_of_a_program(void)
 {
 	struct ibv_context **list, *context;

@@ -89,7 +89,8 @@ static void silent_clients(void)
 	side_close(&listener);
 }
 
-/* Check that the listener itself rejects invalid requests with the correct reason. */
+/* Check that the listener rejects invalid requests with the correct reason, without reporting them
+ * to the application. */
 static void refused_requests(void)
 {
 	static const struct {
@@ -111,8 +112,8 @@ static void refused_requests(void)
 		bytes[SOFT_MAD_HEADER + cases[i].at] = cases[i].value;
 		write_all(fd, bytes, sizeof(bytes));
 		CHECK_EQUAL(hear(fd, SOFT_CM_REJ).reason, cases[i].reason);
-		/* Unread data may turn the end of the stream into a reset, but no further message
-		 * follows. */
+		/* TCP may send a reset if the listener closes a connection with unread data. No
+		 * further message follows in any case. */
 		is_closed(fd);
 	}
 	still_works(&listener);
@@ -147,8 +148,8 @@ static void client_leaves(void)
 
 static const struct soft_cm_message ready_to_use = {.type = SOFT_CM_RTU};
 
-/* Connect a client up to REP. The server has called rdma_accept() and waits for RTU. Returns the
- * client's socket. */
+/* Connect as a client, but stop after receiving REP. By then, the server has called rdma_accept()
+ * and waits for RTU. Returns the client's socket. */
 static int accepted_client(struct side *listener, struct side *server)
 {
 	int fd = asking(listener, server);
@@ -181,8 +182,8 @@ static void garbage_after_rtu(void)
 	side_close(&listener);
 }
 
-/* Check that rdma_notify(3) reports ESTABLISHED before RTU arrives, and that it is reported only
- * once. */
+/* Check that ESTABLISHED is reported if rdma_notify(3) is called before RTU arrives, and that it is
+ * not reported again for RTU. */
 static void established_early(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -256,8 +257,8 @@ static bool depend_on_engine(void)
 	return depend;
 }
 
-/* Check that channels with early wake-ups do not depend on the engine's thread, which would
- * otherwise wake up for every incoming frame. */
+/* Check that no channel depends on the engine's thread if the application accepts early wake-ups.
+ * The thread would otherwise have to wake up for every incoming frame. */
 static void silent_after_the_reply(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -270,7 +271,7 @@ static void silent_after_the_reply(void)
 	soft_wake_early(listener.channel->fd);
 	CHECK(!depend_on_engine()); /* frames wake up the application directly */
 	soft_wake_early(completions->fd);
-	CHECK(!depend_on_engine()); /* the completion channel receives the wake-ups now */
+	CHECK(!depend_on_engine()); /* frames now wake up only the completion channel */
 	CHECK_OK(rdma->ibv_destroy_comp_channel(completions));
 	CHECK(!depend_on_engine());
 	close(fd);
@@ -367,8 +368,8 @@ static void flood_of_requests(int backlog, int waiting)
 		close(clients[i]);
 }
 
-/* Check that only a few requests are pending as events, however large the backlog is, and that
- * hosts with few requests are served next. */
+/* Check that at most FEW requests are reported at a time, regardless of the backlog. When the
+ * application takes one of them, the next one reported is from a host with few requests. */
 static void few_are_reported(void)
 {
 	enum { CLIENTS = 20, BACKLOG = 64, LIMIT = 32, FEW = 8 };

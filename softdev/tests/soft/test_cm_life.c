@@ -5,8 +5,8 @@
 
 /* ---- destroyed in each state --------------------------------------------------------------- */
 
-/* Destroy ids that are idle or bound, that have an unread event (which is dropped), or that have
- * resolved a route. */
+/* Destroy ids before they connect: an idle one, a bound one, one with an unread event (which is
+ * dropped), and one with a resolved route. */
 static void before_connecting(void)
 {
 	struct side side = side_with_id();
@@ -155,8 +155,8 @@ static void request_outlives_its_id(void)
 
 /* ---- channels ------------------------------------------------------------------------------ */
 
-/* Check that the channel's descriptor is blocking by default, is readable exactly while an event is
- * pending, and honours O_NONBLOCK. */
+/* Check that the channel's descriptor is blocking by default, honours O_NONBLOCK, and is readable
+ * if and only if an event is pending. */
 static void the_descriptor(void)
 {
 	struct side side = side_with_id();
@@ -190,8 +190,9 @@ static void *wait_in_vain(void *channel)
 	return NULL;
 }
 
-/* Check that a thread keeps waiting for an event if the channel is destroyed during the wait, or
- * before it (`late`). Only a signal ends the wait. */
+/* Check that a thread keeps waiting for an event even if the channel is destroyed. The channel is
+ * destroyed before the thread starts if `late` is set, and otherwise while the thread waits. Only a
+ * signal ends the wait. */
 static void channel_under_a_thread(bool late)
 {
 	struct sigaction interrupt = {.sa_handler = ignore}, before;
@@ -293,8 +294,7 @@ static void migrate_to_no_channel(void)
 
 /* ---- calls in the wrong state -------------------------------------------------------------- */
 
-/* Check that all calls fail in the id's current state, except those whose letters are in
- * `allowed`. */
+/* Check that each call fails in the id's current state unless `allowed` contains its letter. */
 static void wrong_calls(struct rdma_cm_id *id, const char *allowed)
 {
 	union address address = address_of(host, 0), to = address_of(host, 7777);

@@ -1,4 +1,5 @@
-/* Test the encoding of the connection manager's messages as MADs: known bytes, and invalid MADs. */
+/* Test encoding the connection manager's messages as MADs. The encoding must match known bytes, and
+ * invalid MADs must be rejected. */
 #include "cm/cm_mad.h"
 
 #include "cm_check.h"
@@ -67,7 +68,7 @@ static struct soft_cm_mad example(enum soft_cm_type type)
 	return mad;
 }
 
-/* A run of bytes that are not all zero. Its offset counts from the end of the MAD header. */
+/* Consecutive bytes, not all of them zero. The offset is relative to the end of the MAD header. */
 struct run {
 	uint8_t at;
 	const char *hex;
@@ -136,8 +137,8 @@ static void known_bytes(void)
 
 static void refused(void)
 {
-	/* Invalid base version, class, class version, method, attribute ID, and version in the
-	 * rdma_cm header. */
+	/* Each change makes one of these fields invalid: base version, class, class version,
+	 * method, attribute ID, or the CMA version or IP version in the rdma_cm header. */
 	static const struct {
 		uint8_t at, value;
 	} wrong[] = {{0, 2},     {1, 0x03},  {2, 1},   {3, 0x81},  {16, 1},
@@ -152,8 +153,8 @@ static void refused(void)
 	}
 }
 
-/* Test decoding from a stream: truncated and corrupted messages, the ports, and an unknown message
- * type. */
+/* Test decoding from a stream. Truncated messages are incomplete, corrupted ones and those of
+ * unknown type are invalid, and REQ and REP keep their port numbers. */
 static void between_two(void)
 {
 	for (int type = SOFT_CM_REQ; type <= SOFT_SIDR_REP; type++) {

@@ -15,7 +15,8 @@ static struct side with_queue_pair(void)
 	return side;
 }
 
-/* Wait for MULTICAST_JOIN, by which time the queue pair is attached. Returns the group's GID. */
+/* Wait for MULTICAST_JOIN, which is reported once the queue pair is attached. Returns the group's
+ * GID. */
 static union ibv_gid joined(struct side *side, void *context)
 {
 	struct rdma_cm_event *event = expect(side->channel, RDMA_CM_EVENT_MULTICAST_JOIN, side->id);

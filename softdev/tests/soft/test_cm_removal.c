@@ -44,7 +44,7 @@ static void removal(void)
 	raise_event(IBV_EVENT_DEVICE_FATAL);
 	FOR_EACH (i, removed)
 		told(removed[i], RDMA_CM_EVENT_DEVICE_REMOVAL);
-	expect_nothing(it.listener.channel); /* no event for `asked`, which is not accepted */
+	expect_nothing(it.listener.channel); /* no event for `asked`, a request not yet accepted */
 	expect_nothing(it.client.channel);
 	expect_nothing(untouched.channel);
 	CHECK_OK(rdma->ibv_query_qp(it.client.id->qp, &state, IBV_QP_STATE, &initial));
@@ -57,7 +57,7 @@ static void removal(void)
 	side_close(&asking);
 	connection_close(&it);
 	side_close(&service);
-	bind_at(host, ENODEV); /* the wildcard listener is on the device, too */
+	bind_at(host, ENODEV); /* the wildcard listener still uses the device */
 	side_close(&anywhere);
 	bind_at(host, 0);
 	side_close(&untouched);
@@ -78,7 +78,7 @@ static void another_address(void)
 	side_close(&unbound);
 }
 
-/* Check that the removal of one of two devices affects only the ids with its address. */
+/* Check that removing one of two devices affects only the ids bound to its address. */
 static void removal_of_one(void)
 {
 	struct ibv_context **list;

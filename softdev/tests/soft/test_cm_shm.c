@@ -1,5 +1,5 @@
-/* Test the path of a CM connection. Connections use shared memory if both sides support it and a
- * channel is available, or else the handshake's TCP stream. */
+/* Test which path a CM connection uses. It uses shared memory if both sides support it and a
+ * channel is available. Otherwise, it uses the TCP stream of the handshake. */
 #include "cm_stranger.h"
 #include "record_side.h"
 
@@ -120,14 +120,14 @@ static void shared_stream(void)
 
 /* ---- a peer in our hands ------------------------------------------------------------------- */
 
-/* Encode SOFT_RECORD_END for channel 0, which selects the stream of the handshake. */
+/* Encode SOFT_RECORD_END for channel 0, with which a client selects the handshake's stream. */
 static void selection(uint8_t at[RECORD_HEADER])
 {
 	record_header(at, SOFT_RECORD_END, 0, 0, 0);
 }
 
-/* Test a passive side whose shared-memory port belongs to no process. The active side must use the
- * stream and announce this on it. */
+/* Check that the active side uses the stream if the passive side's shared-memory port does not
+ * belong to a process. The active side must send a selection record on the stream. */
 static void no_process(void)
 {
 	uint8_t expected[RECORD_HEADER], record[RECORD_HEADER], bytes[SOFT_FRAME_HEADER];
@@ -152,8 +152,8 @@ static void no_process(void)
 	side_close(&client);
 }
 
-/* Connect a client that supports shared memory, up to RTU, before it selects a path. Returns its
- * socket. */
+/* Connect as a client that supports shared memory. The client has sent RTU but has not selected a
+ * path yet. Returns its socket. */
 static int undecided(struct side *listener, struct side *server)
 {
 	int fd = tcp_to(port_of(listener->id));

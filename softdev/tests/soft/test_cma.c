@@ -12,7 +12,7 @@ enum { MIB = 1 << 20, PAGE = 4096 };
 
 static struct soft_cma_page *pages; /* the parent's page, then the child's */
 
-/* Two processes that share one page per side, as local peers do, and have private memory. */
+/* Two processes with private memory. They share two pages, one for each side, as local peers do. */
 struct scene {
 	struct process process;
 	struct soft_cma cma;
@@ -120,7 +120,8 @@ static unsigned take_all_back(struct soft_cma *cma)
 
 /* ---- copying ------------------------------------------------------------------------------- */
 
-/* Test unmapped memory at the owner and read-only memory at the copying side. */
+/* Check that a copy fails if the owner has not mapped all of its memory, or if the destination is
+ * read-only. */
 static void holes(void)
 {
 	struct scene scene;
@@ -139,7 +140,8 @@ static void holes(void)
 	} else {
 		hear(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 8 * PAGE), SOFT_CMA_UNREADABLE);
-		/* The first copy fails at its second page, and the next one at its start. */
+		/* The next copy fails at its second page, which is read-only. The one after it
+		 * starts in this page, so it fails immediately. */
 		CHECK_OK(mprotect(memory + PAGE, PAGE, PROT_READ));
 		hear(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 2 * PAGE), SOFT_CMA_UNWRITABLE);
@@ -150,13 +152,13 @@ static void holes(void)
 		CHECK(filled(memory + PAGE, PAGE, 1));
 	}
 	process_barrier(&scene.process);
-	if (scene.process.child) /* all exports are done, even after failed copies */
+	if (scene.process.child) /* failed copies release their exports as well */
 		CHECK_EQUAL(take_all_back(&scene.cma), 0);
 	end(&scene);
 }
 
-/* ThreadSanitizer may allocate memory during a copy, which then looks like a copy into fresh
- * pages. */
+/* ThreadSanitizer may allocate memory during a copy. The resulting page faults make the copy look
+ * like one into fresh pages. */
 #ifdef __SANITIZE_THREAD__
 #define COUNTS_PAGES false
 #else
@@ -164,7 +166,7 @@ static void holes(void)
 #endif
 
 /* Copy `count` times from the parent to the child, which calls `prepare` before each copy. The
- * parent must be asked to back off only before the last copy. */
+ * child must ask the parent to back off before the last copy, but not earlier. */
 static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to))
 {
 	struct scene scene;
@@ -225,7 +227,8 @@ static void slow_into_fresh_pages(void)
 	backs_off_at_last(6, four_into_fresh_pages);
 }
 
-/* Returns the mean after a measurement of one second, as if the thread had been interrupted. */
+/* Returns the mean time of reading from the ring after another read has taken one second, as if its
+ * thread had been interrupted. */
 static uint64_t mean_after_one_of_a_second(uint64_t mean)
 {
 	struct soft_cma cma = {.ring_read_ns = mean};
@@ -244,9 +247,10 @@ static int a_millisecond_later(clockid_t clock, struct timespec *time)
 	return 0;
 }
 
-/* Compare copies with the ring. A copy is slow if it takes longer than both copies through the
- * ring. The limit is 16 times as high if the ring would wake up a sleeping side. Here the parent
- * copies, and each copy of 1 MiB takes 1 ms. */
+/* Compare cross-memory copies with the ring. A copy is slow if it takes longer than writing to the
+ * ring and reading from it together. The limit is 16 times as high if the application sleeps while
+ * it waits, because the ring would wake it up repeatedly. Here the parent copies, and each copy of
+ * 1 MiB takes 1 ms. */
 static void beside_the_ring(void)
 {
 	static const struct {
@@ -296,8 +300,8 @@ static void beside_the_ring(void)
 
 /* ---- what the kernel says ------------------------------------------------------------------ */
 
-/* Check that the secret detects another process with the same PID, which covers execve(2) as
- * well. */
+/* Check that a process without the peer's secret is not mistaken for the peer. Another process may
+ * be using the peer's PID by now, or the peer may have called execve(2). */
 static void another_process(void)
 {
 	struct scene scene;
@@ -407,7 +411,7 @@ static void bookkeeping(void)
 	CHECK_EQUAL(export->slot, descs[77].slot);
 	CHECK(export->generation != descs[77].generation);
 	CHECK(!soft_cma_export_new(&cma));
-	/* A message about an older generation has no effect. */
+	/* Releasing the older generation of the slot has no effect. */
 	soft_cma_done(&cma, &descs[77]);
 	CHECK(!soft_cma_export_new(&cma));
 	CHECK_EQUAL(copy_all(&cma, &descs[77], &copy, 1), SOFT_CMA_REVOKED);
@@ -429,8 +433,8 @@ static void bookkeeping(void)
 	free(page);
 }
 
-/* Check that lengths of pieces are rejected if only an overflow makes their sum correct. fuzz_cma
- * tests other invalid descriptors. */
+/* Check that a descriptor is rejected if the lengths of its pieces add up to the payload's length
+ * only because the sum overflows. fuzz_cma tests other invalid descriptors. */
 static void wrong_lengths(void)
 {
 	const struct soft_cma_desc desc = {

@@ -1,5 +1,6 @@
-/* Test messages between two processes that are long enough for descriptors, and memory deregistered
- * before it is copied. The results must be the same if the kernel forbids copying. */
+/* Test long messages, which one process sends to another as descriptors of its memory. Some tests
+ * deregister the memory before it is copied. The results must be the same if the kernel forbids
+ * copying. */
 #define _GNU_SOURCE
 #include "cma_side.h"
 #include "trace_side.h"
@@ -45,7 +46,7 @@ static void open_scene(struct scene *scene, struct options options)
 	scene->process = split();
 	options.sges = PIECES;
 	if (!options.timeout)
-		options.timeout = 255; /* none, because some steps keep one side waiting */
+		options.timeout = 255; /* no timeout, because some steps keep one side waiting */
 	open_side(&scene->side, options);
 	bring_scene_up(scene);
 }
@@ -141,8 +142,9 @@ static uint64_t given_so_far(void)
 
 /* ---- every byte ---------------------------------------------------------------------------- */
 
-/* Transfer one message between the pieces of both sides. The copying side must have copied the long
- * frames and nothing else. */
+/* Transfer one message. Its memory is split into `pieces` at the requester, and for SENDs at the
+ * responder as well. The side that receives the data must copy the long frames directly and nothing
+ * else. */
 static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t length,
 			  int pieces, size_t at, unsigned seed)
 {
@@ -181,7 +183,7 @@ static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32
 	process_barrier(&scene->process);
 	if (read || pieces <= SOFT_CMA_PIECES)
 		CHECK_EQUAL(copied_so_far() - copied, expected);
-	else /* too many pieces for one descriptor, so some data is carried */
+	else /* too many pieces for one descriptor, so the ring carries some data */
 		CHECK(copied_so_far() - copied <= expected);
 	/* The memory before, between and after the pieces is unchanged. */
 	CHECK(side->memory[at - 1] == 0xee);
@@ -274,9 +276,9 @@ static void deregister(struct side *side)
 	CHECK_OK(mprotect(side->memory, side->options.memory, PROT_NONE));
 }
 
-/* Deregister the requester's memory. Its request fails with a local protection error (IBTA
- * 10.7.2.2), and later ones are flushed. The responder executes the earlier requests and reports no
- * error. */
+/* Deregister the requester's memory. Its request fails with a local protection error
+ * (IBTA 10.7.2.2), and later requests are flushed. The responder executes the earlier requests and
+ * reports no error. */
 static void requester_deregisters(void)
 {
 	for (int send = 0; send < 2; send++) {
@@ -333,8 +335,8 @@ static void expect_access_error(struct side *side)
 
 /* Deregister the responder's memory after it has responded. The requester gets a remote access
  * error (IBTA 9.7.4.1.5), and the responder's application gets an event. Later responses are
- * revoked as well, but use up no retries. A requester without retries therefore completes with the
- * same status. */
+ * revoked as well, but the requester does not use up retries for them. The request therefore
+ * completes with the same status if the requester has no retries. */
 static void responder_deregisters(uint8_t retry_cnt, unsigned reads)
 {
 	struct scene scene;
@@ -394,8 +396,9 @@ static void begin_holding(struct scene *scene)
 	process_barrier(&scene->process);
 }
 
-/* Deregister the requester's memory, then the responder's. By then, the responder has refused a
- * request that follows the READ. The READ comes first, so its error is the one reported. */
+/* Deregister the memory of the requester's WRITE, and then the responder's memory. In the meantime,
+ * the responder refuses the WRITE. The READ was posted before the WRITE, so the error of the READ
+ * is reported. */
 static void both_deregister(void)
 {
 	struct scene scene;
@@ -449,10 +452,10 @@ static void use_up_retries(struct side *side)
 	soft_unlock();
 }
 
-/* Move the owner's queue pair to the error state and deregister its memory before the peer handles
- * the descriptors. The owner is the side whose memory is copied. It sends no responses in this
- * state, so the peer gets no access error. The peer's READ fails when its retries are exhausted
- * (IBTA 9.7.6.1.3), and its receive stays posted. */
+/* Fail the owner, whose memory is copied, before the peer handles the descriptors: move its queue
+ * pair to the error state and deregister the memory. A queue pair in the error state sends no
+ * responses, so the peer gets no access error. If the request is a READ, it fails when the peer's
+ * retries are exhausted (IBTA 9.7.6.1.3). Otherwise, the peer's receive stays posted. */
 static void owner_fails(enum ibv_wr_opcode opcode)
 {
 	const bool read = opcode == IBV_WR_RDMA_READ;

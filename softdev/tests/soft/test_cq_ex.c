@@ -249,8 +249,8 @@ static void overrunning(void)
 	expect_state(&b, IBV_QPS_RTS);
 	close_pair(&a, &b);
 
-	/* Otherwise, the stored completions are returned first. After that, start_poll fails and
-	 * needs no end_poll. */
+	/* If overruns are not ignored, the stored completions are returned first. After that,
+	 * start_poll fails and needs no end_poll. */
 	open_extended_pair(&a, &b, (struct options){0}, (struct extras){.cqe = 1});
 	receive_at(&b, 1, 0, 64);
 	receive_at(&b, 2, 0, 64);
@@ -331,7 +331,7 @@ static void moderating(void)
 	take_event(&b);
 	CHECK(now_ns(CLOCK_MONOTONIC) - begin >= 20000 * 1000u);
 
-	/* A change of the moderation raises the delayed event. */
+	/* Changing the moderation raises the delayed event. */
 	CHECK_OK(moderate(&b, 100, never));
 	arrive(&a, &b);
 	CHECK_OK(moderate(&b, 0, 0));
@@ -348,8 +348,8 @@ static void moderating(void)
 	CHECK(event_is_there(&b));
 	take_event(&b);
 
-	/* Destroy a CQ while its event is delayed. Its period would end before that of the other
-	 * CQ. */
+	/* Destroy a CQ while its event is delayed. Its period is shorter than that of the other CQ,
+	 * so a timer left behind would expire during the test. */
 	struct side c, d;
 
 	OPEN_PAIR(&c, &d);

@@ -2,7 +2,7 @@
  * other operations. */
 #include "verbs_side.h"
 
-/* Check that a READ returns the bytes from before the requests posted after it, even without a
+/* Check that a READ does not return bytes written by the requests posted after it, even without a
  * fence (read_order.c). */
 static void read_before(struct side *a, struct side *b)
 {
@@ -17,7 +17,8 @@ static void read_before(struct side *a, struct side *b)
 	};
 	enum { LARGE = 32000 };
 
-	/* Repeat often enough to exceed any limit if the bytes kept for READs were not released. */
+	/* Repeat until the device would exceed its limit for copied bytes if it did not release
+	 * them. */
 	for (unsigned round = 0; round < 40; round++) {
 		struct request chain[2] = {
 			{.opcode = IBV_WR_RDMA_READ,

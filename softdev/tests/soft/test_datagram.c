@@ -107,7 +107,7 @@ static void between_processes(const char *ip)
 }
 
 /* Send from each address of the host to each address that it can reach. The receiver must see the
- * sender's choice, not the kernel's. */
+ * source address that the sender chose, even if the kernel would choose another one. */
 static void from_any_to_any(void)
 {
 	struct process process = split();
@@ -192,7 +192,7 @@ static void hostile(struct side *side)
 	}
 	for (int i = 0; i < 3; i++)
 		CHECK_EQUAL(send(fd, good, wrong_sizes[i], 0), wrong_sizes[i]);
-	/* One socket preserves the order, so this valid datagram arrives after all invalid ones. */
+	/* Datagrams from one socket arrive in order, so this valid one follows all invalid ones. */
 	CHECK_EQUAL(send(fd, good, SOFT_DATAGRAM_HEADER + 3, 0), SOFT_DATAGRAM_HEADER + 3);
 	struct ibv_wc wc = expect_done(side, 1);
 
@@ -248,7 +248,7 @@ static bool has_ipv6(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(between_processes(NULL)); /* forks, so no device may have been opened yet */
+	STEP(between_processes(NULL)); /* the step forks, so no device may be open */
 	STEP(between_processes("127.0.0.1"));
 	if (has_ipv6())
 		STEP(between_processes("::1"));

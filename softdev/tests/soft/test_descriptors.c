@@ -128,7 +128,8 @@ static void opens_anew(void)
 	close_side(&old);
 }
 
-/* Check that a device that failed to start owns no descriptors, so forked children close none. */
+/* Check that a device that failed to start owns no descriptors. Otherwise, a forked child would
+ * close them. */
 static void refused_before_a_fork(void)
 {
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "smoke", 1));

@@ -196,7 +196,8 @@ static void port_of_one(void)
 	close_pair(&x, &y);
 }
 
-/* Check that this process's ports do not affect a peer on another host with the same IP port. */
+/* Check that taking a port of this process down does not affect queue pairs whose peer is on
+ * another host, even if the peer's process uses the same IP port. */
 static void port_and_a_stranger(void)
 {
 	struct side c, d;

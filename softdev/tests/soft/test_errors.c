@@ -34,8 +34,8 @@ static void refused(struct options options, struct request request, enum ibv_wc_
 	expect_wc(&b, 12, IBV_WC_WR_FLUSH_ERR);
 	expect_state(&b, IBV_QPS_ERR);
 	expect_event(&b, type);
-	/* In the error state, work requests are still accepted, and then flushed (IBTA
-	 * 10.3.1.7). */
+	/* In the error state, work requests are still accepted, and then flushed
+	 * (IBTA 10.3.1.7). */
 	RUN(&a, IBV_WC_WR_FLUSH_ERR, IBV_WR_SEND, .wr_id = 4, .length = 8);
 	receive_at(&a, 5, 0, 8);
 	expect_wc(&a, 5, IBV_WC_WR_FLUSH_ERR);
@@ -52,7 +52,8 @@ static void invalid_refused(struct options options, struct request request)
 	refused(options, request, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
 }
 
-/* Check that a single wrong bit in a key, or a range beyond the region, is refused. */
+/* Check that a request is refused if a single bit of its key is wrong, or if its range exceeds the
+ * region. */
 static void bad_keys_and_ranges(void)
 {
 	static const enum ibv_wr_opcode opcodes[] = {

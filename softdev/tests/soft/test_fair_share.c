@@ -141,8 +141,9 @@ static void a_network(const char *format)
 	CHECK(peers[0].places && peers[1].places);
 }
 
-/* Check that the newest peer is never evicted, because its owner relies on this. Here it belongs to
- * the fullest network, and shares a bucket with a host elsewhere that exceeds its share. */
+/* Check that the newest peer is never evicted, because the caller that has just added it still uses
+ * it. Here it belongs to the fullest network, and shares a bucket with a host elsewhere that
+ * exceeds its share. */
 static void never_the_newest(void)
 {
 	char host[32];
@@ -210,8 +211,8 @@ static void is_next(int number)
 	CHECK_EQUAL(soft_places_next(&places, LIMIT) - peers, number);
 }
 
-/* Check that the oldest peer within its share is served first, or else the newest peer of the
- * emptiest network. */
+/* Check that the oldest peer whose networks do not exceed their share is served first. If all peers
+ * exceed it, the newest peer of the emptiest network is served. */
 static void served_next(void)
 {
 	char alike[64];

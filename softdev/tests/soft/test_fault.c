@@ -76,8 +76,8 @@ static void right_specs(void)
 	CHECK(!soft_faults_set);
 }
 
-/* Check that faults occur with the requested probability, and at different places on each
- * connection. */
+/* Check that faults occur with the requested probability, and that they affect different frames on
+ * each connection. */
 static void chance(void)
 {
 	enum { MANY = 100000 };
@@ -131,7 +131,8 @@ static void send_datagram(struct pair *pair, uint32_t imm)
 	expect_done(&pair->a, 1);
 }
 
-/* Send datagrams under the fault spec. Stores how often each one arrives as a digit in `came`. */
+/* Send DATAGRAMS datagrams while the given faults are set. Store in `came`, as one digit for each
+ * datagram, how many times it arrived. */
 static void which_come(const char *text, char came[DATAGRAMS + 1])
 {
 	struct pair pair;
@@ -213,8 +214,9 @@ static void receive_number(struct side *b, uint8_t number)
 	CHECK_EQUAL(b->memory[64 * number], number);
 }
 
-/* Check that delayed frames arrive in order, on an existing link (`up_before`) and on a new one.
- * Requests succeed even if the delay exceeds the time for all retries. */
+/* Check that delayed frames arrive in order. The delay is set after the link has come up if
+ * `up_before` is set, and otherwise before. Requests must succeed without retries, although the
+ * delay exceeds the time for all retries. */
 static void late_frames(bool up_before)
 {
 	struct aiordma_fault_counts before = counts();
@@ -239,7 +241,7 @@ static void late_frames(bool up_before)
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 40000000); /* delayed in both directions */
 	CHECK(counts().delayed - before.delayed >= 8);
 	CHECK_EQUAL(counts().retried, before.retried);
-	if (up_before) { /* frames in flight precede new ones after the spec is cleared */
+	if (up_before) { /* delayed frames stay ahead of later ones if the faults are cleared */
 		send_number(&a, &b, 8);
 		soft_progress();
 		no_faults();
@@ -461,8 +463,8 @@ static void cut_after_bytes(void)
 
 /* ---- the environment ----------------------------------------------------------------------- */
 
-/* Check that a valid spec in the environment takes effect when the device is opened, and that an
- * empty one sets no faults. */
+/* Check that opening the device enables the faults if the spec in the environment is valid, and
+ * enables none if it is empty. */
 static void environment(void)
 {
 	static const char *const texts[] = {"", "seed=3,loss=0.5"};
@@ -481,7 +483,7 @@ static void environment(void)
 int main(void)
 {
 	limit_seconds(100);
-	STEP(in_child(environment)); /* in a process that has never opened a device */
+	STEP(in_child(environment)); /* the parent has never opened a device */
 	for (int wire = 0; wire < 2; wire++) {
 		links_of(wire ? "tcp" : "shared");
 		STEP(late_ends(false));

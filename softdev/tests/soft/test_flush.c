@@ -8,7 +8,7 @@ enum {
 	LENGTH = 1 << 20, /* many frames */
 	RIGHTS = ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL,
 	OPERATIONS = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_RDMA_WRITE,
-	/* Rights of a queue pair that exceed those of its regions, as in programs that sometimes
+	/* Rights of a queue pair. Its regions lack the last one, as in programs that only sometimes
 	 * use persistent memory. */
 	EVERYTHING = RIGHTS | IBV_ACCESS_FLUSH_PERSISTENT,
 };
@@ -95,8 +95,8 @@ static void after_writes(void)
 	close_pair(&a, &b);
 }
 
-/* Check that each of these requests ends the connection with the expected status, and completes
- * nothing at the peer. */
+/* Check that each of these requests completes with the expected error and raises the corresponding
+ * event at the peer. */
 static void refused_by_the_peer(void)
 {
 	enum {

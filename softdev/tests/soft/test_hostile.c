@@ -1,6 +1,6 @@
-/* Tests of connected peers that are hostile. They guess keys, announce payload without sending it,
- * and never read responses. The cost to the device must be bounded. Wrong keys and ranges are
- * tested in test_errors, and malformed frames in test_link and by the fuzzers. */
+/* Test hostile peers of connected queue pairs. These peers guess keys, announce payload without
+ * sending it, and never read responses. The cost to the device must be bounded. Wrong keys and
+ * ranges are tested in test_errors, and malformed frames in test_link and by the fuzzers. */
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
@@ -87,10 +87,10 @@ static void await_reading(const struct scene *scene)
 	}
 }
 
-/* Check that a frame with a reference to its payload ends the connection when it arrives on a
- * socket. Only a process on this host may send such a frame, and only through shared memory, where
- * it may be longer than a socket record. The device must not treat the bytes that follow as
- * payload, whether they arrive with the header or later. */
+/* Check that a frame that refers to its payload, instead of containing it, ends the connection when
+ * it arrives on a socket. This kind of frame is allowed only through shared memory, from a process
+ * on this host, and may be longer than a socket record. The device must not treat the bytes that
+ * follow as payload, whether they arrive with the header or later. */
 static void payload_elsewhere(void)
 {
 	static const uint32_t lengths[] = {8192, SOFT_FRAME_MAX + 1};
@@ -170,9 +170,9 @@ static void unread_answers(void)
 	close_scene(&scene);
 }
 
-/* Check that the device keeps a bounded number of bytes of short READs that wait behind a long one
- * while WRITEs overwrite them (read_order.c). It must not send these bytes after their region has
- * been deregistered. */
+/* Check that the device limits how many bytes it copies for READs (read_order.c). Short READs wait
+ * for the response of a long one while WRITEs overwrite their bytes, so the device copies these
+ * bytes first. It must not send the copies after the region has been deregistered. */
 static void kept_answers(void)
 {
 	enum { BIG = 8 << 20, SHORT = 32 * 1024, DEPTH = 4 };

@@ -76,8 +76,8 @@ static void domains_and_regions(struct side *a, struct side *b)
 	verbs->ibv_unimport_mr(import_of_it);
 	dereg(bound);
 
-	/* Deregistering an import ends access to the region. The other handles are released
-	 * afterwards. */
+	/* Deregistering one import ends access through every handle of the region. The remaining
+	 * handles must still be unimported. */
 	struct ibv_mr *other = verbs->ibv_import_mr(pd, b->mr->handle);
 
 	CHECK(other);
@@ -88,7 +88,8 @@ static void domains_and_regions(struct side *a, struct side *b)
 	verbs->ibv_unimport_mr(b->mr);
 	b->mr = NULL;
 
-	/* An unimported domain keeps the original busy while a queue pair uses it. */
+	/* A queue pair that was created in an import keeps the original domain busy, even after the
+	 * import has been released. */
 	struct ibv_pd *unused = verbs->ibv_import_pd(context, own->handle);
 
 	CHECK(unused);
@@ -130,7 +131,7 @@ static void device_memory(void)
 }
 
 /* Check that ibv_import_device rejects a descriptor that does not belong to an open context of this
- * process. The descriptor remains the caller's. */
+ * process, and leaves the descriptor open. */
 static void other_files(void)
 {
 	struct ibv_context *context = open_device();
@@ -153,8 +154,8 @@ static void other_files(void)
 int main(void)
 {
 	limit_seconds(60);
-	/* A sanitizer starts its own thread together with the program's first one. Open a device
-	 * before counting, so that both are included. */
+	/* A sanitizer starts a thread of its own when the program creates its first thread. Open a
+	 * device before counting, so that the count includes the sanitizer's thread. */
 	CHECK_OK(verbs->ibv_close_device(open_device()));
 	int before = resources();
 

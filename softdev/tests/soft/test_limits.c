@@ -3,7 +3,8 @@
 
 #include "verbs_side.h"
 
-/* Check that processes use TCP if RLIMIT_FSIZE forbids the files for shared memory. */
+/* Check that processes use TCP if RLIMIT_FSIZE is too small for the files behind their shared
+ * memory. */
 static void no_long_files(void)
 {
 	struct process process = split();

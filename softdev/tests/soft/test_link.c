@@ -10,8 +10,8 @@
 
 /* ---- making the stream --------------------------------------------------------------------- */
 
-/* Check that a peer with the wrong PSN is rejected even if the mismatch is found late. A queue pair
- * learns its own send PSN last, in the transition to RTS. */
+/* Check that a peer with the wrong PSN is rejected even if the mismatch cannot be detected before
+ * RTS. Only the transition to RTS sets a queue pair's own send PSN. */
 static void wrong_psn_found_late(void)
 {
 	struct side a, b;
@@ -32,8 +32,8 @@ static void wrong_psn_found_late(void)
 	close_pair(&a, &b);
 }
 
-/* Check that queue pairs with different path MTUs get no stream, and that stderr names both
- * MTUs. */
+/* Check that queue pairs with different path MTUs do not connect, and that the message on stderr
+ * names both MTUs. */
 static void other_mtu(void)
 {
 	struct side a, b;
@@ -57,8 +57,9 @@ static void other_mtu(void)
 	close_pair(&a, &b);
 }
 
-/* Check that a queue pair in RTR accepts the empty acknowledgement with which its peer chooses a
- * stream. Any PSN is valid there, because the queue pair does not know its send PSN yet. */
+/* Check that a queue pair in RTR accepts the empty acknowledgement that its peer sends to choose a
+ * stream. The acknowledgement may have any PSN, because the queue pair does not know its own send
+ * PSN yet. */
 static void chosen_before_rts(void)
 {
 	for (uint32_t psn = 5; psn < 1u << 24; psn += 1u << 23) {
@@ -158,7 +159,8 @@ static void hostile_peers(void)
 
 	CHECK(send(fd, get, sizeof(get) - 1, 0) > 0);
 	expect_hung_up(fd);
-	/* A peer with another version receives this version, so that it can report the mismatch. */
+	/* The device responds to a peer of another version with its own version, so that the peer
+	 * can report the mismatch. */
 	fd = connect_to(address.port);
 	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO_STREAM});
 	bytes[8]++;
@@ -193,7 +195,7 @@ static void hostile_peers(void)
 			hello.to ^= 0x800000;
 		if (wrong == 2)
 			hello.receive_psn ^= 1;
-		/* 3: a correct HELLO, but the queue pair already has its peer */
+		/* If `wrong` is 3, the HELLO is correct, but its queue pair already has a peer. */
 		fd = greet(address.port);
 		introduce(fd, &hello, 5);
 		if (wrong == 0) {
@@ -204,8 +206,9 @@ static void hostile_peers(void)
 			guesses[wrong] = fd;
 		}
 	}
-	/* The device does not reveal which HELLO names an existing queue pair. It has handled all
-	 * of them when a later stream completes its handshake. */
+	/* The device does not respond to the other HELLOs, because a response would reveal whether
+	 * the queue pair exists. By the time a later stream completes its handshake, the device has
+	 * handled all of them. */
 	close(greet(address.port));
 	for (int wrong = 1; wrong < 4; wrong++)
 		CHECK(recv(guesses[wrong], bytes, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
@@ -218,7 +221,7 @@ static void hostile_peers(void)
 		CHECK_EQUAL(send(fds[i], bytes, (size_t)(i % 40), MSG_NOSIGNAL), i % 40);
 	}
 	expect_hung_up(fds[0]); /* evicted as the oldest */
-	/* The streams with a faulty HELLO have no channel, so they were evicted as well. */
+	/* The streams with a wrong HELLO have no channel either, so the device evicted them. */
 	for (int wrong = 1; wrong < 4; wrong++)
 		expect_hung_up(guesses[wrong]);
 	struct side c, d;
@@ -257,8 +260,8 @@ static void stream_to_datagrams(void)
 						       .length = SOFT_ATOMIC_ARGUMENTS,
 						       .dma_length = SOFT_ATOMIC_ARGUMENTS});
 		CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
-		/* The device has read everything above when a later stream completes its
-		 * handshake. */
+		/* By the time a later stream completes its handshake, the device has read
+		 * everything that was sent above. */
 		close(greet(port_of_number(side.qp->qp_num)));
 		CHECK_EQUAL(verbs->device->wire(side.qp), AIORDMA_WIRE_NONE);
 		CHECK(recv(fd, bytes, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
@@ -281,10 +284,10 @@ static int clock_that_stands(clockid_t clock, struct timespec *now)
 	return 0;
 }
 
-/* Check that a stream with too many wrong guesses is refused unchecked, even if its next HELLO is
- * correct. A checked HELLO would be held until its queue pair is ready. A new stream has only one
- * guess, because a peer can open any number of streams. A stream with full credit, such as one from
- * the CM, has a thousand more. */
+/* Check that the device refuses a HELLO without checking it, even a correct one, once its stream
+ * has used up its guesses. If the device checked this HELLO, it would hold it until the queue pair
+ * is ready. A new stream is allowed only one guess, because a peer can open any number of streams.
+ * A stream with full credit, such as one from the CM, is allowed a thousand more. */
 static void guesses(bool of_cm, uint32_t wrong, bool unseen)
 {
 	uint8_t record[RECORD_HEADER];
@@ -304,7 +307,7 @@ static void guesses(bool of_cm, uint32_t wrong, bool unseen)
 		introduce(fd, &hello, i);
 	hello.to = side.qp->qp_num;
 	introduce(fd, &hello, 5000);
-	hello.kind = SOFT_HELLO_ACK; /* always refused, after the messages before it */
+	hello.kind = SOFT_HELLO_ACK; /* always refused, so its END is the last one */
 	introduce(fd, &hello, 5001);
 	do {
 		CHECK(hear_exactly(fd, record, sizeof(record)));
@@ -319,9 +322,9 @@ static void guesses(bool of_cm, uint32_t wrong, bool unseen)
 	close_side(&side);
 }
 
-/* Bring up a side that connects to a socket of the test. The smaller queue pair number connects
- * first, so the test takes a higher number than any device. Returns the listening socket, and
- * stores the test's number in `*highest`. */
+/* Bring up a side that connects to a listening socket of the test. The queue pair with the smaller
+ * number connects first, so the test takes a higher number than any device has. Returns the socket,
+ * and stores the test's number in `*highest`. */
 static int open_to_door(struct side *side, uint32_t *highest)
 {
 	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -489,8 +492,8 @@ static void killed(enum way way)
 
 /* ---- hostile frames ------------------------------------------------------------------------ */
 
-/* Check that a frame ends the queue pair and has no other effect. `refused` states whether the
- * device sends a NAK. */
+/* Check that a frame moves the queue pair to ERR and has no other effect. If `refused` is true, the
+ * device must respond with a NAK. Otherwise, it must respond with END. */
 static void ends_by(const struct soft_frame *said, bool refused)
 {
 	struct soft_frame frame = *said;
@@ -517,8 +520,9 @@ static void ends_by(const struct soft_frame *said, bool refused)
 	close_side(&side);
 }
 
-/* Check that an invalid frame ends the stream, and that a request out of sequence is refused. The
- * responses name the first request, which was never posted. */
+/* Check that the device sends END after a malformed frame, and a NAK after a request that is
+ * invalid only in its context. The responses among the malformed frames have the PSN of the first
+ * request, which was never posted. */
 static void impossible_frames(void)
 {
 	static const struct soft_frame ends[] = {
@@ -560,8 +564,8 @@ static void impossible_frames(void)
 	static const struct soft_frame refused[] = {
 		{.opcode = SOFT_SEND, .length = 8, .flags = SOFT_FRAME_CONTINUES},
 		{.opcode = SOFT_WRITE, .length = 8, .flags = SOFT_FRAME_CONTINUES},
-		/* another path MTU, for which PSNs mean other offsets; a handshake would reject
-		 * it */
+		/* a path MTU that differs from this side's, so that the PSNs stand for other
+		 * offsets; a handshake would detect the mismatch */
 		{.opcode = SOFT_SEND, .length = 8, .syndrome = IBV_MTU_256},
 		/* a length that contradicts the message's length */
 		{.opcode = SOFT_WRITE, .length = 8, .dma_length = 4},

@@ -97,9 +97,9 @@ static int option(int fd, int level, int name)
 	return value;
 }
 
-/* Check that a path is not lost while the peer reads nothing but its machine responds, because the
- * peer's process may just be stopped. The kernel's probes become less frequent, until their
- * interval exceeds the time limit. */
+/* Check that the device keeps a path whose peer has stopped reading, as long as the peer's machine
+ * responds. The peer's process may just be stopped. The intervals between the kernel's probes grow
+ * until they exceed the time limit. */
 static void stopped(void)
 {
 	uint64_t last = 0;
@@ -155,10 +155,10 @@ static void lose_path(bool stops)
 	close_side(&a);
 }
 
-/* Check the time limit of a path. It is the configured timeout, or the total timeout of the queue
- * pair if that is longer (IBTA 9.7.6.1.3). A queue pair timeout of 0 means no limit. While no data
- * is in flight, the kernel probes the path for the configured time if the queue pair ends with its
- * peer. */
+/* Check the time limit of a path. It is the configured timeout, or the queue pair's total timeout
+ * if that is longer (IBTA 9.7.6.1.3). A queue pair timeout of 0 means that there is no limit. If
+ * the owner has called end_with_peer, the kernel also probes the path while no data is in flight,
+ * and these probes use the configured timeout only. */
 static void long_timeout(void)
 {
 	static const struct {
@@ -249,8 +249,8 @@ static void unanswered(void)
 	close_side(&a);
 }
 
-/* Check that an idle path is not probed if the queue pair does not end with its peer. Its owner
- * would not learn of a loss, just as with a card. */
+/* Check that an idle path is not probed unless the queue pair's owner has called end_with_peer.
+ * Without this call, the owner is not notified when the peer is lost, just as with a card. */
 static void idle_without_probes(void)
 {
 	struct side a;

@@ -6,7 +6,7 @@
 enum {
 	FILES = 16, /* maximum for a device with a local peer */
 	QPS = 10000,
-	MOST_BYTES = 8192, /* maximum per queue pair, including its link and CQ entries */
+	MOST_BYTES = 8192, /* maximum memory per queue pair, including its link and CQ entries */
 };
 
 static struct side side; /* provides the domain, CQ and memory of all queue pairs */

@@ -132,8 +132,8 @@ static void on_demand(struct side *a, struct side *b)
 	munmap(memory, 4 * PAGE);
 }
 
-/* Check that memory registered with soft_reg_own_mr is populated on first access, and that any
- * other registration populates all of it. */
+/* Check that soft_reg_own_mr leaves each page unpopulated until its first access, and that
+ * ibv_reg_mr populates all pages. */
 static void own(struct side *a, struct side *b)
 {
 	const int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
@@ -263,8 +263,8 @@ static void null_region(struct side *a, struct side *b)
 	struct ibv_mr *mr = extended(a->context)->alloc_null_mr(a->pd);
 
 	CHECK(mr && mr->pd == a->pd && mr->length == SIZE_MAX && mr->rkey == 0);
-	/* The null region's part lies between two buffers, and is longer than the device's block of
-	 * zeros. */
+	/* The request's second SGE refers to the null region, and is longer than the device's block
+	 * of zeros. */
 	fill(a->memory, 100, 4);
 	fill(b->memory, 1 << 20, 1);
 	struct ibv_sge sges[3] = {
@@ -284,8 +284,8 @@ static void null_region(struct side *a, struct side *b)
 	for (int i = 0; i < 700000; i++)
 		CHECK(b->memory[50 + i] == 0);
 	CHECK(!memcmp(b->memory + 700050, a->memory + 50, 50));
-	/* As the target of a READ, the null region discards its data, so only the ends are
-	 * stored. */
+	/* A READ discards the data for the null region, and stores only the data for the first and
+	 * the last SGE. */
 	fill(b->memory, 1 << 20, 7);
 	wr.opcode = IBV_WR_RDMA_READ;
 	CHECK_OK(post_wr(a, &wr));

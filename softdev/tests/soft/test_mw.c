@@ -162,8 +162,9 @@ static void not_an_lkey(struct scene *scene)
 
 /* ---- the end of a window ------------------------------------------------------------------- */
 
-/* Check that a peer can invalidate only a bound type 2 window of its own queue pair. Otherwise, the
- * owner's receive and the peer's request fail (IBTA 9.9.3). */
+/* Check that a peer can invalidate only a bound type 2 window of the queue pair that it is
+ * connected to. With any other key, the owner's receive and the peer's request fail
+ * (IBTA 9.9.3). */
 static void invalidation_refused(void)
 {
 	for (int way = 0; way < 6; way++) {
@@ -235,8 +236,8 @@ static void invalidated_under_fire(void)
 {
 	enum { BIG = 64 << 20 };
 
-	/* Repeat a round if the transfer finishes before the invalidation, because this thread was
-	 * not scheduled in time. */
+	/* This thread may be scheduled too late to invalidate the window before the transfer
+	 * finishes. In this case, repeat the round. */
 	for (int round = 0, late = 0; round < 2;) {
 		struct scene scene;
 
@@ -256,8 +257,8 @@ static void invalidated_under_fire(void)
 			CHECK(++late < 50);
 			continue;
 		}
-		/* A response frame that was partly sent cannot be finished, which ends the
-		 * stream. */
+		/* If a response frame was only partly sent, the device cannot finish it and closes
+		 * the stream. The READ then fails with IBV_WC_RETRY_EXC_ERR. */
 		CHECK(wc.status == IBV_WC_REM_ACCESS_ERR || wc.status == IBV_WC_RETRY_EXC_ERR);
 		round++;
 	}
@@ -265,7 +266,8 @@ static void invalidated_under_fire(void)
 
 /* ---- binds that fail ----------------------------------------------------------------------- */
 
-/* Post a type 2 bind that fails and flushes the receive. Closes the scene. */
+/* Post a type 2 bind, and check that it fails and that the posted receive is flushed. Closes the
+ * scene. */
 static void bind_of_fails(struct scene *scene, struct ibv_mw *mw, uint32_t rkey,
 			  struct ibv_mw_bind_info info)
 {

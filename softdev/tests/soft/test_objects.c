@@ -310,8 +310,8 @@ static void one_event(struct side *side)
 	verbs->ibv_ack_cq_events(cq, 1);
 }
 
-/* Check that the child of a fork can create nothing with inherited objects, but can open its own
- * device. */
+/* Check that the child of a fork cannot create objects in the inherited device, except for device
+ * memory, but can open its own device. */
 static void in_the_child_of_a_fork(void)
 {
 	struct ibv_srq_init_attr shared = {.attr = {.max_wr = 4, .max_sge = 1}};
@@ -379,7 +379,8 @@ static void events(int comp_vector)
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	no_event(&b);
 
-	/* Arming applies to later completions, and to a single event. */
+	/* Arming a CQ has no effect on completions that are already in it, and raises only one
+	 * event. */
 	send_one(&a, &b, 0);
 	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 0));
 	no_event(&b);

@@ -26,8 +26,8 @@ struct stage {
 
 static uint8_t payload[SOFT_FRAME_MAX];
 
-/* Limits of sendmsg, which this program replaces with --wrap. They apply to each call, and to all
- * calls until sendmsg fails with EAGAIN. */
+/* Limits of sendmsg in bytes, which this program replaces with --wrap. `most_at_once` limits each
+ * call. `most_in_all` limits the total of all calls, after which sendmsg fails with EAGAIN. */
 static size_t most_at_once = SIZE_MAX, most_in_all = SIZE_MAX;
 static int sent; /* number of successful calls since the limits were set */
 
@@ -56,7 +56,8 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 	return n;
 }
 
-/* Set the limits of sendmsg, which the device's lock protects. */
+/* Set the limits of sendmsg. The device's lock protects them, because the device sends while it
+ * holds the lock. */
 static void limit_sending(size_t at_once, size_t in_all)
 {
 	soft_lock();
@@ -178,9 +179,9 @@ static size_t until_failed(struct stage *stage, uint8_t *begun, size_t room)
 	return count;
 }
 
-/* Check that a request fails, in SQD as well, if the memory of its second frame is deregistered
- * while its first frame is being sent. The first frame keeps its data. A UC queue pair continues
- * with the next message, which uses the same slot. */
+/* Check that a request fails if the memory of its second frame is deregistered while its first
+ * frame is being sent. If `draining` is true, the queue pair is in SQD at that time. The first
+ * frame keeps its data, even if a UC queue pair reuses the request's slot for its next message. */
 static void memory_gone(bool uc, bool draining)
 {
 	static uint8_t begun[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_FRAME_MAX];
@@ -234,8 +235,8 @@ static void put_record(struct stage *stage, size_t length)
 	path->calls->put(path, SOFT_RECORD_DATA, STREAM_CHAN, 0, &iov, &end, 1);
 }
 
-/* Check that a stream that fails this way sends no more data in the same step, even for other queue
- * pairs. */
+/* Check that a stream sends no more data in a step after an allocation has failed, even for other
+ * queue pairs. */
 static void no_memory_before(struct stage *stage)
 {
 	soft_lock();
@@ -268,8 +269,9 @@ static bool rnr_is_over(struct soft_qp *qp)
 	return LOCKED(!qp->rnr_waiting);
 }
 
-/* Check that a message restarts after an RNR NAK for a frame that is still being sent. The message
- * restarts behind that frame, which may end before or after the RNR timer expires. */
+/* Check that a message restarts after an RNR NAK for a frame that is still being sent. The device
+ * finishes this frame before it sends the message again, whether or not the RNR timer expires first
+ * (`over_first`). */
 static void not_ready(bool over_first)
 {
 	enum { RETRIES = 3 };
@@ -280,7 +282,7 @@ static void not_ready(bool over_first)
 	POST(side, IBV_WR_SEND, .wr_id = 1, .length = LONG);
 	POST(side, IBV_WR_SEND, .wr_id = 2, .length = REST);
 	CHECK(is_partial(&stage));
-	/* Code 0 means 655 ms, but the test ends this wait earlier. */
+	/* Code 0 stands for a delay of 655 ms, but the test expires the timer earlier. */
 	put(&stage, (struct soft_frame){.opcode = SOFT_RNR_NAK,
 					.psn = side->psn,
 					.syndrome = over_first ? CODE : 0});

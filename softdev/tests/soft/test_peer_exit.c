@@ -10,7 +10,7 @@
 
 enum {
 	ROUNDS = 5,
-	TALK = 16, /* messages each way, after which acknowledgements are delayed */
+	TALK = 16, /* messages in each direction, enough for acknowledgements to be delayed */
 	LAST = 3, /* messages received without a reply */
 	FIRST_LAST = 10, /* wr_id of the first message without a reply */
 	LONG = 40000,
@@ -61,7 +61,8 @@ static void receive_many(struct side *side, int count, enum ibv_wc_status status
 		expect_wc(side, 1, status);
 }
 
-/* Connect two processes, and exchange messages until each one expects replies. */
+/* Connect two processes, and exchange messages until each device expects its application to reply
+ * and therefore delays acknowledgements. */
 static struct process talk(struct side *side)
 {
 	struct process process;
@@ -99,9 +100,9 @@ static void received_and_gone(enum way way, uint32_t length)
 	}
 }
 
-/* Check that only the messages that the child's device has not read fail. The child holds the lock,
- * so that its device reads nothing more. This needs shared memory, because a socket does not report
- * how much has been read. */
+/* Check that a message succeeds if the child's device has read it, and that later messages fail.
+ * The child holds the lock, so that its device reads nothing more. The test requires shared memory,
+ * because a socket does not report how much the peer has read. */
 static void one_received_and_gone(void)
 {
 	struct side side;
@@ -159,8 +160,8 @@ static bool waits_for_a_receive(struct side *side)
 	return LOCKED(soft_qp_of(side->qp)->rnr_waiting);
 }
 
-/* Read the repeated request from the child's socket without refusing it. Returns with the lock
- * held. */
+/* Wait until the child's socket has received the parent's request again, and read the request
+ * without refusing it. Returns with the lock held. */
 static void read_one(struct side *side)
 {
 	char record[SOFT_TCP_RECORD_HEADER + SOFT_FRAME_HEADER + 8];
@@ -179,8 +180,8 @@ static void nothing(struct side *side)
 	(void)side;
 }
 
-/* Check that a message refused for lack of a receive fails when the child exits, even if the child
- * has read its repetition. */
+/* Check that a message refused for lack of a receive fails when the child exits, even if the
+ * message was sent again and the child has read it. The child calls `before` and then exits. */
 static void refused_and_gone(void (*before)(struct side *side))
 {
 	struct side side;
@@ -208,8 +209,8 @@ static struct soft_shm_peer *peer_of(const struct soft_qp *qp)
 	return soft_container(soft_link_of(qp)->chan.path, struct soft_shm_peer, path);
 }
 
-/* Let the child's device read the message to refuse and the one after it, but no more. The caller
- * must hold the lock. */
+/* Let the child's device read messages up to the first one that it refuses, and one more. The
+ * caller must hold the lock. */
 static void refuse_one(struct side *side)
 {
 	const struct soft_qp *qp = soft_qp_of(side->qp);
@@ -227,9 +228,9 @@ static uint64_t written_by(struct side *side)
 	return LOCKED(peer_of(soft_qp_of(side->qp))->out.position);
 }
 
-/* Check that a refused message counts as unread after it has been repeated, although the repetition
- * lies behind later messages in the ring. The child holds the lock, so that its device reads only
- * what the test reads. */
+/* Check that a refused message counts as unread after the parent has sent it again, although the
+ * new copy is behind later messages in the ring. The child holds the lock, so that its device reads
+ * only the messages that the test lets it read. */
 static void refused_repeated_and_gone(void)
 {
 	enum { COUNT = 5, LENGTH = 8 };

@@ -334,8 +334,8 @@ static int rtr_without_a_gid(struct side *side)
 }
 
 /* Check the order of the GID table. Loopback addresses come last, because many programs use the
- * first GID, which must reach other hosts. Later changes do not move entries. An address without a
- * GID means this device, even if the first entry is empty. */
+ * first GID, which must reach other hosts. Later changes do not move entries. An address vector
+ * without a GID refers to this device, even if the first entry is empty. */
 static void loopback_addresses_come_last(void)
 {
 	struct process process = split();

@@ -1,5 +1,5 @@
-/* Tests of progress. The engine's thread works while the application is busy, and the application's
- * threads work while they poll. Without work, no thread runs. */
+/* Tests of progress. The engine's thread does the device's work while the application is busy.
+ * Application threads do this work while they poll. If there is no work, no thread runs. */
 #define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "engine/engine_internal.h"
 #include "leaks.h"
@@ -28,8 +28,8 @@ static void nothing_left(void)
 	}
 }
 
-/* Find the status line of the device's thread that starts with `begins`, and copy the rest of the
- * line to `value`. Returns false if the thread has not started yet. */
+/* Search the status file of the device's thread for the line with the prefix `begins`, and copy the
+ * rest of this line to `value`. Returns false if the thread has not started yet. */
 static bool find_status(const char *begins, char value[256])
 {
 	DIR *dir = opendir("/proc/self/task");
@@ -150,8 +150,8 @@ static void idle_peers(void)
 	close_peers(&process, &side);
 }
 
-/* Check that a process serves its peer's requests while it computes. If `stays` is true, it has
- * announced that it will poll again soon, but does not. */
+/* Check that a process serves its peer's requests while it computes. If `stays` is true, the
+ * process has announced another poll, but computes instead of polling. */
 static void busy_application(bool stays)
 {
 	enum { WRITES = 200, POLLED = 50, DONE = 1 };
@@ -191,8 +191,8 @@ static void show_work(struct ibv_comp_channel *channel)
 	verbs->device->wake_early(channel->fd);
 }
 
-/* Check that a thread wakes up if it waits in ibv_get_cq_event, or in poll() on the channel's fd
- * with or without wake_early. */
+/* Check that a completion wakes a thread that waits in ibv_get_cq_event, or in poll() on the
+ * channel's fd, with or without wake_early. */
 static void waking(void)
 {
 	for (int way = 0; way < 3; way++) {
@@ -310,7 +310,8 @@ static bool armed_counts(void)
 	return LOCKED(soft_engine_may_have_sleeper());
 }
 
-/* Make the side's last acknowledgement due again, but delay it until hurry_acknowledgement. */
+/* Make the side's last acknowledgement due again, but delay it until hurry_acknowledgement is
+ * called. */
 static void delay_acknowledgement(struct side *side)
 {
 	soft_lock();
@@ -335,9 +336,10 @@ static void hurry_acknowledgement(struct side *b)
 	soft_unlock();
 }
 
-/* Check that the child of a fork cannot use its parent's device, but can open its own and close
- * what it inherited. An acknowledgement that is delayed during the fork belongs to the parent. The
- * child's device must not send it, or report to the parent that it could not. */
+/* Check that the child of a fork cannot use its parent's device, but can open its own device and
+ * close the inherited objects. An acknowledgement that is delayed during the fork belongs to the
+ * parent. The child's device must not send it, and must not raise an event in the parent because it
+ * was not sent. */
 static void forking(void)
 {
 	struct ibv_async_event event;
@@ -380,8 +382,8 @@ static void forking(void)
 	end_it(&busy, &event);
 }
 
-/* Check that the child of a fork does not count its parent's threads and CQs as its own. During the
- * fork, a thread polls, so that peers need not notify, and a CQ is armed. */
+/* Check that the child of a fork does not count its parent's polling threads and armed CQs as its
+ * own. When the process forks, it has one of each. */
 static void forking_while_polling(void)
 {
 	struct side side;
@@ -424,9 +426,9 @@ static void parts(struct side *a, struct side *b)
 	}
 }
 
-/* Check that an idle process learns of the requests that it has served for a peer, however small.
- * Requests served by its device's thread do not count, so the peer repeats its request until one
- * has counted. */
+/* Check that progress() counts a request that an application thread has served for a peer, even if
+ * the request is small and the application is idle. Requests served by the device's thread are not
+ * counted, so the peer repeats its request until one is counted. */
 static void serving(void)
 {
 	const uint64_t told = (uint64_t)1 << 32;
@@ -454,9 +456,9 @@ static void serving(void)
 	close_peers(&process, &side);
 }
 
-/* Check that a process learns whether its peer was awake when it wrote, except over TCP. One
- * counted write is enough. On a busy machine, the application may not run while its device's thread
- * serves a thousand requests. */
+/* Check that a process counts its writes to an awake peer and to a sleeping peer separately, except
+ * over TCP. One counted write to the awake peer is sufficient. On a busy machine, the peer's
+ * application may not run while its device's thread serves a thousand requests. */
 static void meeting(void)
 {
 	enum { TIMES = 1000, DONE = 1 };
@@ -550,9 +552,9 @@ static long sleeps_in_polls(struct side *side, int polls)
 	return after.ru_nvcsw - before.ru_nvcsw;
 }
 
-/* Check that a polling thread with slow yields sleeps until there is work, so that it keeps its
- * time slice for that work. It does not sleep if its yields are fast, or if it will sleep
- * anyway. */
+/* Check that a polling thread sleeps instead of yielding if its yields are slow, so that it keeps
+ * its time slice for the next message. The thread does not sleep if its yields are fast, or if
+ * soft_busy_poll has declared that it will stop polling and sleep soon. */
 static void crowded(struct side *side)
 {
 	__atomic_store_n(&pace, STANDS, __ATOMIC_RELAXED);

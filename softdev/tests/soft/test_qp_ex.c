@@ -136,8 +136,8 @@ static void atomic_write(void)
 		sge(qp, &a, 0, 8);
 		CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
 	}
-	/* The word must have eight bytes, even if it is inline. It must also be aligned, and the
-	 * peer must allow the write. */
+	/* The word must be eight bytes long, even if it is inline. Its remote address must be
+	 * aligned, and the peer must allow the write. */
 	request.flags = IBV_SEND_INLINE;
 	request.length = 16;
 	CHECK_EQUAL(post(&a, request), EINVAL);
@@ -230,8 +230,8 @@ static void no_echo(void)
 	close_pair(&a, &b);
 }
 
-/* Check that the setters copy inline data: "The data may be reused as soon as the setter
- * returns." */
+/* Check that the setters copy inline data, so that the caller can reuse the buffer immediately
+ * (ibv_wr_post(3)). */
 static void inline_data(void)
 {
 	struct side a, b;
@@ -273,7 +273,7 @@ static void inline_data(void)
 	CHECK_EQUAL(expect_wc(&b, 5, IBV_WC_SUCCESS).byte_len, 5);
 	CHECK(!memcmp(b.memory + 64 * 5, "later", 5));
 	CHECK_EQUAL(expect_wc(&b, 6, IBV_WC_SUCCESS).byte_len, 7);
-	/* The flag is also ignored for a READ without data. */
+	/* IBV_SEND_INLINE is also ignored for a READ without data. */
 	qp->wr_start(qp);
 	qp->wr_id = 7;
 	qp->wr_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;

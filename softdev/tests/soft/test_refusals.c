@@ -36,8 +36,8 @@ static void too_many_atomics(void)
 	close_pair(&a, &b);
 }
 
-/* A WRITE that exceeds its region, or for which the region lacks the access right, writes nothing
- * and consumes no receive. */
+/* A WRITE writes nothing and consumes no receive if it exceeds its region or if the region does not
+ * allow remote writes. */
 static void nothing_written(bool immediate)
 {
 	enum { BIG = 1 << 20 };
@@ -67,8 +67,9 @@ static void nothing_written(bool immediate)
 	}
 }
 
-/* The address of an atomic must be aligned (C9-104). This device also requires aligned memory,
- * which makes a difference if the region has its own IOVA. */
+/* The remote address of an atomic must be aligned (C9-104). On this device, the memory at that
+ * address must be aligned, too. If the region has its own IOVA, one can be aligned without the
+ * other. */
 static void alignment(void)
 {
 	static const uint64_t addresses[2] = {0x10000, 0x10004};

@@ -85,8 +85,8 @@ static uint64_t word(const struct stage *stage)
 
 /* ---- the responder ------------------------------------------------------------------------- */
 
-/* A duplicate READ of all or part of the data is executed again and returns the current data. A
- * duplicate that asks for more data, or has another key, is ignored. */
+/* A duplicate READ of all or part of the original range is executed again and returns the current
+ * data. A duplicate that asks for more data or uses another key is ignored. */
 static void reads(struct stage *stage)
 {
 	uint8_t data[4 * PIECE];
@@ -106,8 +106,8 @@ static void reads(struct stage *stage)
 	CHECK_EQUAL(frame.psn, FIRST + 1);
 	CHECK_EQUAL(frame.length, PIECE);
 	CHECK(!memcmp(data, stage->side.memory + PIECE, PIECE));
-	/* Each duplicate drops the unsent responses after it, because the requester will repeat
-	 * those requests, too. */
+	/* Each duplicate makes the responder drop the unsent responses to later requests, because
+	 * the requester will repeat those requests, too. */
 	for (int again = 0; again < 4; again++)
 		put(stage, remote(stage, SOFT_READ, FIRST, 0, PIECE), NULL);
 	put(stage, remote(stage, SOFT_READ, FIRST + 2, 0, PIECE), NULL);
@@ -119,8 +119,8 @@ static void reads(struct stage *stage)
 	frame = remote(stage, SOFT_READ, FIRST, 0, PIECE);
 	frame.rkey ^= 1;
 	put(stage, frame, NULL);
-	/* Another key is ignored even if it is valid, so that duplicates cannot be used to guess
-	 * keys. */
+	/* A duplicate with another key is ignored even if that key is valid, so that duplicates
+	 * cannot be used to guess keys. */
 	struct ibv_mr *other = verbs->ibv_reg_mr(stage->side.pd, stage->side.memory, PIECE,
 						 IBV_ACCESS_REMOTE_READ);
 
@@ -139,7 +139,7 @@ static struct soft_frame answer(uint8_t opcode, uint32_t psn)
 	return (struct soft_frame){.opcode = opcode, .psn = psn};
 }
 
-/* No retry timer runs on a stream, because streams lose nothing. */
+/* A queue pair on a stream does not run a retry timer, because streams are reliable. */
 static void no_timer(struct stage *stage)
 {
 	POST(&stage->side, IBV_WR_SEND);
@@ -196,8 +196,9 @@ static bool is_partial(struct stage *stage)
 	return partial;
 }
 
-/* Repeated responses occupy slots. If this leaves no slot for a new READ, the READ is treated as
- * lost, not as one READ too many. */
+/* Repeated responses occupy response slots. If this leaves no slot for a new READ, the responder
+ * treats the READ as lost. It does not report that the requester has exceeded the limit on
+ * READs. */
 static void no_place(struct stage *stage)
 {
 	memset(stage->side.memory, 0xaa, LONG);
@@ -214,8 +215,9 @@ static void no_place(struct stage *stage)
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
-/* The requester may already have the data, and the owner may have deregistered the memory for this
- * reason. The rest of a repeated response is then refused, but the queue pair stays usable. */
+/* The requester may already have received the data, so the owner may have deregistered the memory.
+ * In that case, the responder refuses the rest of a repeated response, but the queue pair stays
+ * usable. */
 static void closed_before_again(struct stage *stage)
 {
 	struct side *side = &stage->side;
@@ -257,8 +259,9 @@ static void get_words(const struct stage *stage, uint32_t psn, uint64_t first)
 	CHECK_EQUAL(soft_take64(long_payload), first);
 }
 
-/* Raise max_dest_rd_atomic in SQD while responses wait (ibv_modify_qp(3)). The waiting responses
- * are still sent, with the data from before a later WRITE. The new READs are answered, too. */
+/* Raise max_dest_rd_atomic in SQD while responses are waiting (ibv_modify_qp(3)). The waiting
+ * responses are still sent, and contain the data as it was before a later WRITE. READs up to the
+ * new limit are answered, too. */
 static void more_at_a_time(void)
 {
 	enum {
@@ -304,7 +307,7 @@ static void more_at_a_time(void)
 	get_words(&stage, BEHIND, LEFT);
 	for (uint32_t i = BEFORE; i < AFTER; i++)
 		get_words(&stage, BEHIND + i, 1000 + i);
-	/* A READ from before the change is recognized when it is repeated. */
+	/* A duplicate of a READ received before the limit was raised is still recognized. */
 	put(&stage, remote(&stage, SOFT_READ, BEHIND, 0, 8), NULL);
 	get_words(&stage, BEHIND, changed[0]);
 	/* Lower the limit. Existing slots remain usable. */

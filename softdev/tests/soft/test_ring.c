@@ -58,7 +58,7 @@ static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 	soft_ring_release(&reader, &record);
 }
 
-/* Each copy routine writes all bytes of the range and none beside it. */
+/* Each copy routine writes every byte of the destination range, and no byte outside it. */
 static void copying(void)
 {
 	enum { MOST = 70000, BESIDE = 64 };

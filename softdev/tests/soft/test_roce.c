@@ -57,8 +57,7 @@ static void out_of_turn(struct stage *stage)
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
-/* Packets that any host can send, or that a peer must not send, have no effect and get no
- * response. */
+/* Invalid packets from the peer or from another host have no effect and get no response. */
 static void dropped(void)
 {
 	static const struct {
@@ -89,12 +88,13 @@ static void dropped(void)
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.pkey = 0x1234;
 	throw(&stage, packet);
-	/* from another host, with the ICRC for its own address and for the peer's address */
+	/* Send a packet from another host, first with the ICRC for that host's address, and then
+	 * with the ICRC for the peer's address. */
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	throw_bytes(stage.stranger, bytes, build(bytes, stranger_gid, &packet));
 	throw_bytes(stage.stranger, bytes, build(bytes, peer_gid, &packet));
-	/* with each bit flipped, except FECN, BECN and the reserved bits next to them, which a
-	 * network may change */
+	/* Send the packet with each bit flipped, except FECN, BECN and the reserved bits next to
+	 * them, which a network may change. */
 	length = build(bytes, peer_gid, &packet);
 	for (size_t bit = 0; bit < 8 * length; bit++) {
 		if (bit / 8 == 4)
@@ -103,7 +103,7 @@ static void dropped(void)
 		throw_bytes(stage.peer, bytes, length);
 		bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
 	}
-	/* truncated to each length */
+	/* Send the packet truncated to each length. */
 	for (size_t cut = 1; cut < length; cut++)
 		throw_bytes(stage.peer, bytes, cut);
 	no_answer(&stage);
@@ -114,8 +114,9 @@ static void dropped(void)
 	close_stage(&stage);
 }
 
-/* A request whose length does not fit its position in the message ends the queue pair, but only
- * when its PSN is expected (IBTA 9.7.4.1.6). UC drops the request. */
+/* A request whose length does not fit its position in the message puts an RC queue pair in the
+ * error state, but only if the request has the expected PSN (IBTA 9.7.4.1.6). A UC queue pair drops
+ * the request. */
 static void wrong_length(void)
 {
 	static const struct {
@@ -209,7 +210,8 @@ static void open_flushed(struct stage *stage, struct options options)
 						 (int)options.rights));
 }
 
-/* Build a request for the side's memory. Its PSN is the peer's first PSN plus `number`. */
+/* Build a request that accesses the side's memory. Its PSN is the peer's first PSN plus
+ * `number`. */
 static struct soft_roce_packet remote(const struct stage *stage, uint8_t opcode, uint32_t number)
 {
 	struct soft_roce_packet packet =
@@ -305,8 +307,9 @@ static void forged_duplicate(struct stage *stage)
 	next_packet(stage, SOFT_ROCE_ATOMIC_ACKNOWLEDGE);
 }
 
-/* A requester that does not count FLUSHes may send more FLUSHes and READs than there are response
- * slots. A request without a slot is requested again, and is not an error. */
+/* A requester that does not count FLUSHes towards the limit on READs may send more FLUSHes and
+ * READs than there are response slots. The responder asks for the excess requests again instead of
+ * reporting an error. */
 static void uncounted(void)
 {
 	struct stage stage;
@@ -459,9 +462,9 @@ int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 	return -1;
 }
 
-/* A full socket (EAGAIN) only delays a packet. Packets that are too long for the network, or that
- * the kernel cannot split, are lost. After EIO this socket sends no runs, but other sockets do,
- * because they may use other interfaces. */
+/* A full socket (EAGAIN) only delays packets. Packets are lost if they are too long for the
+ * network, or if the kernel cannot split their run. After EIO, the socket no longer sends runs.
+ * Other sockets still do, because they may use other network interfaces. */
 static void refused(int error, uint32_t packets)
 {
 	struct stage stage;
@@ -504,7 +507,7 @@ static struct owner_name name_of_owner(void)
 	return name;
 }
 
-/* The error message says how to solve the problem. */
+/* The error message names the port and says how to free it. */
 static void port_in_use(struct side *side)
 {
 	const struct address peer = address_of_peer();

@@ -173,8 +173,8 @@ static void halved_by_notification(void)
 	close_stage(&stage);
 }
 
-/* Constant notifications reduce the window to four packets plus the growth from each
- * acknowledgement. When they stop, the window continues to grow. */
+/* If every window of packets triggers a notification, the window shrinks to the minimum of four
+ * packets plus the growth from each acknowledgement. It grows again when the notifications stop. */
 static void halved_without_end(void)
 {
 	static const uint32_t windows[] = {WINDOW, 6, 5, 5, 5};
@@ -212,7 +212,8 @@ static void late_notification(void)
 	close_stage(&stage);
 }
 
-/* Packets that a router has marked trigger CNPs, at a limited rate. Acknowledgements never do. */
+/* Data packets that a router has marked trigger CNPs at a limited rate, but marked acknowledgements
+ * do not. */
 static void marked(struct stage *stage)
 {
 	enum { NOT_MARKED = 2, MARKED = 3, MANY = 100, BETWEEN_NS = 50000 };
@@ -303,8 +304,8 @@ static void acknowledged_behind(void)
 	close_stage(&stage);
 }
 
-/* Duplicates from the middle of a message are acknowledged again. Their acknowledgements were lost,
- * and the peer's window may not allow any other packets. */
+/* A duplicate from the middle of a message is acknowledged again, because the first acknowledgement
+ * may have been lost and the peer's window may not allow any other packets. */
 static void acknowledged_again(struct stage *stage)
 {
 	receive_at(&stage->side, 1, 0, 1000);
@@ -371,7 +372,7 @@ static void read_in_parts(void)
 		expect_read(&stage, i, 2);
 	no_answer(&stage);
 	give_part(&stage, 0, 2);
-	expect_read(&stage, 8, 3); /* a quarter of the window of 10 packets, rounded up */
+	expect_read(&stage, 8, 3); /* length: a quarter of the 10-packet window, rounded up */
 	no_answer(&stage); /* max_rd_atomic is 4 */
 	give(&stage, 4, true, false);
 	expect_read(&stage, 2, 2);
@@ -408,7 +409,8 @@ static void read_in_parts(void)
 	close_stage(&stage);
 }
 
-/* Each part is a READ to the responder, so max_rd_atomic limits their number to four. */
+/* Each part of a long READ counts as one READ towards max_rd_atomic, which allows four in
+ * flight. */
 static void reads_agreed(void)
 {
 	struct stage stage;
@@ -424,7 +426,7 @@ static void reads_agreed(void)
 	no_answer(&stage);
 	give_part(&stage, 0, 1);
 	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
-	expect_read(&stage, 5, 3); /* a quarter of the window of 9 packets, rounded up */
+	expect_read(&stage, 5, 3); /* length: a quarter of the 9-packet window, rounded up */
 	no_answer(&stage);
 	close_stage(&stage);
 }

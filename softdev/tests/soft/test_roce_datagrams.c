@@ -73,7 +73,8 @@ static bool is_free(const uint8_t gid[16])
 
 /* ---- packets --------------------------------------------------------------------------------- */
 
-/* Build a packet with the ICRC for UDP port 4790 of the source. */
+/* Build a packet whose ICRC is valid if the packet is sent from UDP port 4790 at `source`. Returns
+ * the length of the packet. */
 static size_t build(uint8_t *bytes, const uint8_t source[16], const uint8_t destination[16],
 		    const struct soft_roce_packet *packet)
 {
@@ -179,8 +180,8 @@ static void dropped(void)
 	CHECK_OK(ud_to_init(&other, QKEY));
 	struct soft_roce_packet packet = packet_to(&side, SEND, 7);
 
-	/* A datagram without a receive is dropped. It has been processed once the next datagram, to
-	 * another queue pair, has arrived. */
+	/* A datagram is dropped if no receive is posted. It has been processed by the time a later
+	 * datagram arrives at another queue pair. */
 	throw(peer_gid, device_gid, packet);
 	UD_OPEN(&witness);
 	receive_at(&witness, 1, 0, GRH + 7);
@@ -203,8 +204,8 @@ static void dropped(void)
 	throw(peer_gid, device_gid, packet);
 	packet = packet_to(&side, SOFT_ROCE_RC | SOFT_ROCE_SEND_ONLY, 7);
 	throw(peer_gid, device_gid, packet);
-	/* with each bit flipped, except those that a network may change, and truncated to each
-	 * length */
+	/* Send the packet with each bit flipped, except those that a network may change, and then
+	 * truncated to each length. */
 	packet = packet_to(&side, SEND, 7);
 	size_t length = build(bytes, peer_gid, device_gid, &packet);
 
@@ -306,7 +307,7 @@ static void classes_sent(void)
 }
 
 #ifndef __SANITIZE_THREAD__
-/* Expect a receive whose GRH has the traffic class of the packet, with the ECN bits set to
+/* Expect a receive whose GRH contains the packet's traffic class, with the ECN bits set to
  * ECT(0). */
 static struct ibv_wc expect_class(struct side *side, bool ipv4)
 {
@@ -317,8 +318,8 @@ static struct ibv_wc expect_class(struct side *side, bool ipv4)
 	return wc;
 }
 
-/* Exchange datagrams between two processes that share an address. The response is addressed with
- * the work completion and the GRH. */
+/* Exchange datagrams between two processes that share an address. The parent creates the address
+ * handle for its response from the work completion and the GRH. */
 static void classes_received(int index)
 {
 	struct side side, own;
@@ -517,7 +518,7 @@ int __wrap_socket(int domain, int type, int protocol)
 	return __real_socket(domain, type, protocol);
 }
 
-/* The device does not ask the kernel for addresses and routes at every request. */
+/* The device does not query the kernel for addresses and routes on every connection request. */
 static void asked_once(void)
 {
 	const union ibv_gid from = {.raw = {[10] = 0xff, 0xff, 203, 0, 113, 1}};
@@ -605,8 +606,8 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 }
 
 #ifndef __SANITIZE_THREAD__ /* TSan cannot start threads in a forked child */
-/* The child owns the port. Its last datagram is for its guest, and is still queued in the child's
- * own socket when the child exits. */
+/* The child owns the port, and the parent is its guest. The child's last datagram is for the
+ * parent, but is still queued in the child's own socket when the child exits. */
 static void sent_by_the_owner_at_its_end(bool closes)
 {
 	struct process process = split();

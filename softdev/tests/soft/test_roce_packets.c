@@ -178,8 +178,8 @@ static void vectors_of_scapy(void)
 		bool exists = soft_roce_headers((uint8_t)opcode) >= 0;
 
 		CHECK_EQUAL(seen[opcode], exists ? 3 : 0);
-		/* A payload of 4 KiB is invalid for an opcode with a fixed length, whose two
-		 * packets have the same length. */
+		/* If the IPv4 and IPv6 vectors of an opcode have the same payload length, the
+		 * opcode has a fixed length. A payload of 4 KiB is then invalid. */
 		CHECK_EQUAL(soft_roce_decode(&packet, bytes, sizeof(bytes)),
 			    !exists                                    ? SOFT_ROCE_BAD_OPCODE
 			    : lengths[opcode][0] == lengths[opcode][1] ? SOFT_ROCE_BAD_PAYLOAD

@@ -20,7 +20,8 @@ static void needs_no_receive(struct side *a, struct side *b)
 
 	for (int i = 0; i < 3; i++)
 		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = 8, REMOTE(b, 0));
-	/* A WRITE with immediate data needs a receive (IBTA 9.7.5.2.8), even if it is empty. */
+	/* A WRITE with immediate data needs a receive even if it writes no data
+	 * (IBTA 9.7.5.2.8). */
 	RUN(a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4);
 }
 
@@ -41,7 +42,8 @@ static void too_long(void)
 	}
 }
 
-/* Zero bytes need no key (C9-88), but the queue pair must allow the operation. */
+/* A request for zero bytes needs no valid key (C9-88), but the queue pair must allow the
+ * operation. */
 static void zero_bytes(void)
 {
 	static const struct {
@@ -83,8 +85,8 @@ static void zero_bytes(void)
 
 /* ---- what is held back --------------------------------------------------------------------- */
 
-/* SQD stops only the send queue (IBTA 10.3.1.5). The responder continues to work, and the event is
- * raised once, and only on request. */
+/* SQD stops only the send queue (IBTA 10.3.1.5), so the responder continues to work. The SQ_DRAINED
+ * event is raised once, and only if the application has requested it. */
 static void drained(bool notify)
 {
 	struct side a, b;

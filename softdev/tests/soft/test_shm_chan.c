@@ -159,8 +159,8 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 	CHECK_OK(soft_chan_open(&raw->chan, path, handshake));
 }
 
-/* Requests for queue pairs that are not ready are held, up to a limit. They do not affect other
- * queue pairs. */
+/* Connection requests for queue pairs that are not ready are held, up to a limit. Held requests do
+ * not affect other queue pairs. */
 static void held_requests(void)
 {
 	enum { MANY = 300, HELD = 256 };

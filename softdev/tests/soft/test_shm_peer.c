@@ -45,7 +45,7 @@ static void own_ways(void)
 	CHECK(soft_shm_path_is_self(a.chan.path) && a.chan.path == b.chan.path);
 	CHECK_EQUAL(peer_of(&a.chan)->pid, getpid());
 	CHECK(peer_of(&a.chan)->own_area == peer_of(&a.chan)->peer_area);
-	/* The peer receives all earlier data before the end of the channel. */
+	/* The peer receives all data that was sent before the channel was ended. */
 	a.to_send = 3;
 	send_more(&a);
 	soft_chan_end(&a.chan);
@@ -89,7 +89,7 @@ static void taken_back(void)
 }
 
 /* Send far more than the ring holds from both ends, with records of several sizes. The device's
- * thread continues while this thread sleeps. */
+ * thread continues the transfer while this thread sleeps. */
 static void own_flood(void)
 {
 	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_CHAN_MIN_ROOM};
@@ -245,9 +245,9 @@ static void after_the_flush(struct soft_deferred *deferred)
 	written = NULL;
 }
 
-/* A sleeping peer is notified after the lock has been released, so that an application that
- * responds immediately finds it free. The peer is stopped while it sleeps, so that it cannot empty
- * the pipe. */
+/* A sleeping peer is notified only after the lock has been released, so that an application that
+ * responds immediately does not find the lock held. The test stops the peer while it sleeps,
+ * because the peer would otherwise read the notification from the pipe. */
 static void notified_without_the_lock(void)
 {
 	struct soft_deferred later = {.run = after_the_flush};
@@ -284,7 +284,7 @@ static void notified_without_the_lock(void)
 }
 
 __typeof__(soft_ring_arm) __real_soft_ring_arm, __wrap_soft_ring_arm;
-static struct soft_shm_peer *stopped; /* peer of room_before_arming(), until a ring is armed */
+static struct soft_shm_peer *stopped; /* stopped peer of room_before_arming(), or NULL */
 
 bool __wrap_soft_ring_arm(struct soft_ring *ring)
 {

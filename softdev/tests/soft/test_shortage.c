@@ -1,7 +1,8 @@
 /* Tests of shortages of memory, descriptors, threads and ports. Each call that creates an object is
- * made with the first resource that it requests refused, then with the second, and so on until it
- * requests no more. Each time it must either fail with the right error and leak nothing (the
- * address sanitizer checks memory), or succeed without the resource. The next call must succeed. */
+ * made repeatedly. The first time, its first request for a resource fails, the second time its
+ * second request, and so on until the call makes no more requests. Each time, the call must either
+ * fail with the right error and leak nothing (the address sanitizer checks memory), or succeed
+ * without the resource. It must succeed when it is repeated without a shortage. */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 #include "leaks.h"
@@ -51,7 +52,7 @@ static void try_with_shortages(const struct attempt *attempt)
 	CHECK(failures > 0);
 }
 
-/* Convert the result of a call that returns 0 or an errno value. */
+/* Convert `rc`, which is 0 or an errno value, to the return value of make(), and set errno. */
 static void *done(int rc)
 {
 	errno = rc;
@@ -63,7 +64,7 @@ static void nothing(void *made)
 	CHECK(made);
 }
 
-/* Define the functions of an attempt that consist of a single call. */
+/* Define a make() or end() function that consists of a single call. */
 #define MAKES(name, call)                                                                          \
 	static void *name(void)                                                                    \
 	{                                                                                          \
@@ -222,7 +223,8 @@ static void *handle(void)
 
 ENDS(end_handle, verbs->ibv_destroy_ah(made))
 
-/* Build a chain of requests, which needs memory. Nothing is posted if this fails. */
+/* Build and post a request with wr_* calls (ibv_wr_post(3)). If memory for the batch cannot be
+ * allocated, nothing is posted. */
 static void *batch(void)
 {
 	unsigned nth = shortage_in;
@@ -249,8 +251,8 @@ static void *batch(void)
 	return done(rc);
 }
 
-/* Move a queue pair to RTR. If the memory for responses is refused, it stays in INIT. If its stream
- * is refused, it connects later. */
+/* Move a queue pair to RTR. If memory for the responses cannot be allocated, the queue pair stays
+ * in INIT. If its stream cannot be opened, the queue pair enters RTR and connects later. */
 static void *ready(void)
 {
 	own.qp = reliable_pair();

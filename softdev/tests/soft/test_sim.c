@@ -146,7 +146,7 @@ static uint64_t simulate(uint64_t seed)
 
 static size_t memory(void)
 {
-	return mallinfo2().uordblks; /* 0 under a sanitizer, which finds leaks itself */
+	return mallinfo2().uordblks; /* always 0 under a sanitizer, which detects leaks itself */
 }
 
 int main(void)
@@ -159,8 +159,9 @@ int main(void)
 	CHECK(simulate(1) != simulate(2));
 	size_t used = 0;
 
-	/* Memory in malloc's caches counts as used, and 80 simulations have been seen to fill them.
-	 * A leak costs each simulation at least 32 bytes, the smallest allocation. */
+	/* Memory in malloc's caches counts as used, and it has taken up to 80 simulations to fill
+	 * these caches. A leak takes at least 32 bytes per simulation, the size of the smallest
+	 * allocation. */
 	for (uint64_t seed = 0; seed < WARM_UP + SEEDS; seed++) {
 		if (seed == WARM_UP)
 			used = memory();

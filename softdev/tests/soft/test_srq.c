@@ -234,7 +234,8 @@ static bool acknowledged_now; /* atomic */
 
 static void *acknowledge(void *event)
 {
-	/* Leave enough time for a queue that does not wait to be destroyed. */
+	/* Delay the acknowledgement, so that a call that destroys the queue without waiting for it
+	 * would return first. */
 	nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
 	__atomic_store_n(&acknowledged_now, true, __ATOMIC_SEQ_CST);
 	verbs->ibv_ack_async_event(event);

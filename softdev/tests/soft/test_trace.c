@@ -619,7 +619,7 @@ static void extended_calls(void)
 
 /* ---- why a call refuses ----------------------------------------------------------------------- */
 
-/* Expect this reason in the last line of the type. */
+/* Expect that the last line of type `type` contains `reason`. */
 static void expect_reason(const char *type, const char *reason)
 {
 	const char *last = NULL;
@@ -708,7 +708,8 @@ static void refused_requests(void)
 	close_pair(&a, &b);
 }
 
-/* The completion reports which key its request must not use, and why. */
+/* The completion in the trace reports the key that the request was not allowed to use, and the
+ * reason. */
 static void refuse_memory(const char *reason, bool receive)
 {
 	struct side a, b;
@@ -745,7 +746,8 @@ static void refuse_memory(const char *reason, bool receive)
 			CHECK(!field(line, "reason"));
 	CHECK(found && is(found, "reason", reason));
 	CHECK_EQUAL(number(found, "lkey"), sge.lkey);
-	/* The trace reports the region, when its key became invalid, and the protection domains. */
+	/* The trace shows when the region was registered and when its key became invalid. It also
+	 * shows the protection domains of the region and the queue pair. */
 	EACH_LINE ("reg_mr")
 		if (number(line, "key") == sge.lkey)
 			registered = line;
@@ -855,7 +857,7 @@ static void faults(void)
 	close_pair(&a, &b);
 }
 
-/* A lost datagram is reported with its queue pair, too. */
+/* The line that reports a lost datagram contains the receiver's queue pair number. */
 static void lost_datagrams(void)
 {
 	struct side a, b;

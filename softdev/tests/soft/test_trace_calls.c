@@ -279,7 +279,7 @@ static void no_reason_of_another(struct side *side)
 	CHECK_EQUAL(before, 1);
 }
 
-/* A note that a successful call leaves must not explain the failure of a later one. */
+/* The note left by a successful call must not be reported as the reason when a later call fails. */
 static void success_clears_the_note(struct side *side)
 {
 	soft_refuse(EINVAL, "IN_USE");

@@ -14,7 +14,7 @@ static void traced(void (*step)(void))
 
 /* ---- connected queue pairs ------------------------------------------------------------------- */
 
-/* Half a second until a request fails, including retries. */
+/* Options that make a request fail after about half a second, including retries. */
 #define SHORT .timeout = 14, .retry_cnt = 1
 
 /* Tell `b` to expect the first request of `a` at a wrong PSN. If `late` is set, the link is

@@ -1,5 +1,5 @@
-/* Tests of the trace file: its name, how a trace ends, and that problems with the file or forks do
- * no harm. */
+/* Tests of the trace file: how it is named, how a trace ends, and how file errors and forks are
+ * handled. */
 #include <stdarg.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -9,7 +9,7 @@
 
 static char folder[64], path[128], other[160], longer[300];
 
-/* Post `count` WRITEs, each of which adds two lines. */
+/* Post `count` WRITEs, each of which adds two lines to the trace. */
 static void work(struct side *a, const struct side *b, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++) {
@@ -226,8 +226,8 @@ static void children_of_the_engine(void)
 
 /* ---- files that will not do ------------------------------------------------------------------ */
 
-/* Expect that starting a trace in this file fails. `why` is the reason besides the errno value, or
- * NULL. */
+/* Expect that no trace can be started in this file. `why` is the explanation reported in addition
+ * to the errno value, or NULL if there is none. */
 static void refused(const char *name, int error, const char *why)
 {
 	char used[400] = "";
@@ -235,8 +235,8 @@ static void refused(const char *name, int error, const char *why)
 	CHECK_EQUAL(aiordma_trace_start(name, used, sizeof(used)), error);
 	CHECK(!why == !used[0]);
 	CHECK(!why || strstr(used, why));
-	/* Opening a device fails if AIORDMA_TRACE names this file, unless only space is missing.
-	 * The reason is printed to stderr. */
+	/* Opening a device fails if AIORDMA_TRACE names this file, except when the only problem is
+	 * a lack of space. The reason is printed to stderr in both cases. */
 	struct ibv_device **list = verbs->ibv_get_device_list(NULL);
 	char said[900];
 
@@ -287,7 +287,7 @@ static void impossible_files(void)
 		 strerror(EWOULDBLOCK));
 	refused(path, EWOULDBLOCK, longer);
 	close(second);
-	/* The second file is refused for another reason. */
+	/* The second file is no longer locked, but it is refused because others may access it. */
 	CHECK_OK(chmod(other, 0604));
 	snprintf(longer, sizeof(longer),
 		 "%s cannot be used instead: others may access it (mode 0604)", other);
@@ -381,8 +381,8 @@ static void no_room(void)
 	unlink(path);
 }
 
-/* Exceed the file size limit during a trace. The trace ends with an error line, and requests
- * continue. */
+/* Exceed the file size limit during a trace. The trace ends with an error line, and requests still
+ * complete. */
 static void no_more_room(void)
 {
 	struct side a, b;
@@ -452,7 +452,7 @@ static void protected_file_of_another_user_is_named(void)
 	unlink(path);
 }
 
-/* A file counts as new if it is created after another file has vanished. */
+/* A file that is created because an existing one has vanished is treated as a new file. */
 static void file_is_created_when_it_vanishes(void)
 {
 	char used[400] = "";

@@ -99,7 +99,8 @@ static void no_receive(struct side *a, struct side *b)
 	expect_no_event(b);
 }
 
-/* Invalid memory in a receive is a local error, and ends the receiver's queue pair. */
+/* A receive with an invalid key causes a local error, which puts the receiver's queue pair in the
+ * error state. */
 static void bad_receive(struct side *a, struct side *b)
 {
 	post_wrong_recv(b, 10, 64);
@@ -111,7 +112,7 @@ static void bad_receive(struct side *a, struct side *b)
 	CHECK_EQUAL(state_of(a), IBV_QPS_RTS);
 }
 
-/* Frames that only RC allows end the stream, but not the queue pair. */
+/* Frames that are valid only in RC end the stream, but the queue pair stays usable. */
 static void hostile(void)
 {
 	static const struct soft_frame frames[] = {

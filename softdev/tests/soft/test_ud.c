@@ -201,8 +201,8 @@ static uint32_t bad_qkeys(struct side *side)
 	return port.qkey_viol_cntr;
 }
 
-/* A datagram with a wrong Q_Key is dropped and counted. If the highest bit is set, the sender's own
- * Q_Key is used (IBTA 10.2.5, 9.8.3.2). */
+/* A datagram with a wrong Q_Key is dropped and counted. If the highest bit of the Q_Key in a
+ * request is set, the sender's own Q_Key is used instead (IBTA 10.2.5, 9.8.3.2). */
 static void keys(struct side *a, struct side *b, struct ibv_ah *ah)
 {
 	struct ibv_qp_attr attr = {.qkey = 99};
@@ -375,7 +375,7 @@ static void refused_requests(struct side *a, struct side *b, struct ibv_ah *ah)
 	CHECK_OK(verbs->ibv_destroy_ah(foreign));
 }
 
-/* Invalid memory in a receive ends the receiver's queue pair. */
+/* A receive with an invalid key puts the receiver's queue pair in the error state. */
 static void bad_receive(struct side *a, struct side *b, struct ibv_ah *ah)
 {
 	struct ibv_sge sges[2];
@@ -391,8 +391,8 @@ static void bad_receive(struct side *a, struct side *b, struct ibv_ah *ah)
 	CHECK_EQUAL(state_of(b), IBV_QPS_ERR);
 }
 
-/* If a queue pair sends to itself and the receive has invalid memory, it fails while the message is
- * being sent. The request must complete only once, and later requests are flushed. */
+/* A queue pair that sends to itself fails while it is sending if its receive has an invalid key.
+ * The request must complete only once, and later requests are flushed. */
 static void fails_by_its_own_message(struct side *side)
 {
 	struct ibv_ah *ah = path_to(side, side);

@@ -85,7 +85,7 @@ static void *play(void *argument)
 	return NULL;
 }
 
-/* Resize both queues, and set a moderation period of 20 us or none. */
+/* Keep resizing both queues and switching their moderation between a period of 20 us and none. */
 static void *disturb(void *argument)
 {
 	struct player *players = argument;

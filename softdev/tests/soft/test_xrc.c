@@ -448,7 +448,7 @@ static void overrun(void)
 	close_ends(&source, &target);
 }
 
-/* Send a message that is too long for the receive, or after the receive's memory was
+/* Send a message that is too long for the receive, or send to a receive whose memory has been
  * deregistered. */
 static void bad_receives(void)
 {
@@ -632,8 +632,8 @@ static void completions_stay(void)
 	}
 }
 
-/* The connection manager does not support XRC, because each side would need a separate
- * connection. */
+/* The connection manager does not support XRC, which needs a separate connection for each
+ * direction. */
 static void not_by_cm(void)
 {
 	struct rdma_event_channel *channel = verbs->rdma_create_event_channel();

@@ -1,16 +1,16 @@
-/* Reading a trace: its lines, and the fields of a line. */
+/* Helpers that read a trace file and find the fields of its lines. */
 #pragma once
 
 #include "verbs_side.h"
 
 enum { MOST_LINES = 100000 };
 
-/* The trace that was read last. */
+/* the trace read by the last read_trace() call */
 static struct {
 	char *text;
-	size_t size; /* of the file */
+	size_t size; /* size of the file in bytes */
 	size_t count;
-	char *lines[MOST_LINES]; /* without their newlines */
+	char *lines[MOST_LINES]; /* lines without their newlines */
 } trace;
 
 static inline void read_trace(const char *path)
@@ -38,7 +38,7 @@ static inline void read_trace(const char *path)
 	}
 }
 
-/* Where the field's value begins, or NULL. */
+/* Returns the start of a field's value, or NULL if the line lacks the field. */
 static inline const char *field(const char *line, const char *name)
 {
 	char quoted[64];
@@ -74,7 +74,7 @@ static inline bool is_type(const char *line, const char *type)
 	return is(line, "type", type);
 }
 
-/* How many lines are of the type, and have that value. */
+/* Returns the number of lines of a type whose field `name` is the string `value`. */
 static inline size_t count_of(const char *type, const char *name, const char *value)
 {
 	size_t count = 0;
@@ -89,7 +89,10 @@ static inline size_t count_type(const char *type)
 	return count_of(type, "type", type);
 }
 
-/* The next line of the type from *at on, which is behind it then; NULL: there is none. */
+/*
+ * Find the next line of a type, starting at index *at, and set *at to the index after it.
+ * Returns NULL if no such line remains.
+ */
 static inline const char *next_of(const char *type, size_t *at)
 {
 	while (*at < trace.count)
@@ -98,7 +101,7 @@ static inline const char *next_of(const char *type, size_t *at)
 	return NULL;
 }
 
-/* For each line of the type. */
+/* Loop over all lines of a type. The body sees each one as `line`. */
 #define EACH_LINE(type)                                                                            \
 	for (size_t at_ = 0; at_ < trace.count;)                                                   \
 		for (const char *line = next_of(type, &at_); line; line = NULL)
@@ -110,7 +113,7 @@ static inline bool ends_well(void)
 	return is_type(last, "end") && !field(last, "error");
 }
 
-/* A path in a new folder. */
+/* Create an empty temporary folder. Returns its path, which is stored in `folder`. */
 static inline const char *new_folder(char folder[64])
 {
 	snprintf(folder, 64, "/tmp/aiordma-trace-XXXXXX");
@@ -126,7 +129,10 @@ static inline void start_trace(const char *path)
 	CHECK(!strcmp(path, used));
 }
 
-/* The first drop for that queue pair in the trace at `path`; NULL if there is none yet. */
+/*
+ * Read the trace at `path`. Returns its first record of a packet dropped for queue pair `qp_num`
+ * and the given reason, or NULL if there is none yet.
+ */
 static inline const char *find_drop(const char *path, uint32_t qp_num, const char *reason)
 {
 	read_trace(path);

@@ -1,4 +1,4 @@
-/* A side with a UD queue pair, for the tests of datagrams. */
+/* Helpers for tests of unreliable datagrams, whose sides have a UD queue pair. */
 #pragma once
 
 #include "verbs_side.h"
@@ -31,7 +31,7 @@ static inline void ud_open(struct side *side, struct options options)
 
 #define UD_OPEN(side, ...) ud_open(side, (struct options){__VA_ARGS__})
 
-/* From the side's GID index to that address. */
+/* Create an address handle that leads from the side's GID `index` to the address `to`. */
 static inline struct ibv_ah *ud_path(struct side *side, const struct address *to, int index)
 {
 	struct ibv_ah_attr attr = {
@@ -61,7 +61,7 @@ struct ud_request {
 	unsigned flags;
 	bool with_imm;
 	uint32_t imm;
-	uint32_t lkey; /* the side's own if 0 */
+	uint32_t lkey; /* the side's own lkey if 0 */
 };
 
 static inline int ud_post(struct side *side, struct ud_request request)
@@ -84,10 +84,10 @@ static inline int ud_post(struct side *side, struct ud_request request)
 	return post_wr(side, &wr);
 }
 
-/* A message that is taken: UD_POST(&a, .ah = ah, .qpn = number, .qkey = QKEY). */
+/* Post a message that must be accepted: UD_POST(&a, .ah = ah, .qpn = number, .qkey = QKEY). */
 #define UD_POST(side, ...) CHECK_OK(ud_post(side, (struct ud_request){__VA_ARGS__}))
 
-/* The path from one side to the other, by the GIDs that both use. */
+/* Create an address handle for sending from `side` to `to`, using the GIDs of both. */
 static inline struct ibv_ah *path_to(struct side *side, const struct side *to)
 {
 	const struct address address = address_of_side(to);
@@ -101,7 +101,7 @@ static inline void open_two(struct side *a, struct side *b)
 	UD_OPEN(b);
 }
 
-/* A step that has a queue pair to itself; or two, and the path from the first to the second. */
+/* Run a test step with a new UD queue pair: UD_SIDE(step) calls step(&side). */
 #define UD_SIDE(test, ...)                                                                         \
 	do {                                                                                       \
 		struct side side;                                                                  \
@@ -111,6 +111,7 @@ static inline void open_two(struct side *a, struct side *b)
 		close_side(&side);                                                                 \
 	} while (0)
 
+/* Run a test step with two new UD queue pairs and an address handle from `a` to `b`. */
 #define UD_PAIR(test)                                                                              \
 	do {                                                                                       \
 		struct side a, b;                                                                  \
@@ -126,11 +127,11 @@ static inline struct ibv_wc poll_one(struct side *side)
 {
 	struct ibv_wc wc;
 
-	CHECK_EQUAL(poll_cq(side, 1, &wc), 1); /* within a process it is there at once */
+	CHECK_EQUAL(poll_cq(side, 1, &wc), 1); /* completions within a process are immediate */
 	return wc;
 }
 
-/* An empty message. */
+/* Send an empty message with the given Q_Key, and check that it completes. */
 static inline void send_with(struct side *a, struct ibv_ah *ah, const struct side *b, uint32_t qkey)
 {
 	UD_POST(a, .ah = ah, .qpn = b->qp->qp_num, .qkey = qkey, .wr_id = 2);

@@ -1,5 +1,7 @@
-/* One end of a connection, for the tests of the verbs part: everything that a queue pair needs,
- * made by the calls of the table, and brought up without the connection manager. */
+/*
+ * Helpers for tests of the verbs. A side is one end of a connection: a queue pair and all objects
+ * that it needs, created through the table of calls and connected without the connection manager.
+ */
 #pragma once
 
 #include "embedded.h"
@@ -35,23 +37,23 @@ struct options {
 	uint32_t receives;   /* 64 if 0 */
 	uint32_t sges;       /* 4 if 0 */
 	int cqe;             /* 256 if 0 */
-	unsigned rights;     /* of the queue pair; all if 0 */
-	uint8_t timeout;     /* 20, half a minute with all tries, if 0; 255 stands for 0 */
-	uint8_t retry_cnt;   /* 7 if 0 */
-	uint8_t rnr_retry;   /* 7 if 0; 8 stands for 0 */
-	uint8_t rnr_timer;   /* 1 (10 us) if 0 */
-	uint8_t depth;       /* of READs, both ways; 4 if 0, 255 stands for 0 */
-	uint8_t answers;     /* max_dest_rd_atomic, if not as depth */
+	unsigned rights;     /* access rights of the queue pair; all if 0 */
+	uint8_t timeout;     /* 20 if 0 (about 34 s with 7 retries); 255 means 0 */
+	uint8_t retry_cnt;   /* 7 if 0; 8 means 0 */
+	uint8_t rnr_retry;   /* 7 if 0; 8 means 0 */
+	uint8_t rnr_timer;   /* 1 (10 us) if 0; 255 means 0 */
+	uint8_t depth;       /* RDMA READs in flight each way: 4 if 0; 255 means 0 */
+	uint8_t answers;     /* max_dest_rd_atomic; same as depth if 0 */
 	enum ibv_mtu mtu;    /* 4096 if 0 */
 	uint8_t traffic_class;
 	bool signal_none;    /* sq_sig_all = 0 */
 	bool uc;             /* a UC queue pair */
-	bool ud;             /* a UD queue pair: see ud_side.h */
-	bool ends_with_peer; /* end_with_peer of abi/device_calls.h */
-	int comp_vector;     /* of its completion queue */
-	uint8_t gid;         /* the index: of 127.0.0.1 if 0; 255 stands for 0 */
-	int device; /* its number */
-	uint32_t shared; /* receives of a shared queue, which takes the place of the own one */
+	bool ud;             /* a UD queue pair (ud_side.h) */
+	bool ends_with_peer; /* whether to call end_with_peer() (abi/device_calls.h) */
+	int comp_vector;     /* completion vector of the completion queue */
+	uint8_t gid;         /* GID index: that of 127.0.0.1 if 0; 255 means 0 */
+	int device; /* index in the device list */
+	uint32_t shared; /* size of a shared receive queue; no SRQ if 0 */
 };
 
 struct side {
@@ -67,28 +69,31 @@ struct side {
 	uint32_t psn;
 };
 
-/* What two applications tell each other by their own means. */
+/* the connection data that two applications exchange out of band */
 struct address {
 	union ibv_gid gid;
 	uint64_t memory;
 	uint32_t rkey;
 	uint32_t qpn;
 	uint32_t psn;
-	uint16_t port; /* of its process: follows from the number */
+	uint16_t port; /* IP port of the process, derived from qpn */
 };
 
 /* ---- queue pair numbers: which process ------------------------------------------------------ */
 
 enum {
 	FIRST_PORT = 14792,
-	/* A device takes one of the first 1,000. */
+	/* Processes with a device use only the first 1,000 ports. */
 	FIRST_FREE = FIRST_PORT + 1000,
 	LAST_PORT = FIRST_PORT + 1023,
-	/* RoCE leaves it to applications: some put a UDP source port there. */
+	/* RoCE ignores the DLID, and some applications store a UDP source port in it. */
 	ANY_DLID = 0xbeef,
 };
 
-/* As ibv_inc_rkey(3): the lowest byte, which is random at first, may roll over. */
+/*
+ * Increment the low byte of a key like ibv_inc_rkey(3). The byte starts at a random value, so it
+ * may wrap around.
+ */
 static inline uint32_t next_key(uint32_t rkey)
 {
 	return (rkey & ~0xffu) | ((rkey + 1) & 0xff);
@@ -104,7 +109,10 @@ static inline uint32_t number_at(uint16_t port, uint32_t local)
 	return (uint32_t)(port - FIRST_PORT) << 14 | local;
 }
 
-/* A port that no device takes, with higher numbers than those of any; on loopback. */
+/*
+ * Bind a socket to a loopback port that no device uses, and return the port. Its queue pair numbers
+ * are higher than those of any device.
+ */
 static inline uint16_t bind_device_port(int fd)
 {
 	struct sockaddr_in here = {.sin_family = AF_INET,
@@ -120,7 +128,10 @@ static inline uint16_t bind_device_port(int fd)
 	return 0;
 }
 
-/* Where the process of that port listens for peers of its host; the address's length. */
+/*
+ * Fill in the abstract socket address at which the process that owns `port` listens for peers on
+ * its host. Returns the length of the address.
+ */
 static inline socklen_t attach_address(uint16_t port, struct sockaddr_un *address)
 {
 	*address = (struct sockaddr_un){.sun_family = AF_UNIX};
@@ -183,13 +194,13 @@ static inline struct ibv_qp *create_qp(struct side *side)
 	return qp;
 }
 
-/* `options.gid` for an index. */
+/* Returns the value of `options.gid` that selects GID `index`. */
 static inline uint8_t gid_at(int index)
 {
 	return index ? (uint8_t)index : 255;
 }
 
-/* The index of the first loopback address of IPv4; 0 if the table has none. */
+/* Returns the GID index of the first IPv4 loopback address, or 0 if the table has none. */
 static inline uint8_t loopback_index(struct ibv_context *context)
 {
 	static const uint8_t loopback[] = {[10] = 0xff, 0xff, 127};
@@ -229,7 +240,7 @@ static inline void open_side(struct side *side, struct options options)
 		CHECK(side->srq = verbs->ibv_create_srq(side->pd, &init));
 	}
 	side->qp = create_qp(side);
-	/* Different ones, some of which will wrap. */
+	/* Each side starts at a different PSN, so that the PSNs of some sides wrap around. */
 	side->psn = (0xfffff0u + __atomic_fetch_add(&psns, 1, __ATOMIC_RELAXED) * 2654435761u +
 		     (uint32_t)getpid()) &
 		    0xffffff;
@@ -241,7 +252,7 @@ static inline void destroy_qp(struct side *side)
 	side->qp = NULL;
 }
 
-/* What the test has closed itself is NULL. */
+/* Close a side. The test must set the members that it has closed itself to NULL. */
 static inline void close_side(struct side *side)
 {
 	if (side->qp)
@@ -301,7 +312,7 @@ static inline int to_rtr(struct side *side, const struct address *peer)
 		.path_mtu = side->options.mtu ? side->options.mtu : IBV_MTU_4096,
 		.rq_psn = peer->psn,
 		.dest_qp_num = peer->qpn,
-		/* A number alone is that of a peer of this host. */
+		/* A peer whose address lacks a GID is on this host. */
 		.ah_attr = {.grh = {.dgid = peer->gid.global.interface_id ? peer->gid : own.gid,
 				    .sgid_index = side->options.gid,
 				    .traffic_class = side->options.traffic_class},
@@ -377,14 +388,14 @@ static inline void dereg(struct ibv_mr *mr)
 	CHECK_OK(verbs->ibv_dereg_mr(mr));
 }
 
-/* The side's own region. */
+/* Deregister the side's own memory region. */
 static inline void dereg_own(struct side *side)
 {
 	dereg(side->mr);
 	side->mr = NULL;
 }
 
-/* Two sides of one process. */
+/* Connect two sides of this process. */
 static inline void connect_pair(struct side *a, struct side *b)
 {
 	struct address address_a = address_of_side(a), address_b = address_of_side(b);
@@ -393,7 +404,7 @@ static inline void connect_pair(struct side *a, struct side *b)
 	bring_up(b, &address_a);
 }
 
-/* Both queue pairs anew, after an error. */
+/* Reset and reconnect both queue pairs after an error. */
 static inline void connect_again(struct side *a, struct side *b)
 {
 	enter_state(a, IBV_QPS_RESET);
@@ -408,8 +419,9 @@ static inline void open_pair(struct side *a, struct side *b, struct options opti
 	connect_pair(a, b);
 }
 
-/* The options by name alone: OPEN(&side, .uc = true). */
+/* Open a side with options given by name: OPEN(&side, .uc = true). */
 #define OPEN(side, ...) open_side(side, (struct options){__VA_ARGS__})
+/* Open and connect two sides with the same options: OPEN_PAIR(&a, &b, .uc = true). */
 #define OPEN_PAIR(a, b, ...) open_pair(a, b, (struct options){__VA_ARGS__})
 
 static inline void close_pair(struct side *a, struct side *b)
@@ -418,7 +430,7 @@ static inline void close_pair(struct side *a, struct side *b)
 	close_side(b);
 }
 
-/* A step that has a connected pair to itself: PAIR(fence, .memory = BIG) calls fence(&a, &b). */
+/* Run a test step with a new connected pair: PAIR(fence, .memory = BIG) calls fence(&a, &b). */
 #define PAIR(test, ...)                                                                            \
 	do {                                                                                       \
 		struct side a, b;                                                                  \
@@ -428,7 +440,7 @@ static inline void close_pair(struct side *a, struct side *b)
 		close_pair(&a, &b);                                                                \
 	} while (0)
 
-/* The same with one side, which is not connected. */
+/* Run a test step with one new side, which is not connected: SIDE(step) calls step(&side). */
 #define SIDE(test, ...)                                                                            \
 	do {                                                                                       \
 		struct side side;                                                                  \
@@ -438,7 +450,7 @@ static inline void close_pair(struct side *a, struct side *b)
 		close_side(&side);                                                                 \
 	} while (0)
 
-/* A step that has a `struct stage` of its program's to itself. */
+/* Run a test step with a new `struct stage`, which the test program must define. */
 #define STAGE(test, ...)                                                                           \
 	do {                                                                                       \
 		struct stage stage;                                                                \
@@ -452,10 +464,10 @@ static inline void close_pair(struct side *a, struct side *b)
 
 struct process {
 	pid_t child; /* 0 in the child itself */
-	int fd; /* to the other */
+	int fd; /* socket connected to the other process */
 };
 
-/* Before a device is opened. */
+/* Fork a child that is connected by a socket pair. Call this before opening a device. */
 static inline struct process split(void)
 {
 	struct process process;
@@ -466,7 +478,7 @@ static inline struct process split(void)
 	process.child = fork();
 	CHECK(process.child >= 0);
 	if (!process.child)
-		prctl(PR_SET_PDEATHSIG, SIGKILL); /* a stopped child would outlive a failed test */
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* also ends a stopped child if the test fails */
 	close(fds[process.child ? 1 : 0]);
 	process.fd = fds[process.child ? 0 : 1];
 	return process;
@@ -482,7 +494,7 @@ static inline void hear(const struct process *process, void *data, size_t length
 	CHECK_EQUAL(recv(process->fd, data, length, MSG_WAITALL), length);
 }
 
-/* Both come to this place before either goes on. */
+/* Wait until the other process has reached the barrier too. */
 static inline void process_barrier(const struct process *process)
 {
 	char byte = 0;
@@ -500,7 +512,7 @@ static inline struct address exchange(const struct process *process, const struc
 	return peer;
 }
 
-/* The child leaves; the parent sees that it left well. */
+/* Exit if this is the child. In the parent, check that the child exits with status 0. */
 static inline void join(const struct process *process)
 {
 	int status;
@@ -539,7 +551,7 @@ static inline void receive_at(struct side *side, uint64_t wr_id, size_t offset, 
 	CHECK_OK(post_recv_at(side, wr_id, offset, length));
 }
 
-/* With a key that nothing has. */
+/* Post a receive with an lkey that belongs to no region. */
 static inline void post_wrong_recv(struct side *side, uint64_t wr_id, uint32_t length)
 {
 	struct ibv_sge sge = {(uintptr_t)side->memory, length, 0x12345};
@@ -558,8 +570,8 @@ struct request {
 	uint64_t remote;
 	uint32_t rkey;
 	uint64_t compare_add, swap;
-	uint32_t lkey; /* the side's own if 0 */
-	uint32_t srqn; /* XRC */
+	uint32_t lkey; /* the side's own lkey if 0 */
+	uint32_t srqn; /* SRQ number, for XRC only */
 };
 
 static inline int post_wr(struct side *side, struct ibv_send_wr *wr)
@@ -569,7 +581,7 @@ static inline int post_wr(struct side *side, struct ibv_send_wr *wr)
 	return side->context->ops.post_send(side->qp, wr, &bad);
 }
 
-/* With one call, so that nothing happens in between; at most eight. */
+/* Post up to eight requests in one call, so that nothing can happen between them. */
 static inline int post_chain(struct side *side, const struct request *requests, int count)
 {
 	struct ibv_sge sges[8];
@@ -613,11 +625,11 @@ static inline int post(struct side *side, struct request request)
 	return post_chain(side, &request, 1);
 }
 
-/* A request that is taken: POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8). */
+/* Post a request that must be accepted: POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8). */
 #define POST(side, ...) CHECK_OK(post(side, (struct request){.opcode = __VA_ARGS__}))
-/* `at` bytes into the memory of a side, for requests of its peer. */
+/* The remote address and rkey for a request to offset `at` in the memory of the side `of`. */
 #define REMOTE(of, at) .remote = (uintptr_t)(of)->memory + (at), .rkey = (of)->mr->rkey
-/* The same by the address that the peer has told. */
+/* The remote address and rkey for a request to offset `at`, taken from the peer's address. */
 #define AT(peer, at) .remote = (peer)->memory + (at), .rkey = (peer)->rkey
 
 static inline void post_recvs(struct side *side, uint64_t first, unsigned count, uint32_t length)
@@ -633,10 +645,13 @@ static inline int poll_cq(struct side *side, int room, struct ibv_wc *wc)
 	return side->context->ops.poll_cq(side->cq, room, wc);
 }
 
-/* After that a completion is not slow but lost; with the sanitizers, too. */
+/* the time after which a missing completion is considered lost, even under a sanitizer */
 #define COMPLETION_NS (120 * 1000000000ull)
 
-/* The next completion.  One that does not come ends the test, with the state of the queue pair. */
+/*
+ * Wait for the next completion and return it. If none arrives within COMPLETION_NS, print the state
+ * of the queue pair and exit.
+ */
 static inline struct ibv_wc next_wc(struct side *side)
 {
 	uint64_t since = now_ns(CLOCK_MONOTONIC);
@@ -682,7 +697,7 @@ static inline void expect_no_wc(struct side *side)
 	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 }
 
-/* The request is taken, and its completion comes next. */
+/* Post a request that must be accepted, and check that the next completion is its own. */
 static inline struct ibv_wc carry_out(struct side *side, enum ibv_wc_status status,
 				      struct request request)
 {
@@ -731,7 +746,7 @@ static inline bool filled(const uint8_t *at, size_t length, unsigned seed)
 	return true;
 }
 
-/* A value of the device's, which another thread may change (engine/engine.h). */
+/* Read a value under the device's lock, since other threads may change it (engine/engine.h). */
 #define LOCKED(expression)                                                                         \
 	__extension__({                                                                            \
 		soft_lock();                                                                       \
@@ -742,7 +757,10 @@ static inline bool filled(const uint8_t *at, size_t length, unsigned seed)
 
 /* ---- several steps at once ------------------------------------------------------------------ */
 
-/* Up, with receives (wr_id `first` and so on) that are there before anything can come. */
+/*
+ * Bring up a queue pair that already has `count` receives when the first message can arrive. Their
+ * wr_id starts at `first`.
+ */
 static inline void bring_up_receiving(struct side *side, const struct address *peer, uint64_t first,
 				      unsigned count, uint32_t length)
 {
@@ -752,7 +770,7 @@ static inline void bring_up_receiving(struct side *side, const struct address *p
 	CHECK_OK(to_rts(side));
 }
 
-/* Eight bytes, sent (wr_id 2) and received (1). */
+/* Send eight bytes from `a` (wr_id 2) and check that `b` receives them (wr_id 1). */
 static inline void one_message(struct side *a, struct side *b)
 {
 	receive_at(b, 1, 0, 8);
@@ -760,8 +778,10 @@ static inline void one_message(struct side *a, struct side *b)
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 }
 
-/* In each of two processes a side, which are connected, with receives (wr_id 1) that were there
- * before; the address of the other one's. */
+/*
+ * Fork, open a side in each process, and connect the two. Both post `receives` receives (wr_id 1)
+ * before connecting. Returns the address of the other process's side.
+ */
 static inline struct address open_peers(struct process *process, struct side *side,
 					struct options options, unsigned receives, uint32_t length)
 {
@@ -785,14 +805,14 @@ static inline void close_peers(const struct process *process, struct side *side)
 	join(process);
 }
 
-/* What was sent and what was received, in either order. */
+/* Check that the next two completions are successful, for example those of a send and a receive. */
 static inline void expect_two(struct side *side)
 {
 	for (int i = 0; i < 2; i++)
 		CHECK_EQUAL(next_wc(side).status, IBV_WC_SUCCESS);
 }
 
-/* Does each other thread of the process sleep? */
+/* Returns whether all other threads of the process are sleeping. */
 static inline bool others_sleep(void)
 {
 	DIR *tasks = opendir("/proc/self/task");
@@ -816,8 +836,10 @@ static inline bool others_sleep(void)
 	return asleep;
 }
 
-/* fork, while the device's thread sleeps: the address sanitizer of GCC 12 leaves its allocator's locks to
- * the child as they are, which would wait for ever for one that the thread had at its start. */
+/*
+ * Fork while all other threads sleep. GCC 12's address sanitizer does not reset its allocator's
+ * locks in the child, which would hang if the device's thread held one of them during the fork.
+ */
 static inline pid_t fork_asleep(void)
 {
 	fflush(NULL);
@@ -834,7 +856,7 @@ static inline void expect_ended_well(pid_t child)
 	CHECK_EQUAL(status, 0);
 }
 
-/* In a process of its own; its wait status. */
+/* Call `run` in a child process. Returns the child's wait status. */
 static inline int run_in_child(void (*run)(void))
 {
 	int status;
@@ -859,8 +881,8 @@ static inline void in_child(void (*run)(void))
 /* ---- standard error output ------------------------------------------------------------------ */
 
 struct capture {
-	int before; /* where it went, and goes again */
-	int ends[2]; /* of the pipe that takes it meanwhile */
+	int before; /* duplicate of the original standard error */
+	int ends[2]; /* pipe that receives the captured output */
 };
 
 static inline struct capture capture_stderr(void)
@@ -873,7 +895,7 @@ static inline struct capture capture_stderr(void)
 	return capture;
 }
 
-/* What has been written since. */
+/* Restore standard error, and store the captured output in `text` as a string. */
 static inline void end_capture(const struct capture *capture, char *text, size_t room)
 {
 	ssize_t n, at = 0;
@@ -887,7 +909,10 @@ static inline void end_capture(const struct capture *capture, char *text, size_t
 	close(capture->ends[0]);
 }
 
-/* With this in the environment the device does not open, and says what is wrong. */
+/*
+ * Check that opening the device fails with EINVAL if the environment variable `name` is `value`,
+ * and that the message on standard error contains `expected`.
+ */
 static inline void expect_setting_refused(const char *name, const char *value, const char *expected)
 {
 	char text[200];
@@ -911,7 +936,10 @@ static inline void expect_setting_refused(const char *name, const char *value, c
 
 /* ---- sockets ------------------------------------------------------------------------------- */
 
-/* Bytes that wait in the sockets of that port. */
+/*
+ * Returns the number of unread bytes in the sockets bound to port `at`. The file `path` is a kernel
+ * table such as /proc/net/udp.
+ */
 static inline unsigned queued_at(const char *path, uint16_t at)
 {
 	unsigned port, queued, sum = 0;

@@ -31,7 +31,7 @@ def serve(port: int, about: object, meet: Callable[[Any], object] | None = None)
 def initiate(
     port: int, transfer: Callable[[Any], None], meet: Callable[[Any], object] | None = None
 ) -> None:
-    """Run the initiator. The first transfer connects, and only the others are measured."""
+    """Run the initiator. The first transfer is not measured, because it sets up the connection."""
     with socket.create_connection(("127.0.0.1", port)) as conn, conn.makefile("rw") as stream:
         about = json.loads(stream.readline())
         if meet is not None:
