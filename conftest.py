@@ -45,8 +45,8 @@ NOT_REPEATED = pytest.StashKey[int]()
 # leak.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Restore the default SIGINT handler. A shell's background jobs ignore SIGINT, and child processes
-# inherit this.
+# Restore the default SIGINT handler. Shells start background jobs with SIGINT ignored, and child
+# processes inherit this setting.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -55,7 +55,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # cannot interrupt a coroutine waiting on uvloop.
 TIME_LIMIT = 100.0
 
-# The measured slowdown of the virtual machine, which emulates its processors.
+# The factor for time limits of tests on other devices. It is the measured slowdown of the virtual
+# machine in which these devices run, and which emulates its processors.
 SLOW = 8.0
 
 # Examples have no deadline, because their duration means nothing on an emulated or busy machine.
@@ -128,7 +129,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 # --- leaks -------------------------------------------------------------------------------------
 
-# The time in seconds to wait for resources to be freed. A test without leaks does not wait.
+# The maximum time in seconds to wait for a test's resources to be freed. If they have been freed
+# when the test ends, there is no wait.
 PATIENCE = 30.0
 
 
@@ -144,8 +146,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 # --- the device --------------------------------------------------------------------------------
 
 
-# The option `--only-native` runs all tests in these folders, because some of them run compiled code
-# in separate processes or without a device.
+# The option `--only-native` selects the tests that request a device and all tests in these folders.
+# Some tests in these folders run compiled code in other processes or without a device.
 NATIVE_FOLDERS = {
     Path(__file__).parent / "tests" / name
     for name in ("datapath", "loop", "memory", "native", "simulation", "transport")
@@ -489,7 +491,8 @@ def connected_pair(
     """A factory for connected pairs. The fixture closes all their objects after the test."""
     make = PairFactory((pd, peer_pd), [])
     yield make
-    # Closing a completion queue also closes its queue pair, before the memory is deregistered.
+    # For each end, close the completion queue first. This also closes the queue pair, so that it no
+    # longer uses the memory when the memory region is closed.
     for it in make.made:
         it.close()
 
@@ -516,7 +519,7 @@ def _innermost(
     lookup_lines: bool = True,
     **_: object,
 ) -> traceback.StackSummary:
-    """Return a stack summary with few frames for asyncio. Source lines are read on demand."""
+    """Return a stack summary that reads source lines lazily. For asyncio, keep only four frames."""
     asyncios = limit is None or not lookup_lines
     return traceback.StackSummary.from_list(
         traceback.FrameSummary(
@@ -542,7 +545,7 @@ _start_libuv()
 
 
 def every_combination(config: pytest.Config) -> bool:
-    """Return whether each test runs in all its combinations. Slow devices rule this out."""
+    """Return whether tests run in all combinations. Only embedded devices are fast enough."""
     return all_embedded(config) and bool(config.getoption("--every-combination"))
 
 
@@ -573,7 +576,7 @@ def loops(no_leaks: None) -> Iterator[None]:
 
 @pytest.fixture
 def reported(loops: None) -> Iterator[list[dict[str, Any]]]:
-    """The contexts passed to the loops' exception handlers, which then do not fail the test."""
+    """The contexts passed to the loops' exception handlers. They do not make the test fail."""
     yield combinations.reported
     combinations.reported.clear()
 

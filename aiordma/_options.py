@@ -90,7 +90,7 @@ def complete(call: str, options: O, defaults: O) -> O:
 
 
 def shows(types: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
-    """List a function's `**options` individually in its signature, which `help` shows."""
+    """Return a decorator that makes `help` list each of a function's `**options`."""
     assert types.__annotations__.keys() <= defaults.keys(), "an option without a default"
     shown = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=value)

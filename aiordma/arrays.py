@@ -85,7 +85,7 @@ class Arrays(dict[str, Any]):
 
 
 class _Layout(NamedTuple):
-    """The element type and memory layout of an array, which tokens also contain."""
+    """The element type and memory layout of an array. A shared array's token contains both."""
 
     code: str
     shape: tuple[int, ...]
@@ -194,9 +194,10 @@ def _is_tensor(array: object) -> bool:
 
 
 def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _Layout]:
-    """Return an array that exports its memory, and the array's layout.
+    """Return an array that supports the buffer protocol or is a tensor, and the array's layout.
 
-    numpy cannot export buffers of ml_dtypes types, so numpy arrays are viewed as unsigned integers.
+    numpy arrays are returned as views of unsigned integers, because numpy does not support the
+    buffer protocol for ml_dtypes types.
     With `in_place`, objects without their own memory, such as lists, are rejected.
     """
     if in_place and not hasattr(array, "dtype"):
@@ -302,7 +303,7 @@ def _numbers(value: object) -> tuple[int, ...]:
 
 
 def _check_numbers(layout: _Layout, *more: int) -> None:
-    """Raise ValueError or TypeError if numpy and torch cannot represent a peer's layout."""
+    """Raise ValueError or TypeError if a peer's layout exceeds the limits of numpy or torch."""
     code, shape, strides, origin = layout
     numbers = (*shape, *strides, origin, *more)
     if len(shape) > 64:
@@ -538,8 +539,9 @@ async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy"
 def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layout, Any]]:
     """Split a layout and the local `array` of the same shape into parts to transfer one by one.
 
-    Each part has at most _MOST_RUNS runs, or spans at most `most_bytes` with its gaps. This limits
-    memory use and the time that the event loop is blocked.
+    Each part either consists of at most _MOST_RUNS contiguous runs of bytes, or spans at most
+    `most_bytes`, including the gaps between its runs. This limits memory use and the time for which
+    a transfer blocks the event loop.
     """
     low, high = layout.span()
     half = layout.shape[0] // 2 if layout.shape else 0
@@ -691,8 +693,9 @@ class RemoteArray:
                         batch.read(there, here) if reading else batch.write(here, there)
 
 
-# Special methods that need local elements. If they were not defined, Python and numpy would read
-# row by row, or raise an error that does not mention `await`.
+# Special methods that raise an error, because they would need the elements in local memory. If they
+# were not defined, Python and numpy would fall back to indexing the array row by row, or raise an
+# error that does not mention `await`.
 _OF_ARRAYS = "array bytes iter reversed contains setitem delitem bool int float complex index"
 _OF_NUMBERS = "lt le eq ne gt ge neg pos abs invert round trunc floor ceil"
 _OF_TWO = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"

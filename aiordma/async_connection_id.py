@@ -45,7 +45,8 @@ from .verbs._device.device import name_or_variable, only_device
 
 # Connection events that no method waits for.
 _IGNORED = frozenset({cm.EventType.ADDR_CHANGE, cm.EventType.TIMEWAIT_EXIT})
-# The time limit in seconds, an educated guess. Callers can set a shorter one with asyncio.timeout.
+# The time limit for resolving an address or a route, in seconds. The value is an educated guess.
+# Callers can set a shorter limit with asyncio.timeout.
 _RESOLVE_TIMEOUT = 10.0
 _PARAMETERS = cm.ConnectionParameters()
 

@@ -62,8 +62,8 @@ P = ParamSpec("P")
 _TAKEN = 16
 
 # The minimum size of the completion queue, unless the device supports fewer entries. With 32
-# entries, rdma_rxe has been seen to report completions that belong to no request. The cause is
-# unknown.
+# entries, rdma_rxe has been seen to report completions that do not belong to any request. The cause
+# is unknown.
 _ENTRIES = 256
 _SIGNALED = int(verbs.SendFlags.SIGNALED)
 _OF_A_WRITE = verbs.WCOpcode.RECV_RDMA_WITH_IMM
@@ -73,7 +73,10 @@ _FLUSHED = verbs.WCStatus.WR_FLUSH_ERR
 def _awaitable(
     operation: Callable[Concatenate[verbs.SendBatch, P], None],
 ) -> Callable[Concatenate[AsyncQueuePair, P], Coroutine[Any, Any, verbs.WorkCompletion | None]]:
-    """Convert a SendBatch method to post one request and, if it is signaled, await completion."""
+    """Convert a SendBatch method to a coroutine function that submits a single request.
+
+    If the request is signaled, the coroutine waits for its completion and returns it.
+    """
 
     @functools.wraps(operation)
     async def alone(
@@ -232,8 +235,9 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
                 raise
             finally:
                 del waiter  # the traceback of its error refers to this frame
-        # Requests complete in order, and if one fails, all later requests fail too. Keep no future
-        # in a local variable, because the traceback of its error refers to this frame.
+        # Requests complete in order, and if one fails, all later requests fail too. Do not keep a
+        # future in a local variable. The traceback of its error refers to this frame, so this would
+        # create a reference cycle.
         posted = list(itertools.compress(posted, asked))[::-1]
         completions = []
         while posted:
@@ -521,7 +525,8 @@ class ReceiveRing(AsyncIteration):
         except RDMAError:
             if not self._posted:
                 raise
-            # Return the messages that have already arrived before raising the error.
+            # Ignore the error while other receives of this ring are posted, because their messages
+            # must be returned first.
         posted, place = self._posted[0]
         if not posted.done():
             self._is_waited_for = True

@@ -103,7 +103,8 @@ class _Call:
         self._task: asyncio.Task[None] | None = None
         self.result: Any = None
         self.error: BaseException | None = CancelledError()
-        # SimpleQueue runs no Python code while it holds its lock, so an interrupt cannot deadlock.
+        # Use SimpleQueue, because it runs no Python code while it holds its lock. Therefore, an
+        # interrupted call cannot cause a deadlock.
         self.done: SimpleQueue[None] = SimpleQueue()
 
     def begin(self) -> None:
@@ -389,7 +390,8 @@ def _derived(
     annotations of `function` where the types differ.
     """
     wraps(function)(derived)
-    # Compiled functions have no annotations. Drop those of `derived`, which do not help users.
+    # If `function` is compiled, it has no annotations, and `wraps` keeps those of `derived`. Remove
+    # them, because they do not help users.
     derived.__annotations__ = {**getattr(function, "__annotations__", {}), **annotations}
     derived.__module__ = __name__
     derived.__doc__ = (
@@ -570,7 +572,11 @@ class Connection(_Handle[transport.Connection]):
         return self._call(receive, lambda received: self._keep(received.memory, received))
 
     def _fill(self, memory: LocalMemory | AnyMemory) -> tuple[int, int | None]:
-        """Copy the first kept message into `memory`. A message that does not fit stays there."""
+        """Move the first message from `_messages` to `memory`.
+
+        Raises:
+            MessageTooLongError: If the message does not fit. It then stays in `_messages`.
+        """
         data, imm = self._messages[0]
         view = _view(memory)
         if len(data) > len(view):
@@ -668,7 +674,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
 
     @finalizer
     def __del__(self) -> None:
-        """Drop the stream in the background thread, where asyncio's writer must be closed."""
+        """Drop the stream in the background thread, because destroying its writer may close it."""
         with suppress(RuntimeError):  # the loop has ended, or belongs to the parent process
             if self._thread.usable:
                 self._thread.loop.call_soon_threadsafe(
@@ -721,7 +727,10 @@ def unread(reader: asyncio.StreamReader, data: bytes) -> None:
 async def _read(
     reader: asyncio.StreamReader, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]
 ) -> tuple[bytes, Exception | None]:
-    """Return the bytes read and any error to raise, so that the bytes can be put back."""
+    """Return the data that `read` returns, and None or an IncompleteReadError that it raised.
+
+    The error is not raised here, so that partial data can be put back if the call is interrupted.
+    """
     try:
         return await read(reader), None
     except asyncio.IncompleteReadError as error:

@@ -550,7 +550,7 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
     """
 
     _default_errno = _errno.ECONNREFUSED
-    # Only the reasons that users can act on.
+    # This table lists only the reasons that users can act on.
     _reasons: ClassVar[Mapping[int, str]] = MappingProxyType(
         {
             1: "the peer has no free queue pair",

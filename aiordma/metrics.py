@@ -61,7 +61,10 @@ def _value(*path: str) -> Callable[[Snapshot], Rows]:
 
 
 def _keys(part: str, *path: str) -> Callable[[Snapshot], Rows]:
-    """Create a function that returns the value at `path` in each entry of `part`, by key."""
+    """Create a function that returns a row for each entry of `part`.
+
+    The row consists of the entry's key and the value at `path` within the entry.
+    """
     return lambda taken: [((key,), _at(value, *path)) for key, value in _at(taken, part).items()]
 
 

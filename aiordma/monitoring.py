@@ -78,7 +78,8 @@ def snapshot() -> Snapshot:
     """
     connections = open_connections()
     refresh_wires(connections)
-    # Query the devices before reading the waits, because this adds the waits in progress.
+    # Query the devices and connections before reading the totals of the waits, because these
+    # queries add the waits that are still in progress.
     devices = [driver.figures() for driver in Driver.all()]
     states = [connection._figures() for connection in connections]
     counts = observation.counts()

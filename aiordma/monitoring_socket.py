@@ -37,7 +37,8 @@ VARIABLE = "AIORDMA_MONITOR"
 
 # How long a peer can block other peers, in seconds.
 ANSWER_TIMEOUT = 1.0
-# How long event loops may take to query their connections' wires, in seconds (see `snapshot`).
+# How long to wait for event loops to look up the medium (`wire`) of their connections, in seconds.
+# See `snapshot`.
 WIRE_TIMEOUT = 0.1
 # The pause before accept() is retried when descriptors or memory are exhausted, in seconds.
 PAUSE = 1.0

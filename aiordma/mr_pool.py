@@ -39,13 +39,13 @@ from .verbs._memory.pages import Mapped
 SLAB_SIZE = 4 << 20
 MIN_BLOCK_SIZE = 256
 
-# The maximum total size of the cached blocks of each block size, in bytes. It is large enough for a
-# burst and small enough to be negligible.
+# The maximum number of bytes to cache for each block size. The limit is large enough for a burst
+# and small enough to be negligible.
 READY_BYTES = 4 << 20
 # The maximum number of unused slabs that stay registered.
 SPARE_SLABS = 4
-# While users wait for memory, internal requests may take at most 1/INTERNAL_SHARE of the pool ahead
-# of the users.
+# While user requests wait for memory, the library's internal requests that overtake them may hold
+# at most 1/INTERNAL_SHARE of the pool.
 INTERNAL_SHARE = 8
 # The maximum total size of the cached blocks that are larger than a slab, in bytes.
 LARGE_READY_BYTES = 256 << 20
@@ -384,8 +384,9 @@ class MemoryPool(BlockCache):
     def _trim(self) -> None:
         """Deregister unused slabs, for example after many connections have closed.
 
-        The search walks all free blocks. It therefore runs only if memory use has fallen below
-        `trim_below`, and then lowers `trim_below` to half of the current use.
+        Looking for unused slabs walks all free blocks, so do nothing unless the memory in use is
+        less than `trim_below`. Afterwards, set `trim_below` to half of the memory in use, or to 0
+        if at most SPARE_SLABS regions remain registered.
         """
         if self.in_slabs >= self.trim_below:
             return
@@ -454,7 +455,7 @@ class LocalMemory(Local):
     ) -> verbs.MemoryRegion:
         """Register part of the memory as a new region that the peer may access.
 
-        The memory must be pinned, but it may already have been released.
+        The caller must have pinned the memory. The memory's holder may have released it since then.
         """
         return pd.reg_mr(self._pinned_bytes()[offset : offset + length], access)
 

@@ -136,8 +136,8 @@ class _Usage:
             )
 
 
-# This is a hook instead of an autouse fixture. Tests without a marker then pay only for looking up
-# their markers. The hook also selects the device before session and module fixtures are set up.
+# Use a hook instead of an autouse fixture, because its only overhead for tests without a marker is
+# the marker lookup. The hook also selects the device before session and module fixtures are set up.
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Set up the device and the faults for a marked test.
 

@@ -22,7 +22,7 @@ from .transport import Connection, Statistics, connect
 
 logger: logging.Logger = logging.getLogger("aiordma.reconnect")
 
-# The exception classes of `connect`, each with a flag for whether a retry may succeed. The first
+# Exception classes that `connect` raises. The flag states whether a retry may succeed. The first
 # matching class applies. Other errors, such as a wrong argument or a peer that is not aiordma, are
 # never retried.
 TEMPORARY: tuple[tuple[type[Exception], bool], ...] = (

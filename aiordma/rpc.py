@@ -309,7 +309,8 @@ async def serve(
         async for message in _messages(conn, "rpc.serve"):
             kind, number, name, data = _unpack(message.data, _CALL, _CANCEL)
             if kind == _CANCEL:
-                # Let the task begin, because a task cancelled before then sends no response.
+                # Let the task start, because a task that is cancelled before it starts does not
+                # send a response.
                 await asyncio.sleep(0)
                 if task := tasks.get(number):
                     task.cancel()
@@ -324,8 +325,8 @@ async def serve(
                 logger.info("%s: rejected a call of %s: %s", conn, name, text)
                 await refuse(number, "TooManyCalls", text)
             else:
-                # A client may make its next call as soon as it has a response, while the task that
-                # sent the response is still ending.
+                # Wait for a task to end if necessary. A client may make its next call as soon as it
+                # has received a response, while the task that sent the response is still ending.
                 while len(tasks) >= max_calls:
                     await asyncio.wait(answering, return_when=asyncio.FIRST_COMPLETED)
                 # Do not use `create_task`: it could run the task eagerly, before it is in `tasks`.

@@ -90,7 +90,7 @@ counted for the whole process.
 
 
 class _Kind(NamedTuple):
-    """The counter and trace records that show whether a kind of fault happened or could have."""
+    """The names under which counters and traces record a kind of fault and its opportunities."""
 
     counted: str
     """The member of FaultCounts that counts the faults."""
@@ -117,9 +117,9 @@ _KINDS = {
 def _never_happened(
     plan: str, traces: Path | None, counts: FaultCounts | None = None, chances: int = 0
 ) -> str:
-    """Return the parts of a plan that should have happened but did not.
+    """Return the faults of a plan that should have happened but did not.
 
-    A part with a probability is included only if it had no opportunity to happen.
+    A fault with a probability below 1 is included only if it had no opportunity to happen.
 
     Args:
         plan: The faults, in the syntax of AIORDMA_EMBEDDED_FAULTS.
@@ -181,7 +181,7 @@ class _Block(_GeneratorContextManager[T]):
 
 
 def _block(function: Callable[P, Iterator[T]]) -> Callable[P, _GeneratorContextManager[T]]:
-    """Decorate a function like `contextmanager`, but warn if the block is never entered."""
+    """Wrap a generator function as `contextmanager` does, but warn if a block is never entered."""
 
     @wraps(function)
     def make(*args: P.args, **options: P.kwargs) -> _GeneratorContextManager[T]:
@@ -217,7 +217,7 @@ class Faults:
         return (self._after or self._device.fault_counts()) - self._before
 
     def _never_happened(self, traces: Path | None = None) -> str:
-        """Return the faults that are missing from both this process's counts and the traces."""
+        """Return the faults that should have happened but are missing from counts and traces."""
         chances = self._device._fault_chances() - self._chances
         return _never_happened(self.plan, traces, self.counts(), chances)
 
@@ -332,14 +332,14 @@ WHEN = "a probability or text such as '@3'"
 
 
 def _text(name: str, value: object, wanted: str) -> str:
-    """Return `value`, a non-empty str. The device would silently ignore an empty value."""
+    """Check that `value` is a non-empty str, and return it. The device ignores empty values."""
     if text := instance(name, value, str, wanted):
         return text
     raise ValueError(refusal(name, wanted, value))
 
 
 def _when(name: str, when: When) -> str:
-    """Format `when` for a plan, whose syntax does not allow exponents such as 1e-05."""
+    """Format `when` for a plan. Plans do not allow exponents, as in 1e-05."""
     if isinstance(when, str):
         return _text(name, when, WHEN)
     number = real(name, when, WHEN)
@@ -419,7 +419,7 @@ class Held:
 
 
 def _open_files() -> dict[tuple[int, int, int, str], str]:
-    """Return the targets of open files by descriptor, device, inode and type of anonymous inode."""
+    """Return open files' targets, keyed by (descriptor, device, inode, anonymous inode type)."""
     files = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -450,7 +450,7 @@ PF_IO_WORKER = 0x10  # a thread flag in proc(5), defined in the kernel's include
 
 
 def _list_threads() -> dict[tuple[int, int], str]:
-    """List the threads once, without io_uring workers, which the kernel can end at any time."""
+    """List the threads once. Skip io_uring workers, which the kernel may stop at any time."""
     python = {thread.native_id: thread.name for thread in threading.enumerate()}
     threads = {}
     for name in os.listdir("/proc/self/task"):

@@ -121,8 +121,8 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger("aiordma.transport")
 
-# Seconds for which a loop caches the selected devices. Finding the default device takes longer than
-# the rest of connecting, because it opens the system's devices.
+# How long a loop caches the selected devices, in seconds. Finding the default device takes longer
+# than the rest of connecting, because it opens the system's devices.
 CHOICE_LASTS = 1.0
 
 _choices: weakref.WeakKeyDictionary[
@@ -449,7 +449,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         return tuple(port.address for port in self._ports)
 
     def _figures(self) -> ListenerState:
-        """Return the listener's entry in `aiordma.snapshot`. Can be called from any thread."""
+        """Return this listener's entry for `aiordma.snapshot`. Any thread may call this method."""
         return {
             "device": self.device,
             "loop": id(self._affinity.loop),
@@ -470,7 +470,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         self._waiters.wake_all()
 
     def _fail(self, error: Exception) -> None:
-        """Stop listening because the device has failed. The device can then be opened again."""
+        """Stop listening after the device has failed, so that the device can be opened again."""
         if not self._closed:
             logger.error("%r: %s", self, error)
             self._failure = error
@@ -483,8 +483,9 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             return
         self._ready.append(connection)
         if len(self._ready) > self._prune_above:
-            # Drop closed connections, because peers can connect and disconnect any number of times.
-            # `Config.max_connections` limits only open connections.
+            # Drop closed connections so that the queue cannot grow without bound. Peers can connect
+            # and disconnect any number of times, and `Config.max_connections` limits only open
+            # connections.
             waiting = [connection for connection in self._ready if not connection.closed]
             self._ready.clear()
             self._ready.extend(waiting)
@@ -516,7 +517,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         """Iterate over new connections until the listener is closed.
 
         Raises:
-            DeviceEventError: If the device has failed, as for `accept`.
+            DeviceEventError: If all of the listener's devices have failed.
         """
         while True:
             try:
@@ -567,7 +568,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             port.release()
 
     def _drop(self) -> None:
-        """Close a listener that was dropped while open, unless its loop has already closed it."""
+        """Close a listener that was garbage-collected while open, if its loop has not closed it."""
         if not self._closed:
             self._stop()
             self._acceptor.cancel()
@@ -663,7 +664,8 @@ async def listen_with(
         addresses += await resolve(each or every, port, passive=True, family=family, flags=flags)
     if not addresses:
         raise ValueError("host must not be an empty sequence")
-    # Create the listener after the last await, because the loop may end during an await.
+    # Create the listener after the last await. Its constructor stores the loop's LoopShutdown,
+    # which may be finished during an await.
     listener = Listener(devices[0].name, backlog)
     acceptor = Acceptor(
         config, security, devices, deliver_to(listener), shutdown.weakly(listener._fail), on_request
@@ -788,7 +790,8 @@ class Server(Listening, AsyncContext):
                 {"message": f"handler of {connection!r} failed", "exception": error}
             )
         finally:
-            # Pass the loop, because this may run after the loop has been closed.
+            # Pass the loop explicitly, because this may run after the loop has been closed, when no
+            # loop is running.
             current = asyncio.current_task(self._affinity.loop)
             self._handling.discard(cast("asyncio.Task[None]", current))
             if goodbye is not None:

@@ -1,4 +1,4 @@
-/* Preloaded into the process whose instructions are counted: see instructions.py. */
+/* instructions.py preloads this library into the process whose instructions it counts. */
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
@@ -6,24 +6,24 @@
 
 #include <valgrind/callgrind.h>
 
-/* Where counting begins. */
+/* Start counting instructions from zero. */
 void begin(void)
 {
 	CALLGRIND_START_INSTRUMENTATION;
 	CALLGRIND_ZERO_STATS;
 }
 
-/* The counts so far go to a file that bears the name. */
+/* Stop counting, and write the counts and `name` to a new file. */
 void end(const char *name)
 {
 	CALLGRIND_DUMP_STATS_AT(name);
 	CALLGRIND_STOP_INSTRUMENTATION;
 }
 
-/* In place of libc's: 1, 2, 3, in four bytes each.
+/* Replace libc's random numbers with the sequence 1, 2, 3 and so on, as 32-bit integers.
  *
- * Memory keys and queue pair numbers are random, and the device looks them up for each piece of a
- * transfer: where two of them share a place in its hash tables, a small write takes 1 % more.
+ * Memory keys and queue pair numbers are random. The device looks them up in hash tables for each
+ * piece of a transfer, and a hash collision adds 1 % to the instructions of a small write.
  */
 ssize_t getrandom(void *buffer, size_t length, unsigned int flags)
 {

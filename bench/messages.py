@@ -92,8 +92,9 @@ for each turn is the median echo time in that turn.""",
 # ---- many at a time ------------------------------------------------------------------------------
 
 OUTSTANDING, TASKS = "64 B, 64 outstanding", "64 B, 64 tasks"
-# The message size in bytes, the window, and the number of messages per turn. 6400 messages took
-# only 20 ms, and much of this time was spent on waking up and adapting the polling.
+# The message size in bytes, the window, and the number of messages per turn. A turn with a fifth of
+# this number took only 20 ms, and the processes spent much of this time on waking up and adapting
+# their polling.
 SIZE, WINDOW, COUNT = 64, 64, 32000
 
 
@@ -197,10 +198,11 @@ messages are in flight.""",
 ONE, MANY = "one connection", "256 connections"
 CONNECT, CONNECT_ALL = "connect and close", "connect all, then close"
 EACH, MANAGER = "aiordma, one socket each", "aiordma, connection manager"
-# The number of echoes per turn. aiordma performs enough for a turn of 0.1 s, so that the keep-alive
-# probes on all idle connections at the start of the turn hardly matter.
+# The number of echoes per turn. aiordma's number makes a turn last 0.1 s. At the start of a turn,
+# all idle connections send keep-alive probes, which would distort the result of a shorter turn.
 ECHOES = {OURS: 64_000, TCP: 6400, UNIX: 6400, UCXX: 2560}
-# By connection method, the worker and the number of connections per turn, which takes 0.1 s.
+# The worker for each connection method, and the number of connections to make per turn. With this
+# number, a turn takes 0.1 s.
 MAKERS = {
     OURS: ("aiordma exchange", 200),
     EACH: ("aiordma exchange, a socket each", 200),

@@ -53,7 +53,8 @@ BATCHED = f"in batches of {BATCH}"
 EACH, ALL = 3e-6, 0.5e-6  # goals for the time added by Python, in seconds
 
 # The kind of job, the number of operations per turn, and the job's other arguments. LARGE_MANY
-# transfers 1 GiB per turn to limit the effect of the start and end, when fewer writes are active.
+# transfers as much as 1 GiB per turn to reduce the effect of its start and end, when fewer writes
+# are in flight.
 WORKS = {
     SMALL: ("write", 1000, {"size": 64}),
     LARGE: ("write", 100, {"size": MIB}),

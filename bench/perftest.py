@@ -61,7 +61,8 @@ ASKED = "64 KiB write", "64 KiB read"
 LIMIT = 60.0  # seconds until a program counts as hung
 TRIES = 5
 
-# The column of the result line to use: average bandwidth in MiB/s, or typical latency in us.
+# For each program, the column of its output that contains the average bandwidth in MiB/s or the
+# typical latency in us.
 PROGRAMS = {"send_bw": 3, "write_bw": 3, "read_bw": 3, "send_lat": 4}
 
 

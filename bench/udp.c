@@ -1,9 +1,13 @@
-/* UDP datagrams of 64 bytes there and back: what RoCE v2 is measured against.
+/* Measures round trips of 64-byte UDP datagrams, as a baseline for RoCE v2.
  *
  *   udp OWN PEER WAITING [asks]
  *
- * Each line of the input of the side that asks says how many, and is answered by half the seconds
- * that one took.  Without more arguments it answers datagrams until it is killed.
+ * OWN and PEER are the IPv4 addresses of the two sides. If WAITING is "polling", the program polls
+ * for datagrams. For any other word, it sleeps until a datagram arrives.
+ *
+ * With `asks`, the program reads the number of round trips from each line of its input, and prints
+ * half of the average round-trip time in seconds. Without `asks`, it echoes datagrams until it is
+ * killed.
  */
 #include <arpa/inet.h>
 #include <err.h>
@@ -13,7 +17,7 @@
 #include <sys/time.h>
 #include <time.h>
 
-enum { SIZE = 64, PORT = 5790 /* of those that wait, and the next of those that poll */ };
+enum { SIZE = 64, PORT = 5790 /* for sleeping sides; polling sides use PORT + 1 */ };
 
 static int channel, flags;
 
@@ -21,8 +25,8 @@ static void give(void)
 {
 	static const char bytes[SIZE];
 
-	while (send(channel, bytes, SIZE, 0) <
-	       0) /* what came back from a peer that is not there yet */
+	/* Try again if the peer had not started yet and its host refused an earlier datagram. */
+	while (send(channel, bytes, SIZE, 0) < 0)
 		if (errno != ECONNREFUSED)
 			err(1, "send");
 }
@@ -62,7 +66,7 @@ int main(int argc, char **argv)
 	for (int count; scanf("%d", &count) == 1; fflush(stdout)) {
 		struct timespec from, to;
 
-		give(); /* to where it may not be awaited yet */
+		give(); /* the peer may not have started yet */
 		take(0);
 		clock_gettime(CLOCK_MONOTONIC, &from);
 		for (int i = 0; i < count; i++) {

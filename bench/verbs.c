@@ -1,11 +1,16 @@
-/* The device through plain verbs: what aiordma is measured against, to see what Python adds.
+/* Measures the device through the verbs API, as a baseline that shows how much time Python adds in
+ * aiordma.
  *
  *   verbs WAITING WAITING CORE CORE KIND SIZE WINDOW
  *
- * Two processes, one that asks and one that serves, each on its core, polling, or (any other word)
- * asleep until there is a completion.  KIND is what they do: see `kinds`.  WINDOW is how many
- * operations are under way, or in a batch.  Each line of the input says how
- * many operations, and is answered by the seconds that one of them took.
+ * The program consists of a client process and a server process. Each pair of arguments applies to
+ * the client first and to the server second. WAITING is "polling" if the process polls for
+ * completions. For any other word, it sleeps until a completion arrives. CORE is the core on which
+ * the process runs. KIND is a name in `kinds`. SIZE is the size of each operation in bytes. WINDOW
+ * is the number of operations in flight or in a batch.
+ *
+ * The client reads the number of operations, a multiple of WINDOW, from each line of its input. It
+ * prints the time per operation in seconds.
  */
 #define _GNU_SOURCE /* CPU_SET */
 #include "abi/abi.h"
@@ -28,7 +33,7 @@
 #undef CALL
 
 enum {
-	MEMORY = 128 << 20, /* at most */
+	MEMORY = 128 << 20, /* maximum size of the registered memory in bytes */
 	LONGEST = 64 << 20,
 	RECEIVES = 256,
 	SENDS = 128,
@@ -44,7 +49,7 @@ struct job {
 
 static struct {
 	bool polling, asks;
-	int other;          /* a socket to the other process */
+	int other; /* a socket to the other process */
 	struct ibv_context *context;
 	struct ibv_pd *pd;
 	struct ibv_comp_channel *channel;
@@ -75,7 +80,7 @@ static double now(void)
 static void tell(const void *data, size_t length)
 {
 	if (send(side.other, data, length, MSG_NOSIGNAL) != (ssize_t)length)
-		exit(0); /* the other one has left */
+		exit(0); /* the other process has exited */
 }
 
 static void hear(void *data, size_t length)
@@ -96,7 +101,7 @@ static void settle(const char *core)
 
 /* ---- verbs --------------------------------------------------------------------------------- */
 
-/* How many messages of a size lie behind one another. */
+/* Returns the number of messages of `size` bytes for which the registered memory has slots. */
 static uint32_t places(uint32_t size)
 {
 	return RECEIVES < MEMORY / size ? RECEIVES : MEMORY / size;
@@ -203,7 +208,7 @@ static void post_recv(uint64_t at, uint32_t length)
 	check(side.context->ops.post_recv(side.qp, &wr, &bad), "post_recv");
 }
 
-/* `count` of them with one call; the last one alone is signaled. */
+/* Post `count` requests with a single call. Only the last request is signaled. */
 static void post_send(enum ibv_wr_opcode opcode, uint32_t length, int count)
 {
 	struct ibv_sge sge = {
@@ -235,7 +240,8 @@ static int poll_cq(struct ibv_wc *wc, int room)
 		if (wc[i].status != IBV_WC_SUCCESS) {
 			char byte;
 
-			/* What the other one had not acknowledged when it left fails here. */
+			/* If the other process has exited, the requests that it has
+			 * not acknowledged fail. This is not an error. */
 			if (recv(side.other, &byte, 1, MSG_PEEK) == 0)
 				exit(0);
 			errx(1, "a completion with %s", ibv_wc_status_str(wc[i].status));
@@ -243,7 +249,7 @@ static int poll_cq(struct ibv_wc *wc, int room)
 	return n;
 }
 
-/* At least one completion. */
+/* Wait for completions. Returns their number, which is at least one and at most `room`. */
 static int completions(struct ibv_wc *wc, int room)
 {
 	int n;
@@ -263,7 +269,8 @@ static int completions(struct ibv_wc *wc, int room)
 	return n;
 }
 
-/* How many of what had to come have come; a message at a time may come early. */
+/* The numbers of completed sends and receives that the job has not processed yet. A receive may
+ * complete before the job waits for it. */
 static uint32_t sent, received;
 
 static void progress(void)
@@ -283,7 +290,7 @@ static void expect(const uint32_t *counter, uint32_t count)
 
 /* ---- jobs: what one process does, and the other one meanwhile -------------------------------- */
 
-/* The other one goes on when this one has said so with an empty message. */
+/* Let the server continue after one-sided writes by sending an empty message. */
 static void release_other(void)
 {
 	post_send(IBV_WR_SEND, 0, 1);
@@ -291,7 +298,7 @@ static void release_other(void)
 	sent = 0;
 }
 
-/* Receives of one size, which lie behind one another and in turns. */
+/* Post `count` receives of `size` bytes, using the slots of the registered memory in rotation. */
 static void post_receives(uint32_t size, uint32_t count)
 {
 	static uint32_t next;
@@ -311,7 +318,8 @@ static void nothing(void)
 {
 }
 
-/* One operation after another, each timed, but for what comes before it: the median. */
+/* Call `before` and `once` in turn for each operation. Returns the median time of `once` in
+ * seconds, which does not include `before`. */
 static double each(const struct job *job, void (*before)(void), void (*once)(const struct job *job))
 {
 	double *times = calloc(job->count, sizeof(*times)), start, typical;
@@ -328,7 +336,7 @@ static double each(const struct job *job, void (*before)(void), void (*once)(con
 	return typical;
 }
 
-/* Messages there and back. */
+/* Send a message and wait for its echo. */
 static void echo_one(const struct job *job)
 {
 	post_send(IBV_WR_SEND, job->size, 1);
@@ -343,7 +351,8 @@ static double echo(const struct job *job)
 	return each(job, nothing, echo_one);
 }
 
-/* The same with `window` of them under way: what came is answered by what comes next. */
+/* Send messages and receive their echoes, with up to `window` messages in flight. Returns the
+ * time per message in seconds. */
 static double echo_many(const struct job *job)
 {
 	uint32_t posted = 0, answered = 0, outstanding = 0;
@@ -389,8 +398,12 @@ static void answer(const struct job *job)
 	}
 }
 
-/* So many batches, another one whenever one has completed: seconds in all.  What is not signaled has
- * its entries of the queue back with what is, behind it. */
+/* Post `count` batches, keeping up to `under_way` of them in flight. Returns the total time in
+ * seconds.
+ *
+ * Only the last request of a batch is signaled. Its completion also frees the send queue entries
+ * of the unsignaled requests before it.
+ */
 static double keep_under_way(enum ibv_wr_opcode opcode, uint32_t size, uint32_t batch,
 			     uint32_t under_way, uint32_t count)
 {
@@ -407,7 +420,8 @@ static double keep_under_way(enum ibv_wr_opcode opcode, uint32_t size, uint32_t 
 	return now() - start;
 }
 
-/* Messages one way, each there when it has completed. */
+/* Send messages to the server, which does not echo them. Returns the time per message in
+ * seconds. The completion of a send means that the message has arrived. */
 static double send_many(const struct job *job)
 {
 	return keep_under_way(IBV_WR_SEND, job->size, 1, job->window, job->count) / job->count;
@@ -423,7 +437,8 @@ static void take(const struct job *job)
 	}
 }
 
-/* One-sided writes.  The other process polls, or sleeps. */
+/* Write to the server's memory, and wait for the completion. In the meantime, the server polls or
+ * sleeps. */
 static void write_one(const struct job *job)
 {
 	post_send(IBV_WR_RDMA_WRITE, job->size, 1);
@@ -439,7 +454,8 @@ static double write_each(const struct job *job)
 	return typical;
 }
 
-/* The same with `window` of them under way: seconds in all, by their number. */
+/* Write to the server's memory, with up to `window` writes in flight. Returns the total time
+ * divided by the number of writes, in seconds. */
 static double write_many(const struct job *job)
 {
 	double taken = keep_under_way(IBV_WR_RDMA_WRITE, job->size, 1, job->window, job->count);
@@ -448,7 +464,8 @@ static double write_many(const struct job *job)
 	return taken / job->count;
 }
 
-/* Writes in batches of `window`, of which the last one is waited for. */
+/* Write in batches of `window` requests, waiting for each batch before posting the next one.
+ * Returns the time per write in seconds. */
 static double write_batch(const struct job *job)
 {
 	double taken = keep_under_way(IBV_WR_RDMA_WRITE, job->size, job->window, 1,
@@ -465,8 +482,9 @@ static void be_written_to(const struct job *job)
 	post_receives(job->size, 1);
 }
 
-/* Another queue pair of the two processes, made, connected and destroyed: when a write by it has
- * completed, it is connected. */
+/* Create and connect another queue pair, call `then` while `side.qp` refers to it, and destroy
+ * it. Both processes call this function. The client's `then` performs a write, because its
+ * completion shows that both ends are connected. */
 static void connect_and(const struct job *job, void (*then)(const struct job *job))
 {
 	struct ibv_qp *first = side.qp;
@@ -508,13 +526,14 @@ static void be_connected(const struct job *job)
 		connect_and(job, hear_of_it);
 }
 
-/* No device: memory that two processes share, copied by one of them: what its caches hold, or what
- * the other process has written last, as the memory has that a WRITE goes to.  What the caches of two
- * cores must do for each other is then part of both. */
+/* The kinds "copy" and "copy_across" use no device. The client copies within memory that it
+ * shares with the server. With "copy", the client's cache holds the memory if it fits. With
+ * "copy_across", the server has just written to the destination. The time then includes the cache
+ * coherence traffic between the two cores, as the time of an RDMA write does. */
 enum turn { OURS, THEIRS };
 
 static struct {
-	volatile uint8_t *turn; /* in memory of the two processes, as the others */
+	volatile uint8_t *turn; /* in shared memory, like `from` and `to` */
 	uint8_t *from, *to;
 } both;
 
@@ -614,7 +633,7 @@ int main(int argc, char **argv)
 	open_side(job.size);
 	connect_side();
 	post_receives(job.size, 2 * job.window);
-	if (!side.asks && !prctl(PR_SET_PDEATHSIG, SIGKILL)) /* also while it polls */
+	if (!side.asks && !prctl(PR_SET_PDEATHSIG, SIGKILL)) /* also ends a polling server */
 		for (;;) {
 			hear(&job.count, sizeof(job.count));
 			kind->serve(&job);

@@ -174,16 +174,20 @@ def host_name(name: str, value: object, wanted: str = "a str") -> str:
 
 
 def instance(name: str, value: object, kind: type[T], wanted: str, hint: str = "") -> T:
-    """Check that `value` is an instance of `kind`, which `wanted` describes in the error."""
+    """Check that `value` is an instance of `kind`, and return it.
+
+    If it is not, the error message describes the expected type with `wanted` and appends `hint`.
+    """
     if isinstance(value, kind):
         return value
     raise TypeError(refusal(name, wanted, value, hint))
 
 
 def callback(name: str, value: object, argument: str, *, awaited: bool = False) -> None:
-    """Check that `value` can be called with one argument, described by `argument` in errors.
+    """Check that `value` can be called with one argument.
 
-    Coroutine functions are rejected unless `awaited` is set.
+    Error messages describe this argument with the text `argument`. Coroutine functions are
+    rejected unless `awaited` is set.
     """
     wanted = f"a function of {argument}"
     if not callable(value) or (inspect.iscoroutinefunction(value) and not awaited):
@@ -193,7 +197,7 @@ def callback(name: str, value: object, argument: str, *, awaited: bool = False) 
 
 
 def signature_error(function: Callable[..., object], args: Sequence[object]) -> str:
-    """Return why the function does not accept these arguments, or an empty string if it does."""
+    """Return the reason why `function` does not accept `args`, or an empty string if it does."""
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # C function without a signature; Mock before 3.11.4

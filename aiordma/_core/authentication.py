@@ -106,5 +106,5 @@ def resume_key(secret: bytes) -> bytes:
 
 
 def next_key(secret: bytes) -> tuple[bytes, bytes]:
-    """Derive a 32-byte key, and the secret for deriving the next key."""
+    """Derive a 32-byte key and the secret from which the next key will be derived."""
     return _expand(secret, b"key"), _expand(secret, b"next")

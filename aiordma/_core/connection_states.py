@@ -16,7 +16,7 @@ from aiordma.errors import InternalError
 
 
 class ConnectionState(Enum):
-    """A connection state. The value describes its meaning."""
+    """The state of a connection. Each value describes the state."""
 
     CONNECTING = "the queue pair exists, and the handshake is in progress"
     AUTHENTICATING = "the handshake is done, and both sides are proving that they have the key"
@@ -30,7 +30,7 @@ class ConnectionState(Enum):
 
 
 class LifecycleEvent(Enum):
-    """An event that may change the state of a connection. The value describes the event."""
+    """An event that may change the state of a connection. Each value describes the event."""
 
     ESTABLISHED = "the handshake is done, and no proof of a key has to follow"
     KEY_REQUIRED = "the handshake is done, and a key was given"
@@ -56,7 +56,7 @@ class Cause(Enum):
 
 
 class Transition(NamedTuple):
-    """The next state. ``cause`` is set only if the connection ends."""
+    """The state that follows an event. ``cause`` is set only if the connection ends."""
 
     next: ConnectionState
     cause: Cause | None = None

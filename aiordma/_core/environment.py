@@ -29,7 +29,8 @@ _OF_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP|SCTP)\
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a warning for each variable that starts with AIORDMA_ but is unknown to aiordma.
 
-    The case of the prefix is ignored, and so are empty variables and those set by Kubernetes.
+    The prefix is matched in upper and lower case. Empty variables are skipped, and so are the
+    variables that Kubernetes sets.
     """
     in_pod = "KUBERNETES_SERVICE_HOST" in environment
     return {

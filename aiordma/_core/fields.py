@@ -26,7 +26,7 @@ class Codec(Protocol):
         """Validate a local value, and convert it for msgpack."""
 
     def decode(self, value: object) -> object:
-        """Validate a value from the peer, which may have any type, and convert it to the field."""
+        """Validate a value of any type from the peer, and convert it to the type of the field."""
 
 
 def _unsigned(value: object, bits: int) -> int:

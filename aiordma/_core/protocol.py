@@ -52,7 +52,7 @@ MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH + TAG_SIZE
 
 
 class ErrorCode(IntEnum):
-    """The reason for refusing a request. A peer with a later release may send other codes."""
+    """The reason for refusing a request. A peer that runs a later release may send other codes."""
 
     OK = 0
     INTERNAL = 1
@@ -66,7 +66,7 @@ class ErrorCode(IntEnum):
 
 
 class GoodbyeCode(IntEnum):
-    """The reason for ending a connection. A peer with a later release may send other codes."""
+    """The reason for ending a connection. A peer that runs a later release may send other codes."""
 
     NORMAL = 0
     SHUTDOWN = 1
@@ -79,7 +79,7 @@ class GoodbyeCode(IntEnum):
 
 
 class RailCause(IntEnum):
-    """The reason for stopping a rail. A peer with a later release may send other codes."""
+    """The reason for stopping a rail. A peer that runs a later release may send other codes."""
 
     UNKNOWN = 0
     UNANSWERED = 1
@@ -115,9 +115,9 @@ def rail_cause_text(number: int) -> str:
 class RegionGrant(NamedTuple):
     """Grant the receiver access to a region, with the rights and lease in ``token``.
 
-    It is the response to a RegionRequest, or has request id 0 if unsolicited. ``keys`` contains the
-    number and rkey of each further rail that can use the region. The token contains the rkey for
-    rail 0.
+    If the grant responds to a RegionRequest, it has the same request id. An unsolicited grant has
+    request id 0. ``keys`` contains the number and rkey of each further rail that can use the
+    region. The token contains the rkey for rail 0.
     """
 
     request_id: U32
@@ -178,7 +178,8 @@ class RegionRenew(NamedTuple):
 class RegionLease(NamedTuple):
     """Set the lease of one of the sender's regions to ``lease_ms`` from now (0 means no limit).
 
-    It is the response to a RegionRenew, or has request id 0 if unsolicited.
+    If the message responds to a RegionRenew, it has the same request id. An unsolicited message has
+    request id 0.
     """
 
     request_id: U32
@@ -240,7 +241,10 @@ class AuthProof(NamedTuple):
 
 
 class ReceiveSize(NamedTuple):
-    """Announce the ``size`` of the sender's receives from number ``first`` (counted from 0) on."""
+    """Announce that the sender's receives have ``size`` bytes, beginning with number ``first``.
+
+    Receives are numbered from 0 in the order in which they are posted.
+    """
 
     request_id: U32
     first: U64
@@ -333,11 +337,12 @@ class RailDown(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Report the number of frames that the sender has handled, as the first frame on a new lead.
+    """Report the number of frames that the sender has handled.
 
-    A Resume needs no credit and is not counted as a frame. ``request_id`` is the number of Resumes
-    sent so far, including this one, so that the receiver can ignore an older Resume that arrives
-    later over another rail.
+    It is the first frame that each side sends on a rail that becomes the new lead. A Resume needs
+    no credit and is not counted as a frame. ``request_id`` is the number of Resumes sent so far,
+    including this one. It lets the receiver ignore an older Resume that arrives later over another
+    rail.
     """
 
     request_id: U32

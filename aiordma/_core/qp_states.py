@@ -126,11 +126,11 @@ def next_states(qp_type: QPType, current: QPState) -> tuple[QPState, ...]:
 
 
 class TransitionCheck(NamedTuple):
-    """The result of checking a modify against the table.
+    """The result of checking an ibv_modify_qp(3) call against the table of transitions.
 
-    ``missing`` contains required attributes that the mask lacks, and ``forbidden`` contains
-    attributes that it must not have. Both are empty if ``is_transition`` is false, because the
-    table has no row for the two states.
+    ``missing`` contains the required attributes that the mask lacks. ``forbidden`` contains the
+    attributes in the mask that the transition does not allow. If the table has no row for the two
+    states, ``is_transition`` is false and both masks are empty.
     """
 
     qp_type: QPType
@@ -142,11 +142,11 @@ class TransitionCheck(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the modify is legal."""
+        """Whether the call is valid."""
         return self.is_transition and not self.missing and not self.forbidden
 
     def problem(self) -> str:
-        """Return a description of the problem, or an empty string if the modify is legal."""
+        """Return a description of the problem, or an empty string if the call is valid."""
         if self.ok:
             return ""
         step = f"{self.qp_type.name} {self.current.name} -> {self.next.name}"
@@ -165,7 +165,7 @@ class TransitionCheck(NamedTuple):
 def check_transition(
     qp_type: QPType, current: QPState, next: QPState, mask: int
 ) -> TransitionCheck:
-    """Check a modify against the table. Invalid values do not raise an exception.
+    """Check an ibv_modify_qp(3) call. An invalid call does not raise an exception.
 
     Pass ``qp_state`` as ``next`` if ``mask`` has ``STATE``. Otherwise pass ``current``, because the
     state does not change. Unknown bits in ``mask`` are forbidden attributes.

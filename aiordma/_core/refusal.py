@@ -23,7 +23,10 @@ MAX_PRINTABLE = 256
 
 
 def pack_refusal(text: str, *, of_key: bool = False) -> bytes:
-    """Encode a refusal in REFUSAL_SIZE bytes. Text that does not fit is truncated."""
+    """Encode a refusal in REFUSAL_SIZE bytes. Text that does not fit is truncated.
+
+    Set `of_key` if the reason for the refusal is that the peer does not have the key.
+    """
     said = text.encode(errors="replace")[: REFUSAL_SIZE - len(_MAGIC)]
     return ((_KEY_MAGIC if of_key else _MAGIC) + said).ljust(REFUSAL_SIZE, b"\0")
 

@@ -198,7 +198,7 @@ class RemoteRange:
 
     @property
     def address(self) -> int:
-        """The address of the range in the peer's address space (or the region's iova)."""
+        """The remote address of the range. It is an iova if the region was registered with one."""
         return self.token.address + self.offset
 
     @property

@@ -54,8 +54,8 @@ class SlabAllocator:
     def allocate(self, size: int) -> tuple[int, int] | None:
         """Allocate a block of at least ``size`` bytes, and return its slab index and offset.
 
-        ``size`` must be from 1 to ``slab_size``. If no slab has room, it returns None. The caller
-        can then add a slab, or wait until a block is freed.
+        ``size`` must be from 1 to ``slab_size``. Returns None if no slab has room. The caller can
+        then add a slab, or wait until a block is freed.
         """
         wanted = max(0, (size - 1).bit_length() - self._smallest_bits)
         free = self._free[wanted]
@@ -106,8 +106,8 @@ class SlabAllocator:
                 continue
             self._free[size_class + 1] += pairs
             places.difference_update(pairs, [place | bit for place in pairs])
-            # `allocate` takes the last place of the list. With the lowest place last, high slabs
-            # tend to become empty.
+            # `allocate` takes the last place in the list. Sort the lowest place last, so that low
+            # slabs fill up first and high slabs tend to become empty and can be trimmed.
             self._free[size_class] = sorted(places, reverse=True)
 
     def trim(self, keep: int = 0) -> list[int]:

@@ -228,5 +228,5 @@ class Snapshot(TypedDict):
 
 
 def traffic(counts: Callable[[str], int]) -> Traffic:
-    """Return the traffic. `counts` must return the value of the named counter."""
+    """Return the traffic counters. `counts(name)` must return the value of one counter."""
     return cast("Traffic", {name: counts(name) for name in Traffic.__annotations__})

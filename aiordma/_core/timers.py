@@ -33,7 +33,10 @@ _TOLERANCE = 1 - 1e-9
 
 
 def ack_seconds(name: str, value: object, *, endless: bool = False) -> float:
-    """Check an ACK timeout in seconds. Raises ValueError for a value that is already encoded."""
+    """Check an ACK timeout in seconds, and return it as a float.
+
+    An integer from 1 to 31 raises ValueError, because it is probably an encoded timeout.
+    """
     _refuse_encoded(name, value, decode_ack_timeout)
     return as_seconds(name, value, endless=endless)
 
@@ -61,7 +64,7 @@ def decode_ack_timeout(exponent: int) -> float:
 
 
 def encode_rnr_timer(seconds: float) -> int:
-    """Return the code of the shortest RNR delay of at least ``seconds``, from 0 to 0.65536."""
+    """Return the code of the shortest RNR delay of at least ``seconds`` (0 to 0.65536)."""
     _refuse_encoded("an RNR timer", seconds, decode_rnr_timer)
     seconds = as_seconds("an RNR timer", seconds, endless=True)
     if not 0 <= seconds <= _RNR_MILLISECONDS[-1] / 1000:

@@ -1,4 +1,5 @@
-# Work that waits for send queue entries of a rail, and work left over from a broken rail.
+# Containers for the work that waits until a rail has free send queue entries, and for the work that
+# is left over when a rail breaks.
 
 cimport cython
 

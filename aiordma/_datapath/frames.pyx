@@ -68,9 +68,9 @@ def count_bundled(const unsigned char[:] frame not None: Buffer) -> int:
 #      remain for CREDIT frames.
 #   3. A CREDIT frame that returns control credits needs one control credit. A CREDIT frame that
 #      returns only data credits needs two.
-#   4. A CREDIT frame is due when max(1, D // 2) data credits or two control credits are owed. With
-#      several rails, D counts as at most 8, because the sender's journal keeps frames until their
-#      credits return.
+#   4. A CREDIT frame is due when max(1, D // 2) data credits or two control credits are owed. If a
+#      connection can use several rails, this rule uses min(D, 8) instead of D, because the sender's
+#      journal keeps frames until their credits return.
 #
 # Deadlock is impossible. Suppose that nothing is in flight and that side A cannot send a CREDIT
 # frame that is due. Then A has at most one control credit, so B owes A at least C - 1 >= 3 control
@@ -85,8 +85,9 @@ def count_bundled(const unsigned char[:] frame not None: Buffer) -> int:
 #
 # Starvation is impossible. An idle side owes at most one control credit, so its peer has at least
 # C - 1 >= 3 and may send a CONTROL frame. This is why C must be at least 4. An idle side also owes
-# fewer than max(1, D // 2) data credits, not counting messages that its program has not taken. Once
-# the program has taken all messages, the peer can therefore always send another message.
+# fewer than max(1, D // 2) data credits, in addition to the credits for messages that its program
+# has yet to take. Once the program has taken all messages, the peer can therefore always send
+# another message.
 #
 # CREDIT frames cannot trigger each other endlessly. A CREDIT frame that returns no data credits
 # responds to at least two frames. Without new data, each round therefore has at most half as many

@@ -186,8 +186,9 @@ cdef int call_back(Wakeups wakeups) except -1:
     return 0
 
 
-# The cycle collector must not clear a future, because `__dealloc__` needs `wakeups` to correct the
-# number of waiting futures. Cycles are broken at the task's callback instead.
+# The cycle collector must not clear a future, because `__dealloc__` uses `wakeups` to decrement the
+# number of waiting futures. The collector can break a cycle at another object instead, such as the
+# task that awaits the future.
 @cython.no_gc_clear
 @cython.freelist(64)
 cdef class OpFuture:
@@ -321,7 +322,7 @@ cdef class OpFuture:
         except RuntimeError:
             if not loop.is_closed():
                 raise
-            # The tasks that would be woken have ended with the loop.
+            # The loop is closed, so the tasks that awaited this future have ended as well.
         return 0
 
 cdef int run_callbacks(OpFuture future, bint deferred) except -1:

@@ -249,8 +249,8 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         if not self.started:
             warn_never_awaited(self.name())
         elif self.waiter is not None and inbox is not None:
-            # The operation was garbage collected while it waited, so it leaves the queue. This is
-            # unnecessary if the connection has ended or the inbox is garbage as well.
+            # The operation was garbage collected while it waited, so remove it from the queue. Do
+            # not touch the queue if the connection has ended or the inbox is garbage as well.
             if inbox.receivers is not None and inbox.incoming is not None and inbox.ended is None:
                 self.withdraw()
 

@@ -1,4 +1,4 @@
-# Keys with which the peer reads the memory of messages. Each key belongs to one rail.
+# Keys that let the peer read messages from this side's memory. Each key belongs to one rail.
 #
 # A memory window provides the key if the device supports windows. Such a key is valid on only one
 # queue pair, and the peer's acknowledgement can invalidate it. Otherwise, a memory region provides
@@ -95,7 +95,8 @@ cdef class ReadKeys:
                     key.mr = self.register(owner, bytes, length, IBV_ACCESS_MW_BIND)
                     key.region = <uintptr_t> key.mr
                 except VerbsError as error:
-                    # The kernel rejects windows on read-only memory. Use the key of a region.
+                    # The kernel does not allow windows on read-only memory. Register the memory for
+                    # remote reading instead.
                     if error.errno != EFAULT:
                         raise
             if key.region:
@@ -119,7 +120,8 @@ cdef class ReadKeys:
     cdef ibv_mr *register(
         self, object owner, const unsigned char *bytes, uint64_t length, int access
     ) except NULL:
-        # Pass an address, because the traceback of an exception would keep a buffer object alive.
+        # Pass the address instead of the owner, because the traceback of an exception would keep a
+        # buffer object alive.
         pointer, _ = reg_mr(
             self.pd, ffi.cast("void *", <uintptr_t> bytes), length, access, None,
             fully_mapped=is_fully_mapped(owner),

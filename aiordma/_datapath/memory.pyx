@@ -78,9 +78,9 @@ cdef class Pinned:
         self.settle()
 
 
-# `start_lease` takes a reference that the cycle collector does not see. Without this reference, the
-# collector would clear a block whose views are garbage, and the views could not return it to the
-# pool.
+# `start_lease` takes a reference that the cycle collector does not see, and `return_block` drops
+# it. Until then, the collector treats the block as reachable. Otherwise, the collector would clear
+# a block whose views are garbage, and the views could not return the block to the pool.
 @cython.no_gc_clear
 cdef class PoolBlock(Pinned):
     """A block of registered memory that is created once and leased many times."""
@@ -112,7 +112,7 @@ cdef class PoolBlock(Pinned):
         cdef PyObject *traceback = NULL
         self.views -= 1
         if not self.views:
-            # Save the current exception, because a view may be released while one is being raised.
+            # A view may be released while an exception is being raised, so save that exception.
             PyErr_Fetch(&kind, &value, &traceback)
             try:
                 self.settle()

@@ -53,8 +53,8 @@ cdef class Message:
 
     @property
     def __class__(self):
-        # When functions such as json.loads reject a message, they use the name of this class in
-        # their errors.
+        # Functions such as json.loads name the class of the argument when they reject a message.
+        # The name of this class therefore tells the user to write bytes(message).
         return named_for_errors
 
     @property

@@ -113,7 +113,7 @@ cdef class WRChain(WorkRequest):
                 break
             if opcode == IBV_WR_RDMA_WRITE_WITH_IMM:  # only the last piece has immediate data
                 send.opcode = IBV_WR_RDMA_WRITE
-        # Keep the region, because a chain that has to wait checks it again when it is posted.
+        # Keep the region. If the chain has to wait, the region is checked again before posting.
         if send != NULL and self.region is None:
             self.region = region
         elif send != NULL and self.region is not region:
@@ -227,9 +227,9 @@ cdef class WRChain(WorkRequest):
         return post_sends(queue, self.sends, last + 1, self.sges, posted, length)
 
     cdef object refusal(self):
-        # A release reaches the peer only after all operations that began earlier, so they may still
-        # use the region. The exceptions are chains without a waiter, which have not started, and
-        # chains in the sender's queue, which the release may overtake.
+        # Operations may still use a region that was released after they began, because the release
+        # reaches the peer after them. This does not apply to a chain without a waiter, which has
+        # not started, or to a chain in the sender's queue, which the release may overtake.
         cdef bint must_be_usable = self.waiter is None or self.waiter.sender is not None
         cdef Remote region
         for region in (self.region, *(self.regions or ())):
@@ -438,13 +438,13 @@ cdef class TransferChunk(WorkRequest):
         return self.transfer.chain.text(peer)
 
 
-# The chain of a write stays in the lead's backlog until the write is complete. This makes later
-# operations wait as they would on a single rail. Other work waits behind the chain in the backlog,
-# and frames wait because of `has_posted`. The chain of a read leaves the backlog as soon as the
-# lead has room.
+# The chain of a write stays in the lead's backlog until the write is complete, so that later
+# operations wait for it as they would on a single rail. Later work requests wait behind the chain
+# in the backlog, and later frames wait until `has_posted` reports that the chain has left the
+# backlog. The chain of a read leaves the backlog as soon as the lead has room.
 #
-# Other rails start when the lead has completed all work that was posted earlier, including the work
-# that a new lead has to repeat.
+# The other rails do not start until the lead has completed all work that was posted before the
+# transfer, including the work that a new lead has to repeat.
 @cython.no_gc_clear
 @cython.final
 cdef class StripedTransfer(Striped):
@@ -498,8 +498,9 @@ cdef class StripedTransfer(Striped):
         return self.size - start
 
     cdef bint may_exceed_limit(self, Lane lane) except -1:
-        # READs of messages may wait behind this write in the lead's backlog and use up the CHUNKS
-        # of the lead. The write must then exceed that limit, because the READs cannot proceed.
+        # READs that fetch messages may wait behind this write in the lead's backlog, but already
+        # count toward the limit of CHUNKS for the lead. The write must be able to exceed the limit,
+        # because otherwise neither the write nor the READs could proceed.
         return lane.rail is self.stripes.leading and not self.chunks_in_flight and self.writes()
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:

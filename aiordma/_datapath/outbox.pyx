@@ -159,8 +159,8 @@ cdef class Outbox(Sender):
         self.session.flush()
         return True
 
-    # Disable tracing, so that a trace function cannot send anything between the check and setting
-    # the flag.
+    # Disable tracing. Otherwise, a trace function could send something after the check, but before
+    # the flag is set.
     @cython.profile(False)
     @cython.linetrace(False)
     cdef bint begin_sending(self) noexcept:
@@ -520,8 +520,8 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
     cdef bytes seal = b""
     if message.first.next is not None and outbox.sealing is None:
         outbox.offers.join_pieces(message, outbox.room.size)
-    # Reserve one entry for the frame and one per piece for its bind. Encryption joins all pieces
-    # into one.
+    # Reserve one send queue entry for the frame, and one for each piece, whose memory window has to
+    # be bound. Encryption joins all pieces into one.
     cdef uint32_t entries = 1 + (message.count() if outbox.sealing is None else 1)
     if not outbox.lead.has_room_for(entries):
         return False

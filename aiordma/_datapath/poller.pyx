@@ -1,4 +1,4 @@
-# Polls for an event loop's completions, before its tasks wait and before the loop sleeps.
+# The poller drains an event loop's completions before a task waits and before the loop sleeps.
 
 from asyncio import _get_running_loop as get_running_loop
 

@@ -293,8 +293,8 @@ cdef class SendQueue(WorkQueues):
             if self.number and self.stripes is None:
                 self.rail_broke(error)
             elif self.frame_handler is not None and self.frame_handler.can_fail_over(self, True):
-                # Switch only if another device can take over. Otherwise the lead waits, because a
-                # card recovers if its port comes back in time.
+                # Switch only to a rail on another device. Otherwise keep the lead, because a card's
+                # queue pair recovers if the port comes back before all retries have failed.
                 suspend(self, error)
 
     # ---- the end ----
@@ -465,8 +465,8 @@ cdef int fail_work(SendQueue rail, WorkRequest work) except -1:
     except RuntimeError:
         if not rail.table.wakeups.loop.is_closed():
             raise
-        # The loop is closed, so settling the future could not schedule its callbacks. Its waiter
-        # has ended with the loop.
+        # Settling the future failed, because its loop is closed and cannot run callbacks. The task
+        # that awaited the future ended with the loop.
     return 0
 
 
@@ -483,8 +483,7 @@ cdef int drain_receives(SendQueue rail) except -1:
 
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 RETRY_EXCEEDED = int(WCStatus.RETRY_EXC_ERR)
-# These statuses report a failure of the peer or the path, not of the request that completed with
-# them.
+# Completion statuses that indicate a failure of the peer or the path, not an error in the request.
 OF_THE_RAIL: frozenset[WCStatus] = frozenset(
     {WCStatus.WR_FLUSH_ERR, WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR}
 )

@@ -1,12 +1,13 @@
-# The receives of one connection, which are posted before the peer may send, and reposted after use.
+# The receives of one connection. They are posted before the peer may send, and reposted after use.
 #
 # - Each receive uses a pool block. A block with a message belongs to the user until the message is
 #   released. Once the user has taken the message, a new block is posted in its place.
 # - The receive of a control frame is reposted immediately, even if the pool is exhausted.
 #   Otherwise, a connection whose users hold the whole pool could not respond to its peer.
-# - Receives start small. They grow after GROW_AFTER messages that only fit into large receives, and
-#   shrink after SHRINK_AFTER consecutive frames that fit into small ones. The peer is told which
-#   receive is the first of the new size. Receives grow only if the pool has blocks for all of them.
+# - Receives start small. They grow after GROW_AFTER messages that fit only into large receives, and
+#   shrink after SHRINK_AFTER consecutive frames that fit into small ones. A ReceiveSize message
+#   tells the peer which receive is the first of the new size. Receives grow only if the pool has
+#   blocks for all of them.
 
 cimport cython
 
@@ -110,7 +111,8 @@ cdef class Receives:
                 try:
                     block = self.source.block(self.sizes.size)
                 except (RDMAError, OSError, MemoryError):
-                    # An error must not stop the caller, which still has a message to deliver.
+                    # Retry later instead of raising the error, because the caller still has to
+                    # deliver a message.
                     retry_later(self)
                     break
             if block is None:

@@ -1,5 +1,5 @@
-# Rendezvous messages offered by this side. The memory of each message is opened for the peer to
-# read it, and closed once the peer has acknowledged the message.
+# Rendezvous messages that this side offers. The peer may read the memory of each message until it
+# has acknowledged the message.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint64_t, uintptr_t

@@ -115,7 +115,7 @@ cdef class Piece:
             return open_buffer(self, data)
         if type(data) is memoryview:
             open_buffer(self, data)
-            # Open the buffer first to reject released views, which have no base.
+            # Open the buffer first. This raises an error for a released view, whose base is NULL.
             if not is_of_bytes(data):
                 require_data(data)
                 self.keeper = keeper_of(data)

@@ -353,9 +353,9 @@ cdef class Session(FrameHandler):
         self.outbox.journal.is_enabled = rails
         if rails:
             self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
-            # Limit the frames in flight, and therefore the journal, to the number that Config
-            # promises. The peer may limit itself to FEWEST_FRAMES, so return credits before it runs
-            # out of them.
+            # Limit the frames in flight, and therefore the journal, to `Config.send_queue`. The
+            # peer's own limit may be as low as FEWEST_FRAMES, so return credits after half as many
+            # frames.
             most = min(most, self.config.send_queue)
             threshold = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 2)
             self.receives.refill = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 4)
@@ -465,7 +465,8 @@ cdef class Session(FrameHandler):
             self.controls.flush()
         if outbox.offers.to_reopen is not None:
             outbox.offers.reopen_messages(<Lane> outbox.stripes.lanes[0])
-        # Send a waiting RailReady first, because the peer does not know the rail yet.
+        # Send memory keys only when no control message is waiting. A waiting message may be a
+        # RailReady, which the peer must receive before the keys for that rail.
         if outbox.offers.unsent and not self.controls.waiting.size():
             self.send_keys()
         outbox.flush()

@@ -1,9 +1,9 @@
 # Divides long operations into chunks, and distributes the chunks over several rails.
 #
-# A rail takes the next chunk of an operation when it has fewer than CHUNKS in flight, so faster
-# rails take more chunks. The size of a chunk is half of the rail's share of the remaining bytes,
-# and the shares follow the measured rates. The last chunks are therefore short, and all rails
-# finish at about the same time.
+# A rail takes another chunk while fewer than CHUNKS of its chunks are in flight, so faster rails
+# take more chunks. The size of a chunk is half of the rail's share of the remaining bytes, and the
+# shares follow the measured rates. The last chunks are therefore short, and all rails finish at
+# about the same time.
 
 cimport cython
 

@@ -26,7 +26,7 @@ class AdaptivePolling:
         return self.spin_us > 0 and not self._skip
 
     def skipped(self) -> None:
-        """Record a wake-up after which the loop sleeps again without a spin."""
+        """Record a wake-up after which the loop sleeps again without spinning."""
         if self._skip:
             self._skip -= 1
 

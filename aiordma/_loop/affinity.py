@@ -41,7 +41,10 @@ class LoopAffinity:
         return self._generation != self._current_generation()
 
     def check(self, what: object) -> None:
-        """Raise WrongLoopError in another loop or, if no loop is running, in another thread."""
+        """Raise WrongLoopError if another loop is running.
+
+        If no loop is running, raise it in another thread and in a forked child.
+        """
         here = _get_running_loop()
         if here is not self.loop:
             self._raise_wrong_loop(what, here)
@@ -70,7 +73,7 @@ class LoopAffinity:
 
 
 def _caller() -> str:
-    """Return "file:line" of the innermost caller outside aiordma, or "" if that is asyncio."""
+    """Return "file:line" of the innermost caller outside aiordma, or "" if it is in asyncio."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         if frame.f_back is None:

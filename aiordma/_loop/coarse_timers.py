@@ -19,7 +19,7 @@ from .._native import failure, lib
 
 # A century in seconds. No timer lasts longer, and the kernel's clock still accepts this value.
 MAX_TIME = 3e9
-# Cancelled timers are removed from the heap only if it has at least this many timers.
+# Cancelled timers are removed only if the heap contains at least this many timers.
 COMPACT_THRESHOLD = 64
 
 
@@ -28,7 +28,7 @@ class CoarseTimers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop, self._clock = loop, clock
-        # A heap of (time, number, timer). The unique number prevents comparisons of timers.
+        # A heap of (time, number, timer). The numbers are unique, so timers are never compared.
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self._number = 0
         self._compact_at = COMPACT_THRESHOLD
@@ -39,7 +39,7 @@ class CoarseTimers:
             raise failure("timerfd_create", -self.fd)
 
     def _arm(self, when: float) -> None:
-        """Make `fd` readable at time `when`, instead of any time set before."""
+        """Make the timers fire at time `when`, replacing any time set earlier."""
         if self._clock.call_at is not None:  # a virtual clock
             self._disarm()
             self._alarm = self._clock.call_at(when, self._fire_due)
@@ -82,7 +82,7 @@ class CoarseTimers:
         self._set()
 
     def _set(self) -> None:
-        """Arm the descriptor for the first timer, unless it will already fire by then."""
+        """Arm the descriptor for the earliest timer, unless it will fire by then anyway."""
         if self._timers and self._timers[0][0] < self._armed_for:
             self._armed_for = self._timers[0][0]
             self._arm(self._armed_for)

@@ -55,7 +55,8 @@ class CompletionReader:
         """Return the callback for a readable channel, followed by its arguments."""
         if self._polling.spin_us:
             return (self.on_completions,)
-        # Wake-ups need not be recorded, because the loop does not poll before it sleeps.
+        # Wake-ups need not be recorded if `spin_us` is 0, because the loop then never polls before
+        # it sleeps.
         otherwise = partial(self._handle, False)
         return self._poller.serve, *self._channel._reader(COMPLETIONS_PER_CALL, otherwise)
 
@@ -132,8 +133,8 @@ class CompletionReader:
             poller.polls_again = around
         if not more:
             return found
-        # The events of the remaining completions have been consumed, so the descriptor may not
-        # become readable for them.
+        # Continue in the next iteration. The events for the remaining completions have already been
+        # consumed, so they might never make the descriptor readable.
         if not self._continue_scheduled:
             self._continue_scheduled = True
             table.wakeups.loop.call_soon(self._continue_draining)

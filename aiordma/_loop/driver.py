@@ -54,10 +54,11 @@ logger = logging.getLogger("aiordma.driver")
 # number of sockets per iteration (connect_tcp.py).
 EVENTS = 64
 
-# Default of `Config.polling` in seconds, about the cost of a wake-up where wake-ups are slow.
+# Default of `Config.polling` in seconds. A wake-up takes about as long on machines with slow
+# wake-ups.
 POLLING = 200e-6
 
-# Errors from opening a device that mean it will not become available later either.
+# Errors after which opening the same device again later would also fail.
 DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
 
 # Asynchronous events after which the affected queue pairs no longer work.
@@ -215,12 +216,13 @@ class Driver(PerLoopResource):
             self._cqs.remove(cq)
             self._broken.discard(cq)
             cq.close()
-            # Closing the queue consumes the channel's events, including those of other queues.
+            # Closing the queue consumes all events of the channel. Poll soon, because some of them
+            # may have announced completions in other queues.
             if not self.loop.is_closed():
                 self.loop.call_soon(self._reader.on_completions)
 
     def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:
-        """Register the send queue that posts to `qp`. It owns the slots in `table` that it uses."""
+        """Register the send queue that posts to `qp`. The send queue owns its slots in `table`."""
         qp.untrack()  # `table` does the accounting
         self._sinks[qp] = sink
 
@@ -332,8 +334,8 @@ class ContextEvents(PerLoopResource):
         super().__init__(loop, context)
         self._context = context
         self._listeners: dict[object, Callable[[verbs.AsyncEvent], None]] = {}
-        # Keep the descriptor, because the connection manager may reopen its device at the same
-        # address.
+        # Store the descriptor, because `async_fd` changes if the connection manager reopens the
+        # device.
         self._fd = context.async_fd
         loop.add_reader(self._fd, shutdown.loop_end(loop).bind_callback(self.take))
 
@@ -352,8 +354,8 @@ class ContextEvents(PerLoopResource):
     def deliver(cls, context: verbs.Context, event: verbs.AsyncEvent) -> None:
         """Deliver an event to the subscribers of every loop.
 
-        Each subscriber is called in its own thread, so that a blocked loop does not delay other
-        loops.
+        Each subscriber is called in the thread of its loop, so that a blocked loop does not delay
+        the other loops.
         """
         here = asyncio.get_running_loop()
         for each in cls.all():
@@ -457,11 +459,11 @@ class EventDriver(PerLoopResource):
 
 
 class RequestDriver(EventDriver):
-    """An `EventDriver` for the listeners of one loop, which limits the time spent on requests.
+    """An `EventDriver` for one loop's listeners. It limits the time spent on their requests.
 
-    Once the time share is used up, requests wait in the device, which queues only a few per
-    network. The ID of a request must be migrated to another channel before it can wait for its own
-    events.
+    Once the time share is used up, requests wait in the device, which keeps only a few from each
+    network. The ID of a request must be migrated to another channel before its own events can be
+    awaited.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
@@ -470,10 +472,10 @@ class RequestDriver(EventDriver):
         """The share of time for requests, whatever the response, and for handshakes."""
 
     def take(self) -> None:
-        """Handle one event, or pause if the time share is used up.
+        """Handle one event, or pause until the time share allows more work.
 
-        The handshake for a request begins before the next event is handled. Each request uses up
-        time, even if the response is a challenge or a rejection.
+        The handshake for a request begins before the next event is handled. The time for each
+        request is charged, even if the response is a challenge or a rejection.
         """
         wait = self.share.wait()
         if not wait or self._closed:

@@ -27,8 +27,8 @@ class IdEvents:
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
         """Take ownership of `id` and of one reference to `events`."""
         self._events = events
-        # Do not use an asyncio.Queue. A queue dropped while a task awaits it would call its loop,
-        # which may be closed.
+        # Do not use an asyncio.Queue. If a queue is dropped together with a task that awaits it,
+        # the queue calls its loop, which may be closed.
         self._seen: deque[cm.ConnectionEvent | None] = deque()
         self._arrived: asyncio.Future[None] | None = None
         self._connected = False
@@ -72,7 +72,7 @@ class IdEvents:
         return event
 
     def _disconnect(self) -> None:
-        """Disconnect this end, as both ends must do. Further calls have no effect."""
+        """Disconnect this end. The peer must disconnect too. Further calls have no effect."""
         if self._connected:
             self._connected = False
             try:

@@ -14,16 +14,16 @@ from typing import ClassVar, Self
 from .._native import fork
 
 # Number of seconds for which a device stays open after its last connection has closed. 0 closes the
-# device immediately. Opening a device takes as long as connecting twice, because it needs a thread,
-# a pool, and shared memory with each local peer.
+# device immediately. Opening a device takes about as long as establishing two connections, because
+# it needs a thread, a pool, and shared memory with each local peer.
 IDLE_TIMEOUT = 1.0
 
 
 class PerLoopResource:
-    """A resource shared by the users of one loop and key, from first `_acquire` to last `release`.
+    """A resource that its users in one event loop share if they acquire it with the same key.
 
-    With `has_idle_timeout`, the resource is closed IDLE_TIMEOUT after the last `release`, unless it
-    is acquired again. The end of the loop closes it immediately.
+    The resource is closed by the last `release`. With `has_idle_timeout`, it is closed IDLE_TIMEOUT
+    seconds later, unless it is acquired again. The end of the loop closes it immediately.
     """
 
     has_idle_timeout = False

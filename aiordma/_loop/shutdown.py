@@ -32,16 +32,16 @@ T = TypeVar("T")
 # Exceptions that end the program if a callback or a task raises them, as in asyncio.
 EXITS = (SystemExit, KeyboardInterrupt)
 
-# Exceptions that end the program, a task or a garbage-collected coroutine. A coroutine that awaits
-# user code lets them propagate. Any other exception is a failure of the user code.
+# Exceptions that end the program, cancel a task, or close a coroutine. Code that awaits user code
+# must let them propagate. Any other exception is a failure of the user code.
 UNWINDING = (*EXITS, asyncio.CancelledError, GeneratorExit)
 
 
 def background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Create a task that is not in `asyncio.all_tasks()`.
 
-    Many programs cancel all tasks when they end, as `asyncio.run` does. Like a TCP connection, a
-    connection must survive this to send the last data of the cancelled tasks. The task begins in a
+    Many programs cancel all tasks when they end, as `asyncio.run` does. A connection must outlive
+    the cancelled tasks to send their last data, as a TCP connection does. The task begins in a
     later iteration of the loop, even if the loop has an eager task factory.
     """
     task = asyncio.Task(work, loop=loop)
@@ -75,7 +75,7 @@ class Closable(Protocol):
         """Close the object before its loop is closed."""
 
     def _end_without_loop(self) -> None:
-        """Release the resources after the loop was closed, without setting any futures."""
+        """Release the resources of an object whose loop is closed, without setting any futures."""
 
 
 class EndsWhenDropped:
@@ -160,7 +160,7 @@ class LoopShutdown:
         return id(thing) in self._open
 
     def take_over(self, thing: Closable, part: Closable) -> None:
-        """Track `thing`, through a weak reference, instead of `part`, which `thing` will close."""
+        """Track `thing` through a weak reference, and stop tracking `part`, which it will close."""
         self.add(thing)
         self._open.pop(id(part), None)
 
@@ -232,7 +232,7 @@ class LoopShutdown:
 
 
 class LoopEnd:
-    """An object that is finalized with its loop, because only the loop's readers refer to it."""
+    """An object to which only a loop's callbacks refer, so that it is finalized with the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -259,13 +259,13 @@ def warn(texts: list[str]) -> None:
 
 
 def step(awaitable: Awaitable[object]) -> None:
-    """Run one step of an async generator that does not wait for anything."""
+    """Run one step of an async generator. The step must not wait for anything."""
     with suppress(StopIteration, StopAsyncIteration):
         awaitable.__await__().send(None)
 
 
-# Access to the dictionary uses atomic operations instead of a lock. A finalizer can run at any
-# point, and its own thread may already hold the lock.
+# Access this dictionary only with atomic operations. A lock could cause a deadlock, because a
+# finalizer can run at any point, even in the thread that holds the lock.
 _shutdowns: dict[asyncio.AbstractEventLoop, LoopShutdown] = {}
 
 
@@ -283,7 +283,8 @@ def all_open() -> list[Closable]:
     return [thing for shutdown in list(_shutdowns.values()) for thing in shutdown.open_objects()]
 
 
-# Maps the id of a loop to its LoopEnd, which keeps the loop alive.
+# Maps the id of each loop to its LoopEnd. The LoopEnd keeps the loop alive, so the id is not
+# reused.
 _loop_ends: weakref.WeakValueDictionary[int, LoopEnd] = weakref.WeakValueDictionary()
 
 
@@ -303,7 +304,10 @@ def _finish(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def clear_closed() -> None:
-    """Release the open objects of closed loops that had no reader."""
+    """Release the open objects of closed loops.
+
+    Only loops without readers need this. The other loops have a `LoopEnd`, which does the same.
+    """
     for loop in list(_shutdowns):
         if loop.is_closed():
             _finish(loop)

@@ -19,7 +19,10 @@ MAX_WAIT = 1.0
 
 
 class TimeShare:
-    """The time share of one loop. Times are in seconds. Work in a virtual loop takes no time."""
+    """A limit on the share of one loop's time that some work may use.
+
+    Times are in seconds. In a virtual loop, work takes no time.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -49,7 +49,8 @@ class PoolWaiters(Generic[B]):
     def __init__(self, take: Callable[[int], B], share: int, clock: Clock) -> None:
         self._take = take
         self._share = share
-        # Each value is the size of the request, and whether it may count towards the share.
+        # Each value is the size of the request, and whether the request counts towards `share` if
+        # it overtakes users.
         self._internal: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._user: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._overtaking: set[B] = set()
@@ -77,7 +78,8 @@ class PoolWaiters(Generic[B]):
 
         The caller must pass the future to `withdraw` if it gives up or does not use the block. A
         new request waits behind earlier requests, even if the pool has memory for it. An internal
-        request that is `exempt` keeps its block for long and does not count towards the share.
+        request that is `exempt` does not count towards the share. It may keep its block for a long
+        time.
         """
         waiter: asyncio.Future[B] = asyncio.get_running_loop().create_future()
         if internal:
@@ -93,7 +95,10 @@ class PoolWaiters(Generic[B]):
         return waiter
 
     async def wait(self, size: int, among: set[asyncio.Future[B]], *, internal: bool) -> B:
-        """Wait for a block, keeping the future in `among`. An error withdraws the request."""
+        """Wait for a block. While this coroutine waits, `among` contains the future.
+
+        If the wait fails or is cancelled, the request is withdrawn.
+        """
         waiter = self.join(size, internal=internal)
         among.add(waiter)
         try:
@@ -113,7 +118,7 @@ class PoolWaiters(Generic[B]):
         self.serve_soon()
 
     def withdraw(self, waiter: asyncio.Future[B]) -> None:
-        """Remove a request, release its block, if any, and serve the requests behind it soon."""
+        """Remove a request and release its block, if any. Other requests may then be served."""
         self._internal.pop(waiter, None)
         self._user.pop(waiter, None)
         self.count_wait()
@@ -124,7 +129,7 @@ class PoolWaiters(Generic[B]):
         self.serve_soon()
 
     def serve_soon(self) -> None:
-        """Schedule serving the waiters in the loop's next iteration."""
+        """Schedule a callback that serves the waiters in the loop's next iteration."""
         waiting = self._internal or self._user
         if waiting and not self._scheduled:
             loop = next(iter(waiting)).get_loop()

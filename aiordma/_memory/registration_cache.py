@@ -39,7 +39,7 @@ from ..mr_pool import OwnMemory
 from ..verbs._memory.buffers import keeper_of
 from ..verbs._memory.memory_region import is_fully_mapped
 
-# Types whose memory keeps its address and pages while a view exists. Subclasses are excluded,
+# Types that do not move or remap their memory while a view of it exists. Subclasses are excluded,
 # because they may export other memory.
 STEADY = (bytearray, bytes, array.array)
 

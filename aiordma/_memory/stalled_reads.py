@@ -34,7 +34,7 @@ class Reader(Protocol):
 
 
 class StalledReads:
-    """The readers of one pool, and the time of the last sufficient progress of each reader."""
+    """The readers of one pool, and the time when each reader last made enough progress."""
 
     def __init__(self, waiting: Sized, clock: Clock) -> None:
         self.timeout: float = 2.0

@@ -76,8 +76,8 @@ def explained(error: VerbsError, detail: str) -> VerbsError:
 def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
     """Wrap a C function so that failures, as defined by its convention, raise exceptions."""
 
-    # Clear errno before each call. A failed call may not set it, and a stale value would be
-    # reported.
+    # Clear errno before each call. Otherwise, if a failed call did not set errno, a stale value
+    # would be reported.
     def zero(*arguments: object) -> None:
         ffi.errno = 0
         code: int = call(*arguments)
@@ -125,8 +125,8 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
 class Calls(CheckedCalls):
     """One library's functions, each raising :class:`VerbsError` (or its ``UnsupportedError``).
 
-    They include functions that no library exports. native/verbs/extended.c defines these functions
-    with the prefix ``aiordma_``.
+    Functions that no library exports are defined in native/verbs/extended.c, with the prefix
+    ``aiordma_``.
     """
 
     def __init__(self, table: h.aiordma_calls) -> None:

@@ -30,9 +30,10 @@ def generation() -> int:
 def add_socket(fd: int) -> int:
     """Register a socket to be replaced by /dev/null in forked children.
 
-    An inherited copy would hide the end of a connection from the peer, or keep the port of a
-    listening socket in use. The child must not close the descriptor. An inherited object may close
-    the same number later, when it belongs to another file.
+    If a child kept a copy of a connected socket, the peer would not notice when the parent closes
+    the connection. A copy of a listening socket would keep the port in use. The child must not
+    close the descriptor, because an inherited object may close it again later, when its number may
+    belong to another file.
 
     Returns:
         The argument for `remove_socket`.

@@ -63,7 +63,7 @@ class Library:
         self._cm_process: int | None = None
 
     def offers(self, entry: str) -> bool:
-        """Return whether the library has this optional function of softdev/abi/device_calls.h."""
+        """Return whether the library has an optional function from softdev/abi/device_calls.h."""
         return bool(getattr(self.table.device, entry))
 
     def open_failure(self, error: VerbsError, likely: str = "") -> VerbsError:
@@ -79,10 +79,10 @@ class Library:
         return VerbsError(error.errno or 0, error.verb, reason) if reason else error
 
     def may_be_at(self, gid: bytes, peer: bytes) -> bool:
-        """Return whether a peer at the address `peer` may have an endpoint with this GID.
+        """Return whether the host with the address `peer` may also have the address `gid`.
 
-        The result is always True if the device does not connect to the address in the peer's
-        endpoint (softdev/abi/device_calls.h).
+        The result is always True if the library does not have `same_host`, because its devices then
+        do not connect to the address in a peer's endpoint (softdev/abi/device_calls.h).
         """
         return not self.offers("same_host") or bool(self.table.device.same_host(gid, peer))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class ServiceThread(threading.Thread):
-    """A daemon thread of the package that serves the whole process."""
+    """A daemon thread that the package starts to serve the whole process."""
 
     def __init__(self, main: Callable[[], None], name: str) -> None:
         super().__init__(target=main, name=name, daemon=True)

@@ -180,8 +180,9 @@ ScheduledFault = tuple[float, Callable[[list[str]], Fault | None]]
 
 
 def fault_schedule(plan: FaultPlan, seed: int, networks: int) -> Iterator[ScheduledFault]:
-    """Yield the start of each fault with a function that returns the fault, given the hosts alive.
+    """Yield the start time of each fault, and a function that returns the fault.
 
+    The function takes the names of the live hosts. It returns None if none of them can be affected.
     Faults have a separate random source, so that replaying them with `exactly` reproduces the run.
     """
     for fault in sorted(plan.exactly or (), key=lambda fault: fault.begin):

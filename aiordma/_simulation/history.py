@@ -310,7 +310,7 @@ Place = tuple[int, Any]
 
 
 class Span(NamedTuple):
-    """An operation on a register, as the search sees it. Its values are `_distinct` keys."""
+    """An operation on a register, in the form used by the search. Values are `_distinct` keys."""
 
     begin: int
     end: float
@@ -415,7 +415,7 @@ def _check_register(operations: list[Operation], steps: int) -> str:
         return [it if it.end <= end else it.without_end() for it in spans if it.begin < end]
 
     def since(begin: int) -> list[Span]:
-        """Return the operations that end after `begin`. Those begun earlier become unfinished."""
+        """Return the operations that end after `begin`. Those begun earlier count as unfinished."""
         return [it if it.begin >= begin else it.without_end() for it in part if it.end > begin]
 
     def is_bad(some: list[Span], state: Hashable) -> bool:

@@ -135,7 +135,10 @@ class HostLoop(VirtualLoop):
         return math.ceil(timers[0].when() * 1e9) if timers else NEVER
 
     def has_input(self) -> bool:
-        """Return whether a descriptor is ready. Packets for the device alone are ignored."""
+        """Return whether a descriptor that the loop watches is ready.
+
+        A packet that only the device handles does not count as input.
+        """
         return bool(self._epoll.poll(0, 1))
 
     def turn(self) -> None:

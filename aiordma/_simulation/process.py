@@ -66,7 +66,7 @@ injected: str | None = None
 
 
 def monotonic_ns() -> int:
-    """Return the virtual time. It does not advance here, so logging does not change the run."""
+    """Return the virtual time. Reading it does not advance it, so logging does not affect a run."""
     global last_clock_read, clock_reads  # noqa: PLW0603 - one for the process
     if last_clock_read != (now := softdev.sim_now()):
         last_clock_read, clock_reads = now, 0
@@ -103,7 +103,7 @@ def urandom(size: int, flags: int = 0) -> bytes:
 
 
 def set_handler(number: int, handler: Any, real: Callable[..., Any] = signal.signal) -> Any:
-    """Set a handler for SIGINT, as debuggers do. Other signals are refused."""
+    """Set a handler for SIGINT, because debuggers need one. Refuse all other signals."""
     return real(number, handler) if number == signal.SIGINT else refuse(*SIGNALS)
 
 
@@ -129,7 +129,7 @@ CLOCKS: dict[str, Callable[[], int]] = {
 
 # These operations would leave the simulation or block all hosts. Each entry contains an object, the
 # names of its functions, the unsupported feature, and an alternative. If the object is None, the
-# names are Python audit events, which also detect calls of functions that were imported earlier.
+# names are Python audit events, which are raised even if a module imported the function earlier.
 REFUSED: list[tuple[Any, str, str, str]] = [
     (threading.Thread, "start", *THREADS),
     (_thread, "start_new_thread", *THREADS),
@@ -176,7 +176,7 @@ def refusal(what: str, instead: str) -> Callable[..., Any]:
 def defaulting_to_now(name: str, before: int, now: Callable[[], Any]) -> Row:
     """Return the replacement of a `time` function whose time argument defaults to the current time.
 
-    The time argument follows `before` other arguments, and `now` returns its default.
+    `before` is the number of arguments that precede the time, and `now` returns its default value.
     """
     real = getattr(time, name)
 
@@ -192,7 +192,8 @@ def only_in_simulation(
 ) -> Callable[..., Any]:
     """Return a function that calls `simulated` in a simulation's thread, and `real` elsewhere.
 
-    A module that is first imported during a simulation may keep a copy of this function afterwards.
+    The thread is checked at each call, because a module that is first imported during a simulation
+    may keep the returned function after the simulation has ended.
     """
 
     def call(*args: Any, **options: Any) -> Any:
@@ -201,8 +202,8 @@ def only_in_simulation(
     return call
 
 
-# A simulation replaces these functions. `imported_copies` finds the copies of them that other
-# modules have imported (`from time import time`).
+# A simulation replaces these functions. `imported_copies` also replaces them in modules that have
+# imported them by name (`from time import time`).
 FUNCTIONS: list[Row] = [
     *((time, name, in_seconds(clock)) for name, clock in CLOCKS.items()),
     *((time, f"{name}_ns", clock) for name, clock in CLOCKS.items()),
@@ -239,8 +240,8 @@ REPLACED: list[Row] = [
     ),
     (socket, "socket", Socket),
 ]
-# This maps the id() of each original function to its replacement. Class attributes are omitted,
-# because modules do not import copies of them.
+# The replacements by the id() of the original function. Class attributes are omitted, because
+# modules cannot import them by name.
 REPLACEMENT_BY_ID = {
     id(getattr(place, name)): value
     for place, name, value in REPLACED
@@ -251,7 +252,7 @@ WAIT_FOR_THREADS = {"threading", "queue"}
 
 
 def imported_copies() -> list[Row]:
-    """Return replacements for the copies that modules have imported (`from time import time`)."""
+    """Return replacements for functions that modules have imported by name."""
     return [
         (module, name, REPLACEMENT_BY_ID[id(value)])
         for called, module in list(sys.modules.items())
@@ -268,7 +269,7 @@ def imported_copies() -> list[Row]:
 def host_record_factory(
     begun: int, make: Callable[..., logging.LogRecord]
 ) -> Callable[..., logging.LogRecord]:
-    """Return a log record factory that adds the simulated host and time to records of `make`."""
+    """Return a log record factory that calls `make` and adds the simulated host and time."""
 
     def with_host(*args: Any, **options: Any) -> logging.LogRecord:
         record, machine = make(*args, **options), current_machine()
@@ -327,7 +328,8 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
     replaced: list[Row] = [
         *REPLACED,
         *imported_copies(),
-        # These attributes cache values from the machine or from earlier calls.
+        # Replace these cached values. They come from the machine or from earlier calls, so they
+        # would make runs differ.
         (tempfile, "_name_sequence", None),
         (uuid, "_node", NODE),
         (uuid, "_generate_time_safe", None),

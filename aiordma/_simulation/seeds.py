@@ -106,7 +106,10 @@ def _first_line(error: BaseException | None) -> str:
 
 @contextmanager
 def _results(attempt: Attempt, seeds: Collection[int]) -> Iterator[Iterator[tuple[int, str]]]:
-    """Yield an iterator over pairs of a seed and the first line of its error, or "" on success."""
+    """Yield an iterator over the seeds and their results, in the order of `seeds`.
+
+    A result is the first line of the seed's error, or "" if the seed passed.
+    """
     global _forked  # noqa: PLW0603 - inherited by the child processes
     if (count := min(len(os.sched_getaffinity(0)), len(seeds))) < 2:
         yield ((seed, _first_line(attempt(seed))) for seed in seeds)

@@ -57,7 +57,7 @@ def current_machine() -> Machine | None:
 def getaddrinfo(
     host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
 ) -> list[Any]:
-    """Resolve the names of simulated hosts, "localhost" and numeric addresses only."""
+    """Resolve a simulated host's name, "localhost" or a numeric address. Other names fail."""
     if isinstance(port, int):
         check_port("getaddrinfo", port)
     if not flags & socket.AI_NUMERICHOST:
@@ -174,7 +174,7 @@ def handle_connect_request(initiator: Socket, responder: Machine) -> None:
 
 class _Kind(type):
     def __instancecheck__(cls, it: object) -> bool:
-        """Treat every real socket as an instance, because programs test for `socket.socket`."""
+        """Return True for every real socket, because `Socket` replaces `socket.socket`."""
         return isinstance(it, RealSocket)
 
 
@@ -182,7 +182,7 @@ class Socket(RealSocket, metaclass=_Kind):
     """A TCP socket of a simulated host. It follows the kernel's rules for non-blocking sockets."""
 
     def __new__(cls, family: int = -1, type: int = -1, proto: int = -1, fileno: Any = None) -> Any:
-        """Create a real socket instead if `fileno` is given or no simulated host is running."""
+        """Create a socket. It is real if `fileno` is given or no simulated host is running."""
         if fileno is not None or current_machine() is None:
             return RealSocket(family, type, proto, fileno)
         kind = SOCK_STREAM if type == -1 else type & ~(socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -410,7 +410,10 @@ class Socket(RealSocket, metaclass=_Kind):
         self._end()
 
     def _transmit(self, data: bytes | None) -> None:
-        """Deliver the peer's data. Empty data ends the stream, and None resets the connection."""
+        """Schedule the delivery of data from the peer to this socket.
+
+        Empty data ends the stream, and None resets the connection.
+        """
         machine, other = self._machine, self._peer_socket
         assert other is not None
         if not machine.alive:
@@ -422,7 +425,10 @@ class Socket(RealSocket, metaclass=_Kind):
         machine.loop.call_at(self._last, self._receive)
 
     def _retry(self, after: float) -> None:
-        """Reset the connection once the dead peer has booted again, or after minutes of retries."""
+        """Reset this socket once the dead peer has booted again.
+
+        If the peer stays down, reset the socket after more than three minutes of retries.
+        """
         assert self._peer_socket is not None
         if self._inner.fileno() < 0:  # this socket has been closed
             return
@@ -469,6 +475,6 @@ class Socket(RealSocket, metaclass=_Kind):
 
 
 def check_simulated(sock: Any) -> None:
-    """Refuse real sockets other than Unix sockets, such as socket pairs within this process."""
+    """Refuse real sockets. Unix sockets are allowed, because they can be local socket pairs."""
     if type(sock) is not Socket and sock.family != socket.AF_UNIX:
         refuse("real sockets", "create the socket in a program of the host")

@@ -48,8 +48,8 @@ Hosts = Mapping[str, Callable[[], Coroutine[Any, Any, Any]]]
 TURNS_PER_COLLECTION = 2000  # loop iterations between two garbage collections
 GRACE = 120.0  # simulated seconds in which other programs must end after the main program
 MAX_LINES = 40  # maximum lines for the timeline in an error's note, and for the waiting tasks
-# These exceptions end the whole run. Any other exception is a failure of its seed, including
-# pytest's failures and CancelledError, which do not derive from Exception.
+# These exceptions end the search over all seeds. Any other exception only fails the current seed.
+# This includes CancelledError and pytest's failures, which do not derive from Exception.
 STOPS = KeyboardInterrupt, SystemExit
 
 logger = logging.getLogger("aiordma.simulation")
@@ -241,7 +241,7 @@ class World:
         return self.hosts[name]
 
     def _host_at(self, address: str, here: Host) -> tuple[Host, int] | None:
-        """Return the host that `here` reaches at `address` and the network's number, or None."""
+        """Return the host that `here` reaches at `address`, with its network number, or None."""
         if is_loopback(address):
             return here, 0
         for host in self.hosts.values():
@@ -458,7 +458,7 @@ class World:
         return [it for _, it in self._timeline if isinstance(it, Fault)]
 
     def _add_note(self, error: BaseException) -> None:
-        """Add a note to the error that lists the faults, the events and the waiting tasks."""
+        """List the faults, the other events and the waiting tasks in a note on the error."""
         note = f"simulate(seed={self.seed}), at {self.now:.6f} s, trace {self.trace}"
         plan = self._plan
         if plan.exactly is not None or plan._rates:
@@ -638,7 +638,10 @@ def _again(seed: int) -> str:
 
 
 def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop: bool) -> Seeds:
-    """Run the seeds. With `stop`, repeat the first failed seed here and raise its error."""
+    """Run the seeds. With `stop`, end after the first failure.
+
+    The failed seed is then repeated in this process, which raises its error.
+    """
 
     def attempt(seed: int, plan: FaultPlan = plan) -> BaseException | None:
         with patch.dict(os.environ, {process.LOG: ""}):  # only the final run writes the log
@@ -686,7 +689,10 @@ def _run(
     again: str = "",
     had: list[Fault] | None = None,
 ) -> T:
-    """Run one simulation. The faults are added to `had`. `again` is the command to repeat it."""
+    """Run one simulation, and append its faults to `had`.
+
+    If the run fails, the command `again`, which repeats it, is added to the notes of the error.
+    """
     if not _simulates.acquire(blocking=False):
         raise BusyError("this process is already running a simulation")
     with ExitStack() as ends:

@@ -52,7 +52,7 @@ class ConnectionLimitError(RDMAError):
 def refusal_text(error: BaseException) -> str:
     """Return the text that the peer's user sees when this side gives up a handshake."""
     text = cause_text(error)
-    # A verbs error is a problem of this host, which the peer's user cannot fix.
+    # The peer's user cannot fix a verbs error, so say that this host has failed.
     return f"the listener's host failed: {text}" if isinstance(error, VerbsError) else text
 
 
@@ -131,7 +131,7 @@ class Place:
         self._reserved = self._ended = False
 
     def reserve(self) -> None:
-        """Reserve the place until `release` is called. Raises ConnectionLimitError at a limit."""
+        """Reserve the place until `release`. Raises ConnectionLimitError if no place is free."""
         if not self._reserved and not self._ended:
             self._limits.reserve(self._host)
             self._reserved = True
@@ -206,7 +206,8 @@ class Acceptor:
             in_band: Whether the request arrived over an existing connection. In-band requests have
                 separate places, so that they and unknown peers cannot block each other. If no
                 place is free, the peer falls back to a socket.
-            time: The time share to charge for the handshake. The caller charges it for this call.
+            time: The time share to charge for the handshake's task, if any. The caller must charge
+                the time that this call takes.
         """
         share = self._in_band if in_band else self._strangers
         address = request.peer_address
@@ -307,7 +308,7 @@ class Acceptor:
         else:
             if self.security.auth is not None:
                 self._failures.record_success(handshake.host)
-                handshake.share.remove(handshake)  # it can no longer be evicted for a stranger
+                handshake.share.remove(handshake)  # new peers can no longer evict it
             admitted = await self._is_admitted(connection, handshake, limit)
             if admitted:
                 connection._begin(accepted=True)
@@ -322,7 +323,8 @@ class Acceptor:
     ) -> bool:
         """Return whether a place is available and the application accepts the connection.
 
-        If the peer fails during this step, the reason cannot be sent to it.
+        If a connection limit has been reached, the peer is notified. Any other error means that the
+        connection is broken, so the reason cannot be sent.
         """
         on_request, via = self._on_request, handshake.request.via
         try:
@@ -346,7 +348,7 @@ class Acceptor:
         """Reserve a place for the running handshake before it creates the connection.
 
         If the listener has a key, this method only checks the limits. `on_peer_authenticated` then
-        reserves the place, so that unknown peers do not occupy places.
+        reserves the place, so that unauthenticated peers do not occupy places.
 
         Returns:
             A function that frees the place when the connection ends.
@@ -362,7 +364,7 @@ class Acceptor:
         return handshake.place.release
 
     def on_peer_authenticated(self) -> None:
-        """Reserve the place after the peer has proved the key, while a rejection can still be sent.
+        """Reserve the place of an authenticated peer, while a rejection can still be sent.
 
         Raises:
             ConnectionLimitError: If a connection limit has been reached.
@@ -373,7 +375,7 @@ class Acceptor:
         return self._handshakes[cast("asyncio.Task[object]", asyncio.current_task())]
 
     def cancel(self) -> None:
-        """Stop admitting peers, and cancel all handshakes. They end in the next loop iterations."""
+        """Stop admitting peers, and cancel all handshakes without waiting for them to end."""
         self.closed = True
         for task, handshake in list(self._handshakes.items()):
             if not handshake.begun:

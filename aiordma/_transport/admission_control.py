@@ -45,14 +45,15 @@ Networks = tuple[str, ...]
 # therefore needs several large networks to displace other peers.
 SHARE = 8
 
-# Each kind of place may use at most 1/SHARE_OF_FILES of the process's file descriptors.
+# `max_places` limits each table of peers to 1/SHARE_OF_FILES of the process's file descriptors.
 SHARE_OF_FILES = 8
 
 # A socket may stay silent for at most 1/SHARE_OF_TIMEOUT of `Config.handshake_timeout`.
 SHARE_OF_TIMEOUT = 5
 
-# Each host, and all hosts together, may fail a burst of handshakes, and then a number per second.
-# These limits are high enough that a program with a wrong key gets an explanation each time it is
+# These token buckets limit failed handshakes. A bucket allows a burst of failures, and afterwards a
+# fixed number per second. Each host has a bucket, and another one counts the failures of all hosts.
+# The limits are high enough that a program with a wrong key gets an explanation whenever it is
 # restarted.
 HOST_BURST = 16
 HOST_RATE = 2.0
@@ -113,11 +114,11 @@ class FairShare(Generic[T]):
 
     If any networks exceed their share, the evicted peer belongs to the fullest of them. The same
     rule applies to the smaller networks within that network. If no network exceeds its share, any
-    peer may be evicted. The choice is random. If the oldest peer were evicted, an honest client
-    would lose its place as soon as `limit` other peers arrive during its handshake.
+    peer may be evicted. The choice is random, because an honest client would otherwise lose its
+    place as soon as `limit` other peers arrive during its handshake.
 
-    Peers that have proved themselves (`proved`) are evicted only for a peer of another network, and
-    only if their own network exceeds its share.
+    `proved` is set for peers that have already completed a handshake. They are evicted only for a
+    peer of another network, and only if their own network exceeds its share.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class SilentSockets:
     ) -> None:
         """Take over an accepted socket until `when_readable` is called.
 
-        If the maximum number of silent sockets is reached, another one is closed.
+        If the maximum number of sockets is already waiting, one of them is closed to make room.
         """
         if _has_data(accepted):
             when_readable()
@@ -317,11 +318,11 @@ class FailureLimit:
         self._total.take(now)
 
     def record_success(self, host: str) -> None:
-        """Forget the failures of a host after one of its peers has proved the key."""
+        """Forget the failures of a host after one of its peers has been authenticated."""
         self._hosts.pop(host, None)
 
     def first_report(self, host: str) -> bool:
-        """Return whether to log that this host is rejected. Repeated calls return False."""
+        """Return whether to log a rejection. Only the first one is logged until a host recovers."""
         bucket = self._hosts.get(host)
         if bucket is None or bucket.reported:
             return False

@@ -129,19 +129,19 @@ def new_ticket(key: bytes, challenge: bytes, offer: bytes) -> bytes:
 
 
 def new_ticket_office(key: bytes) -> TicketValidator:
-    """Create a ticket office for a listener or for a single socket."""
+    """Create the challenge and ticket validator of a listener or of a single TCP socket."""
     from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
 
     return admission.TicketValidator(key, os.urandom)
 
 
 class KeyProof:
-    """One side of the exchange in which both sides prove that they have the key.
+    """One side of the exchange in which both sides prove that they have the pre-shared key.
 
-    The peer may not send anything else until the exchange is complete. `send` sends a control
-    message. `done` completes when the peer has proved the key. With an `exchange`, its public keys
-    serve as nonces. A client may call `begin` before it knows the peer's queue pair, but not
-    `control` before `bind`.
+    `send` sends a control message. `done` completes when the peer has proved that it has the key.
+    Until then, the peer may not send any other messages. With an `exchange`, the public keys of
+    both sides serve as nonces. Call `bind` before `control`. A client may call `begin` before
+    `bind`, when it does not know the peer's queue pair yet.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class KeyProof:
     def bind(self, hellos: tuple[Hello, Hello], qp_nums: tuple[int, int]) -> None:
         """Bind the proof to the connection.
 
-        `hellos` and `qp_nums` contain the value of this side, followed by that of the peer.
+        In both `hellos` and `qp_nums`, this side's value comes first.
         """
         here, there = (0, 1) if self._client else (1, 0)
         self._transcript = self._core.transcript(

@@ -63,8 +63,8 @@ class Batch(BatchOfTransfers, AsyncContext):
         self._check()
         return self._chain
 
-    # The compiled base class (one_sided.pyx) handles registered memory without calling
-    # `_register_local`. The connection is then checked only at the end of the block.
+    # The compiled base class (one_sided.pyx) does not call `_register_local` for registered memory.
+    # If the connection has ended, such an operation therefore fails only at the end of the block.
 
     def _register_local(
         self, memory: LocalMemory | AnyMemory, remote: Remote, target: bool
@@ -131,8 +131,8 @@ class Batch(BatchOfTransfers, AsyncContext):
                 raise
             finally:
                 cancel_atomics(atomics)
-                # The traceback of an error keeps this frame alive. A chain that was not posted is
-                # not released until its last reference is deleted.
+                # Delete these references, because the traceback of an error keeps this frame alive.
+                # A chain that was not posted is released only with its last reference.
                 del chain, atomics
 
 

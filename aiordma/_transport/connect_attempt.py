@@ -43,7 +43,7 @@ class Target:
 
 
 class ConnectAttempt(Generic[E]):
-    """A connection that is being created. The methods are the steps, in the order of use.
+    """A connection that is being created. Each method performs one step of the handshake.
 
     The attempt owns the parts of the connection. If it fails, `give_up` or the end of the `with`
     block releases them.
@@ -134,7 +134,7 @@ class ConnectAttempt(Generic[E]):
     async def start(
         self, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
     ) -> Connection:
-        """Start the connection, and return it when both sides have proved the key.
+        """Start the connection, and return it. If a key is used, wait for the key proof first.
 
         The link must be up.
 
@@ -151,7 +151,7 @@ class ConnectAttempt(Generic[E]):
     def give_up(self, error: BaseException) -> None:
         """Release everything after a failed handshake."""
         # Clear the attributes to avoid a reference cycle. The connection keeps the error, whose
-        # frames refer to this object.
+        # traceback contains frames that refer to this object.
         link, self.link = self.link, NoLink()
         endpoint, self._endpoint = self._endpoint, None
         connection, self._connection = self._connection, None

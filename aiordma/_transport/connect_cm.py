@@ -53,8 +53,8 @@ NO_LISTENER = 8  # reject reason "invalid service ID" (IBTA section 12.6.7.2)
 # The embedded device reports this status if the response does not come from a connection manager.
 NOT_THIS_PROTOCOL = -errno.EPROTO
 
-# A client with a key sends one request for a challenge, and one with a ticket. A third request is
-# necessary if the challenge has expired because many other requests arrived in the meantime.
+# A client with a key first requests a challenge, and then connects with a ticket. It needs a third
+# request if the challenge has expired by then because many other requests have arrived.
 TRIES = 3
 
 
@@ -88,8 +88,8 @@ class CMLink(IdEvents):
     def established(self, on_end: Callable[[str], None]) -> None:
         """Finish the handshake. `on_end` is called when the peer disconnects or the device is lost.
 
-        A disconnect that has already arrived is reported after the connection has processed earlier
-        frames. The peer may have sent all its data and closed the connection in the meantime.
+        If the peer has already disconnected, the call is scheduled with `call_soon`, so that the
+        connection can first process the frames that the peer sent before it disconnected.
         """
         self._connected = True
         self._local = self.id.local_address
@@ -154,7 +154,8 @@ def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> Ra
     endpoint = RailEndpoint(driver, config, security)
     try:
         endpoint.create_qp(lambda cq, caps: id.create_qp(driver.pd, cq, None, caps, reserved=True))
-        # The connection manager's default timeout is seconds, or half a minute with retries.
+        # The connection manager's default timeout is several seconds. With all retries, it takes
+        # half a minute to detect that the peer does not respond.
         id.set_ack_timeout(config.ack_timeout)
     except BaseException:
         endpoint.close()
@@ -271,7 +272,7 @@ class CMListener:
             logger.warning("listener on %s: %s", host_port(self.address), event.type.name)
 
     def release(self) -> None:
-        """Stop listening. If the loop is closed, no other cleanup is necessary."""
+        """Stop listening. Can also be called after the loop has been closed."""
         try:
             if self._id is not None:
                 self._events.detach(self._id)

@@ -57,7 +57,8 @@ from .lifecycle import ControlChannel, Link, NoLink
 
 logger = logging.getLogger("aiordma.tcp")
 
-# Wait this fraction of `Config.connect_timeout` for a reply. The rest remains for a socket.
+# Wait this fraction of `Config.connect_timeout` for a reply. The rest of the time is reserved for
+# connecting over a socket.
 REPLY_SHARE = 0.25
 
 TRIES = 4  # connections to check for send credits before falling back to a socket
@@ -104,7 +105,11 @@ class PendingConnect:
         self.reply: asyncio.Future[protocol.ConnectReply] = loop.create_future()
 
     def give_up(self) -> Link:
-        """Stop waiting. Returns the link to release, or a NoLink if no reply has arrived."""
+        """Stop waiting for the reply, and return the link that the caller must release.
+
+        If no reply has arrived yet, return a NoLink. The member is then released later, when the
+        peer replies or the request fails.
+        """
         if self._replied:
             return self.member
         self._abandoned = True
@@ -194,7 +199,7 @@ class Initiator:
 
 
 def _enable_requests(member: GroupMember, channel: ControlChannel) -> None:
-    """Allow further connections over this one after both sides have proved the key."""
+    """Allow further connections over this one. Call this after any key proof is complete."""
     member.attach(channel)
     channel.handle(Initiator(channel))
 
@@ -292,7 +297,7 @@ class Responder:
         return True
 
     def end(self) -> None:
-        """Do nothing, because connections that have been replied to are still opened."""
+        """Do nothing, because handshakes whose replies have been sent can continue without it."""
 
     def _on_request(self, request: protocol.ConnectRequest) -> None:
         if not request.number or request.number in self.group:

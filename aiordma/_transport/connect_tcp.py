@@ -171,7 +171,7 @@ class TCPListener:
         self._pause: asyncio.TimerHandle | None = None
 
     def _accept(self) -> None:
-        """Accept pending connections, at most ACCEPTS. Called while the socket is readable."""
+        """Accept up to ACCEPTS pending connections. Called whenever the socket is readable."""
         for _ in range(ACCEPTS):
             try:
                 accepted, address = self._socket.accept()
@@ -240,8 +240,8 @@ class TCPRequest(Request):
         """Send the challenge early if the peer's offer has arrived in full and is valid.
 
         Returns the socket and its remote address if the peer must now send a ticket. Otherwise
-        returns None, and the handshake reads the offer, for example if no key is needed or the
-        offer is invalid, incomplete or encrypted.
+        returns None, and the handshake must read the offer. This happens, for example, if no key is
+        needed, or if the offer is invalid, incomplete or encrypted.
         """
         security = acceptor.security
         if security.auth is None or security.tls is not None:
@@ -330,10 +330,10 @@ class TCPRequest(Request):
         return await attempt.start(peer, devices, client=False)
 
     def give_up(self, error: BaseException) -> None:
-        # If the peer sends the magic and then breaks the protocol, it probably runs another
-        # release, so explain the error. Without the magic, the peer uses another protocol and
-        # would misread a refusal. A wrong key is detected before the attempt is made, or by the
-        # key proof, which notifies the peer.
+        # A peer that sends the magic and then violates the protocol probably runs another release,
+        # so explain the error. A peer that does not send the magic uses another protocol and would
+        # misread a refusal. Once the connection has been created, the key proof itself notifies
+        # the peer of a wrong key.
         early = self._is_ours and not self._attempt.has_connection
         early = early and isinstance(error, ProtocolError | AuthenticationError)
         told = BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError

@@ -298,7 +298,8 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         KeyboardInterrupt, which end the program, do not wait until the connection is closed. The
         shutdown of the event loop does.
         """
-        # GeneratorExit is not a failure. The consumer of an asynchronous generator has stopped.
+        # GeneratorExit is not a failure. It means that the consumer of an asynchronous generator
+        # has stopped.
         if exc is None or isinstance(exc, GeneratorExit):
             await self.close()
         elif isinstance(exc, EXITS):

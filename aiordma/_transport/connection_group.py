@@ -94,7 +94,7 @@ class ConnectionGroup:
 
     @property
     def usable(self) -> bool:
-        """Whether a new connection should use the group now. False while a request is overdue."""
+        """Whether new connections should use the group. False while abandoned requests are open."""
         return self.alive and not self.overdue
 
     def new(self) -> GroupMember:

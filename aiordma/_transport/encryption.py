@@ -58,7 +58,7 @@ class TrafficKeys:
 
 
 class KeyExchange:
-    """An ephemeral X25519 key pair. `agree` derives the traffic keys and starts `sealing`."""
+    """An ephemeral X25519 key pair. `agree` derives the traffic keys and starts the encryption."""
 
     def __init__(self, sealing: Sealing) -> None:
         self._sealing = sealing

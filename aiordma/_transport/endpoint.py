@@ -40,7 +40,7 @@ logger = logging.getLogger("aiordma.connection")
 
 NO_RIGHTS = verbs.AccessFlags.NONE
 
-# Number of outstanding reads and atomics to request, unless the device supports fewer.
+# Maximum number of outstanding reads and atomics per queue pair. The device may support fewer.
 RD_ATOMIC = 16
 
 # A frame needs one scatter/gather element for its header, and a second one for a payload that is
@@ -134,7 +134,10 @@ class RailEndpoint:
     def __init__(
         self, driver: Driver, config: Config, security: Security, more_receives: int = 0
     ) -> None:
-        """Take over one reference to `driver`. `more_receives` adds to those set by `config`."""
+        """Take over one reference to `driver`.
+
+        `more_receives` is the number of receives in addition to those that `config` specifies.
+        """
         if not driver.pool.has_windows:
             level = logging.INFO if security.auth is None else logging.WARNING
             log_missing_windows(driver.context.name, level)
@@ -180,7 +183,7 @@ class RailEndpoint:
         return SendQueue(self.driver, self.qp, owner)
 
     def withhold_rights(self) -> None:
-        """Disable remote access on a connected queue pair until the peer has proved the key.
+        """Disable remote access on a connected queue pair until the peer has been authenticated.
 
         Until then, the peer cannot access any memory, even with a valid memory key.
         """
@@ -188,7 +191,7 @@ class RailEndpoint:
             self._set_rights(NO_RIGHTS)
 
     def grant_rights(self) -> None:
-        """Enable remote access on the queue pair after the peer has proved the key."""
+        """Enable remote access on the queue pair after the peer has been authenticated."""
         self._set_rights(REMOTE_RIGHTS)
 
     def _set_rights(self, rights: verbs.AccessFlags) -> None:
@@ -302,7 +305,7 @@ class AddressedEndpoint(RailEndpoint):
         Args:
             remote: The peer's endpoint.
             address: The peer's address. If it is None, the address in `remote` is not checked.
-            proved: Whether the peer has proved the key.
+            proved: Whether the peer has been authenticated, so that it may access memory.
 
         Raises:
             ForeignAddressError: If `remote` contains an address other than `address`.
@@ -342,10 +345,11 @@ class AddressedEndpoint(RailEndpoint):
             ) from error
 
     def _check_address(self, remote: Endpoint, address: Address) -> None:
-        """Ensure that the peer cannot make a device connect to another host.
+        """Ensure that the peer cannot make the device connect to another host.
 
-        Cards are exempt, because they do not open connections. A card's addresses may also belong
-        to a different network than the bootstrap's addresses, so they cannot be compared.
+        The check does not apply to cards, because they do not open connections to the address in
+        `remote`. A card's address may also belong to a different network than the bootstrap's
+        address, so the two cannot be compared.
         """
         host = host_part(address)
         gid = remote.gid if remote.is_global else verbs.GID.from_ip("127.0.0.1").raw

@@ -34,7 +34,7 @@ MIN_WAIT = 1.0  # minimum time to wait for the peer's Resume, in seconds
 
 
 class FailoverState(Enum):
-    """The state of a failover. The value describes the state."""
+    """The state of a failover. Each value is a description of the state."""
 
     SETTLED = "both sides send their frames on the lead"
     BROKEN = "the lead has broken, and the next lead has not been chosen yet"
@@ -44,7 +44,7 @@ class FailoverState(Enum):
 
 
 class FailoverEvent(Enum):
-    """An event that can change the failover state. The value describes the event."""
+    """An event that can change the failover state. Each value is a description of the event."""
 
     BROKE = "the lead has broken here"
     CHOSEN = "a rail was chosen as the next lead"
@@ -136,7 +136,8 @@ class Failover:
     def fail_over(self, lead: SendQueue) -> None:
         """Choose another lead after `lead` has broken, or give up if no rail is left.
 
-        Further calls for the same lead continue the search. Do not call this from within a drain.
+        Calling this again for the same lead repeats the search, for example after a rail has come
+        up. Do not call this from within a drain.
         """
         if self.broken is not lead:
             self.broken = lead
@@ -145,8 +146,9 @@ class Failover:
             return
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
         resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
-        # Choose the rail that came up first, not the one with the lowest number. If a RailReady was
-        # lost with the lead, the two sides would otherwise choose different rails.
+        # If the peer has not chosen a rail yet, choose the one that came up first, not the one with
+        # the lowest number. If the RailReady of the latter was lost with the lead, it is up on one
+        # side only, and the two sides would choose different rails.
         lanes = self.rails.messages.outbox.stripes.lanes
         up = [rail for lane in lanes for rail in alive if rail.queue is lane.rail]
         if candidates := resumed + up:
@@ -164,7 +166,7 @@ class Failover:
             self._take(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
 
     def on_rail_up(self) -> None:
-        """Report that a rail has come up while there is no lead."""
+        """Repeat the search for a lead, if one is under way, because a rail has come up."""
         self._take(_E.RAIL_UP)
 
     def stop(self) -> None:
@@ -182,8 +184,8 @@ class Failover:
         assert queue is not None
         self.rails.set_lead(rail)
         self.leads += 1
-        # Move the pending work before `moved` replaces the region keys, because the work still
-        # contains the previous lead's keys.
+        # Move the pending work before `moved` replaces the region keys. Work requests contain only
+        # the key for the previous lead, which is needed to look up the region.
         self.rails.messages.switch_lead(queue, self.leads)
         self.moved(rail)
         if self.resume and self.resume[0] == rail.number and not queue.failed:

@@ -32,9 +32,9 @@ class Inspection:
         self._arrival.set_result(message)
 
     def end(self, error: Callable[[], BaseException]) -> None:
-        """Make `message` raise a new error from `error`.
+        """Make `message` raise the exception that `error` returns, unless the message has arrived.
 
-        The future does not store an error, because its traceback may refer to the connection.
+        The future does not store an exception, because the traceback could refer to the connection.
         """
         if not self._arrival.done():
             self._error = error
@@ -63,7 +63,7 @@ class HandshakeParts:
         self._qp_num = qp_num
 
     def new_sealing(self) -> Sealing:
-        """Create the connection's encryption. The key proof later provides the traffic keys."""
+        """Create the encryption state of the connection. The key proof later provides the keys."""
         from . import encryption  # noqa: PLC0415 - it needs a package
 
         sealing = encryption.new_sealing(memory_in_clear=self._security.memory_in_clear)

@@ -128,13 +128,13 @@ async def inspect_connection(
 
 
 async def refuse(connection: Connection, reason: str) -> None:
-    """Close a connection that the user has not received, and tell the peer the reason."""
+    """Close a connection before the user receives it, and tell the peer the reason."""
     code = protocol.GoodbyeCode.REJECTED
     await connection._close(protocol.Goodbye(0, code, reason))
 
 
 async def _decide(on_request: OnRequest, request: ConnectionRequest) -> str | None:
-    """Return the reason for a refusal, or None to accept. Refuse if `on_request` fails."""
+    """Call `on_request`. Returns the reason if it refuses or fails, or None if it accepts."""
     try:
         verdict = on_request(request)
         if inspect.isawaitable(verdict):

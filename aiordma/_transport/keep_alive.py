@@ -61,9 +61,9 @@ class KeepAlive:
             self._seen_completions = queue.completions
             self._timer = self._timers.call_later(self._interval, self._check)
             return
+        # If the send queue is full, no probe is needed, because the outstanding work serves as one.
         if queue.free:
             queue.post_checked(Probe(self._restart))
-        # A full send queue needs no probe, because its outstanding work serves as one.
         self._timer = self._timers.call_later(self._timeout, self._give_up)
 
     def _restart(self) -> None:

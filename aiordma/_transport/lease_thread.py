@@ -39,8 +39,8 @@ Lease = float | Literal["default"] | None
 def lease_seconds(lease: Lease, default: Lease = "default") -> float | None:
     """Return the lease as a float in seconds, or None for no time limit.
 
-    Any real number is accepted. "default" is replaced by the `default` argument, and is invalid
-    without one.
+    A lease can be any real number. "default" selects the `default` argument, which must then be
+    given.
     """
     if isinstance(lease, str) and lease == "default":
         lease = default
@@ -88,7 +88,7 @@ class Deadline:
                 thread.on_cancelled()
 
     def _is_current_thread(self) -> bool:
-        """Return whether the caller is a finalizer that interrupts the running action."""
+        """Return whether this is the lease thread, interrupted by a finalizer during the action."""
         here = threading.get_ident()
         return any(thread.ident == here for thread in self._threads)
 
@@ -106,7 +106,7 @@ class Deadline:
 
 
 class _LeaseThread(ServiceThread):
-    """A thread that runs deadlines until none are left. Only this thread may access the heap."""
+    """A thread that runs actions until no deadline is left. Only this thread uses the heap."""
 
     def __init__(self) -> None:
         super().__init__(self._main, "aiordma leases")
@@ -128,14 +128,14 @@ class _LeaseThread(ServiceThread):
     # must be woken. This thread publishes the time of its next check before it looks for changes.
 
     def add(self, deadline: Deadline) -> None:
-        """Add a deadline. If `ending` is set afterwards, the thread may not have seen it."""
+        """Add a deadline. The thread may have missed it if `ending` is True afterwards."""
         deadline._threads.append(self)
         self._new.append(deadline)
         if deadline.when < self._next_check:
             self._wake()
 
     def on_cancelled(self) -> None:
-        """Count a cancellation. Wake the thread for a cleanup if half of the heap is cancelled."""
+        """Count a cancellation. Wake the thread once half of the heap's deadlines are cancelled."""
         self._cancelled.append(None)
         if len(self._cancelled) >= self._search_after:
             self._wake()

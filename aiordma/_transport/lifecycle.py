@@ -74,7 +74,7 @@ class Link(Protocol):
     def peer_address(self) -> Address | None: ...
 
     def established(self, on_end: Callable[[str], None]) -> None:
-        """Finish the handshake. Call `on_end` once, with the reason, when the peer has ended."""
+        """Finish the handshake. When the peer disconnects, call `on_end` once with the reason."""
 
     def close(self) -> None:
         """Disconnect before the queue pair is destroyed. Must not raise or block."""
@@ -86,15 +86,15 @@ class Link(Protocol):
 class NoLink:
     """A placeholder for connections without a socket or connection-manager id.
 
-    The connection either never had one, or lost it with the first rail. The addresses are known
-    only in the second case.
+    Some connections are created without a link. Others close their link when the first rail breaks.
+    The addresses are known only in the latter case.
     """
 
     def __init__(self, local: Address | None = None, peer: Address | None = None) -> None:
         self.local_address, self.peer_address = local, peer
 
     def established(self, on_end: Callable[[str], None]) -> None:
-        """Do nothing, because the connection detects without a link that the peer has ended."""
+        """Do nothing, because only a link can report that the peer has disconnected."""
 
     def close(self) -> None:
         """Do nothing, because without a link only the goodbye message can notify the peer."""
@@ -220,7 +220,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     def _advance(self, event: LifecycleEvent, error: BaseException | None = None) -> bool:
         """Apply an event to the state machine. Returns False if the current state ignores it.
 
-        `error` is the reason if the event can end the connection.
+        If the event can end the connection, the caller must pass the reason as `error`.
         """
         if event not in FAILURES:
             self._detect_failure()
@@ -244,9 +244,10 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     async def _start(
         self, link: Link, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
     ) -> None:
-        """Open the connection over a working link. If there is a key, both sides prove it first.
+        """Open the connection over a working link. Authenticate first if this is still required.
 
-        Raises if either side fails to prove the key, or if the queue pair has failed.
+        Raises an exception if either side fails to prove possession of the key, or if the queue
+        pair has failed.
         """
         self._detect_failure()
         self._check_end()
@@ -302,7 +303,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._detect_failure()  # detect a failure before the key counts as proved
 
     def _report_end(self) -> None:
-        """Report the end to counters and hooks if the user has received the connection."""
+        """Report the end to counters and hooks, unless the user never received the connection."""
         raise NotImplementedError
 
     def _give_up(self, link: Link, error: BaseException) -> None:
@@ -339,8 +340,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             except AuthenticationError as error:
                 self._end_and_report(error)
             else:
-                # Do not wait for `_start` to continue, because the peer's next message may already
-                # have arrived. Sending may have ended the connection, so check the state first.
+                # Finish the authentication here, because the peer's next message may be processed
+                # before `_start` resumes. Check the state, because `proof.control` may have sent a
+                # message, and a failed send ends the connection.
                 if self._state is ConnectionState.AUTHENTICATING and proof.done.done():
                     self._messages.awaiting_auth = False
                     self._endpoint.grant_rights()
@@ -365,11 +367,11 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 self._sharing.control(message)
 
     def _peer_goodbye(self, error: RDMAError) -> None:
-        """Process the peer's goodbye, whose meaning on this side is `error`.
+        """Process the peer's goodbye, which has been converted to `error`.
 
-        Send and receive completions are not ordered, so a send that the peer has received may
-        complete after this call. A send is lost if it completes neither before the peer disconnects
-        nor within `close_timeout`.
+        Send and receive completions are not ordered. Sends that the peer has received may therefore
+        complete after this call. Sends that are still outstanding when the peer disconnects, or
+        when `close_timeout` expires, are lost.
         """
         if not self._advance(LifecycleEvent.PEER_GOODBYE):
             return
@@ -378,7 +380,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._queue.retire(error)
 
     def _end_and_report(self, error: ProtocolError | AuthenticationError) -> None:
-        """Send the peer a goodbye with the error, and end without waiting for its delivery."""
+        """Send the peer a goodbye with the error. End the connection without awaiting delivery."""
         code = protocol.GoodbyeCode.PROTOCOL_ERROR
         if isinstance(error, IntegrityError) and self._messages.awaiting_auth:
             # If the first frames cannot be decrypted, the peer probably has a different key.
@@ -392,14 +394,15 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._end(error.with_traceback(None))  # the frames refer to this connection
 
     def _disconnected(self, reason: str) -> None:
-        """Handle a disconnect by the peer, which has either ended or left the first rail.
+        """Handle a disconnect by the peer, which ends the connection or only its first rail.
 
         Poll first, because the peer's goodbye may still be in the completion queue.
         """
         if self._close_cause is None:
             self._endpoint.driver.poll()
         error = ConnectionBrokenError(reason)
-        # After this side's goodbye, the peer responds by disconnecting.
+        # If this side has said goodbye, the disconnect is the peer's response and not a failure of
+        # the first rail.
         goes_on = self._rails is not None and self._state is not ConnectionState.GOODBYE_SENT
         if self._endpoint.has_link and goes_on:
             self._queue.rail_broke(error)
@@ -466,7 +469,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         `at_once` releases the resources immediately. Do not use it within a drain.
         """
         if self._state in (ConnectionState.DRAINING, ConnectionState.GOODBYE_SENT):
-            # The peer has not said goodbye. `stop` delivers messages that it knows have arrived.
+            # The peer has not said goodbye. `stop` delivers the messages that the peer already
+            # knows to have arrived.
             self._queue.stop(ConnectionClosedError())
         if self._advance(LifecycleEvent.FINISHED, ConnectionClosedError()):
             if at_once and not self._queue.table.wakeups.calling_back:
@@ -550,7 +554,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
 
 class ConnectionOwner:
-    """A connection's interface for its parts. Implements `Owner` of protocols.pyi."""
+    """The interface that a connection provides to its parts (`Owner` in protocols.pyi)."""
 
     __slots__ = ("_connection", "local", "on_early", "peer", "qp_num")
 

@@ -13,7 +13,7 @@ from ..errors import AddressError, host_port
 
 logger = logging.getLogger("aiordma.transport")
 
-# Maximum number of port numbers to try before one is free on all addresses.
+# Maximum number of attempts to find a port number that is free on all addresses.
 TRIES = 32
 
 # Errors that mean this machine does not currently have the address, or has no device for it. The
@@ -90,9 +90,10 @@ def is_local_address(host: str) -> bool:
 
 
 def _port_in_use_error(host: str, port: int) -> AddressError:
-    """Return the error for a port in use that the connection manager reports as EADDRNOTAVAIL.
+    """Return an error that says that the port is in use.
 
-    This happens if one of the two listeners is bound to the wildcard address.
+    The connection manager reports EADDRNOTAVAIL instead of EADDRINUSE if either this listener or
+    the one that uses the port is bound to the wildcard address.
     """
     text = f"cannot bind to {host_port((host, port))}: the port is already in use"
     return AddressError(text, status=-errno.EADDRINUSE)

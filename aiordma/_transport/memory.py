@@ -22,7 +22,7 @@ STAGING_LIMIT = 64 << 10
 
 
 class Moved(Exception):
-    """Raised to waiters when the connection switches to another pool. They must try again."""
+    """Raised in tasks waiting for memory when the connection changes pools. They must retry."""
 
 
 class Memory:
@@ -52,7 +52,7 @@ class Memory:
         return self.pool.pd
 
     async def block(self, size: int, *, internal: bool = True) -> Block:
-        """Wait for a block. If the connection ends first, the connection's error is raised.
+        """Wait for a pool block. If the connection ends first, raise the connection's error.
 
         Raises:
             QuotaError: If the pool can never provide this size. Raised without waiting.
@@ -75,8 +75,8 @@ class Memory:
     def register(self, data: object, view: memoryview) -> Region | KeptMemory:
         """Register user memory for one operation. The caller must release the result afterwards.
 
-        `view` is a view of `data`. This releases it, so that the traceback of an error does not pin
-        the memory.
+        `view` is a view of `data`. This method releases the view, so that the traceback of an error
+        does not pin the memory.
         """
         with view:  # registered memory has its own view
             kept = self.registrations.find(data)
@@ -85,7 +85,7 @@ class Memory:
     def block_source(
         self, on_memory: Callable[[], None], *, internal: bool, exempt: bool = False
     ) -> OrderedBlockSource:
-        """Create a block source that serves sends, fetches or receives in order."""
+        """Create a source of pool blocks that serves sends, fetches or receives in order."""
         source = OrderedBlockSource(self.pool, on_memory, internal=internal, exempt=exempt)
         self._sources.append(source)
         return source
@@ -93,7 +93,8 @@ class Memory:
     def move(self, driver: Driver) -> None:
         """Switch to the memory pool and registrations of the new lead's driver.
 
-        The driver is held until `close`, because its blocks may outlive the lead.
+        Hold the driver until `close`, because blocks from its pool may still be in use after
+        another rail becomes the lead.
         """
         driver.hold()
         self._drivers.append(driver)
@@ -165,7 +166,7 @@ class UserMemory:
         return self._local
 
     def copy_back(self) -> None:
-        """Copy the bytes read to the user's memory, if they are in a pool buffer."""
+        """Copy the result of a read to the user's memory, if the read used a pool buffer."""
         if isinstance(self._local, Buffer):
             self._view[:] = self._local.view
 

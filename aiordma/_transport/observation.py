@@ -31,7 +31,8 @@ logger = logging.getLogger("aiordma.connection")
 class Statistics(Counts):
     """The counts of a connection since it was created."""
 
-    # Counts provides these attributes, and plain defaults would hide them.
+    # `Counts` implements these attributes. Plain default values would become class attributes that
+    # hide the implementation, so use factories.
     messages_sent: int = field(default_factory=int)
     messages_received: int = field(default_factory=int)
     bytes_sent: int = field(default_factory=int)
@@ -75,22 +76,25 @@ _hooks: list[ConnectionHook] = []
 
 @dataclass(frozen=True)
 class _Event:
-    """An event that is counted once. `names` maps ProcessCounts fields to keys."""
+    """An event to count. `names` maps ProcessCounts fields to the keys to increment."""
 
     names: dict[str, str]
 
 
 @dataclass(frozen=True)
 class _Past:
-    """The sums of all finalized counts. Updates replace the whole object."""
+    """The sums of all finalized counts.
+
+    Each update creates a new object, so that `counts` can detect a concurrent update.
+    """
 
     counts: ProcessCounts
     included: dict[int, Statistics | _Event]
     """The counts that are included in the sums but still in `_counted`."""
 
 
-# Events and connection counts that are not in the sums yet, by `id`. Connections stay here until
-# they are finalized, because messages can still be received after a connection has ended.
+# Events and connection counts that are not in the sums yet, keyed by `id`. Connections stay here
+# until they are finalized, because messages can still be received after a connection has ended.
 _counted: dict[int, Statistics | _Event] = {}
 _finalized: deque[int] = deque()
 _adding = threading.Lock()  # only acquired without blocking
@@ -163,7 +167,7 @@ def connection_began(connection: _transport.Connection, peer: str, *, accepted: 
 def connection_ended(
     connection: _transport.Connection, peer: str, error: BaseException, *, accepted: bool
 ) -> None:
-    """Report the end of a connection, after `connection_began` and the release of its resources."""
+    """Report the end of a connection that `connection_began` reported. Release resources first."""
     in_order = isinstance(error, ConnectionClosedError)
     _count_end("ended" if in_order else "broken", None if in_order else error)
     if _hooks:

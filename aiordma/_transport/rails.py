@@ -77,7 +77,7 @@ UNMADE = (RDMAError, OSError, ValueError, MemoryError)
 
 
 class RailState(Enum):
-    """The state of a rail. The value describes the state."""
+    """The state of a rail. Each value is a description of the state."""
 
     OFFERED = "the queue pair exists; waiting for the peer's response"
     CONNECTING = "both queue pairs are connected; waiting for the first write on the rail"
@@ -95,7 +95,7 @@ class RailState(Enum):
 
 
 class RailEvent(Enum):
-    """An event that can change a rail's state. The value describes the event."""
+    """An event that can change a rail's state. Each value is a description of the event."""
 
     ANSWERED = "the peer has a queue pair for the rail"
     REFUSED = "the peer has no queue pair for the rail"
@@ -227,9 +227,10 @@ class Rail:
 
 
 class RailSlot:
-    """A device that the connecting side wants to use for a rail. Calls `offer` to offer one.
+    """A device that the connecting side wants to use for a rail.
 
-    `later` schedules a call in the event loop. The device stays open to report port events.
+    `offer` offers the peer a rail on this device, and `later` schedules a call in the event loop.
+    The device stays open to report port events.
     """
 
     def __init__(
@@ -256,7 +257,7 @@ class RailSlot:
             self._token = self._driver.subscribe(self._event)
 
     def up(self, now: float) -> None:
-        """Report that a rail is up. After MAX_DELAY, its failure resets the retry delay."""
+        """Record that a rail is up. If it lasts for MAX_DELAY, the retry delay is reset."""
         self._proved_at = now + MAX_DELAY
 
     def retry_later(self, now: float) -> None:
@@ -396,7 +397,8 @@ class Rails:
         if rail.state is not state:
             return
         if state is _S.STOPPED:
-            # The bytes of held chunks cannot be sent again.
+            # Without the peer's confirmation, held chunks cannot be sent on another rail, because a
+            # late packet on the stopped rail could overwrite newer bytes.
             if self.messages.outbox.stripes.has_held_chunks(rail.number):
                 self.messages.lead.connection_broke(error)
         else:
@@ -439,7 +441,7 @@ class Rails:
         return AddressedEndpoint((device,), self.config, self.security, None, to, more_receives=1)
 
     def _connect(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
-        # A peer that has proved the key may use any address.
+        # An authenticated peer may use any address.
         proved = self.security.auth is not None
         endpoint.connect(remote, None if proved else self.peer, proved=proved)
 
@@ -555,7 +557,7 @@ class Rails:
         rail.release()
 
     def end(self, error: BaseException) -> None:
-        """Stop all rails, because the connection has ended. No more work is posted."""
+        """Stop all rails, because the connection has ended. Their queues post no more work."""
         for rail in self.rails:
             if rail.state.shown != "down":
                 rail.since, rail.error = self.clock(), error
@@ -586,7 +588,8 @@ class Rails:
         counts = self.messages.outbox.counts
         others = [it for it in self.rails if it is not self.lead]
         sent = counts.bytes_sent - sum(rail.bytes_sent for rail in others)
-        # The connection does not count a message until the user takes it.
+        # Rails count the bytes of a message when they arrive, but the connection counts them when
+        # the user receives the message. The difference can therefore be negative.
         received = counts.bytes_received - sum(rail.total_bytes_received for rail in others)
         return sent, max(0, received)
 
@@ -607,7 +610,7 @@ class Rails:
         ]
 
     def begin(self) -> None:
-        """Start working when the user gets the connection. Does nothing unless overridden."""
+        """Do nothing. `OfferingRails` overrides this to offer rails once the connection is open."""
 
 
 @dataclass(eq=False)
@@ -709,7 +712,7 @@ class OfferingRails(Rails):
 
     def _acknowledged(self, rail: Rail) -> None:
         if rail.state is _S.CONNECTING:
-            # Send this before the transition, which sends the memory keys for the rail.
+            # Send RailReady first, because the transition sends the memory keys for the rail.
             self._send(protocol.RailReady(0, rail.number))
         if rail.state is _S.CONNECTING:  # otherwise, sending has ended the connection
             self._advance(rail, _E.READY)
@@ -791,9 +794,10 @@ class AnsweringRails(Rails):
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:
         """Create a queue pair and connect it to the peer's.
 
-        Unused devices are tried first. If one fails and its port is down, or it has had a rail
-        before, no device in use is tried. The peer will offer a rail again later, but a rail on a
-        shared device would stay there. If all devices fail, the first device's error is raised.
+        Try the unused devices first. If one of them fails, it is expected to recover if its port is
+        down or if it has had a rail before. In this case, do not put a second rail on a device in
+        use, because the rail could not move to the unused device later. The peer will offer a rail
+        again. If no device works, the first device's error is raised.
         """
         to = verbs.GID(remote.gid) if remote.is_global else None
         had_rail = {rail.device for rail in self.rails}

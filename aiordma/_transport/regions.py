@@ -49,7 +49,7 @@ class Regions:
         """Functions that deliver the regions waiting for a key for the lead, by region id."""
 
     def begin(self, granter: int, peer: int) -> None:
-        """Set the upper bits of the region ids that this side (`granter`) and the peer assign."""
+        """Set the upper bits of region ids: `granter` for this side and `peer` for the peer."""
         self._granter, self._peer = granter, peer
         self._ids = itertools.count(granter << NUMBER_BITS)
 
@@ -69,7 +69,7 @@ class Regions:
         share._create_rail_keys()  # for rails that came up in the meantime
 
     def renumber(self, share: Share) -> None:
-        """Give the share a new id for a new token. The old token, with the old key, has ended."""
+        """Give the share a new id for a new token, because the key in the old token is gone."""
         self.forget(share)
         share.region_id = self.next_id()
         self.add(share)
@@ -143,7 +143,8 @@ class Regions:
     def use(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
         """Track a region, so that its owner can end it and change its lease.
 
-        If the owner `granted` the region in a message, the owner also sends keys for other rails.
+        `granted` is True if the owner sent the region in a RegionGrant. Only in this case does the
+        owner also send keys for other rails.
         """
         if granted:
             region._keys = {}
@@ -192,7 +193,7 @@ class Regions:
     # ---- rails ---------------------------------------------------------------------------
 
     def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
-        """Add a rail, and create its keys for all regions that the peer knows."""
+        """Add a rail, and create its keys for all shares that the peer has been told about."""
         self.rails[rail] = pool
         for share in list(self.shares.values()):
             if share.told:

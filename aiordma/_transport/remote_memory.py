@@ -34,7 +34,7 @@ class RemoteMemory(RemoteBase):
         self._allowed: int = int(range.token.access)
 
     def _require(self, user: object, right: int, local: Local) -> None:
-        """Raise if an operation that needs `right` cannot use this memory with `local` now."""
+        """Raise unless an operation that needs `right` can use this memory and `local` now."""
         self._check_use(user, right, len(local))
         if self._root._user is None:
             raise BufferStateError(
@@ -47,7 +47,7 @@ class RemoteMemory(RemoteBase):
     def _check_use(self, user: object, right: int, length: int) -> None:
         """Raise if an operation that needs `right` cannot access `length` bytes of this memory.
 
-        An operation that has to wait for local memory makes this check before it waits.
+        An operation that has to wait for local memory performs this check before it waits.
         """
         self._check(user)
         if right == Rights.ATOMIC:
@@ -218,7 +218,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         return BufferStateError(f"{self!r} cannot be used again")
 
     def _mark_unusable(self) -> None:
-        """Make the region unusable on this side. It belongs to its owner again."""
+        """Mark the region as unusable, because the owner has revoked it or gets it back."""
         self._usable: bool = False
         self._sharing.regions.end(self.token.region_id)
         self._wake()

@@ -53,7 +53,7 @@ def access_flags(rights: Rights) -> verbs.AccessFlags:
 
 
 class ShareKey:
-    """A share's key that belongs to a memory region, used where windows are not supported."""
+    """A share key that uses a memory region, for memory or devices that do not support windows."""
 
     def __init__(self, mr: verbs.MemoryRegion) -> None:
         self._mr = mr
@@ -112,7 +112,7 @@ class ShareKey:
 
 
 class WindowKey(ShareKey):
-    """A share's key that belongs to a type 2 memory window."""
+    """A share key that uses a type 2 memory window."""
 
     def __init__(self, queue: SendQueue, mr: verbs.MemoryRegion, rights: Rights) -> None:
         self._queue = queue
@@ -138,7 +138,7 @@ class WindowKey(ShareKey):
         return self._closing or self._expired or self._mr.closed
 
     def on_finished(self, work: WorkRequest) -> None:
-        """Remove a finished request. The last request frees the window of a closing key."""
+        """Remove a finished request. If none remains and the key is closing, free the window."""
         self._in_flight.discard(work)
         if work is self._bind:
             self._bind = None

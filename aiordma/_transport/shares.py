@@ -119,7 +119,7 @@ class Share:
             key.on_ready(partial(self._announce_key, rail))
 
     def _create_rail_keys(self) -> None:
-        """Create keys for all rails other than the lead. If one fails, `_move` tries again."""
+        """Create keys for all rails other than the lead. `_move` retries a key that failed."""
         for rail, pool in self._sharing.regions.rails.items():
             with suppress(RDMAError, OSError, MemoryError):
                 self._add_rail(rail, pool)
@@ -230,7 +230,7 @@ class Share:
         return True
 
     def _expire(self) -> None:
-        """End the keys when the lease expires. Runs in the lease thread; the loop does the rest."""
+        """End the keys in the lease thread when the lease expires. The loop then ends the share."""
         self._keys_expired = True
         try:
             late = [key for key in list(self._keys.values()) if not key.try_end()]
@@ -287,8 +287,9 @@ class Loan(Share):
         super().__init__(sharing, region_id, buffer, rights, lease)
 
     def _on_expired(self) -> None:
-        # Do not notify the peer. It knows when the lease ends, because it counts from its own
-        # request. Notifications would let the peer trigger any number of messages.
+        # The peer needs no notification, because its own lease starts when it sends the request and
+        # therefore expires earlier. If this side sent one, a peer could make it queue an unlimited
+        # number of messages by requesting short leases.
         self._end(notify=False)
 
     def _end(self, *, notify: bool) -> None:

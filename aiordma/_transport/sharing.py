@@ -74,7 +74,7 @@ def zero(view: memoryview) -> None:
 
 
 class ArrivalQueue(deque[A]):
-    """A queue of arrivals that the program has not received, with the tasks waiting for them."""
+    """A queue of regions or buffers for the program, and the tasks waiting to receive them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,8 +163,8 @@ class Sharing:
             self.regions.on_grant_sent(share)
             await sent
         except BaseException:
-            # After an error, the caller does not expect the peer to use the memory. End the share
-            # even if the peer already knows about it.
+            # The caller gets no Share and may reuse the memory. End the share even if the peer has
+            # already received the token.
             if sent is not None:
                 self._controls.withdraw(sent)
             share._end(notify=sent is not None)
@@ -315,7 +315,7 @@ class Sharing:
             del future  # its error's traceback refers to this frame
 
     def _finish_request(self, request_id: int) -> Request | None:
-        """Remove and return a completed request, or None, and wake a task waiting to send one."""
+        """Remove and return a request (None if unknown), and wake a task waiting to send one."""
         request = self._requests.pop(request_id, None)
         self._request_waiters.wake()
         return request

@@ -47,11 +47,12 @@ TLS_BROKEN = (ConnectionError, SSLEOFError)
 # The first two bytes of a TLS handshake and a TLS alert: the record type and the major version.
 TLS_RECORDS = (b"\x16\x03", b"\x15\x03")
 
-# The header of a control message in the bootstrap, with the magic and the message length.
+# The header of a bootstrap control message. It contains the magic and the message length.
 _CONTROL = struct.Struct("<4sI")
 CONTROL = b"ctrl"
 
-# The message with the number of a connection that has ended while others still use the socket.
+# The message that reports the end of a connection while other connections still use the socket. It
+# contains the magic and the connection number.
 _ENDED = struct.Struct("<4sI")
 ENDED = b"over"
 
@@ -62,12 +63,16 @@ SHORTAGES = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 # The maximum number of unsent bytes. If more accumulate, the socket is aborted.
 MAX_UNSENT = 1 << 16
 
-# Reading stops if the peer sends more than this many bytes ahead. A whole bootstrap is shorter.
+# During the bootstrap, reading stops if more than this many received bytes have not been processed.
+# A complete bootstrap is shorter than this limit.
 MAX_READ_AHEAD = 4096
 
 
 def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Address | None:
-    """Return (host, port) with any IPv4-mapped host as IPv4, or None if the socket was reset."""
+    """Return a socket name as (host, port), or None if the socket was reset.
+
+    IPv4-mapped IPv6 addresses are converted to IPv4.
+    """
     if not name:
         return None
     host = name[0]
@@ -89,7 +94,7 @@ class TCPLink(asyncio.Protocol):
     peer_address: Address | None = None
 
     def __init__(self, connected: socket.socket) -> None:
-        """Take ownership of a socket, for which asyncio creates a transport."""
+        """Take ownership of a connected socket. asyncio must then create a transport for it."""
         self._loop = asyncio.get_running_loop()
         self._socket = connected
         self._transport: asyncio.Transport | None = None
@@ -139,7 +144,7 @@ class TCPLink(asyncio.Protocol):
         """Send data that fits into the socket's send buffer.
 
         Raises:
-            HandshakeBrokenError: If the socket has ended.
+            HandshakeBrokenError: If the connection is closed or broken.
         """
         if self._error is not None:
             raise self._handshake_error(self._error) from self._error
@@ -160,7 +165,8 @@ class TCPLink(asyncio.Protocol):
     def send_control(self, message: protocol.Message) -> None:
         """Send a control message in the bootstrap, unless the socket is closed.
 
-        A closed socket is not an error here, because the data received may explain the reason.
+        A closed socket is not an error here, because the data already received may contain the
+        reason for closing it.
         """
         data = protocol.encode(message)
         if self._error is None and not self._is_lost:
@@ -212,10 +218,11 @@ class TCPLink(asyncio.Protocol):
     def established(
         self, on_end: Callable[[str], None], on_ended: Callable[[int], None] | None = None
     ) -> None:
-        """Finish the bootstrap, and call `on_end` once when the socket is closed.
+        """Finish the bootstrap and start calling the given callbacks.
 
-        `on_ended` is called with each connection number that the peer sends with `send_ended`. If
-        `on_ended` is None, the peer must not send any numbers.
+        `on_end` is called once, with the reason, when the socket is closed or the peer sends
+        unexpected data. `on_ended` is called with the number of each connection that the peer
+        reports as ended. If `on_ended` is None, the peer must not send such reports.
         """
         self._on_end = on_end
         self._on_ended = on_ended
@@ -266,7 +273,7 @@ class TCPLink(asyncio.Protocol):
 
 
 def refusal(data: bytes) -> RejectedError | ProtocolError | AuthenticationError:
-    """Return the error for a listener's refusal."""
+    """Convert a refusal message from a listener to an exception."""
     why = unpack_refusal(data)
     if why is None:
         return ProtocolError(f"invalid refusal from the peer: {data[:8]!r}")

@@ -32,7 +32,7 @@ GRID, INK, FAINT = "#e3e6ea", "#22272e", "#66707c"
 
 WIDTH, HEIGHT, DPI = 8.6, 5.4, 160
 
-# The x coordinate of an empty message, because a logarithmic axis has no zero.
+# The x coordinate at which empty messages are drawn. A logarithmic axis has no zero.
 EMPTY = 0.5
 
 TITLES = {"lat": "latency", "bw": "bandwidth", "rate": "rate"}

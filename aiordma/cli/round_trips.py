@@ -21,7 +21,8 @@ WARM_UP = 2
 # MOST is enough for a 99th percentile.
 MOST, LEAST, SECONDS = 1000, 3, 1.0
 
-# All random messages are slices of one random block. Their offsets are below this number of bytes.
+# Each random message is a slice of one random block. The slice starts at a random offset of less
+# than this many bytes.
 SHIFT = 1 << 12
 
 

@@ -29,7 +29,8 @@ Commands such as env(1) and timeout(1) also use this status for their own failur
 """
 
 
-# The shell and env(1) use the same exit statuses.
+# Like the shell and env(1), exit with status 127 if the program is not found, and with status 126
+# if it cannot be run for another reason.
 class CannotRunError(click.ClickException):
     exit_code = 126
 
@@ -94,7 +95,8 @@ def run(
         "LD_LIBRARY_PATH": searched(os.environ.get("LD_LIBRARY_PATH", "")),
     }
     if traced := os.environ.get("AIORDMA_TRACE"):
-        # The program may change its working directory before it opens the device.
+        # Pass an absolute path, because the program may change its working directory before it
+        # opens the device.
         environment["AIORDMA_TRACE"] = os.path.abspath(traced)
     sys.stdout.flush()
     # Python ignores these signals. Restore the defaults, because exec() preserves ignored signals.
@@ -329,7 +331,8 @@ def new_folder(parent: Path | None, program: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=program.replace("%", "_") + ".", dir=folder))
     except OSError as error:
-        # tempfile.gettempdir() raises an error without a file name. Its text lists the directories.
+        # The error from tempfile.gettempdir() has no file name, but its message lists the
+        # directories that were tried.
         where = f"{error.filename}: " if error.filename else ""
         raise click.BadParameter(f"{where}{error.strerror}", param_hint=hint) from error
 

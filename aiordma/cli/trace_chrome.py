@@ -31,8 +31,9 @@ MESSAGES = {"SEND", "SEND_WITH_IMM", "SEND_WITH_INV", "RDMA_WRITE_WITH_IMM"}
 
 def chrome_trace(traces: list[Traced]) -> str:
     """Return the traces in the Chrome trace event format, with one event per line."""
-    # Names, which have no timestamps, come first. The sort is stable, because a flow binds to the
-    # event generated before it.
+    # Put the events that name processes and threads first. They have no timestamps. The sort must
+    # be stable, because a flow binds to the event generated before it, which may have the same
+    # timestamp.
     ordered = sorted(events(traces), key=lambda event: event.get("ts", -1.0))
     lines = ",\n".join(json.dumps(event) for event in ordered)
     return f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n'

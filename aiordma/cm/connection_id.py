@@ -25,8 +25,9 @@ from .address import Address, as_sockaddr, from_storage
 from .options import Options
 from .parameters import ConnectionParameters, PortSpace, check_private_data
 
-# Open IDs by library name and address of the C structure, to look up the ID of an event. All
-# channels share one table, because an ID can migrate between channels.
+# A table of all open IDs, to look up the ID of an event. The keys consist of the library name and
+# the address of the C structure. All channels share one table, because an ID can migrate between
+# channels.
 _ids: weakref.WeakValueDictionary[tuple[str, int], ConnectionId] = weakref.WeakValueDictionary()
 
 _ADDRESS_AND_FLAGS = 3  # RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS

@@ -78,7 +78,11 @@ class Options(Resource[h.rdma_cm_id]):
         self._history = (*self._history[-5:], step)
 
     def _about(self, error: VerbsError) -> str:
-        """Describe the ID. If its state may be wrong, add the preconditions and the history."""
+        """Describe the ID for an error message.
+
+        If the call may have failed because of the ID's state, add the call's preconditions and the
+        ID's history.
+        """
         rule = self._rule(error)
         return f"{self!r}: {rule}" if rule else repr(self)
 

@@ -35,10 +35,11 @@ UDP_QKEY = 0x01234567
 """The Q_Key of queue pairs in PortSpace.UDP (``RDMA_UDP_QKEY``)."""
 
 
-# The private data fields have fixed sizes. REQ messages have 92 bytes, REP messages 196 and REJ
-# messages 148 (IBTA volume 1, clause 12.6). For datagram services, requests have 216 bytes and
-# responses 136 (clause 12.11). A header of the CM occupies 36 bytes in each request
-# (rdma_connect(3)).
+# Each message has a private data field with a fixed size. For connections, the field has a size of
+# 92 bytes in REQ messages, 196 bytes in REP messages and 148 bytes in REJ messages
+# (IBTA volume 1, clause 12.6). For datagram services, it has a size of 216 bytes in requests and
+# 136 bytes in responses (clause 12.11). In both kinds of requests, the connection manager uses
+# 36 bytes of the field for its own header (rdma_connect(3)).
 CONNECT_DATA_MAX = 56
 """The maximum size of the private data in a connection request (PortSpace.TCP), in bytes."""
 ACCEPT_DATA_MAX = 196
@@ -50,7 +51,8 @@ DATAGRAM_REQUEST_DATA_MAX = 180
 DATAGRAM_ANSWER_DATA_MAX = 136
 """The maximum size of the private data in a datagram service response (PortSpace.UDP), in bytes."""
 
-# The maximum sizes for each call, for connections and for datagram services.
+# The maximum sizes of the private data for each call. The first value of each pair applies to
+# connections, and the second value to datagram services.
 _LIMITS = {
     "connect": (CONNECT_DATA_MAX, DATAGRAM_REQUEST_DATA_MAX),
     "accept": (ACCEPT_DATA_MAX, DATAGRAM_ANSWER_DATA_MAX),
@@ -114,7 +116,8 @@ class ConnectionParameters(NamedTuple):
     def packed(self) -> tuple[h.rdma_conn_param, object]:
         """Return the C structure, and an object to keep alive while the structure is in use."""
         param = ffi.new("struct rdma_conn_param *")
-        # Copy the data. Otherwise, an error's traceback could keep the caller's buffer pinned.
+        # Copy the data. Otherwise, an error's traceback could keep an exported view of the caller's
+        # buffer, which could then not be resized.
         content = bytes(self.private_data)
         data = ffi.new("char[]", content)
         if content:

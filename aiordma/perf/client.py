@@ -26,11 +26,11 @@ from .queue_pairs import QueuePair
 from .settings import Settings
 from .statistics import Summary, Throughput, slices, tail
 
-# Seconds between progress samples. Each sample also calls the progress callback, which may draw to
-# the terminal during the timed part.
+# The interval between progress samples, in seconds. Each sample also calls the progress callback,
+# which may draw to the terminal during the timed part.
 SAMPLE_INTERVAL = 0.25
 
-# Seconds without progress after which a message or its response counts as lost.
+# A message or its response counts as lost after this many seconds without progress.
 LOST_AFTER = 2.0
 
 ENDS: dict[str, Callable[[aiordma.Connection], End]] = {

@@ -7,8 +7,9 @@ from random import Random
 # The difference between the seeds of the server's payload and the client's payload.
 SERVER = 1
 
-# Bytes to generate per call, because `Random.randbytes` is limited to less than 256 MiB. The number
-# is a multiple of the generator's 4-byte words, so several calls return the same bytes as one call.
+# The number of bytes to generate per call of `Random.randbytes`, which is limited to less than 256
+# MiB. The number is a multiple of 4, the generator's word size in bytes. Several calls therefore
+# return the same bytes as a single call.
 PART = 1 << 20
 
 

@@ -219,7 +219,7 @@ class Tally:
         self._there = asyncio.Event()
 
     def take(self, end: End, arrived: Any) -> None:
-        # If messages can be lost, the count of received messages does not give the next number.
+        # If messages can be lost, the count does not tell which operation number comes next.
         number = None if end.lossy else self.count
         wrong = end.check(arrived, number, self._verify_all or not self.count)
         if wrong and not self.mismatch:

@@ -23,8 +23,9 @@ from .ends import End, Load, Run, imm_mismatch
 MEMORY = struct.Struct("!QI")
 """The last part of a token: the address and key of the memory the peer may access."""
 
-# The maximum number of receives that each end posts, their maximum memory in bytes, and the minimum
-# number, which overrides the memory limit.
+# Limits for the receives that each end posts: the maximum number of receives, the maximum size of
+# their memory in bytes, and the minimum number of receives. The minimum applies even if the
+# memory limit is then exceeded.
 RECEIVES, RECEIVE_MEMORY, MIN_RECEIVES = 1024, 64 << 20, 2
 
 # The access flags of registered memory, by operation. Queue pairs use the same flags without

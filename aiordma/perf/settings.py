@@ -24,7 +24,7 @@ EVERY_SIZE = tuple(1 << power for power in range(1, 24))
 
 DEFAULT_SIZE = {"lat": 64, "bw": 64 * KIB, "rate": 64}
 
-# Most comparisons use a depth of 64, but perftest defaults to 128.
+# The default depth is 64, as in most benchmark comparisons. The default of perftest is 128.
 DEFAULT_DEPTH = 64
 
 MAX_DURATION = 540.0
@@ -35,9 +35,9 @@ It is one minute shorter than the server's `Limits.silence`.
 MAX_ITERATIONS = 100_000_000
 MAX_INLINE = 1 << 16
 
-# The maximum and minimum number of warm-up operations, and the total size in bytes that limits the
-# number of large operations. Warm-up fills caches and page tables, and lets adaptive parts of the
-# device settle. The values are estimates.
+# The maximum number, the minimum number and the maximum total size in bytes of warm-up operations.
+# The minimum number applies even if the total size is then exceeded. The warm-up fills caches and
+# page tables, and lets adaptive parts of the device settle. The values are estimates.
 WARM_UP, MIN_WARM_UP, WARM_UP_BYTES = 200, 2, 32 * MIB
 
 

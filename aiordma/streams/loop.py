@@ -33,8 +33,9 @@ from . import client, server
 from .tls import TLSLimits
 from .transport import StreamTransport
 
-# The options of the asyncio functions. Some have no effect over RDMA, because addresses are tried
-# sequentially, a port can have only one listener, and `Config.keep_alive` sets the keep-alive.
+# The options of asyncio's `create_connection` and `create_server`. Some have no effect over RDMA,
+# because addresses are tried sequentially, a port can have only one listener, and
+# `Config.keep_alive` configures the keep-alive.
 OPTIONS = {"ssl", "sock", "family", "flags", "ssl_handshake_timeout", "ssl_shutdown_timeout"}
 CONNECT_OPTIONS = OPTIONS | {"local_addr", "server_hostname", "all_errors"}
 CONNECT_OPTIONS |= {"proto", "happy_eyeballs_delay", "interleave"}

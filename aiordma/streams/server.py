@@ -113,8 +113,8 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._serving_forever = None
 
     async def _accept(self) -> None:
-        # Do not use `async for`. When the loop ends, asyncio would close the generator while it is
-        # running.
+        # Do not use `async for`. When the event loop shuts down, asyncio would close the generator
+        # while it is running.
         with suppress(ConnectionClosedError):
             while True:
                 self._take(await self._listener.accept())

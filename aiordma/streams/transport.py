@@ -180,7 +180,7 @@ class _Outbox:
             await asyncio.shield(self._idle)
 
     def _wake_waiters(self) -> None:
-        """Wake the tasks in `wait` after everything has been sent or sending has failed."""
+        """Wake the tasks waiting in `wait()` after all data has been sent or sending has failed."""
         idle, self._idle = self._idle, None
         if idle is not None:
             settle(idle, None, reset(self._connection, NOT_SENT) if self.undelivered else None)
@@ -400,8 +400,9 @@ class StreamTransport(_FlowControlMixin):
         if self.is_reading():
             self._paused = True
             if self._protocol_paused:
-                # Detect a failed connection now, because the reading task is paused. Otherwise, a
-                # writer that resumes reading after its write would wait forever.
+                # Check now whether the connection has failed, because the paused reading task
+                # cannot report it. Otherwise, a protocol that waits for its data to be sent before
+                # it resumes reading would wait forever.
                 self._flush()
 
     def resume_reading(self) -> None:

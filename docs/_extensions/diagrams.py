@@ -49,7 +49,7 @@ def dot(diagram: str) -> str:
 
 
 def _arrow(start: str, end: str, label: str, groups: dict[str, str]) -> str:
-    """Return an edge in dot. An edge of a group uses one of its states and stops at its border."""
+    """Return an edge in dot. An edge to or from a group is clipped at the group's border."""
     ends = {"ltail": start, "lhead": end}
     cut = [f"{key}=cluster_{name}" for key, name in ends.items() if name in groups]
     options = ", ".join([f'label=" {label} "', *cut])

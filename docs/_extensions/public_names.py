@@ -42,7 +42,7 @@ NAMES = public()
 OFFERED = {name.value for name in NAMES if isinstance(name.value, type)}
 MODULES = sorted({name.module for name in NAMES})
 
-# Internal types. Methods that take them are omitted, and constructors that take them are shown
+# Internal types. Methods that accept them are omitted, and constructors that accept them are shown
 # without a signature.
 _INTERNAL_METHOD = re.compile(r"\bh\.|\bSharing\b|: '?More\b")
 _INTERNAL = re.compile(r"\bh\.|\bNode\[|Pointer\b|\bSharing\b|: '?(Block|MemoryRegion|Side|More)\b")
@@ -153,7 +153,7 @@ class PublicNames(SphinxDirective):
 
 
 class PublicModule(SphinxDirective):
-    """`public-module:: module` shows the module docstring, and with `table` a list of its names."""
+    """`public-module:: module` documents a module. The `table` option adds a table of its names."""
 
     required_arguments = 1
     option_spec: ClassVar[OptionSpec] = {"table": directives.flag}

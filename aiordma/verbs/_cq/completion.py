@@ -27,17 +27,17 @@ from .completion_cursor import CompletionCursor
 from .cq_entries import Entries
 from .work_completion import WorkCompletion
 
-# The maximum duration of a busy poll in C, in seconds. Python handles signals only between polls.
-# The value is an estimate.
+# The maximum duration of a busy poll in C, in seconds. Python can only handle signals between
+# polls. The value of 1 ms is a rough estimate.
 _SLICE = 0.001
 
 # The maximum duration of a sleep, in seconds. The timeout of poll(2) is an int in milliseconds.
 _LONGEST_SLEEP = 3600.0
 
 
-# The result of a drain. The first element is True if completions were found or the device made
-# progress, for example with a long message. The second element is True if more completions may be
-# available although the fd is not readable. A plain tuple is faster than a named tuple.
+# The result of a drain. The first element says whether the drain found completions or the device
+# made progress, for example with a long message. The second element says whether more completions
+# may be available although the fd is not readable. A plain tuple is faster than a named tuple.
 Drained: TypeAlias = tuple[bool, bool]
 
 _DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2)) for n in range(4))
@@ -89,13 +89,13 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         return lib.aiordma_peer_wakeups(self._calls)
 
     def _wrote_to_polling_peers(self, since: int) -> bool:
-        """Return whether the device has since written to peers, all of which were polling.
+        """Return whether the device has written to polling peers, and only to polling peers.
 
         Args:
-            since: An earlier result of :meth:`_peer_wakeups`.
+            since: An earlier result of :meth:`_peer_wakeups`. Only later writes are considered.
 
         Returns:
-            False if the device does not count its writes.
+            False if there were no writes, or if the device does not count its writes.
         """
         now = self._peer_wakeups()
         return now != since and now >> 32 == since >> 32
@@ -132,11 +132,16 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         return None
 
     def _sleep_for(self, queue: CompletionQueue, seen: int, end: float) -> None:
-        """Sleep until ``queue._events_taken`` differs from ``seen``, or until the time ``end``.
+        """Sleep until ``queue`` has an event, but no longer than until the time ``end``.
 
         If several threads are sleeping, only one of them polls the fd, takes the events, and wakes
         the others. If every thread polled the fd, a thread could miss its event, because another
         thread might take the event first.
+
+        Args:
+            queue: The completion queue.
+            seen: The value of ``queue._events_taken`` before the queue was armed.
+            end: The time at which to give up, as returned by ``time.monotonic()``.
         """
         with self._event_taken:
             while queue._events_taken == seen and (left := end - time.monotonic()) > 0:
@@ -180,12 +185,12 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
     def _reader(
         self, capacity: int, otherwise: Callable[[int], object]
     ) -> tuple[int, int, list[Entries], Callable[[int], object]]:
-        """Return the arguments for a poller's ``serve`` or ``spin_once`` to drain this channel.
+        """Return the arguments with which a poller's methods drain this channel.
 
         Args:
-            capacity: The maximum number of completions.
-            otherwise: A function that handles the results the poller does not handle itself. It
-                must pass the result to :meth:`_drained`.
+            capacity: The maximum number of completions per call.
+            otherwise: A function that the poller calls with the result if there is more to do. The
+                function must pass the result to :meth:`_drained`.
         """
         return self._state_address, capacity, self.pending_release, otherwise
 
@@ -284,7 +289,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         ]
 
     def _settle(self, record: Record) -> WorkCompletionError | None:
-        """Settle the tracked work that has completed. Return the exception if the work failed."""
+        """Stop tracking the work that has completed. Return the exception if the work failed."""
         work = self._posted_work.get(record[6])
         return work.settle(record) if work is not None else None
 
@@ -354,7 +359,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
             now = time.monotonic()
 
     def _spin(self, max: int, end: float) -> list[WorkCompletion]:
-        """Poll at least once and until ``end``. Let Python handle signals every millisecond."""
+        """Poll at least once, until completions are found or the time ``end`` is reached."""
         while True:
             left = end - time.monotonic()
             found = self._poll(max, math.ceil(min(left, _SLICE) * 1_000_000) if left > 0 else 0)
@@ -506,7 +511,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
 
 def reserve_entries(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> None:
-    """Reserve completion queue entries for as long as the object behind ``node`` exists.
+    """Reserve completion queue entries for as long as the C object owned by ``node`` exists.
 
     Raises:
         BusyError: If a queue does not have enough entries and cannot be enlarged. In this case, the

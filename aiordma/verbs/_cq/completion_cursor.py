@@ -17,7 +17,7 @@ from .work_completion import WorkCompletion
 
 
 def _number(name: str, doc: str, member: str = "") -> Any:
-    """Create a property for a numeric field, read by :meth:`CompletionCursor._read`."""
+    """Create a property that reads a numeric field with :meth:`CompletionCursor._read`."""
     return property(lambda cursor: cursor._read(name, member), doc=doc)
 
 

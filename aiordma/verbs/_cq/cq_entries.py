@@ -14,10 +14,10 @@ from __future__ import annotations
 
 
 class Entries:
-    """The total and the reserved number of entries in a completion queue.
+    """The number of entries in a completion queue, and the number of reserved entries.
 
-    This is separate from the queue object, which may be deleted before the objects that use the
-    queue.
+    The counts are stored outside the CompletionQueue object, which may be deleted before the
+    objects that use the queue.
 
     Args:
         capacity: The total number of entries.
@@ -47,13 +47,13 @@ class Entries:
 
     def release_when_empty(self, entries: int) -> None:
         """Release reserved entries when the queue is next found empty."""
-        # This object may already be in the list, because only the next drain clears the list.
+        # An earlier call may have added this object already, because only a drain clears the list.
         if self._channel is not None and self not in self._channel:
             self._channel.append(self)
         self.pending_release += entries
 
     def seen_empty(self) -> None:
-        """Release the entries of :meth:`release_when_empty`, after a poll found the queue empty."""
+        """Release the entries marked for release. Call this when a poll finds the queue empty."""
         if self.pending_release:
             self.reserved -= self.pending_release
             self.pending_release = 0

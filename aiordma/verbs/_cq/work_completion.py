@@ -143,7 +143,7 @@ def invalidated(imm_data: int) -> int:
 
 
 def _extended_values(more: More, fields: WCFields | None) -> tuple[int | None, ...]:
-    """Return the fields from ``timestamp`` on. Fields that the queue does not report are None."""
+    """Return ``timestamp`` and all later fields. Fields the queue does not report are None."""
     timestamp, wallclock_ns, tm_tag, slid, pkey_index, sl, bits, cvlan, flow_tag, tm_priv = more
     if fields is None:
         return None, None, slid, sl, bits, pkey_index

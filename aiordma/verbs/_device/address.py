@@ -93,7 +93,7 @@ class GIDEntry(NamedTuple):
 
     @classmethod
     def read(cls, entry: h.ibv_gid_entry) -> Self:
-        """Convert a ``struct ibv_gid_entry``."""
+        """Create an entry from a ``struct ibv_gid_entry``."""
         try:
             ndev = socket.if_indextoname(entry.ndev_ifindex) if entry.ndev_ifindex else ""
         except OSError:  # the interface was removed or is in another network namespace
@@ -214,16 +214,16 @@ class AddressVector(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_ah_attr) -> Self:
-        """Convert a ``struct ibv_ah_attr``."""
+        """Create an address vector from a ``struct ibv_ah_attr``."""
         dgid = GID(ffi.buffer(attr.grh.dgid.raw)[:16]) if attr.is_global else None
         route = {name: getattr(attr.grh, name) for name in _MAX_GLOBAL_ROUTE}
         return copy_of(attr, cls, dgid=dgid, **route)
 
 
 def vector_fields(name: str, value: object) -> dict[str, object]:
-    """Return the fields of ``struct ibv_ah_attr`` for the argument called ``name``.
+    """Check that ``value`` is an AddressVector, and return the fields of its C structure.
 
-    Raises TypeError with the argument's name if the argument is not an AddressVector.
+    If ``value`` has another type, raise a TypeError that mentions the argument ``name``.
     """
     wanted = "an AddressVector, such as AddressVector(dgid=..., sgid_index=...)"
     return instance(name, value, AddressVector, wanted).fields()

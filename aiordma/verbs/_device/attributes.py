@@ -54,7 +54,7 @@ class DeviceAttributes(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_device_attr) -> Self:
-        """Read ``struct ibv_device_attr``."""
+        """Create the attributes from a ``struct ibv_device_attr``."""
         return copy_of(
             attr,
             cls,
@@ -64,8 +64,8 @@ class DeviceAttributes(NamedTuple):
         )
 
 
-# The lane count by active_width, and the nominal Gbit/s per lane by active_speed
-# (ibv_query_port(3)). The speeds are SDR, DDR, QDR, FDR10, FDR, EDR, HDR and NDR.
+# _WIDTHS maps active_width to the number of lanes. _SPEEDS maps active_speed to a lane's nominal
+# speed in Gbit/s. The speeds are SDR, DDR, QDR, FDR10, FDR, EDR, HDR and NDR (ibv_query_port(3)).
 _WIDTHS = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
 _SPEEDS = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0}
 
@@ -114,5 +114,5 @@ class PortAttributes(NamedTuple):
 
     @classmethod
     def read(cls, port_num: int, attr: h.ibv_port_attr) -> Self:
-        """Read ``struct ibv_port_attr``."""
+        """Create the attributes from a ``struct ibv_port_attr``."""
         return copy_of(attr, cls, port_num=port_num)

@@ -128,7 +128,7 @@ class ExtendedDeviceAttributes(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_device_attr_ex) -> Self:
-        """Read ``struct ibv_device_attr_ex``."""
+        """Create the attributes from a ``struct ibv_device_attr_ex``."""
         odp, transports = attr.odp_caps, attr.odp_caps.per_transport_caps
         return copy_of(
             attr,

@@ -47,7 +47,8 @@ _MEMBERS = {
 
 _ENTRY_SIZE = ffi.sizeof("struct ibv_gid_entry")
 
-# Allocates uninitialized memory for calls that return the number of entries they have written.
+# An allocator that does not clear the memory. Use it only for calls that return the number of
+# entries they have written.
 _unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -65,13 +66,14 @@ class AsyncEvent(NamedTuple):
 
 
 def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
-    """Return the exception for an event that makes a device or one of its objects unusable."""
+    """Return the exception for an event that makes a device, or an object on it, unusable."""
     about = repr(event.element) if event.element is not None else ""
     return DeviceEventError(event.type.name, device=context.name, element=about)
 
 
-# The contexts created for each C pointer. Racing threads may create several, but all callers use
-# the first open context. A lock could deadlock if a destructor interrupts the thread holding it.
+# Maps each library and C pointer to the contexts created for the pointer. Threads may race to
+# create several contexts, but all callers use the first one that is open. A lock could deadlock if
+# a destructor interrupts the thread holding it.
 _borrowed: dict[tuple[str, int], list[weakref.ref[Context]]] = {}
 
 
@@ -109,7 +111,8 @@ class Context(Resource[h.ibv_context]):
         self._failures: Counter[int] = Counter()
         """The number of failed completions, by status. See :meth:`statistics`."""
         self._event_counts: Counter[str] = Counter()
-        # Maps the C structure in an asynchronous event to its Python object, by address.
+        # Maps the addresses of C structures to their Python objects. Asynchronous events contain
+        # these addresses.
         self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
             weakref.WeakValueDictionary()
         )
@@ -196,8 +199,8 @@ class Context(Resource[h.ibv_context]):
 
         Args:
             capability: The name of the capability.
-            about: Creates the message for any other VerbsError. If None, such errors are not
-                changed.
+            about: A function that creates the message for any other VerbsError. If None, other
+                errors are not changed.
         """
         try:
             yield

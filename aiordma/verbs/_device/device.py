@@ -57,13 +57,13 @@ def name_or_variable(name: str | None) -> str | None:
 
 
 def _by_variable(name: str | None) -> str:
-    """Return an error message suffix if AIORDMA_DEVICE contains the name, or an empty string."""
+    """Return a suffix for error messages if AIORDMA_DEVICE lists ``name``, or else ""."""
     value = os.environ.get(VARIABLE, "")
     return f"; {VARIABLE} is {value!r}" if name in value.split(",") and name else ""
 
 
 def only_device(name: str | None) -> str | None:
-    """Return the name if it selects a single device, or None if any device is allowed."""
+    """Return ``name``, or None for "system", which does not name a particular device."""
     return None if name == SYSTEM else name
 
 

@@ -31,8 +31,9 @@ from aiordma.errors import BufferStateError
 
 P = TypeVar("P")
 
-# The open objects of each class, counted as the length of a list. Appending and popping are atomic.
-# A counter would need a lock, and a finalizer would deadlock if its own thread held that lock.
+# For each class, a list with one element per open object. Appending to a list and popping from it
+# are atomic. A counter would need a lock, and a finalizer would deadlock if its own thread already
+# held that lock.
 _live: dict[str, list[None]] = {}
 _roots: weakref.WeakSet[Node[Any]] = weakref.WeakSet()
 _abandoned: list[Node[Any]] = []
@@ -82,7 +83,7 @@ class Node(Generic[P]):
         self.counted: bool = counted
         self.children: dict[Node[Any], None] = {}
         self.on_destroyed: Callable[[], None] | None = None  # called after destruction
-        # Called at interpreter exit to stop the device from accessing memory for this object.
+        # Called at interpreter exit to stop the device's memory accesses on this object's behalf.
         self.halt: Callable[[P], object] | None = None
         self.closed_reason: str = ""
         self._destroy = destroy
@@ -125,7 +126,7 @@ class Node(Generic[P]):
         self._set_closed("is closed")
 
     def halt_device(self, pointer: P) -> None:
-        """Stop the device from accessing memory for this object, without destroying the object."""
+        """Stop the device's memory accesses on this object's behalf. Do not destroy the object."""
         if self.halt is not None:
             with suppress(OSError):  # the device has failed or was removed
                 self.halt(pointer)
@@ -189,8 +190,9 @@ def _keep_forever(thing: object) -> None:
 def _halt_all() -> None:
     """Stop the devices from accessing memory before the exiting interpreter frees it.
 
-    The C objects are not destroyed, because daemon threads may be using them. Objects created
-    later, by a daemon thread or by an exit handler registered earlier, never release their memory.
+    The C objects are not destroyed, because daemon threads may be using them. Daemon threads, and
+    exit handlers that run after this one, can still create objects. The memory of those objects is
+    never released.
     """
     global _halted  # noqa: PLW0603 - set once per process
     _halted = True

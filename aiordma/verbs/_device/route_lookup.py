@@ -54,7 +54,7 @@ def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
 
 
 def describe(context: verbs.Context, vector: AddressVector, error: VerbsError) -> str:
-    """Return a description of a failed route, with both GIDs, the problem and a better GID."""
+    """Return a description of the route in ``vector``, including known causes of ``error``."""
     where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
         text = f"to LID {vector.dlid} from {where}, without the dgid that RoCE requires"

@@ -18,10 +18,12 @@ AnyMemory: TypeAlias = h.AnyMemory
 T = TypeVar("T")
 
 
-# Types whose memory never contains addresses, even if a view was cast to a pointer format.
+# Objects of these types never contain addresses, even if a memoryview of one has been cast to a
+# pointer format.
 _PLAIN = frozenset({bytes, bytearray, array, mmap.mmap})
-# Matches objects (O) and pointers (P, &, X{}) in a buffer format without field names. "z" and "Z"
-# are the string pointers of ctypes, but "Z" before f, d or g marks a complex number.
+# Matches the codes for objects (O) and pointers (P, &, X{}) in a buffer format. Field names must be
+# removed first. "z" and "Z" are the string pointers of ctypes, but "Z" before f, d or g marks a
+# complex number.
 _ADDRESSES = re.compile(r"[OP&z]|X\{|Z(?![fdg])")
 
 
@@ -81,7 +83,7 @@ def require_data(memory: T) -> T:
     Use this for objects that will be copied. They do not have to be contiguous.
 
     Raises:
-        TypeError: If the elements are Python objects or pointers, as for `bytes_of`.
+        TypeError: If the elements are Python objects or pointers, which `bytes_of` also rejects.
     """
     if type(memory) not in _PLAIN:
         with memoryview(cast("h.Buffer", memory)) as view:
@@ -133,8 +135,9 @@ def addresses(memory: object, what: str, target: bool) -> TypeError:
 def keeper_of(view: memoryview) -> object:
     """Return an object that, together with the view, keeps the view's memory in place.
 
-    Returns None if the view is sufficient. With ``refcheck=False``, numpy can resize an array and
-    free its memory even if views exist, but not while the array has a weak reference.
+    Returns None if the view is sufficient. For a numpy array, the object is a weak reference.
+    ``array.resize(..., refcheck=False)`` can free the array's memory even if views of it exist, but
+    it fails if a weak reference to the array exists.
     """
     owner = view.obj
     if type(owner) in _PLAIN or (numpy := sys.modules.get("numpy")) is None:

@@ -20,8 +20,8 @@ from .buffers import addresses, name, not_contiguous
 from .no_memory import unsupported_memory_error
 from .torch_storage import torch_view
 
-# The DLDeviceType values of host memory, which the CPU can access. They are kDLCPU, kDLCUDAHost and
-# kDLROCMHost. The last two are allocated by a GPU library.
+# The CPU can access memory with one of these DLDeviceType values: kDLCPU, kDLCUDAHost and
+# kDLROCMHost. The last two denote host memory that a GPU library has allocated.
 HOST_DEVICE_TYPES = frozenset({1, 3, 11})
 
 # The latest DLPack version whose layout the structures below match.
@@ -112,7 +112,8 @@ def _view(memory: object, capsule: object, target: bool) -> memoryview:
         raise BufferError(f"{name(memory)} has {bits} bits, which is not a whole number of bytes")
     if not bits:
         return memoryview(bytearray())
-    # The capsule is not renamed to mark it as consumed, so its destructor releases the tensor.
+    # Keep the capsule's name. Renaming the capsule would mark it as consumed, and its destructor
+    # would then not release the tensor.
     whole = (ctypes.c_ubyte * (bits // 8)).from_address(tensor.data + tensor.byte_offset)
     whole.capsule = capsule
     view = memoryview(whole).cast("B")

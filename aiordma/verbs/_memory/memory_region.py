@@ -29,7 +29,8 @@ _OPTIONAL = int(AccessFlags.RELAXED_ORDERING)
 # Rights that `reg_mr` must check, because they depend on other rights, on `iova` or on the device.
 _WITH_CONDITIONS = int(_REMOTE_CHANGES | AccessFlags.ZERO_BASED | AccessFlags.ON_DEMAND)
 
-# Types whose memory comes from an allocator and is fully mapped. A mapped file could be truncated.
+# Objects of these types get their memory from an allocator, so all of it is mapped. mmap is not
+# included, because pages of a mapped file become inaccessible if the file is truncated (mmap(2)).
 _ALLOCATED = frozenset({bytes, bytearray, array})
 
 # The values of enum ibv_rereg_mr_flags and enum ibv_rereg_mr_err_code.
@@ -45,9 +46,9 @@ class Memory(NamedTuple):
     """Memory to be registered, and the objects that keep it in place.
 
     `page_size` is the page size if the library allocated the memory, or 0 otherwise. The view and
-    `keeper` together pin the memory (see `keeper_of`). A cffi buffer cannot pin it, because the
-    buffer would export the view itself. If both became garbage together, Python before 3.12.7 would
-    clear the view first and crash.
+    `keeper` together pin the memory (see `keeper_of`). Do not pin it with a cffi buffer, because
+    the buffer would hold an export of the view. If the buffer and the view became garbage at the
+    same time, Python before 3.12.7 would clear the view first and crash.
     """
 
     view: memoryview
@@ -303,7 +304,8 @@ def register(
     try:
         if not length:
             raise ValueError("a memory region must be at least 1 byte long, not 0")
-        # Register huge pages with ibv_reg_mr(), so that all of them are touched immediately.
+        # If huge pages were requested, use ibv_reg_mr(), because it touches all pages immediately.
+        # With `fully_mapped`, pages may only be created on first access.
         fully_mapped = not huge_pages if page_size else is_fully_mapped(view.obj)
         pointer, addr = reg_mr(
             pd, pointer_to(view), length, access, iova, fully_mapped=fully_mapped
@@ -325,7 +327,8 @@ def reg_mr(
 ) -> tuple[h.ibv_mr, int]:
     """Register memory, and return the ``struct ibv_mr`` and the address for work requests.
 
-    If `there` is true, the memory is known to be fully mapped (see `Library.reg_own_mr`).
+    If `fully_mapped` is true, the device can rely on all of the memory being mapped (see
+    `Library.reg_own_mr`).
     """
     rights = int(access)  # enum operators would double this function's run time
     if rights & _WITH_CONDITIONS:
@@ -354,10 +357,10 @@ def reg_mr(
 def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
     """Register all of this process's memory for local use, without pinning it.
 
-    The region covers all addresses, so the device cannot check the bounds of a request. The key is
-    therefore reserved for the library's own requests, and for memory the library keeps alive. An
-    implicit on-demand region is not an alternative, because a card would load its pages one at a
-    time, which is slower than copying.
+    The region covers all addresses, so the device cannot check the bounds of a request. Therefore,
+    only the library itself may use the key, and only for memory that it keeps alive. Cards could
+    use an implicit on-demand region instead, but they would load the pages one at a time, which is
+    slower than copying the data.
 
     Returns:
         The region, or None if the device requires memory to be pinned.
@@ -375,10 +378,11 @@ def address_of_mr(region: MemoryRegion) -> int:
 
 
 def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
-    """Return a region in the given protection domain, with the same memory, rights and address.
+    """Return a region in ``pd`` with the same memory, rights and address as ``region``.
 
-    A new region is registered on first use. It is closed together with the original region or the
-    protection domain. Raises the same exceptions as :meth:`ProtectionDomain.reg_pointer`.
+    Returns ``region`` if it is already in ``pd``. Otherwise, the first call registers a new region,
+    which is closed together with ``region`` or ``pd``, whichever is closed first. Raises the same
+    exceptions as :meth:`ProtectionDomain.reg_pointer`.
     """
     if region.pd is pd:
         return region
@@ -409,7 +413,7 @@ def is_fully_mapped(owner: object) -> bool:
 
 
 def check_rights(access: AccessFlags) -> None:
-    """Raise ValueError if the rights let peers modify the memory without LOCAL_WRITE."""
+    """Raise ValueError if the rights include remote writes or atomics, but not LOCAL_WRITE."""
     if access & _REMOTE_CHANGES and not access & AccessFlags.LOCAL_WRITE:
         raise ValueError(f"access {access!r} also requires AccessFlags.LOCAL_WRITE")
 
@@ -431,7 +435,12 @@ def require_on_demand(
 
 
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
-    """Allocate or view the memory to register. Raises ValueError if the rights do not suit it."""
+    """Return the memory to register, allocating it if ``memory`` is a size in bytes.
+
+    Raises:
+        ValueError: If the size is not positive, or if the memory is read-only but ``access`` allows
+            the device to modify it.
+    """
     if isinstance(memory, Integral):  # numpy integers also support the buffer protocol
         length = integer("memory", memory, None, None)
         if length <= 0:

@@ -27,7 +27,7 @@ _COPY_FROM = "another tensor and copy the data from it"
 
 
 def torch_view(torch: Any, tensor: Any, target: bool) -> memoryview:
-    """Return a CPU tensor's bytes, or raise BufferError if its memory does not contain them."""
+    """Return a view of a CPU tensor's bytes, or raise BufferError if this is not possible."""
     if (problem := _problem(torch, tensor, target)) is not None:
         raise BufferError(f"{name(tensor)} {problem}")
     if not tensor.is_contiguous():
@@ -79,7 +79,7 @@ def _move(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
 
 
 def _problem(torch: Any, tensor: Any, target: bool) -> str | None:
-    """Return why a tensor's memory cannot be used and what to use instead, or None if it can."""
+    """Return why a tensor's memory is unusable and what to use instead, or None if it is usable."""
     if tensor.device.type == "meta":
         return 'has no memory, because it is on the device "meta"'
     if tensor.layout is not torch.strided:

@@ -256,5 +256,5 @@ def _flags(signaled: bool, fence: bool, solicited: bool = False, inline: bool = 
 
 
 def _u64(name: str, value: int) -> int:
-    """Return the value modulo 2^64, which also encodes negative numbers."""
+    """Return an integer modulo 2^64, so that a negative number becomes its two's complement."""
     return integer(name, value, None, None) & U64_MAX

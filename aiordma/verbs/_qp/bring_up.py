@@ -26,7 +26,8 @@ from .qp_attributes import MASK_OF_FIELD, QPAttributes, QPChanges, fill, filled,
 
 T = TypeVar("T")
 
-# The masks of the attributes that the three transitions from RESET to RTS require, by type.
+# For each queue pair type, the masks of required attributes for the three transitions from RESET to
+# RTS.
 _MASKS_UP = {
     qp_type: tuple(
         TRANSITIONS[qp_type, current, following].required

@@ -43,8 +43,8 @@ class PostedWork:
     """The outstanding requests of a queue pair.
 
     One thread may post while another thread polls. Posting appends requests on the right, and
-    withdraws them there if it fails. Polling removes completed requests on the left. Because the
-    deques can change during a loop, loops use indexes instead of iterators.
+    removes them again if the device rejects them. Polling removes completed requests on the left.
+    Loops use indexes instead of iterators, because the other thread can change the deques.
     """
 
     __slots__ = ("__weakref__", "_failures", "_receives", "_sends", "first_failure", "max_send_wr")
@@ -77,7 +77,7 @@ class PostedWork:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether no outstanding send is signaled, so that no completion can free an entry."""
+        """Whether all outstanding sends are unsignaled, so that their success frees no entries."""
         return self.unsignaled == len(self._sends)
 
     def has_room(self, signaled: Sequence[bool]) -> bool:
@@ -93,7 +93,7 @@ class PostedWork:
         return free > 0 or (free == 0 and (any(signaled) or not stuck))
 
     def send(self, wr_id: int, opcode: int, signaled: int) -> None:
-        """Add a send before it is posted. Another thread may poll its completion immediately."""
+        """Add a send. Do this before posting it, because another thread may poll its completion."""
         self._sends.append((wr_id, opcode, signaled))
 
     def receive(self, wr_id: int) -> None:
@@ -111,13 +111,13 @@ class PostedWork:
             self._receives.pop()
 
     def clear(self) -> None:
-        """Discard all work and the first failure after the queue pair has been reset."""
+        """Discard all work and the recorded failure. Call this after resetting the queue pair."""
         self._sends.clear()
         self._receives.clear()
         self.first_failure = None
 
     def resume(self) -> None:
-        """Discard the first failure after the queue pair has returned to RTS."""
+        """Discard the recorded failure. Call this after returning the queue pair to RTS."""
         self.first_failure = None
 
     def settle(self, record: Record) -> WorkCompletionError | None:
@@ -137,7 +137,7 @@ class PostedWork:
         if status == WCStatus.WR_FLUSH_ERR:
             first = self.first_failure
         elif status == WCStatus.RETRY_EXC_ERR:
-            # The embedded device uses sockets, and the process may have no file descriptors left.
+            # On the embedded device, the process may have too few file descriptors for its sockets.
             detail = shortage_hint()
         error = work_completion_error(
             status,
@@ -171,7 +171,11 @@ class PostedWork:
         return None
 
     def _failed(self, wr_id: int, status: int) -> str:
-        """Remove the failed request and return its operation's name, preferring the oldest send."""
+        """Remove the failed request and return its operation's name.
+
+        If the oldest send and the oldest receive both have this `wr_id`, assume that the send
+        failed.
+        """
         receive = bool(self._receives) and self._receives[0] == wr_id
         first = bool(self._sends) and self._sends[0][0] == wr_id
         if first or not receive or status in _OF_A_SEND:

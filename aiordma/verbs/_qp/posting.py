@@ -223,7 +223,7 @@ class Posting(BringUp):
             raise packing_error(self._label(), error, requests) from None
 
     def _check_sends(self, requests: Sequence[SendWorkRequest]) -> None:
-        """Raise the exception `post_send` would raise if the requests can never be posted."""
+        """Raise the same exception as `post_send` if the requests are invalid or exceed a limit."""
         self._pack_sends(requests)
         limits = self.capabilities
         if request_reason(requests, limits.max_send_sge, "", limits.max_inline_data):

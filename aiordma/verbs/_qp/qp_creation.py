@@ -23,8 +23,9 @@ from .transport_rules import SendOps
 # Bits of enum ibv_qp_init_attr_mask.
 _PD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 2, 1 << 3, 1 << 6
 
-# Device capabilities to check, from the kernel's enum ib_uverbs_device_cap_flags. Some providers
-# accept these operations even if the device does not support them (rdma-core 44 on Linux 6.1).
+# The device capabilities for each optional operation, from the kernel's enum
+# ib_uverbs_device_cap_flags. `_require` checks them, because some providers accept these operations
+# even if the device does not support them (rdma-core 44 on Linux 6.1).
 _OFFERED = {
     SendOps.ATOMIC_WRITE: (1 << 40, "atomic writes"),
     SendOps.FLUSH: (1 << 38 | 1 << 39, "flushes"),
@@ -105,7 +106,7 @@ class QPKeywords(TypedDict, total=False):
 
 
 class Maker:
-    """Creates and destroys queue pairs with libibverbs. Connection IDs use a subclass."""
+    """The functions that create and destroy queue pairs. Connection IDs override them."""
 
     def create(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
         """Create a queue pair with ibv_create_qp(3)."""

@@ -63,9 +63,9 @@ class QueuePair(Posting):
     ) -> None:
         """Initialize the object. Only code in this package may call the constructor.
 
-        ``pd``, ``send_cq`` and ``recv_cq`` are None only for XRC_RECV queue pairs. Unless
-        ``reserved`` is true, completion queue entries are reserved for the queue pair, and its
-        posted work is tracked.
+        ``pd``, ``send_cq`` and ``recv_cq`` are None only for XRC_RECV queue pairs. ``reserved``
+        means that the caller has already reserved the completion queue entries and does not need
+        tracking of posted work. Otherwise, the constructor reserves entries and starts tracking.
 
         Raises:
             BusyError: If a completion queue does not have enough entries. The queue pair is then

@@ -132,7 +132,8 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         """Reserve a completion queue entry for every receive until this queue is closed.
 
         Raises:
-            BusyError: If there are too few entries. ``node`` is then closed.
+            BusyError: If there are too few entries. In this case, ``node``, which belongs to the
+                object being created, is closed.
         """
         if cq not in self._reserved_entries:
             try:

@@ -89,8 +89,8 @@ def has(qp_type: QPType, opcode: WROpcode) -> bool:
 
 def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
     """Return the flags allowed for the operation on this transport."""
-    # FENCE waits for earlier reads and atomics (ibv_post_send(3)). Only transports with responses
-    # support them.
+    # FENCE waits for earlier reads and atomics (ibv_post_send(3)). Only acknowledged transports
+    # support reads and atomics.
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ACKNOWLEDGED_QP_TYPES else SendFlags.FENCE)
 
 

@@ -153,7 +153,8 @@ def wrong_requests(requests: object) -> str:
     return ""
 
 
-# The maximum values in a request, in its optional parts, and in a scatter/gather element.
+# The maximum value of each field of a request, of its optional parts, and of a scatter/gather
+# element.
 _REQUEST = {
     **dict.fromkeys(("wr_id", "remote_addr", "compare_add", "swap"), U64_MAX),
     **dict.fromkeys(("opcode", "send_flags", "imm_data", "rkey", "invalidate_rkey"), U32_MAX),

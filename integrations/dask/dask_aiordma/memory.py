@@ -29,8 +29,9 @@ except ImportError:  # optional, as in distributed
 
 from .framing import MIN_LONG_FRAME
 
-# The time in seconds after which unused memory is freed. Most tasks take less time than this
-# estimate, and Dask reports unmanaged memory as "old" only after 30 s.
+# The time in seconds after which unused memory is freed. The value is an estimate. It should exceed
+# the duration of most tasks, but stay below the 30 s after which Dask reports unmanaged memory as
+# "old".
 UNUSED_LIFETIME = 10.0
 # The maximum number of unused blocks. The limit is low, because each new frame searches all blocks.
 MAX_UNUSED_BLOCKS = 256

@@ -26,8 +26,8 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with (
-        # A killed worker restarts slowly on a busy machine. After this timeout, the cluster would
-        # give up the worker.
+        # Do not let the cluster give up on a killed worker. The worker restarts slowly on a busy
+        # machine.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
         LocalCluster(
             protocol="rdma://",
@@ -126,7 +126,7 @@ def kill_in_the_middle(pid: int, dask_worker: Any) -> None:
 
 
 async def without(victim: str, dask_scheduler: Scheduler) -> None:
-    """Wait until the scheduler has removed `victim` and knows two other workers."""
+    """Wait until the scheduler has removed `victim` and has at least two other workers."""
     while victim in dask_scheduler.workers or len(dask_scheduler.workers) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 

@@ -176,7 +176,7 @@ def test_arrays_arrive(source: Any, sink: Any) -> None:
         np.array(["text", "more"]),
     ]
     assert ray.get(sink.contents.remote(source.give_arrays.remote(arrays))) == contents(arrays)
-    # An object can contain tensors and arrays once its processes have used both transports.
+    # Both actors have used both transports by now, so an object can contain tensors and arrays.
     both = [torch.arange(5), np.arange(5)]
     assert ray.get(sink.contents.remote(source.give.remote(both))) == contents(both)
 
