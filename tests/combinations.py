@@ -97,7 +97,7 @@ class Chooser:
         self._uses: defaultdict[str, Counter[object]] = defaultdict(Counter)
 
     def choose(self, test: str, parameters: Mapping[str, Sequence[str]]) -> Combination:
-        """Return the combination of a test ID ("file::name"), which stays the same."""
+        """Return the combination for a test ID ("file::name"). Later calls return the same one."""
         if test not in self.chosen:
             uses = self._uses[test.partition("::")[0]]
 
@@ -131,7 +131,7 @@ def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
 
 
 def is_repeated(item: pytest.Item) -> bool:
-    """Return whether a repeated test runs in the item's combination."""
+    """Return whether a run with `--every-combination` includes the item's combination."""
     if not isinstance(item, pytest.Function):
         return False
     count = math.prod(map(len, parameters(item).values()))
@@ -145,7 +145,7 @@ def is_repeated(item: pytest.Item) -> bool:
 def values(
     config: pytest.Config, definition: pytest.Function, every: bool
 ) -> dict[str, Sequence[str]]:
-    """Return the parameter values that the test runs with: all if `every`, otherwise one each."""
+    """Return the values to test for each parameter: all if `every` is true, otherwise one."""
     possible = parameters(definition)
     if config.getoption("--peer") and "connection_method" in possible:
         possible = {**possible, "connection_method": ("tcp",)}

@@ -91,7 +91,7 @@ def text(data: bytes) -> trace_records.Record:
 
 
 def runs(data: bytes) -> object:
-    """Parse trace runs like `aiordma trace`, and check that they can be assembled."""
+    """Parse trace runs as `aiordma trace` does. Finding offsets and requests must not fail."""
     found = parse_runs(data, "file")
     offsets(found)
     return [requests(run) for run in found]

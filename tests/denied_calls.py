@@ -13,7 +13,7 @@ MACHINES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call, with its numbers for each of `MACHINES`."""
+    """A system call and its numbers on each architecture in `MACHINES`."""
 
     name: str
     numbers: tuple[tuple[int, ...], tuple[int, ...]]
@@ -22,7 +22,7 @@ class Call:
     links: tuple[str, ...] = ("shared",)
 
 
-# The calls that the device needs, in order of use, then those with a substitute.
+# The calls that the device needs, in order of use, then calls for which it has a substitute.
 CALLS = (
     Call("socket(AF_INET)", ((41,), (198,)), socket.AF_INET),
     Call("epoll_ctl", ((233,), (21,))),

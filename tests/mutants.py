@@ -92,8 +92,8 @@ SKIPPED = re.compile(
     r"|.*\b(?:TYPE_CHECKING|logger\.|warnings\.|add_note\()"
 )
 SHOWN = {"__repr__", "__str__", "__del__", "text", "describe"}
-# Words before a bracket whose first two arguments are not swapped: keywords, and functions for
-# which the order makes no difference.
+# Words before "(" that prevent swapping the first two arguments: keywords, and functions for which
+# the order of the arguments makes no difference.
 EITHER_WAY = {"max", "min", "isinstance", "issubclass", "gcd", *keyword.kwlist}
 
 
@@ -113,7 +113,7 @@ class Mutant:
         return f"{self.path}:{self.line} {self.function}: {self.kind}: {before} -> {after}"
 
     def rank(self) -> int:
-        """Return a pseudorandom rank, which does not depend on changes elsewhere."""
+        """Return a pseudorandom rank that stays the same when other code changes."""
         words = f"{SEED} {self.path} {self.function} {self.kind} {self.before} {self.after}"
         return crc32(words.encode())
 
@@ -227,7 +227,7 @@ def changes(source: str, line: list[Token], number: bool) -> Iterator[tuple[str,
 
 
 def swapped(source: str, line: list[Token]) -> Iterator[tuple[str, int, int, str]]:
-    """Yield a swap of the first two arguments in the leading bracket, if both are positional."""
+    """Yield a swap of a call's first two arguments if both are positional. `line` starts at "("."""
     inside = [*takewhile(lambda it: it.depth > line[0].depth, line[1:])]
     flat = [it for it in inside if it.depth == line[0].depth + 1]
     ends = [*(it for it in flat if it.text == ","), line[len(inside) + 1]][:2]
@@ -256,7 +256,7 @@ def tracked(*ends: str) -> list[str]:
 
 
 def planted() -> dict[str, tuple[str, Mutant]]:
-    """Choose the mutants by name, one per function first. Any prefix of them is a sample."""
+    """Return the chosen mutants by name, starting with one per function. Any prefix is a sample."""
     sources = {
         name.removeprefix("aiordma/"): git("show", f"HEAD:{name}")
         for name in tracked(".py", ".pyx")
@@ -336,7 +336,7 @@ class Copy:
         subprocess.run(command, cwd=self.path, env=self.environment, stdout=quiet, check=True)
 
     def tests(self, group: str, without: list[str], limit: float) -> str:
-        """Return the first failing test, "hang or crash", or "". Kill the remaining processes."""
+        """Return the first failing test, "hang or crash", or "". Kill all test processes."""
         left_out = [f"--deselect={it}" for it in without]
         with subprocess.Popen(
             ["bash", "-c", f'exec python -u -m pytest {PYTEST} "$@" {group}', "", *left_out],
@@ -359,7 +359,7 @@ class Copy:
         return "hang or crash" if process.returncode not in (0, NO_TESTS) else ""
 
     def failing(self, group: str, without: list[str], limit: float = 1200) -> Iterator[str]:
-        """Yield the failing tests. Each is deselected from then on."""
+        """Yield the failing tests. Each is added to `without`, so that later runs deselect it."""
         while found := self.tests(group, without, limit):
             yield found
             assert "::" in found, f"{group}: {found}"

@@ -106,7 +106,7 @@ os.listdir("/dev/infiniband")
 
 
 def run(*command: str | Path, **more: str) -> str:
-    """Run a command that must succeed and return its output. `more` sets environment variables."""
+    """Run a command and return its output, or exit if it fails. `more` extends the environment."""
     cwd = more.pop("cwd", str(ROOT))
     done = subprocess.run(
         command,
@@ -178,7 +178,7 @@ def make_manylinux(python: str, machines: list[str]) -> list[Path]:
     theirs = Path(described["include"])
     ours = TOP / "include" / theirs.name
     shutil.copytree(theirs, ours, dirs_exist_ok=True)
-    # Debian's pyconfig.h includes a header for each machine from outside this folder. Replace it
+    # On Debian, pyconfig.h only includes a machine-specific header from another folder. Replace it
     # with this machine's header.
     real = theirs.parent / described["variables"].get("MULTIARCH", "") / theirs.name / "pyconfig.h"
     if real.exists():
@@ -213,7 +213,7 @@ def compile_manylinux(inside: Path, variables: dict[str, object], include: Path,
     found = re.search(rf'platform tag: "(manylinux_2_(\d+)_{to})"', shown)
     if not found or int(found[2]) > int(GLIBC.removeprefix("2.")):
         sys.exit(f"{made.name} does not run with glibc {GLIBC}: {shown}")
-    # `auditwheel repair` is not used, because it knows only this machine's tags.
+    # `auditwheel repair` is not used, because it supports only this machine's platform tags.
     tagged = run(sys.executable, "-m", "wheel", "tags", "--platform-tag", found[1], made)
     return Path(shutil.move(made.with_name(tagged.split()[-1]), DIST))
 

@@ -59,7 +59,7 @@ def tokens(text: str, language: re.Pattern[str]) -> int:
 
 
 def measure() -> dict[str, tuple[int, int, int]]:
-    """Return the number of files, lines, and tokens (pages: words) of each part."""
+    """Return the number of files, lines, and tokens (or words, for pages) of each part."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -21,8 +21,8 @@ LIMIT = 120
 """Time limit of a C test in seconds. That of the Python tests is in pyproject.toml."""
 
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-# The tracers for Python and for other processes. The first one that is installed and may trace the
-# process is used.
+# The tracers: py-spy for Python processes, and gdb for all others. The first one that is installed
+# and succeeds is used.
 TRACERS = (
     ("py-spy", "dump", "--native", "--pid"),
     ("gdb", "-batch", "-nx", "-ex", "thread apply all backtrace", "-p"),

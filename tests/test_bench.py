@@ -132,8 +132,8 @@ def test_bench_prints_one_comparison() -> None:
     assert "| kernel | " in done.stdout
 
 
-# The address sanitizer's allocator at least doubles the memory usage, so a connection exceeds its
-# goal.
+# AddressSanitizer's allocator at least doubles the memory usage, so a connection needs more memory
+# than the benchmark's goal.
 SANITIZED = "ASAN_OPTIONS" in os.environ
 OWN = (64 << 10) * (4 if SANITIZED else 1)
 REACHED = 4 if SANITIZED else 5
@@ -152,8 +152,8 @@ def test_costs_are_within_their_limits(tmp_path: Path) -> None:
     assert all(0 < own <= OWN for own in connections["own"])
     # A receive occupies resident memory only once it has been used.
     assert all(pool < 16 << 10 for pool in connections["pool"])
-    # An idle end is never scheduled. The measurement is repeated, so a nonzero count is not due to
-    # chance.
+    # An idle end is never scheduled. The benchmark repeats the measurement a few times until the
+    # count is 0, so unrelated activity does not fail the test.
     assert connections["idle_runs"] == [0, 0]
     assert connections["files"] == [0, 0]
     assert len(data["transfers"]["extra"]) == 3
@@ -170,8 +170,8 @@ RECORDED = {instructions.CALIBRATION: 1000.0, "an echo": 50_000.0}
         ((1000, 52_000), "here", "+4.0%  an echo\n", True),
         ((1000, 53_000), "here", "+6.0%  an echo  MORE than it may be\n", False),
         ((1000, 40_000), "here", "-20.0%  an echo  less: record it", True),
-        # For a Python without a record, the limits are scaled by the instructions that asyncio
-        # needs there.
+        # If nothing is recorded for this Python, the limits of another one apply. They are scaled
+        # by the number of instructions that asyncio needs.
         ((2000, 120_000), "elsewhere", "compared with here, 2.00 times as much", True),
         ((2000, 130_000), "elsewhere", "Nothing is recorded for elsewhere", False),
         ((1000, 50_000, 7), "here", "another: not recorded", False),

@@ -30,8 +30,8 @@ from conftest import kind_of
 from tests.processes import run_python
 from tests.transport.inside import figures
 
-# The names of the asynchronous interface that have no method here, and why. They are accessible
-# through `call`.
+# Names of the asynchronous interface that have no blocking counterpart, and the reasons. They
+# remain accessible through `call`.
 LEFT_OUT = {
     "alloc": "its memory is given back in the loop's thread",
     "lease": "likewise",

@@ -64,7 +64,8 @@ def test_make_names_the_missing_package_first(target: str, package: str, tmp_pat
     assert make
     assert bash
     (tmp_path / "bash").symlink_to(bash)
-    # These variables would make it a recursive make, which prints the directory that it enters.
+    # Clear the variables of a parent make. They would make this one a recursive make, which prints
+    # the name of the directory that it enters.
     done = run(make, target, "PYTHON=none", PATH=str(tmp_path), MAKEFLAGS="", MAKELEVEL="0")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"is missing: on Debian and Ubuntu, apt-get install {package}\n" in done.stderr
@@ -73,7 +74,8 @@ def test_make_names_the_missing_package_first(target: str, package: str, tmp_pat
 def test_change_recompiles_only_dependent_modules(tmp_path: Path) -> None:
     """An import compiles the modules, even if `cython` is not on the PATH."""
     source, folder = tmp_path / "source", tmp_path / "build"
-    # Other processes replace .pyc files during the copy, but their folders persist.
+    # Skip .pyc files, because other processes may replace them during the copy. Their folders may
+    # be copied, because they persist.
     compiled = shutil.ignore_patterns("*.pyc*")
     for name in ("aiordma", "native", "softdev"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=compiled)

@@ -29,7 +29,7 @@ PUBLIC = {
 }  # fmt: skip
 
 # For each group or module: the other groups or modules that it may import. If one module of a group
-# has a row, all its modules need one.
+# has a row, every module of this group needs a row.
 GROUPS: dict[str, set[str]] = {
     "errors": set(),
     "_core": {"errors"},
@@ -108,7 +108,7 @@ GROUPS: dict[str, set[str]] = {
         "_loop.futures",
         "_loop.shutdown",
     },
-    # The package itself collects the public names, so no module above may import it.
+    # The package itself collects the public names, so no module listed above may import it.
     "": PUBLIC
     | {"_core.lazy_exports", "streams", "reconnecting", "monitoring"}
     | {"monitoring_socket"},
@@ -191,7 +191,7 @@ def group_of(path: Path) -> str:
 
 @functools.cache
 def modules() -> list[Path]:
-    """Return all Python and Cython modules and the stubs. Types in stubs are imports, too."""
+    """Return all Python and Cython modules, and the stubs, whose imports of types count as well."""
     return sorted(path for path in PACKAGE.rglob("*.*") if path.suffix in {*PYTHON, *CYTHON})
 
 
@@ -203,7 +203,7 @@ def is_type_checking(test: ast.expr) -> bool:
 
 @functools.cache
 def imports(path: Path) -> tuple[Import, ...]:
-    """Return all imports of a module, also within functions, and cimports, by full name."""
+    """Return a module's imports and cimports, including those in functions, by full name."""
     return tuple(_imports(path))
 
 

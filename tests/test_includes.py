@@ -49,8 +49,8 @@ VARIABLES = {
     "sim": {"sim"},  # all simulated hosts
 }
 
-# Headers that only generated code needs (Python), and headers of the RDMA packages, which no build
-# needs.
+# Forbidden headers: Python.h is only for generated code, and no build needs the headers of the RDMA
+# packages.
 NOWHERE = ("Python.h", "infiniband/", "rdma/")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
@@ -66,7 +66,7 @@ def rank_folder(path: Path) -> str:
 
 
 def found(name: str, including: Path) -> Path | None:
-    """Return the header that the compiler finds, or None. The including file's folder is first."""
+    """Return the header that the compiler finds, or None. The includer's folder comes first."""
     paths = (
         (folder / name).resolve()
         for folder in (including.parent, ROOT / "native", DEVICE.parent, DEVICE)
@@ -144,8 +144,8 @@ def test_calls_go_to_lower_folders_only() -> None:
 
 
 def test_global_state_is_limited_to_known_variables() -> None:
-    # GCC names a static variable of a function name.0, and clang function.name. Names that start
-    # with __ belong to the compiler.
+    # For a static variable inside a function, GCC emits the symbol `name.0`, and clang emits
+    # `function.name`. Names that start with __ belong to the compiler.
     variable = r"^(?!__)(?:\w+\.)??(\w+?)(?:\.\d+)? *\|.*\|\.(?:data(?!\.rel\.ro)|bss)"
     found: defaultdict[str, set[str]] = defaultdict(set)
     for folder, lines in symbols("--format=sysv"):

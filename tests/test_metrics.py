@@ -91,7 +91,7 @@ def labels(point: NumberDataPoint) -> frozenset[tuple[str, str]]:
 
 
 async def agrees(collect: Callable[[], Values], device: str) -> None:
-    """Check the metrics against the two connections and their pool, and after they have ended."""
+    """Check the metrics while two connections are open, and again after they have ended."""
     before = await asyncio.to_thread(collect)
     async with testing.connected_pair(device=device) as ends:
         await load(*ends)
@@ -125,7 +125,7 @@ async def agrees(collect: Callable[[], Values], device: str) -> None:
 
 
 def latencies(values: Values) -> dict[tuple[str, str, float | None], float]:
-    """Return the latency values by the histogram's part, the operation and the bound."""
+    """Return the latency metrics, keyed by histogram series, operation and bucket bound."""
     found = {}
     for (name, keys), value in values.items():
         _, is_one, part = name.partition("aiordma_latency_seconds_")

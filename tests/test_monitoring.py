@@ -389,7 +389,7 @@ async def test_failing_hook_is_logged_and_others_are_called(
 
 
 async def leave_open(device_name: str, host: str) -> list[object]:
-    """Return a listener and both ends of a connection, left open for the loop's end to close."""
+    """Return a listener and both ends of a connection. They stay open until the loop ends."""
     listener = await aiordma.listen(host, device=device_name)
     client = await aiordma.connect(host, listener.port, device=device_name)
     return [listener, client, await listener.accept()]

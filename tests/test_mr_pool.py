@@ -345,7 +345,7 @@ def test_region_closed_during_an_operation_stays_pinned(pd: verbs.ProtectionDoma
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Leases, views and pins in random order. Each lease keeps its bytes until its last use."""
+    """A random sequence of leases, views and pins. Each lease must keep its bytes while in use."""
 
     pd: verbs.ProtectionDomain
     leases = Bundle("leases")

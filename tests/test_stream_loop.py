@@ -497,8 +497,8 @@ def test_data_written_before_the_end_of_the_program_arrives(
 
     serving = Thread(target=run, args=(kind, device_name, serve()))
     serving.start()
-    # Before Python 3.11.5 only the transport warns, and not if it has already received the peer's
-    # EOF.
+    # Before Python 3.11.5, only the transport warns. It does not warn if it has already received
+    # the peer's EOF.
     unclosed = (
         pytest.warns(ResourceWarning)
         if hasattr(asyncio.StreamWriter, "__del__")

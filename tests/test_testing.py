@@ -338,7 +338,7 @@ def left() -> Iterator[list[object]]:
 
 @contextmanager
 def leak(match: str) -> Iterator[None]:
-    """Check that a block leaks, with this text in the error."""
+    """Check that the block leaks and that the error message matches `match`."""
     with pytest.raises(AssertionError, match=match), testing.check_leaks(timeout=0):
         yield
 

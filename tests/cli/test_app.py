@@ -11,7 +11,7 @@ import aiordma
 from aiordma.cli.app import app
 from tests.processes import run_python
 
-# Runs `aiordma --help` without one module. A None entry in sys.modules makes its import fail.
+# Runs `aiordma --help` as if a module were missing: a None in sys.modules makes its import fail.
 WITHOUT = """\
 import runpy, sys
 sys.modules[{module!r}] = None

@@ -155,7 +155,7 @@ FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
         [(OK, "", ""), (PROBLEM, "module rdma_ucm is not loaded", "modprobe rdma_ucm")]),
     (checks.providers, UNLISTED, [(PROBLEM,
         "libibverbs does not list the kernel's mlx5_0; its providers: rxe", "ibverbs-providers")]),
-    # If another device is listed, the unlisted one may be unwanted, so it is only a warning.
+    # The user may not need new0, because mlx5_0 is listed. This is therefore only a warning.
     (checks.providers, replace(GOOD, kernel_devices={"mlx5_0": "mlx5_core", "new0": "new"}),
         [(WARNING, "new0", "")]),
     (checks.providers, replace(UNLISTED, container="docker"),

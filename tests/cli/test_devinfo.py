@@ -22,7 +22,7 @@ def devinfo(*words: str) -> Result:
 
 
 def shown(device: verbs.Device, verbose: bool = False) -> str:
-    """Return the output for a non-terminal of 80 columns."""
+    """Return the device information as plain text of at most 80 columns."""
     console = Console(file=io.StringIO(), width=80)
     show_device(console, device, DeviceInfo.ask(device), verbose)
     assert isinstance(console.file, io.StringIO)

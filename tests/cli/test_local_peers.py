@@ -13,7 +13,7 @@ from aiordma.cli import local_peers
 from aiordma.cli.local_peers import LocalPeerFacts
 from tests.processes import run_python
 
-# Denies itself and its children one system call (seccomp(2)), then collects the facts.
+# Blocks one system call for itself and its children (seccomp(2)), then prints LocalPeerFacts.
 FILTERED = """
 import ctypes, struct, sys
 number, action = int(sys.argv[1]), int(sys.argv[2])

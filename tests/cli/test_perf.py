@@ -36,14 +36,14 @@ def test_perf_table_lists_each_size(device_name: str) -> None:
 
 
 def names(heading: str) -> set[str]:
-    """Return the names in the first column of the docs/perf.md table that begins with `heading`."""
+    """Return the first-column names of a table in docs/perf.md. `heading` starts its header row."""
     table = PAGE[PAGE.index(heading) :].partition("\n\n")[0]
     rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
 def listed(heading: str, row: str) -> set[str]:
-    """Return the names that follow the first column in `row` of that table."""
+    """Return the names after the first cell of `row` in the docs/perf.md table at `heading`."""
     table = PAGE[PAGE.index(heading) :].partition("\n\n")[0]
     line = next(line for line in table.splitlines() if line.startswith(f"| {row} |"))
     return set(re.findall(r"`(\w+)`", line.partition("|")[2].partition("|")[2]))

@@ -31,7 +31,7 @@ BAD = Result(4, times=[1e-6], payload=4, mismatch="message 0: byte 3 was 0x01 an
 
 
 def shown(report: Report) -> str:
-    """Return the output for a non-terminal of 80 columns."""
+    """Return the report as plain text of at most 80 columns."""
     console = Console(file=io.StringIO(), width=80)
     report.show(console)
     assert isinstance(console.file, io.StringIO)

@@ -64,7 +64,7 @@ print(json.dumps([name for name in table for library in libraries
     assert result_of(program, table=table) == []
 
 
-# Calls that the library lacks: the form of the failure, call, ctypes result type, and result.
+# Calls that the library does not implement: kind of failure, name, ctypes result type, result.
 FORMS = [
     ("null", "ibv_alloc_dmah", "c_void_p", None),
     ("null", "ibv_create_comp_cntr", "c_void_p", None),

@@ -141,7 +141,7 @@ EXPRESSIONS = {
     f" == read('{DEV}/dev')": True,
     f"read('{DEV}/ibdev')": "embedded0",
     f"os.stat('{NODE}').st_rdev != os.stat('/dev/infiniband/rdma_cm').st_rdev": True,
-    # Files are not writable. They are not executable either, as vm.memfd_noexec may forbid it.
+    # Files are read-only, and not executable because vm.memfd_noexec may forbid executable memfds.
     f"os.open('{FILE}', os.O_WRONLY)": "EACCES",
     f"os.open('{FILE}', os.O_RDONLY | os.O_DIRECTORY)": "ENOTDIR",
     f"os.access('{FILE}', os.W_OK)": False,
@@ -180,7 +180,7 @@ def test_several_devices_are_listed() -> None:
         "os.stat('/sys/class/infiniband/embedded2')": "ENOENT",
         "os.stat('/sys/class/infiniband/embedded01')": "ENOENT",
         "os.stat('/dev/infiniband/uverbs999')": "ENOENT",
-        # The directory that replaces "/", opened as find(1) does.
+        # A path relative to a descriptor of the directory that replaces "/", as find(1) uses.
         "os.stat('sys', dir_fd=root).st_ino == os.stat(tree + '/sys').st_ino": True,
     }
     setup = f"""

@@ -61,7 +61,7 @@ Process = subprocess.Popen[str]
 
 @pytest.fixture
 def program(sockets: Path, device_name: str) -> Iterator[Process]:
-    """A process with two connections that has sent seven messages of 1000 bytes."""
+    """A process that has opened two connections and sent seven messages of 1000 bytes."""
     with run(device_name, "stuck") as process:
         try:
             yield process

@@ -25,7 +25,7 @@ def aiordma_trace(*words: object) -> Result:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Write a trace with failures and events of a queue pair, and one of a killed process."""
+    """Write two traces: one with a queue pair's failures and events, one of a killed process."""
     writer = Writer(3)
     writer.add(trace.CreatedQP(t=writer.now(), qp_num=3, qp_type="RC", send_cq=1, recv_cq=1))
     writer.state("RESET", "INIT")
@@ -404,7 +404,7 @@ def connected(qp_num: int, peer: int, qp_type: str = "RC") -> Writer:
 
 
 def two_ends(qp_type: str = "RC") -> tuple[Writer, Writer]:
-    """Return the traces of both ends for three messages, a write and a lost message."""
+    """Return the traces of both ends after three messages, one RDMA write and one lost message."""
     sender, receiver = connected(3, 4, qp_type), connected(4, 3, qp_type)
     receives = [receiver.receive() for _ in range(4)]
     receiver.t = 2000

@@ -32,14 +32,14 @@ def expect(channel: cm.EventChannel, kind: EventType) -> ConnectionEvent:
 
 
 def expect_all(channel: cm.EventChannel, *kinds: EventType) -> dict[EventType, ConnectionEvent]:
-    """Return the next events by type. They may arrive in any order."""
+    """Return the next events, keyed by type. Their types must be `kinds`, in any order."""
     events = {event.type: event for event in (next_event(channel) for _ in kinds)}
     assert set(events) == set(kinds)
     return events
 
 
 def refused(code: int, use: Callable[[], object]) -> VerbsError:
-    """Return the error of a call that must fail with `code`. Re-raise other UnsupportedErrors."""
+    """Return the error of a call, which must be `code`. Re-raise an unexpected UnsupportedError."""
     with pytest.raises(VerbsError) as caught:
         use()
     if isinstance(caught.value, UnsupportedError) and code not in UNSUPPORTED:

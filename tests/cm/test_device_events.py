@@ -22,7 +22,7 @@ def command(line: str, *, check: bool = True) -> None:
 
 @pytest.fixture
 def place(device_name: str) -> Iterator[tuple[str, str]]:
-    """A device to remove, and its address. On rxe it is a temporary device."""
+    """A device that the test may remove, and its address. An rxe device is created for the test."""
     if kind_of(device_name) == "embedded":
         yield device_name, "127.0.0.1"  # the child process's device
         return

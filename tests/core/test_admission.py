@@ -19,7 +19,7 @@ OFFER = b"an offer"
 
 
 def counted() -> Callable[[int], bytes]:
-    """Return a counter in place of a random number generator."""
+    """Return a predictable replacement for a random generator, which counts up from 1."""
     numbers = iter(range(1, 1 << 30))
     return lambda size: next(numbers).to_bytes(size, "little")
 
@@ -28,7 +28,7 @@ salt = counted()
 
 
 def show(office: TicketValidator, challenge: Challenge | None = None) -> bool:
-    """Return whether a valid ticket for the challenge, by default the current one, is admitted."""
+    """Return whether a valid ticket is admitted. The challenge defaults to the current one."""
     return office.validate(
         ticket(KEY, challenge or office.challenge, OFFER, salt(SALT_SIZE)), OFFER
     )

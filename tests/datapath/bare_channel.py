@@ -40,7 +40,7 @@ PATIENCE = 100  # seconds
 
 @dataclass(frozen=True)
 class Room:
-    """The limits of one side, and the other settings that a channel needs on this side."""
+    """The limits and other settings of one side of a channel."""
 
     data_receives: int = 32
     control_receives: int = 8
@@ -99,12 +99,12 @@ class Owner:
 
 
 class Wire:
-    """Two connected queue pairs. Channels use one in turn, and the peer uses the other."""
+    """Two connected queue pairs: one for this side's channel, and one for a simulated peer."""
 
     def __init__(
         self, context: verbs.Context, kind: type[SendQueue] = SendQueue, lead: Wire | None = None
     ) -> None:
-        """Connect the queue pairs. With `lead`, add another rail to that wire's channels."""
+        """Connect the queue pairs. If `lead` is given, this wire adds a rail to its channels."""
         self.lead = lead
         self.loop: asyncio.AbstractEventLoop = lead.loop if lead else asyncio.new_event_loop()
         self.pd = pd = context.alloc_pd()
@@ -160,7 +160,7 @@ class Wire:
     def peer_posts(
         self, opcode: verbs.WROpcode, length: int, address: int = 0, rkey: int = 0
     ) -> verbs.WCStatus:
-        """Post a work request of the peer on the memory behind its receives. Return its status."""
+        """Post a work request of the peer, using memory after its receives. Return the status."""
         self.peer.post_send_one(
             DEPTH, opcode, SIGNALED, self.mr.addr + OWN, length, self.mr.lkey, address, rkey
         )
@@ -212,7 +212,7 @@ class Wire:
 
 
 class BareChannel:
-    """A channel on a wire that records its calls to the owner."""
+    """A channel on a wire, and an owner that records the channel's calls."""
 
     def __init__(
         self,

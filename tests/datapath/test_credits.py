@@ -143,7 +143,7 @@ class Explorer:
             if may:
                 back = self.load(account).sent(kind)
                 assert kind is not CREDIT or any(back), "a CREDIT frame that the peer would refuse"
-                # CREDIT counts as CONTROL from here on, since fewer kinds mean far fewer states.
+                # Treat CREDIT as CONTROL from here on, because fewer kinds mean far fewer states.
                 yield self.credits.account(), (int(DATA if kind is DATA else CONTROL), *back)
 
     def arrival(self, account: Account, frame: Frame) -> Account:
@@ -165,7 +165,7 @@ class Explorer:
                 yield self.credits.account(), right, to_left, to_right
 
     def check_rest(self, state: State) -> bool:
-        """Return whether the ends are at rest. If so, they must be able to send everything."""
+        """Return whether the ends are at rest. If so, check that only held messages block them."""
         left, right, to_left, to_right = state
         if to_left or to_right:
             return False

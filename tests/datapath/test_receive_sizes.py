@@ -29,7 +29,7 @@ answers = st.sampled_from(["told", "wait", "refused"])
 
 
 def fitting(size: int, frames: list[int]) -> int:
-    """Return the receive size for these frames, which exclude those larger than LARGEST."""
+    """Return the expected receive size after frames of these lengths. None exceeds LARGEST."""
     if size == SMALL:
         return LARGEST if sum(length > SMALL for length in frames) >= GROW_AFTER else SMALL
     latest = frames[-SHRINK_AFTER:]
@@ -80,7 +80,7 @@ def test_receive_size_changes_when_the_peer_can_be_told(
 
 
 def peer_sends_large(wire: Wire, bare: BareChannel, count: int = GROW_AFTER) -> None:
-    """Send messages from the peer that need large receives, then read and receive them."""
+    """Send large messages from the peer by rendezvous, and receive each of them."""
     for number in range(count):
         there = Piece(wire.mr.addr + OWN, LARGEST - 8, wire.mr.rkey)
         wire.peer_sends(rendezvous(number, there))

@@ -233,7 +233,7 @@ class Offer:
         )
 
     def tell(self, first: int = 0, end: int | None = None, rail: int = OTHER) -> None:
-        """Send the other rail's keys for the pieces from `first` to `end`."""
+        """Send the second rail's keys for the pieces `first` up to `end`, labeled as `rail`."""
         keys = [(self.other.rkey, 0)] * len(self.ranges[first:end])
         self.rails.lead.peer_sends(
             frame(FrameKind.RNDV_KEYS, pack_keys(self.request_id, rail, first, keys))

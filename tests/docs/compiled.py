@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parents[2] / "aiordma"
-# Public names of types that have other names in the stubs.
+# Maps names of types in the stubs to the public types.
 PUBLIC = {"Local": "LocalMemory", "Sendable": "Message | LocalMemory | AnyMemory"}
 
 

@@ -71,6 +71,6 @@ def _command(context: click.Context, description: str, options: str = "") -> Ite
 
 
 def _text(plain: str) -> str:
-    """Escape text for roff: bold `code`, literal hyphens, and no requests."""
+    """Format text for roff. Make `code` bold, and escape hyphens and leading control characters."""
     escaped = plain.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^(?=[.'])", r"\\&", re.sub(r"`([^`]+)`", r"\\fB\1\\fR", escaped))

@@ -49,7 +49,7 @@ MODULES = (
 )
 """The modules that users import from."""
 
-# Docstrings of names internal to the package.
+# Matches the docstrings of names that are internal to the package.
 _FOR_THE_PACKAGE = re.compile(r"internal to the library|for (the modules of )?this package", re.I)
 
 _ASSIGNED = re.compile(r"\bself\.([a-z]\w*)(?:: [^=\n]+)? = ")
@@ -205,7 +205,7 @@ def is_written(member: Member) -> bool:
 
 
 def members(cls: type, offered: set[type]) -> Iterator[Member]:
-    """Yield a class's members in definition order: compiled, own, then inherited."""
+    """Yield a class's public members: compiled classes first, then in MRO and definition order."""
     values = set(cls.__members__) if issubclass(cls, enum.Enum) else set()
     seen: set[str] = set()
     for owner in sorted(cls.__mro__, key=lambda owner: not stand_ins(owner)):
@@ -243,7 +243,7 @@ _DIRECTIVE = re.compile(r"^\.\. public-(names|module):: (\S+)\n((?:\n? {3}.+\n)*
 
 
 def on_pages() -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return the (module, page) pairs of the reference, and its names with their modules.
+    """Return the (module, page) pairs of the reference, and the qualified names on its pages.
 
     The directives are defined in docs/_extensions/public_names.py.
     """

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-# Commands, and their output if a text block follows directly.
+# Matches shell commands, and their output if a text block follows directly.
 BLOCK = re.compile(
     r"^```sh\n(?P<commands>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE
 )
-# A file, whose name is in a separate paragraph before it.
+# Matches a file's name in a paragraph of its own, and the file's text in the code block below.
 FILE = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-# A file included from the repository.
+# Matches the path of a file included from the repository.
 INCLUDED = re.compile(r"^```\{literalinclude\} (\S+)$", re.MULTILINE)
 
-# Text that varies between runs: times, process IDs, addresses, paths.
+# Matches text that varies between runs: times, process IDs, addresses, paths.
 VARIABLE = re.compile(r"/[^\s:]+|0x[0-9a-f]+|\d[\d.,]*")
 
 

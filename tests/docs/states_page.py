@@ -18,7 +18,7 @@ def mermaid(qp_type: QPType) -> str:
     """Return a Mermaid state diagram for a queue pair type.
 
     Solid arrows are ``modify`` calls. The device itself makes the transitions marked *device* when
-    an operation fails (IBTA 10.3.1). An arrow from ``working`` leaves each state inside it.
+    an operation fails (IBTA 10.3.1). An arrow from ``working`` applies to every state inside it.
     """
     steps = [(row.current, row.next) for row in TRANSITIONS.values() if row.qp_type is qp_type]
     inside = [step for step in steps if not set(ENDS) & set(step)]
@@ -37,7 +37,7 @@ def mermaid(qp_type: QPType) -> str:
 
 
 def attributes() -> str:
-    """Return a table of ``modify`` arguments whose names differ from their attribute."""
+    """Return a table of the attributes whose ``modify`` arguments have different names."""
     fields: dict[QPAttrMask, list[str]] = {}
     for field, bit in MASK_OF_FIELD.items():
         fields.setdefault(bit, []).append(field)
@@ -49,7 +49,7 @@ def attributes() -> str:
 
 
 def transitions() -> str:
-    """Return a table of the transitions except those to ENDS. Types with equal rows share one."""
+    """Return a table of the transitions except those to ENDS. Equal rows of QP types are merged."""
     types: dict[tuple[QPState, QPState, QPAttrMask, QPAttrMask], list[str]] = {}
     for row in sorted(TRANSITIONS.values(), key=lambda row: (row.current, row.next)):
         if row.next in ENDS:

@@ -33,7 +33,7 @@ def listed(title: str) -> list[str]:
 
 
 def exported(library: str) -> set[str]:
-    """Return the calls in softdev/abi/calls.h, and libibverbs calls that no library exports."""
+    """Return a library's calls, including the inline calls of libibverbs that aiordma wraps."""
     calls = (ROOT / "softdev" / "abi" / "calls.h").read_text()
     found = set(re.findall(rf"^(?:CALL|OPTIONAL)\({library}, .+?, _?(\w+), \(", calls, re.M))
     if library == "verbs":

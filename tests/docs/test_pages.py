@@ -18,7 +18,7 @@ PAGES += sorted(page for folder in FOLDERS for page in folder.rglob("*.md"))
 OTHERS = [ROOT / "SECURITY.md", *sorted(ROOT.glob("integrations/*/README.md"))]
 PACKAGE = ROOT / "aiordma"
 
-# A program, and its output if a text block follows directly.
+# Matches a program, and its output if a text block follows directly.
 PROGRAM = re.compile(
     r"^```python\n(?P<program>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?",
     re.DOTALL | re.MULTILINE,
@@ -33,7 +33,7 @@ PROGRAMS = [
     and match["program"] not in EXAMPLES
 ]
 
-# Pytest tests with their configuration. softdev/tests/programs runs the unittest ones.
+# Matches a pytest test and its configuration. softdev/tests/programs runs the unittest tests.
 TESTS = re.compile(
     r"^```python\n(?P<program>[^`]*^import pytest$[^`]*)^```\n\n```toml\n(?P<toml>.*?)^```$",
     re.DOTALL | re.MULTILINE,

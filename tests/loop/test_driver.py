@@ -233,7 +233,7 @@ async def test_many_completions_leave_other_tasks_their_turn(
         await asyncio.gather(first.sink.wait(30), second.sink.wait(30))
         over = True
         await watching
-        # Both the reader and the continuation of its work may run between two turns of the task.
+        # Between two turns of the other task, the reader may run once and then continue once.
         steps = [b - a for a, b in pairwise(sorted(seen_by_others))]
         assert max(steps, default=0) <= 2 * batch * rounds
 

@@ -70,7 +70,7 @@ BRIEF = 64 << 10
 
 @asynccontextmanager
 async def internal_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
-    """Run `count` tasks that each hold a block for two iterations. Yield how often each got one."""
+    """Run `count` tasks that keep making internal requests. Yield the number granted to each."""
     served = [0] * count
     over = asyncio.Event()
 

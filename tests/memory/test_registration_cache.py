@@ -87,7 +87,7 @@ async def test_registrations_of_views_are_kept(
 
 
 class Elsewhere(bytearray):
-    """A subclass, which can export memory other than its own since Python 3.12."""
+    """A bytearray subclass. Since Python 3.12, a subclass can export memory other than its own."""
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ MESSAGES = frozenset({FrameKind.DATA, FrameKind.RNDV_RTS, FrameKind.BUNDLE, Fram
 _WITH_IMMEDIATE = (FrameKind.DATA, FrameKind.RNDV_RTS, FrameKind.WRITTEN)
 """The kinds that stand for one message of the user, which may have immediate data."""
 
-# The first byte determines the kind and the flag. All other values are invalid.
+# Maps each valid first byte to the frame's kind and whether it has immediate data.
 _FIRST_BYTES = {int(kind): (kind, False) for kind in FrameKind}
 _FIRST_BYTES |= {kind | _IMMEDIATE: (kind, True) for kind in _WITH_IMMEDIATE}
 
@@ -167,7 +167,7 @@ def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int
 
 
 def pack_keys(request_id: int, rail: int, first: int, keys: list[tuple[int, int]]) -> bytes:
-    """Build the content of an RNDV_KEYS frame for the pieces from `first` on: rkeys and flags."""
+    """Build an RNDV_KEYS frame's content. `keys` holds (rkey, flags) per piece, from `first` on."""
     head = _KEYS.pack(request_id, rail, first, len(keys))
     return head + b"".join(_KEY.pack(*key) for key in keys)
 

@@ -68,7 +68,7 @@ class ModelExchange:
     def agree(
         self, key: bytes, server: bytes, connection: bytes
     ) -> tuple[SealedDirection, SealedDirection]:
-        """Return the directions from client to server and from server to client."""
+        """Derive the keys. Return the direction from client to server, then the opposite one."""
         shared = self._private.exchange(X25519PublicKey.from_public_bytes(server))
         mac = hmac.HMAC(HKDF(SHA256(), 32, SALT, b"encryption").derive(key), SHA256())
         mac.update(shared)

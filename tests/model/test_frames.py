@@ -73,7 +73,7 @@ Entry = tuple[bytes, int | None]
 
 
 def packed_bundle(*entries: Entry) -> bytes:
-    """Pack messages and their immediate data as in a BUNDLE after its header."""
+    """Pack messages and their immediate data into the content of a BUNDLE, without its header."""
     packed = bytearray(sum(bundled_size(len(data)) for data, _ in entries))
     offset = 0
     for data, imm in entries:

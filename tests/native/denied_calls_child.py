@@ -29,7 +29,7 @@ TIMEOUT = 60  # seconds for the work of one process
 
 
 def forked(work: Callable[[int], None]) -> tuple[int, int]:
-    """Call `work` in a forked child with a pipe to write to. Return its PID and the read end."""
+    """Call `work` with a pipe's write end in a forked child. Return its PID and the read end."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -84,7 +84,7 @@ def between_processes(work: Callable[[int], None]) -> None:
 
 
 def outcome(call: Call, error: int) -> str:
-    """Return "works", or the error message of a process in which `call` fails."""
+    """Return "works", or the error of the first attempt that fails because `call` is denied."""
 
     def work(writer: int) -> None:
         async def main() -> None:
@@ -92,7 +92,8 @@ def outcome(call: Call, error: int) -> str:
             try:
                 await within_process()
             except aiordma.RDMAError as failure:
-                # Exit here, because asyncio.run() needs some of the denied calls to finish.
+                # Exit here, because asyncio.run() cannot clean up while some of these calls are
+                # denied.
                 report_and_exit(writer, str(failure))
 
         asyncio.run(main())

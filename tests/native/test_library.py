@@ -68,7 +68,8 @@ def test_library_not_found_error_names_library_and_symbol() -> None:
     assert "something else" in str(_not_found(5, "something else"))
 
 
-# A child process runs this, because nothing may have been imported yet.
+# The test runs this program in a child process, because the test process has already imported the
+# modules.
 _IMPORT = """
 import logging, os, threading
 def held():

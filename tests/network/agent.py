@@ -29,14 +29,15 @@ from aiordma.verbs import (
 )
 from tests.transport.connection_factory import ALL, KEY, UNTIMED, pattern
 
-# Test only the timeouts of the device's path and the kernel's keep-alive probes.
+# Disable the connection's time limits and keep-alive. The tests then exercise only the device's
+# path timeout and the kernel's keep-alive probes.
 LIMITLESS = replace(UNTIMED, keep_alive=None)
-PART = 2 << 20  # bytes for sending, for receiving and for remote access
+PART = 2 << 20  # bytes in each memory part: send, receive and remote access
 SECONDS = 100.0  # timeout for prompt events on the slowest machine
 
 
 class QueuePair:
-    """Commands for a queue pair whose memory has three parts of PART bytes."""
+    """A queue pair for the agent's commands. Its memory has three parts of PART bytes each."""
 
     def __init__(self, stack: ExitStack, device: str, kind: str, ip: str) -> None:
         context = stack.enter_context(verbs.find_device(device).open())
@@ -245,7 +246,7 @@ class Agent:
             sending.cancel()
 
     async def one_sided(self, rounds: int, size: int) -> None:
-        """Write, read and add in memory borrowed from the peer."""
+        """Write, read back and atomically increment memory that is borrowed from the peer."""
         conn = self.conn
         remote = await conn.request_region(size + 8, access=ALL)
         back = bytearray(size)

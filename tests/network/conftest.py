@@ -75,8 +75,8 @@ class AgentProcess:
     def __init__(self, namespace: Namespace, patience: int) -> None:
         self.namespace = namespace
         self.device = "embedded0"
-        # Seconds for a queue pair. Rounded up and including all retries, the ACK timeout must not
-        # exceed the path timeout.
+        # ACK timeout of a queue pair in seconds. It is rounded up, but all attempts together must
+        # still not take longer than the path timeout.
         self.ack_timeout = patience / 16
         self.answers: dict[int, dict[str, Any]] = {}
         self._numbers = itertools.count(1)
@@ -175,7 +175,7 @@ def agents(wire: Network, start: Start) -> tuple[AgentProcess, AgentProcess]:
 
 @pytest.fixture
 def impatient(wire: Network, start: Start) -> tuple[AgentProcess, AgentProcess]:
-    """Provide an agent at each end that uses the short path timeout."""
+    """Provide an agent with the short path timeout at each end of the first cable."""
     return start(wire.left, IMPATIENCE), start(wire.right, IMPATIENCE)
 
 

@@ -20,8 +20,8 @@ import pytest
 PREFIX = "aiordma-test"
 CABLE = "cable"
 
-# Skip duplicate address detection, which would take a second. Keep the addresses when the link goes
-# down, as for IPv4.
+# Skip duplicate address detection, which would take a second. Keep IPv6 addresses when the link
+# goes down, because the kernel keeps IPv4 addresses, too.
 IPV6_SETTINGS = {"accept_dad": 0, "keep_addr_on_down": 1}
 
 
@@ -84,7 +84,7 @@ class Namespace:
 
 @dataclass(frozen=True)
 class Network:
-    """The cables, each as a pair of its ends."""
+    """A network of cables. Each cable is represented by its two ends."""
 
     cables: tuple[tuple[Namespace, Namespace], ...]
 

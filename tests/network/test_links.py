@@ -130,7 +130,7 @@ def test_connection_has_a_rail_on_each_cable(rails: list[Agents], via: str, fami
 
 
 def port_becomes(agent: AgentProcess, event: str, state: str) -> None:
-    """Check the port's next event, except for address changes, and the new state."""
+    """Check the next event that is not an address change, and check the port's new state."""
     while (told := agent.call("event")) == "GID_CHANGE":
         pass
     assert told == event

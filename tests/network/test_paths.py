@@ -13,20 +13,21 @@ from .agent import SECONDS
 from .conftest import IMPATIENCE, Agents, Order, Start, address_of, connect, exchange, pair
 from .namespaces import Namespace, Network
 
-# Seconds. Long enough for TCP to lose a retransmission, but far below the path timeout.
+# This delay in seconds is long enough for TCP to lose a retransmission, but far shorter than the
+# path timeout.
 A_WHILE = 1.0
 
 
 @pytest.fixture(params=["IPv4-cm", "IPv6-tcp"])
 def way(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Provide an address family and a connection method. Each of the four values occurs once."""
+    """Provide an address family and a connection method. The two pairs cover all four values."""
     family, via = request.param.split("-")
     return family, via
 
 
 @pytest.fixture(params=["left", "right"])
 def cut(request: pytest.FixtureRequest, wire: Network) -> Namespace:
-    """Provide the cable end that the test takes down, which is the left or the right one."""
+    """Provide the left or the right end of the cable. The test takes this end down."""
     end: Namespace = getattr(wire, request.param)
     return end
 
@@ -124,8 +125,8 @@ def lost(order: Order, since: float) -> list[str]:
     assert kind == "ConnectionBrokenError", told
     assert "network has failed" in text, told
     assert cause != "None", told
-    # Half of the timeout is the kernel's idle time before its first probe. This time may have
-    # started before the cut.
+    # The kernel waits for half of the path timeout before its first probe. This idle period may
+    # have begun before the cut, so the error may come before the full timeout.
     assert time.monotonic() - since > IMPATIENCE / 3, "sooner than it may"
     return told
 

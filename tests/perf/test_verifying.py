@@ -24,8 +24,9 @@ def other(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-# Operation, queue pair type, metric, and whether the server's bytes are wrong. The client gets the
-# server's bytes by reading, or in responses.
+# Each entry lists the operation, the queue pair type, the metric, and whether the wrong bytes are
+# the server's (otherwise the client's). The client receives the server's bytes only when it reads
+# them or when the server responds.
 WRONG = [
     (operation, qp, metric, serving)
     for operation in ("send", "write", "read", "stream")
@@ -124,7 +125,7 @@ BEGIN = wire.Begin("flood", 64, 1, False, [b""])
 async def opened(
     control: aiordma.Connection, device_name: str, server: PerfServer
 ) -> aiordma.Connection:
-    """Open the only connection of a session. The server closes this connection."""
+    """Open a session and return its only connection, which the server will close."""
     await control.send(wire.pack(OPEN))
     response = await receive_response(control, wire.Opened)
     other = await aiordma.connect(server.listening.host, server.listening.port, device=device_name)

@@ -33,8 +33,8 @@ from tests.session.provider import RAILS, Break, Provider
 from tests.transport.connection_factory import SMALL, ConnectionFactory, yield_loop
 
 STEP = 1e-6  # seconds, on average
-# Initial clock values: for a machine that is booting, one that has been up for a while, and one
-# with an uptime of 300 days.
+# Initial clock values in seconds. They simulate a booting machine, a machine that has been up for a
+# while, and a machine with an uptime of 300 days.
 STARTS = 0.0, 1000.0, 26e6
 LEAD_ON = Failover._resume
 
@@ -62,7 +62,7 @@ class World:
         """The time of the last change of lead on either side."""
 
     def call_at(self, when: float, callback: Callable[[], object]) -> None:
-        """Schedule a callback as the lease thread does, which runs concurrently with the loop."""
+        """Schedule a callback in place of the lease thread, which runs parallel to the loop."""
         self.begun.setdefault(when, self.now)
         heapq.heappush(self._deadlines, (when, next(self._numbers), callback))
 
@@ -174,9 +174,9 @@ class PairFactory(ConnectionFactory):
                 await self.rest(first, second)
             breaks = [Break.drawn(chance, rail) for rail in self.breaking]
             if beside and 0 in self.breaking:
-                # Wait until both sides have another rail, because otherwise a break of the lead
-                # ends the connection. Break only side 0. If only the acceptor noticed the break, it
-                # would wait for the other side, which may have nothing to send.
+                # Wait until both sides have another rail, because the connection would otherwise
+                # end when the lead breaks. Break only side 0, because an acceptor that is the only
+                # side to notice the break waits for the other side, which may have nothing to send.
                 for conn in (first, second):
                     while not conn._messages.failover.can_fail_over(elsewhere=False):
                         await yield_loop(1)
@@ -230,7 +230,7 @@ def check_waits(conn: Connection, other: Connection) -> None:
 
 
 def check_regions(conn: Connection, owner: Connection, world: World) -> None:
-    """Check that both idle sides know the same regions, and that the user's lease ends first.
+    """Check that idle sides agree on their regions, and that the user's leases end first.
 
     A grant may be lost with the lead although it was acknowledged, and is then sent again. The
     leases that the owner started before the last change of lead are therefore not compared.
@@ -248,7 +248,7 @@ def check_regions(conn: Connection, owner: Connection, world: World) -> None:
 
 
 def check_rails(*conns: Connection) -> None:
-    """Check that idle rails have no work, and that both sides agree whether each is up."""
+    """Check that idle rails have no work, and that both sides agree on whether each rail is up."""
     rails = [conn._rails.rails if conn._rails is not None else [] for conn in conns]
     states = [{rail.number: rail.state for rail in each if rail.number} for each in rails]
     for number in states[0] | states[1]:

@@ -118,7 +118,7 @@ class When(Enum):
 
 @dataclass(slots=True, eq=False)
 class Break:
-    """A break of a rail after `left` more work requests, of this rail or of all (`of_all`)."""
+    """A break of `rail` after `left` more work requests on it, or on all rails if `of_all`."""
 
     rail: int
     side: int  # of the device that fails
@@ -136,7 +136,7 @@ class Break:
 
 @dataclass(slots=True, eq=False)
 class Key:
-    """The memory accessible with a key: that of a region, or of a window bound on `qp`."""
+    """The memory that a key gives access to, which is a region or a window bound to `qp`."""
 
     native: Any
     address: int
@@ -151,7 +151,7 @@ class Key:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A request of a send queue, and its result."""
+    """A work request in a send queue, and its result."""
 
     wr_id: int
     opcode: int
@@ -219,7 +219,7 @@ class Queue:
 
 
 class Provider:
-    """The devices of this process and their queue pairs. `begin` discards the previous pairs."""
+    """A provider of simulated devices and queue pairs. `begin` discards all queue pairs."""
 
     def __init__(self) -> None:
         self._kept: list[object] = []
@@ -270,7 +270,7 @@ class Provider:
         self.errors.append(error)
 
     def begin(self, chance: random.Random) -> None:
-        """Reset the provider. It draws from these random numbers from now on."""
+        """Reset the provider. It then draws its random numbers from `chance`."""
         self.random = chance
         self.errors: list[BaseException] = []
         self.keys: dict[int, Key] = {}

@@ -24,7 +24,8 @@ CHANNEL = 8
 ANY_ADDRESS = aiordma.Config(allow_other_addresses=True)  # used by further rails
 BROKEN = (aiordma.RDMAError, ConnectionError)
 
-# The programs tolerate all network faults. Connections survive them too, unless a host stops.
+# The programs tolerate all network faults. Connections also survive network faults, but not when a
+# host is killed.
 LOSSY = testing.Link(loss=0.005, duplicate=0.005, reorder=0.02, jitter=50e-6)
 ROUGH = testing.FaultPlan(LOSSY, partitions=0.3, pauses=0.3, kills=0.3, until=6)
 FAR = replace(LOSSY, latency=0.005)  # slow enough for faults to occur during operations
@@ -74,7 +75,7 @@ async def handled(
 async def on_two_hosts(
     world: testing.World, program: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Run a program on two client hosts until it finishes or its host is killed."""
+    """Run a program on each of two client hosts until it finishes or its host is killed."""
 
     async def run(host: testing.Host) -> None:
         with contextlib.suppress(testing.KilledError):
@@ -212,7 +213,7 @@ def some_bytes(chance: random.Random) -> bytes:
 
 
 async def cut_short(chance: random.Random, work: Coroutine[Any, Any, Any]) -> bool:
-    """Cancel `work` at a random time, possibly after its end. Return whether it finished."""
+    """Cancel `work` after a random delay unless it has finished. Return whether it finished."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=chance.choice((0, 1e-4, 1e-3, 1e-2)) * chance.random())
@@ -226,7 +227,7 @@ async def cut_short(chance: random.Random, work: Coroutine[Any, Any, Any]) -> bo
 
 
 async def talk(conn: aiordma.Connection, chance: random.Random) -> None:
-    """Check that messages return unchanged and in order. Only cancelled ones may be missing."""
+    """Check that messages are echoed unchanged and in order. Only cancelled ones may be missing."""
     sent, back = deque[tuple[bytes, bool]](), list[bytes]()
 
     async def take() -> None:
@@ -332,7 +333,7 @@ LENGTHS = 100, 1 << 20, 4 << 20
 
 
 async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None:
-    """Check that long messages continue while a cable is cut, and use both cables again later."""
+    """Check that long messages arrive while a cable is cut, and that both cables are used again."""
     end = world.now + world.random.uniform(1, 4)
     options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS, "via": via}
     conns: list[aiordma.Connection] = []
@@ -357,7 +358,7 @@ async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None
         await take(conn, CLIENT)
 
     def whole() -> bool:
-        """Return whether both sides have both rails. One side may learn of a break later."""
+        """Return whether both rails are up on both sides. One side may notice a break later."""
         states = sorted(rail.state for conn in conns for rail in conn.rails)
         return states == ["lead", "lead", "up", "up"]
 

@@ -1357,7 +1357,7 @@ def test_standard_library_calls_work_in_a_simulation() -> None:
         with here, there, socket.socket() as simulated:
             assert isinstance(here, socket.socket)
             assert simulated.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
-        # Debuggers replace and restore the SIGINT handler.
+        # Replace and restore the SIGINT handler, as debuggers do.
         signal.signal(signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
 
     before = platform.processor()

@@ -40,7 +40,7 @@ def has_ipv6() -> bool:
 
 
 def free_port() -> int:
-    """Return a free port below the ephemeral range. Processes start at different numbers."""
+    """Return a free port below the ephemeral range, starting at a number derived from the PID."""
     for port in range(16_384 + os.getpid() % 16_000, 1 << 15):
         with socket.socket() as trying, suppress(OSError):
             trying.bind(("", port))
@@ -188,7 +188,7 @@ async def connecting() -> Any:
 
 @program
 async def an_end_with_bytes_that_were_not_read() -> Any:
-    """Close with unread data, which resets the connection, and without, which resets it later."""
+    """Close with and without unread data. Without it, the reset comes once the peer sends more."""
     loop, found = asyncio.get_running_loop(), []
 
     async def send_on() -> None:

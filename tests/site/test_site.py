@@ -109,8 +109,8 @@ def test_every_public_name_is_in_the_inventory() -> None:
 FOUND = {"timeout": "cancellation", "connect": "reference/connecting"}
 """For each query: the first result."""
 
-# The part of a browser's interface that Sphinx's search scripts need. The test then calls them like
-# the search page.
+# A minimal browser environment for Sphinx's search scripts. It lets the test call their functions
+# as the search page does.
 BROWSER = """
 globalThis.window = globalThis;
 globalThis.SPHINX_HIGHLIGHT_ENABLED = false;

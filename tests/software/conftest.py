@@ -19,7 +19,8 @@ from tests.transport.connection_factory import UNTIMED
 # type stubs contradict asyncio's.
 UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {})
 
-# Disable aiordma's time limits, which are only seconds. The test's own time limit is sufficient.
+# Disable aiordma's time limits, which are only a few seconds long. The test's own time limit is
+# sufficient.
 PATIENT = replace(UNTIMED, keep_alive=None)
 
 

@@ -17,7 +17,7 @@ from aiordma.streams import StreamServer
 
 
 class Bytes(CodecBase):
-    """A codec for messages that are plain bytes, which needs no code generator."""
+    """A codec for raw bytes, so that the tests need no generated code."""
 
     __content_subtype__ = "bytes"
 

@@ -44,9 +44,10 @@ def connection_method(request: pytest.FixtureRequest) -> Via:
 def polling_mode(request: pytest.FixtureRequest) -> Iterator[None]:
     """Set how this process's drivers poll for completions, regardless of their `Config`.
 
-    With "sleeping" they never poll. With "adaptive", the default, both the event loop and a task
-    that is about to wait poll. With "between turns" only the loop polls: tests that count loop
-    iterations need it, because an await that polls successfully takes none.
+    With "sleeping", they never poll. With "adaptive", the default, the event loop polls, and so
+    does each task that is about to wait. With "between turns", only the loop polls. Tests that
+    count loop iterations need this mode, because an await that finds its completion by polling
+    returns without another iteration.
     """
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "sleeping":

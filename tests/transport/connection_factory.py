@@ -27,7 +27,7 @@ E = TypeVar("E", bound=BaseException)
 
 ALL = Rights.READ | Rights.WRITE | Rights.ATOMIC
 
-# Seconds. Longer than any test waits, even on the slowest machine (see `limits_pass`).
+# Time limit in seconds that no test reaches, even on the slowest machine (see `limits_pass`).
 NEVER = 1e6
 
 # No call times out, so no result depends on whether a busy machine meets a time limit.
@@ -139,7 +139,7 @@ class ConnectionFactory:
 
     @property
     def cancel_points(self) -> list[int]:
-        """Loop iterations before a cancellation, from before the start to long after the end."""
+        """Numbers of loop iterations before cancellation, from 0 to past an operation's end."""
         return [0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 40] if self.slow == 1 else [0, 1, 3, 8, 20]
 
     def within(self, seconds: float) -> asyncio.Timeout:
@@ -215,7 +215,7 @@ class Witness:
 
 
 async def check_alive(client: Connection, server: Connection, seed: int = 0) -> None:
-    """A short and a long message in each direction."""
+    """Check that a short and a long message arrive in each direction."""
     for sender, receiver in ((client, server), (server, client)):
         for size in (100, 5000):
             await exchange(sender, receiver, pattern(size, seed))
@@ -249,7 +249,7 @@ async def barrier(conn: Connection) -> None:
 
 
 async def at_rest(*conns: Connection) -> None:
-    """Wait until no work is outstanding, because frames in flight hold pool blocks."""
+    """Wait until no work is outstanding. Until then, frames in flight hold pool blocks."""
     while any(conn._queue.outstanding for conn in conns):
         await yield_loop(1)
 
@@ -356,8 +356,8 @@ def told_once(error: BaseException) -> None:
 async def cancelled_after(count: int, make: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
     """Cancel a coroutine after `count` loop iterations.
 
-    Return a list of its result if it finished earlier, else an empty list. All other exceptions
-    propagate.
+    If the coroutine finished earlier, return a list that contains its result. Otherwise, return an
+    empty list. All exceptions except for CancelledError propagate.
     """
     task = asyncio.create_task(make())
     await yield_loop(count)

@@ -229,7 +229,7 @@ async def outlived(factory: ConnectionFactory) -> None:
 
 
 def visit(factory: ConnectionFactory, port: int, number: int) -> None:
-    """In another process, talk to the server at `port` and over connections of its own."""
+    """Talk to the server at `port` from another process, and open a `Parent` in that process."""
 
     async def main() -> None:
         async with await factory.connect(port) as conn:

@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 def figures(conn: Connection) -> dict[str, int]:
-    """Return the numbers of queued items and items in progress."""
+    """Return the connection's internal counters, such as messages waiting and frames in flight."""
     return conn._messages.figures()
 
 
 class Begun(Generic[T]):
-    """A `send` or `recv` that has started and waits. Any task may await the rest.
+    """A `send` or `recv` that has started and is waiting. Any task may await its result.
 
-    `tell` is called after the awaited event and before the awaiting task continues.
+    `tell` is called when an awaited future is done, before the awaiting task continues.
     """
 
     def __init__(self, operation: Awaitable[T], tell: Callable[[], object] = lambda: None) -> None:

@@ -73,7 +73,7 @@ HOLD = ("no", "no", "message", "view", "forgotten")
 TURNS = (1, 1, 2, 3, 5, 10, 20)
 
 # The steps, with the values from which their arguments are drawn. A step that is listed twice is
-# twice as likely. An argument whose values are in a list is a list of up to four of them.
+# twice as likely. If the values are wrapped in a list, the argument is a list of up to four values.
 STEPS: tuple[tuple[Any, ...], ...] = (
     ("send", SIZES, IMMS, SOURCES),
     ("send_nowait", SIZES, IMMS),
@@ -174,7 +174,7 @@ class Sent:
 
 @dataclass
 class Got:
-    """The receiver's record of a message. `recv_into` does not report `written`."""
+    """A message as the receiver saw it. After `recv_into` or `recv_with`, `written` is UNKNOWN."""
 
     data: bytes
     imm: int | None
@@ -275,7 +275,7 @@ class End:
         self.receiving.append(self.tasks[-1])
 
     async def empty(self) -> None:
-        """Receive all remaining messages and buffers after the end, and release all memory."""
+        """Receive the messages and buffers left on the ended connection, and release all memory."""
         self.release_all()
         with suppress(*ENDED):
             while True:
@@ -672,8 +672,8 @@ async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Progr
                 end.start(getattr(end, name)(*arguments))
 
 
-# Errors that a task may raise once its connection has ended. A task whose own operation failed gets
-# the device's error, for example after its key was revoked.
+# Errors that a task may raise once its connection has ended. If a task's own operation failed, for
+# example because a key was revoked, the task gets the device's error.
 EXPECTED = (*ENDED, WorkCompletionError, LeaseEndedError, RequestRefusedError)
 
 
@@ -772,9 +772,10 @@ def tasks_of(ends: tuple[End, End]) -> list[asyncio.Future[None]]:
 def check_pool(*ends: End) -> None:
     """Check that no pool block has leaked.
 
-    A connection keeps its receives, larger blocks to replace them, and spare blocks. With several
-    rails it also keeps journal frames and a receive for each further rail. More blocks are leased
-    if memory is shared, or was handed over but not received.
+    A connection keeps its receives, the larger blocks that will replace them, and spare blocks for
+    control messages. With several rails, it also keeps the frames in the journal and one receive
+    for each rail except the lead. More blocks may be leased if memory is shared, or if it was
+    handed over but not received.
     """
     names = ("receives", "larger_blocks", "spare_blocks")
     kept = sum(figures(end.conn)[name] for end in ends for name in names)

@@ -232,7 +232,7 @@ class RawPeer:
         hello_data: bytes | None = None,
         key: bytes | None = None,
     ) -> AsyncIterator[RawPeer]:
-        """Connect to a listener by the method of `factory`, and yield the raw peer.
+        """Connect to a listener with the factory's connection method, and yield the raw peer.
 
         With `key`, the peer sends a valid ticket. The test has to send all further messages.
         """
@@ -283,7 +283,7 @@ async def raw_half(
 
 
 class RawQueuePair:
-    """A queue pair with all resources it needs. The creator posts the receives in INIT."""
+    """A queue pair with its resources. The caller posts the receives while the state is INIT."""
 
     def __init__(
         self,
@@ -353,7 +353,7 @@ FIRST_PORT = 14792
 
 
 def server_for_queue_pairs(host: str) -> socket.socket:
-    """Listen on a port to which the device connects for a queue pair that does not exist."""
+    """Listen on a port that belongs to queue pair numbers which no device assigns."""
     for port in range(FIRST_PORT + 1023, FIRST_PORT + 999, -1):
         try:
             return socket.create_server((host, port))
@@ -364,7 +364,7 @@ def server_for_queue_pairs(host: str) -> socket.socket:
 
 
 def endpoint_at(address: str, port: int = FIRST_PORT + 1023) -> bytes:
-    """Return an endpoint whose high queue pair number makes the other side connect to it."""
+    """Return an endpoint whose queue pair number is so high that the other side connects to it."""
     return Endpoint(
         gid=verbs.GID.from_ip(address).raw,
         qp_num=(port - FIRST_PORT) << 14 | 0x3FFE,
@@ -461,7 +461,8 @@ class RawId:
 
 
 def parameters(data: bytes) -> cm.ConnectionParameters:
-    # The requester sets the retry count of both sides. On rdma_rxe, 7 retries indefinitely.
+    # The requester's retry count applies to both sides. On rdma_rxe, a count of 7 means unlimited
+    # retries.
     return cm.ConnectionParameters(
         data, responder_resources=4, initiator_depth=4, retry_count=DEFAULT.retry_count
     )

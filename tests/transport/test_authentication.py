@@ -93,7 +93,7 @@ async def test_connect_requires_the_same_key(
     async with await listening(factory, theirs) as listener:
         error = await ends(dial(factory, listener.port, ours), AuthenticationError)
         assert isinstance(error, ConnectionRefusedError)
-        # The listener did not deliver the connection, and it still works.
+        # `accept` never returned the rejected connection, and the listener still works.
         await replace(factory, auth=theirs).works(listener)
 
 
@@ -112,7 +112,7 @@ AUTHENTICATES = replace(hello(SMALL), authenticates=True).pack()
 def admitted(
     factory: ConnectionFactory, listener: Listener
 ) -> AbstractAsyncContextManager[RawPeer]:
-    """Connect a peer that has a valid ticket but has not proved the key."""
+    """Connect a peer that has a valid ticket but has not yet proved possession of the key."""
     return RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY)
 
 
@@ -239,14 +239,17 @@ async def test_silent_handshake_times_out_and_blocks_no_other(factory: Connectio
 
 @contextmanager
 def nothing_is_made(listener: Listener) -> Iterator[None]:
-    """Check that no queue pair or memory is created: `Acceptor.reserve_place` would come first."""
+    """Check that the listener creates no queue pair and no memory.
+
+    It would have to call `Acceptor.reserve_place` first.
+    """
     with mock.patch.object(listener._acceptor, "reserve_place") as reserve_place:
         yield
     reserve_place.assert_not_called()
 
 
 async def asks(factory: ConnectionFactory, listener: Listener, ticket: bytes) -> bytes:
-    """Return the refusal of a client with this ticket, or nothing if the listener hangs up."""
+    """Return the data with which the listener rejects a client that sends this ticket."""
     if factory.via == "cm":
         async with raw_request(factory, listener.port, AUTHENTICATES + ticket) as (_, event):
             assert event.type is cm.EventType.REJECTED

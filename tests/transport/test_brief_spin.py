@@ -17,7 +17,7 @@ pytestmark = sets_polling
 
 
 class Turns:
-    """Counts event loop iterations from its creation on."""
+    """Counts the event loop iterations since its creation."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -28,7 +28,7 @@ from .marks import by_cm, one_loop
 pytestmark = pytest.mark.any_device
 
 
-# The number of silent peers on one address, and of peers with separate addresses.
+# The number of silent peers that share one address. As many others each have a separate address.
 CROWD = 1000
 
 
@@ -228,7 +228,7 @@ async def test_failed_handshakes_are_limited_per_host(
 
 
 async def fails(factory: ConnectionFactory, listener: Listener, source: str | None = None) -> None:
-    """Fail to connect with a wrong key, and wait until the listener has noticed."""
+    """Try to connect with a wrong key, and wait until the listener has noticed the failure."""
     await ends(dial(factory, listener.port, WRONG, source), AuthenticationError)
     while listener._acceptor._handshakes:
         await yield_loop(1)

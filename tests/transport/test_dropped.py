@@ -38,7 +38,7 @@ def nothing_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Disable the cycle collector, so that only reference counts free objects."""
+    """Disable the cycle collector, so that objects are freed only by reference counting."""
     gc.collect()
     gc.disable()
     try:

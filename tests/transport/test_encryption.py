@@ -97,7 +97,7 @@ class SealedPeer:
 
 
 async def prove(raw: RawPeer, said: bytes) -> SealedPeer | None:
-    """Perform the client's part of the key proof. Return None if `said` disables encryption."""
+    """Perform the client's part of the key proof. Return None if the hello disables encryption."""
     ours, hello = ModelExchange(), Hello.unpack(said)
     raw.send(control(protocol.AuthHello(0, ours.public)))
     answer = await raw.control()

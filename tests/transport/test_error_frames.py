@@ -68,7 +68,7 @@ async def pinned_by_errors(
     kinds: tuple[type[Exception], ...],
     access: int = mmap.ACCESS_WRITE,
 ) -> list[str]:
-    """Return what the errors of a call keep alive, for an mmap and for a view of one."""
+    """Call `use` with an mmap and with a view of one. Return what the errors keep alive."""
     errors: list[str] = []
     for view_of in (lambda memory: memory, memoryview):
         memory = mmap.mmap(-1, size, access=access)
@@ -90,7 +90,7 @@ async def in_a_batch(given: Given, add: Callable[[Any], None]) -> None:
         add(batch)
 
 
-# Calls that fail where no memory can be registered.
+# Calls that fail if memory cannot be registered.
 UNREGISTERED: dict[str, Callable[[Given, Any], Any]] = {
     "send": lambda given, memory: given.client.send(memory),
     "send several": lambda given, memory: given.client.send([b"header", memory]),

@@ -13,7 +13,7 @@ LIMIT = 16  # each network's share is two
 
 
 def first(_: int) -> int:
-    """Draw the oldest peer."""
+    """Choose the oldest peer, in place of a random choice."""
     return 0
 
 

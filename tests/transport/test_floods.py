@@ -54,7 +54,8 @@ async def test_peer_that_returns_no_credits_for_answers_is_ended(
             for back in (int(round > 1), 0):
                 number += 1
                 peer.send(frame(FrameKind.CONTROL, protocol.encode(ask(number)), control=back))
-            # Each frame brings the peer new credits. Soon no such frame is a response.
+            # Each frame from the connection gives the peer new credits. After the first few rounds,
+            # these frames are no longer responses.
             await frame_or_end(peer, ended)
             most = max(most, figures(conn)["controls_waiting"])
             if conn.closed:

@@ -96,7 +96,7 @@ def test_fork_works_by_every_bootstrap_and_loop(
     assert report(here, "fork", loop_name) == FORK
 
 
-# uvloop is not tested, because libuv crashes when a child exits whose parent has libuv threads.
+# uvloop is not tested. If the parent has libuv threads, libuv crashes when a forked child exits.
 def test_child_exit_does_not_disturb_the_parent(here: ConnectionFactory) -> None:
     """The cleanup at interpreter exit must not hang in the child."""
     assert report(here, "exits", "asyncio") == ["exits"]

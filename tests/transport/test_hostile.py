@@ -71,7 +71,7 @@ REMOTE_READ = verbs.AccessFlags.REMOTE_READ
 async def victim(
     factory: ConnectionFactory, config: Config = SMALL
 ) -> AsyncIterator[tuple[Connection, RawPeer]]:
-    """Yield a connection and its lying peer, beside a connection that must not be affected.
+    """Yield a connection and its hostile peer. Another connection must not be affected.
 
     However the connection ends, its memory must return to the pool.
     """
@@ -495,7 +495,7 @@ async def test_message_beyond_fetch_ahead_costs_no_search(factory: ConnectionFac
     config = replace(SMALL, data_receives=32, eager_size=2048, max_eager_size=2048)
 
     async def cost(*behind: bytes) -> float:
-        """Return the CPU time of receiving all messages ahead of `behind`."""
+        """Return the CPU time of receiving all messages that precede the frames in `behind`."""
         async with victim(factory, config) as (conn, peer):
             peer.send(*[frame(BUNDLE, bytes(8 * 128))] * 31, *behind)
             while figures(conn)["arrived"] < 31 * 128 + len(behind):

@@ -46,7 +46,7 @@ LONG = 3600.0
 
 
 def computes_until_revoked(share: Share) -> None:
-    """Block the event loop until the share is revoked, like a program that computes."""
+    """Block the event loop until the share is revoked, as a long computation would."""
     limit = time.monotonic() + 10 * BUSY
     while not share.revoked:
         assert time.monotonic() < limit

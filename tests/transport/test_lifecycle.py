@@ -485,7 +485,10 @@ async def test_both_sides_can_close_at_the_same_time(factory: ConnectionFactory)
 
 
 async def live_and_die(factory: ConnectionFactory, number: int) -> Node[Any] | None:
-    """Close a connection while the device refuses to destroy one object. Return this object."""
+    """Close a connection while the device refuses to destroy one object.
+
+    Skip `number` objects first. Return the refused object, or None if there were too few objects.
+    """
     kept: dict[Node[Any], None] = {}
     refused: Node[Any] | None = None
     left, close = itertools.count(number, -1), Node.close

@@ -104,7 +104,7 @@ class Asks:
 
 
 async def turned_away_of(config: Config, *hosts: str) -> list[BaseException | None]:
-    """Return the error with which each peer was turned away, or None."""
+    """Return the error with which each peer was rejected, or None if it was admitted."""
     acceptor = Acceptor(config, NO_SECURITY, (), lambda _: None)
     peers = [Asks(host) for host in hosts]
     for peer in peers:
@@ -127,7 +127,7 @@ async def test_ipv6_network_counts_as_one_host() -> None:
 
 
 async def shows(client: Connection, server: Connection, count: int) -> None:
-    """Share regions that the peer does not accept. Raise the error that ends its connection."""
+    """Share regions that the server does not accept. Raise the error that closes its connection."""
     with client.alloc(8) as buffer:
         for _ in range(count):
             await client.send_region(buffer)
@@ -269,7 +269,7 @@ async def test_failed_handshake_frees_its_place(factory: ConnectionFactory) -> N
     )
 
     async def with_key(auth: bytes) -> Connection:
-        """Connect, retrying while the listener has not noticed that the last connection ended."""
+        """Connect, retrying until the listener has noticed that the last connection has ended."""
         while True:
             with suppress(RejectedError):
                 return await replace(factory, auth=auth).connect(server.port)

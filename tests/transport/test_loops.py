@@ -307,7 +307,7 @@ def waiting(
     config: Config = SMALL,
     iterations: int = 5,
 ) -> Left:
-    """Return a function that leaves everything open, with a task that is still waiting."""
+    """Return a function that leaves its connection open, with a task that is still waiting."""
 
     async def leave(factory: ConnectionFactory) -> Any:
         things = await connected(factory, config)
@@ -389,7 +389,8 @@ LEFT: dict[str, Left] = {
 }
 
 
-# A closing uvloop runs tasks and reports those that wait, so it gets only these cases.
+# Only these cases are tested with uvloop. When uvloop is closed, it runs its tasks and reports any
+# that are still waiting.
 WITHOUT_TASKS = ("everything", "aborted", "not accepted", "many", "servers")
 
 

@@ -15,12 +15,13 @@ from aiordma.testing import Held
 from .connection_factory import SMALL, ConnectionFactory, echo, pattern, pool_statistics, yield_loop
 from .marks import one_loop
 
-# The virtual machine opens about ten connections per second, and its device supports few.
+# Other devices are tested in a virtual machine, which opens only about ten connections per second
+# and whose device supports only a few.
 IN_A_ROW = {"embedded0": 1000}
 FEWER_IN_A_ROW = 60
-# How many bytes this process may grow. Heap fragmentation stays below this limit, and leaking as
-# many connections would exceed it by far. The address sanitizer keeps freed memory and traces for
-# a while.
+# The number of bytes by which this process may grow. Heap fragmentation stays below this limit, but
+# leaking every connection would exceed it by far. The limit is higher with the address sanitizer,
+# which keeps freed memory and stack traces for a while.
 GROWTH = (32 if "ASAN_OPTIONS" in os.environ else 4) << 20
 
 
@@ -32,7 +33,7 @@ async def talk(client: Connection, seed: int) -> None:
 
 
 def resident() -> int:
-    """Return the size of this process in memory in bytes."""
+    """Return the resident set size of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -81,7 +81,7 @@ class Series:
     """The part of a pandas or polars column that `send` inspects."""
 
     def to_numpy(self) -> None:
-        """Never called."""
+        """Do nothing. `send` only checks that this method exists."""
 
 
 NOT_REMOTE = (
@@ -116,7 +116,7 @@ def connects(port: Any, *kinds: str, **options: Any) -> Use:
     return lambda s: s.at(call, s.ports.get(port, port), **options)
 
 
-# Each entry has the mistake, its exception types and its message. `…` matches any text.
+# Each entry lists the mistake, its exception types and its message. `…` matches any text.
 MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     # ---- memory of the wrong side ----
     "write to local": (lambda s: s.conn.write(b"x" * 64, s.local), TypeError, NOT_REMOTE),
@@ -249,7 +249,8 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
         (ProtocolError, RejectedError),
         OTHER_TCP,
     ),
-    # ConnectionManagerError covers RejectedError too, because the listener may respond or hang up.
+    # The listener may reject the request or hang up. ConnectionManagerError covers both, because it
+    # is the base class of RejectedError.
     "cm at a listener of tcp": (connects("tcp"), ConnectionManagerError, OTHER_CM),
     "web server, tcp": (
         connects("web", via="tcp"),

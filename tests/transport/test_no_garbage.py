@@ -37,7 +37,7 @@ Call = Callable[[ConnectionFactory], Coroutine[Any, Any, object]]
 
 
 async def fails(awaitable: Awaitable[object]) -> None:
-    """Drop the error, like a program that retries."""
+    """Check that the awaitable fails, and drop the error, as a program that retries would."""
     try:
         await awaitable
     except (Exception, asyncio.CancelledError):

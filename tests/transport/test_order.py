@@ -17,7 +17,7 @@ from .marks import on_pair
 
 pytestmark = on_pair
 
-# The shortest possible send queue, with more receives than that at the peer.
+# The shortest possible send queue, and more receives at the peer than the queue has entries.
 SHORT = replace(SMALL, send_queue=8, data_receives=64)
 
 CELL = 256

@@ -240,7 +240,7 @@ async def test_connect_fails_cleanly_when_the_listener_is_killed(
                 child.signal(signal.SIGKILL)
                 await asyncio.wait([connecting])
                 error = connecting.exception()
-                # The exception depends on the moment of the kill.
+                # The exception, if any, depends on when the process was killed.
                 assert isinstance(error, RDMAError | None)
                 if error is None:
                     await ends(connecting.result().recv(), ConnectionBrokenError)

@@ -117,7 +117,7 @@ async def test_accept_rejects_malformed_endpoints(factory: ConnectionFactory) ->
         first.accept(good)
 
 
-# The program of the other half, which exits without closing its connection.
+# The program run by the peer process, which exits without closing its connection.
 OTHER_HALF = """
 import asyncio, os, sys, aiordma
 

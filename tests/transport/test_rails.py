@@ -12,7 +12,7 @@ import pytest
 from conftest import kind_of
 from tests.processes import run_python
 
-# Tests of the data on rails, including failover, also run on other devices.
+# Tests of data transfer over rails, including failover, are repeated on each kind of device.
 ON_OTHERS = ("test_failover", "test_striped", "test_striped_operations")
 
 

@@ -22,8 +22,8 @@ from .marks import on_pair
 pytestmark = on_pair
 
 KIB = 1 << 10
-# The buffer lengths of each message. They range from messages that fit a frame to rendezvous
-# messages whose short buffers, or all buffers, are joined.
+# The buffer lengths of each message. Short messages fit into one frame, and long ones use
+# rendezvous. Some of the long messages join their short buffers, or all their buffers, into one.
 LENGTHS = [
     (),
     (0,),

@@ -45,7 +45,7 @@ async def stopped(
     """Stop the server's send queue, and yield a function that restarts it.
 
     If `held` is "in the backlog", earlier binds fill the queue, so that later ones wait in the
-    backlog. In the end, no object created in the block may remain.
+    backlog. After the block, no object created in it may remain.
     """
     qp = server._endpoint.qp
     assert qp is not None

@@ -46,8 +46,9 @@ async def refused_by_the_device(
 ) -> None:
     """Check that the owner's device refuses the key and that this ends the connection.
 
-    This side ignores its lease to send the request. The owner's connection ends too, and a card may
-    report that before its response. The error then has no cause.
+    This side ignores its lease, so that it sends the request. The refusal ends the owner's
+    connection too. If a card reports this end before it reports the refusal, the error has no
+    cause.
     """
     remote._root._usable, remote._root._deadline = True, math.inf
     target = bytearray(b"x") * len(remote)

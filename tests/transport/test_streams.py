@@ -29,7 +29,8 @@ HIGH_WATER = 64 << 10  # as in asyncio's own transports
 
 Reported = list[dict[str, Any]]
 
-# Errors that a protocol callback may raise. Reading a cancelled future raises CancelledError.
+# Errors that a protocol callback may raise. CancelledError is raised if the callback reads the
+# result of a cancelled future.
 FAULTS = [RuntimeError, ConnectionError, asyncio.CancelledError]
 
 
@@ -111,7 +112,7 @@ class Buffered(asyncio.BufferedProtocol):
 
 
 class Pausing(Buffered):
-    """A protocol that pauses reading when its buffer is full. `go_on` empties the buffer."""
+    """A protocol that pauses reading when its buffer is full. `go_on` empties it and resumes."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -440,7 +441,7 @@ async def test_abort_with_unsent_data_breaks_the_connection_at_the_peer(
 async def test_protocol_violation_ends_the_stream(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         here, there = client.transport, await made(server)
-        # A response to a request that was never sent.
+        # Respond to a request that the peer never made.
         here.get_extra_info("connection")._messages.controls.send(protocol.Pong(0))
         await server.lost.wait()
         assert isinstance(server.error, ProtocolError)
@@ -513,7 +514,7 @@ async def paused_when_the_peer_goes(
     factory: ConnectionFactory,
     end: Callable[[StreamTransport], None] = lambda it: it.get_extra_info("connection").abort(),
 ) -> AsyncIterator[Any]:
-    """Yield a client that does not notice the end because its reader holds an unread message."""
+    """Yield a paused client with an unread message, which has not noticed that its peer is gone."""
     async with pair(factory) as (client, server):
         here, there = client.transport, await made(server)
         connection = here.get_extra_info("connection")

@@ -60,7 +60,7 @@ def wire(request: pytest.FixtureRequest, factory: ConnectionFactory) -> Wire:
 
 
 class Collector:
-    """A handler that reads to the end. `got` holds the data or the error type of each stream."""
+    """A handler that reads until EOF. `got` holds the data or the error type of each stream."""
 
     def __init__(self) -> None:
         self.got: asyncio.Queue[bytes | type[Exception]] = asyncio.Queue()

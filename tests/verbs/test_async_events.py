@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def next_event(context: verbs.Context, timeout: float = 30) -> AsyncEvent:
-    """Return the next event, which must be the only one, within ``timeout`` seconds."""
+    """Wait up to ``timeout`` seconds for an event and return it. No second event may be pending."""
     while not (events := context.async_events()):
         if not select.select([context.async_fd], [], [], timeout)[0]:
             pytest.fail(f"no event within {timeout} s")

@@ -32,7 +32,7 @@ BUILDERS = verbs.send_ops_of(verbs.QPType.RC)
 
 @pytest.fixture(params=[SendOps.NONE, BUILDERS], ids=["classic", "builders"])
 def connected_pair(request: pytest.FixtureRequest, connected_pair: ConnectedPair) -> ConnectedPair:
-    """Provide the factory of connected pairs for both ways of posting."""
+    """Provide the factory of connected pairs, once for each way of posting."""
     return partial(connected_pair, send_ops=request.param)
 
 

@@ -63,7 +63,7 @@ def next_event(channel: verbs.CompletionChannel) -> verbs.CompletionQueue:
 
 
 def drain_some(channel: verbs.CompletionChannel, capacity: int) -> tuple[list[Record], bool]:
-    """Wait for a completion, and then return the same as `drain`."""
+    """Wait until `drain` finds a completion, and return its result."""
     while True:
         found, more = drain(channel, capacity)
         if found:

@@ -28,9 +28,10 @@ Machine = dict[str, dict[int, PortState] | VerbsError]
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """Provide a fictitious machine that maps device names to port states or an error.
+    """Provide a simulated machine as a dict of port states, keyed by device name.
 
-    The RDMA library counts as installed.
+    If the value is an error instead, querying the device's port states raises it. The simulated
+    machine has the RDMA library installed.
     """
     cards: Machine = {}
 

@@ -13,8 +13,8 @@ from aiordma._native import ffi, lib
 from aiordma.errors import WORK_COMPLETION_ERRORS
 from aiordma.verbs._device.enums import OpenEnum
 
-# Each entry has our class, the C enumeration (None if anonymous) and the prefix our names omit. The
-# list covers all handwritten classes and one generated class of each kind.
+# Each entry lists our class, the C enumeration (None if anonymous) and the prefix our names omit.
+# The list covers all handwritten classes and one generated class of each kind.
 ENUMS: list[tuple[type[IntEnum | IntFlag], str | None, str]] = [
     (verbs.MTU, "ibv_mtu", "IBV_"),
     (verbs.LinkLayer, None, "IBV_LINK_LAYER_"),

@@ -39,7 +39,7 @@ Flushed = Callable[[], tuple[End, End, verbs.MemoryRegion]]
 
 @pytest.fixture
 def flushed(connected_pair: ConnectedPair, pd: verbs.ProtectionDomain) -> Iterator[Flushed]:
-    """Provide a function that makes two ends, and flushable memory at the second."""
+    """Provide a function that connects two ends and registers flushable memory for the second."""
 
     def make() -> tuple[End, End, verbs.MemoryRegion]:
         one, two = connected_pair(QPCapabilities(), send_ops=OPS, access=RIGHTS)

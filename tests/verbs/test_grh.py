@@ -16,8 +16,8 @@ V6 = (
     + SOURCE.packed
     + TARGET.packed
 )
-# Version and IHL, type of service, total length, identification, fragment offset, TTL, protocol
-# (UDP), checksum.
+# The fields are the version and IHL, type of service, total length, identification, fragment
+# offset, TTL, protocol (UDP), checksum, source and destination.
 V4 = bytes.fromhex("45 28 0078 1234 4000 40 11 0000") + bytes([10, 9, 9, 1]) + bytes([10, 9, 9, 2])
 
 
@@ -56,7 +56,8 @@ def test_grh_parses_ipv4_header_in_the_last_20_bytes(before: bytes) -> None:
 
 
 def test_grh_parse_detects_the_ip_version() -> None:
-    # A datagram that a device sends to itself has no checksum, so byte 0 has to rule out IPv6.
+    # A datagram that a device sends to itself has no IPv4 checksum. It is recognized because the
+    # version in byte 0 is not 6.
     assert GRH.parse(bytes(20) + V4).version == 4
     # An IPv6 address can look like the start of an IPv4 header. The checksum decides in this case.
     raw = bytearray(V6)

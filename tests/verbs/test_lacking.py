@@ -21,7 +21,8 @@ def prefetch(pd: verbs.ProtectionDomain) -> None:
         mr.prefetch()
 
 
-# Each entry has the device call to reject, its use, and the capability the error must name.
+# Each entry lists the device call to reject, a function that uses it, and the capability that the
+# error must name.
 USES: list[tuple[str, Use, str]] = [
     ("ibv_alloc_dm", lambda context, _: context.alloc_dm(64), "device memory"),
     ("ibv_alloc_td", lambda context, _: context.alloc_td(), "thread domains"),
@@ -43,7 +44,7 @@ USES: list[tuple[str, Use, str]] = [
 
 @pytest.fixture
 def lacking(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Provide a function that makes a call fail on a device without optional capabilities."""
+    """Provide a function that makes a device call fail. The device reports no capabilities."""
     empty = verbs.ExtendedDeviceAttributes.read(ffi.new("struct ibv_device_attr_ex *"))
     monkeypatch.setattr(context, "query_device_ex", lambda: empty)
 

@@ -59,7 +59,7 @@ class Scene:
     def access(
         self, opcode: WROpcode, rkey: int, offset: int = 0, length: int = 8, base: int | None = None
     ) -> WCStatus:
-        """Post one request of the peer and return its completion status."""
+        """Post one request from the peer and return its completion status."""
         start = self.region.addr if base is None else base
         self.peer.qp.post_send_one(
             7, opcode, SIGNALED, self.peer.mr.addr, length, self.peer.mr.lkey, start + offset, rkey

@@ -82,7 +82,8 @@ def test_multicast_message_reaches_every_member(
             member.receive(3)
         sender.send(to_group(context, group), MULTICAST_QPN, b"to all")
         if NOT_HERE in deviations:
-            # A later datagram to one member arrives first, so the multicast was not delivered here.
+            # The first datagram to arrive was sent after the multicast one, which was therefore not
+            # delivered here.
             for member in (one, two):
                 sender.send(to_host(context), member.qp.qp_num, b"to you")
                 assert member.completion().byte_len == GRH_SIZE + 6

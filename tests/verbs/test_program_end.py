@@ -9,8 +9,9 @@ import pytest
 from aiordma import verbs
 from tests.processes import run_python
 
-# A send waits for a receive that is never posted, while a long read and a long write are in flight.
-# They use bytes objects, a region of them, and memory known only by its address.
+# A send waits for a receive that is never posted, while long reads and long writes are in flight.
+# They use memory allocated by the library, a registered bytearray, and memory registered only by
+# its address.
 BEGIN = """
 import array, asyncio, atexit, builtins, gc, os, sys, threading, types, warnings
 last = []  # what runs after the exit handlers of aiordma

@@ -58,7 +58,7 @@ class Hub(End):
 
 @pytest.fixture
 def star(context: Context, pd: ProtectionDomain) -> Iterator[Star]:
-    """Provide a factory for a hub of 8 shared receives and the peers connected to it."""
+    """Provide a factory for a hub with 8 shared receives and the peers connected to it."""
     made: list[Hub | End] = []
 
     def make(peers: int) -> tuple[Hub, list[End]]:

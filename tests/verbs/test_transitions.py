@@ -46,7 +46,7 @@ IGNORED = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """One modify call, with the errors it contains by construction."""
+    """One modify call, together with the errors deliberately included in it."""
 
     qp_type: QPType
     current: QPState
@@ -81,7 +81,8 @@ def _attempts(qp_type: QPType, current: QPState) -> Iterator[Attempt]:
         stays = following is current
         row = TRANSITIONS.get((qp_type, current, following))
         if row is None:
-            # Try the state alone, with the attributes of each other transition to it, and with all.
+            # Try the state alone, with the attributes required by each other transition to it, and
+            # with all attributes.
             ways = [way.required for way in TRANSITIONS.values() if way.next is following]
             for mask in {M.STATE, *(way | M.STATE for way in ways), QPAttrMask(sum(M))}:
                 yield Attempt(qp_type, current, following, mask, is_transition=False)
@@ -231,7 +232,7 @@ class Tried:
             os.sched_yield()
 
     def diagnosis(self, changes: QPChanges) -> tuple[bool, QPAttrMask, QPAttrMask]:
-        """Return whether ``modify`` knows the transition, and the missing and forbidden bits."""
+        """Return whether ``modify`` allows the transition, and the missing and forbidden bits."""
         try:
             self.qp.modify(**changes)
         except QPTransitionError as error:
@@ -251,7 +252,7 @@ class Tried:
         return 0
 
     def try_one(self, attempt: Attempt, deviations: tuple[Deviation, ...]) -> Deviation | None:
-        """Compare one attempt with the local check and the device. Return any deviation met."""
+        """Compare one attempt with the local check and the device. Return its deviation, if any."""
         changes = self.changes(attempt.following, attempt.mask)
         expected = attempt.is_transition, attempt.missing, attempt.forbidden
         assert self.diagnosis(changes) == expected, attempt
@@ -336,7 +337,7 @@ def test_device_accepts_exactly_the_legal_transitions(
     with made(pd, cq, qp_type) as qp:
         tried = Tried(qp, current)
         met = {tried.try_one(attempt, deviations) for attempt in attempts(qp_type, current)}
-    # Each deviation that concerns an attempt must be met, so that a fixed device is noticed.
+    # Each deviation that concerns an attempt must occur, so that a fixed device fails the test.
     there = {
         deviation
         for deviation in deviations
@@ -363,7 +364,8 @@ def test_device_accepts_exactly_the_legal_transitions_out_of_sqe(
         tried: Tried = Failed(qp, QPState.SQE)
         every = attempts(qp_type, QPState.SQE)
         if "a failed send of an unreliable queue pair is fatal" in deviations:
-            # The queue pair never enters SQE, but the kernel trusts the state a modify call names.
+            # The queue pair never enters SQE, but the kernel trusts the current state that a modify
+            # call claims.
             assert tried.actual is QPState.ERR
             tried = Claimed(qp, QPState.SQE)
             every = [attempt for attempt in every if M.CUR_STATE in attempt.mask]

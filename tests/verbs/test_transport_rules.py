@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SIGNALED = int(SendFlags.SIGNALED)
 
-# The table in ibv_post_send(3), which has these columns.
+# The columns and rows of the table in ibv_post_send(3).
 COLUMNS = (QPType.UD, QPType.UC, QPType.RC, QPType.XRC_SEND, QPType.RAW_PACKET)
 TABLE = {
     WROpcode.SEND: "XXXXX",

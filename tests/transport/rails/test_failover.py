@@ -705,7 +705,7 @@ BEGIN = OfferingRails.begin
 
 
 def late_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Hold back rail keys until the returned function is called. Rails wait for `begin_rails`."""
+    """Hold back rail keys until the returned function is called. `begin_rails` starts the rails."""
     late: list[tuple[Share, SendQueue]] = []
     tell = Share._announce_key
     monkeypatch.delattr(OfferingRails, "begin")

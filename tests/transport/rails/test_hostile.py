@@ -44,7 +44,7 @@ ENDPOINT = endpoint_at(HOST)
 async def victim(
     factory: ConnectionFactory, *, rails: bool = True, **options: Any
 ) -> AsyncIterator[tuple[Connection, RawPeer]]:
-    """Yield an accepted connection with two devices and a frozen rail clock, and its raw peer."""
+    """Yield an accepted two-device connection whose rail clock is frozen, and also its raw peer."""
     options = {"config": SMALL, "device": TWO, "via": factory.via, **options}
     async with await listen(factory.host, **options) as listener:
         data = replace(hello(), rails=rails).pack()

@@ -178,7 +178,7 @@ def no_partner(*_: object) -> NoReturn:
 def at_the_offer(
     monkeypatch: pytest.MonkeyPatch, happens: Callable[[Rails, Rail], object], *, lost: bool
 ) -> None:
-    """Call `happens` after each rail offer is sent, or in its place if `lost`."""
+    """Call `happens` after each rail offer is sent. If `lost`, drop the offer before the call."""
     tell = Rails._send
 
     def tell_and_more(self: Rails, message: protocol.Message) -> None:

@@ -16,7 +16,7 @@ MB = 1 << 20
 
 
 async def carried(sender: Connection, receiver: Connection, data: Any, into: Any = None) -> None:
-    """Repeat a message until both rails have carried part of one.
+    """Send the same data repeatedly until both rails have carried some of it.
 
     The first messages can finish before the second rail has its keys.
     """
