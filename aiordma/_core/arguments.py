@@ -115,18 +115,16 @@ def truth(name: str, value: object) -> bool:
 
 
 def choice(name: str, value: object, kind: type[E]) -> E:
-    """Convert a member name, a number or a combination of flags to the enumeration `kind`."""
+    """Convert a member, its name or number, or combined flags to the enumeration `kind`."""
     if type(value) is kind:
         return value
     names = list(kind.__members__)
     shown = ", ".join(f"{kind.__name__}.{each}" for each in names[:4])
     wanted = f"a member of {kind.__name__} ({shown}{', ...' if len(names) > 4 else ''})"
     hint = "combine flags with |" if issubclass(kind, Flag) else ""
-    if isinstance(value, str):
-        if value in kind.__members__:
-            return kind[value]
-        raise TypeError(refusal(name, wanted, value, hint))
-    if isinstance(value, Enum) and not isinstance(value, kind):
+    if isinstance(value, str) and value in kind.__members__:
+        return kind[value]
+    if isinstance(value, (str, Enum)):
         raise TypeError(refusal(name, wanted, value, hint))
     try:
         number = _index(name, value, None, None)
