@@ -34,7 +34,7 @@ from .admission_control import (
     max_places,
     networks_of,
 )
-from .auth import Security, new_ticket_office
+from .auth import Security, new_ticket_validator
 from .connection import Connection
 from .endpoint import max_rails
 from .inspection import OnRequest, Way, inspect_connection, refuse
@@ -186,8 +186,10 @@ class Acceptor:
         self._limits = ConnectionLimits(config)
         self._failures = FailureLimit(self._loop.time())
         key = security.auth
-        self.tickets: TicketValidator | None = new_ticket_office(key) if key is not None else None
-        """The ticket office for requests of the connection manager, or None without a key."""
+        self.tickets: TicketValidator | None = (
+            new_ticket_validator(key) if key is not None else None
+        )
+        """Checks the tickets of connection manager requests. None without a key."""
         most = max_places(config.max_handshakes)
         self._strangers: FairShare[Handshake] = FairShare(most)
         self._in_band: FairShare[Handshake] = FairShare(most, proved=True)

@@ -128,7 +128,7 @@ def new_ticket(key: bytes, challenge: bytes, offer: bytes) -> bytes:
     return admission.ticket(key, asked, offer, os.urandom(admission.SALT_SIZE))
 
 
-def new_ticket_office(key: bytes) -> TicketValidator:
+def new_ticket_validator(key: bytes) -> TicketValidator:
     """Create the challenge and ticket validator of a listener or of a single TCP socket."""
     from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
 

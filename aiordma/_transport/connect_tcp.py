@@ -58,7 +58,7 @@ from ..errors import (
 from . import connect_inband
 from .acceptor import Acceptor, ConnectionLimitError, Request, packed_refusal
 from .admission_control import SilentSockets
-from .auth import new_ticket, new_ticket_office
+from .auth import new_ticket, new_ticket_validator
 from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .connection_group import ConnectionGroup
@@ -262,7 +262,7 @@ class TCPRequest(Request):
     def _new_challenge(self, acceptor: Acceptor) -> bytes:
         config, security = acceptor.config, acceptor.security
         assert security.auth is not None
-        self._tickets = new_ticket_office(security.auth)
+        self._tickets = new_ticket_validator(security.auth)
         in_band = config.in_band and security.tls is None
         hello = make_hello(config, security, in_band=in_band)
         return MAGIC + self._tickets.challenge.pack() + hello.pack()

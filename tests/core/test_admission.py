@@ -93,7 +93,7 @@ def test_challenge_is_valid_for_a_number_of_tickets() -> None:
     assert show(office, second)
 
 
-def test_ticket_office_remembers_a_bounded_number_of_tickets() -> None:
+def test_validator_remembers_a_bounded_number_of_tickets() -> None:
     """The bound also holds if all tickets are for the previous challenge."""
     office = TicketValidator(KEY, counted())
     for _ in range(TICKETS - 1):
