@@ -58,7 +58,7 @@ def test_each_device_is_found_by_name_address_and_guid() -> None:
 
 def test_doctor_describes_the_first_device() -> None:
     assert printed("""
-        from aiordma.cli.facts import Facts
+        from aiordma.cli.doctor_facts import Facts
         print(Facts.collect().embedded.name)
     """, AIORDMA_DEVICE="embedded1") == "embedded0\n"  # fmt: skip
 

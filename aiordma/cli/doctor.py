@@ -12,8 +12,8 @@ from rich.markup import escape
 
 import aiordma
 
-from .checks import Conclusion, Finding, Verdict, conclude, examine
-from .facts import Facts
+from .doctor_checks import Conclusion, Finding, Verdict, conclude, examine
+from .doctor_facts import Facts
 from .tables import table
 
 COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}

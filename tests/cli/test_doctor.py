@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 import aiordma
 from aiordma import verbs
-from aiordma.cli import facts
+from aiordma.cli import doctor_facts as facts
 from aiordma.cli.app import app
-from aiordma.cli.checks import Conclusion
-from aiordma.cli.facts import Facts
+from aiordma.cli.doctor_checks import Conclusion
+from aiordma.cli.doctor_facts import Facts
 from tests.processes import run_python
 
 # ---- this machine -------------------------------------------------------------------------------

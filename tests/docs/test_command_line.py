@@ -12,7 +12,7 @@ import click
 import pytest
 
 from aiordma.cli.app import app
-from aiordma.cli.checks import CHECKS
+from aiordma.cli.doctor_checks import CHECKS
 
 from .command_line import PAGE, run_section
 

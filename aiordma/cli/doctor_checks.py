@@ -11,14 +11,14 @@ from functools import wraps
 from aiordma import verbs
 
 from .devices import DeviceInfo
-from .facts import Facts
+from .doctor_facts import Facts
 
 MIB = 1 << 20
 
 # These values are estimates. A pool starts with a few 4 MiB slabs, and large messages need hundreds
 # of MiB.
-MEMLOCK_LEAST = 16 * MIB
-MEMLOCK_GOOD = 1024 * MIB
+MIN_MEMLOCK = 16 * MIB
+RECOMMENDED_MEMLOCK = 1024 * MIB
 
 RAISE_MEMLOCK = (
     "raise it: add `* - memlock unlimited` to /etc/security/limits.conf and log in again, set "
@@ -63,20 +63,20 @@ class Finding:
 
 
 Check = Callable[[Facts], list[Finding]]
-Told = tuple[Verdict, str] | tuple[Verdict, str, str]
+UnnamedFinding = tuple[Verdict, str] | tuple[Verdict, str, str]
 """A finding without the check's name."""
 
 CHECKS: list[Check] = []
 """All checks, in definition order. Each check follows the checks it depends on."""
 
 
-def check(name: str) -> Callable[[Callable[[Facts], Iterator[Told]]], Check]:
+def check(name: str) -> Callable[[Callable[[Facts], Iterator[UnnamedFinding]]], Check]:
     """Return a decorator that registers a function as the check ``name``."""
 
-    def make(tells: Callable[[Facts], Iterator[Told]]) -> Check:
-        @wraps(tells)
+    def make(run: Callable[[Facts], Iterator[UnnamedFinding]]) -> Check:
+        @wraps(run)
         def findings(facts: Facts) -> list[Finding]:
-            return [Finding(name, *told) for told in tells(facts)]
+            return [Finding(name, *unnamed) for unnamed in run(facts)]
 
         CHECKS.append(findings)
         return findings
@@ -85,7 +85,7 @@ def check(name: str) -> Callable[[Callable[[Facts], Iterator[Told]]], Check]:
 
 
 @check("library")
-def library(facts: Facts) -> Iterator[Told]:
+def library(facts: Facts) -> Iterator[UnnamedFinding]:
     if facts.library_problem:
         yield (
             PROBLEM,
@@ -104,7 +104,7 @@ def library(facts: Facts) -> Iterator[Told]:
 
 
 @check("kernel")
-def kernel(facts: Facts) -> Iterator[Told]:
+def kernel(facts: Facts) -> Iterator[UnnamedFinding]:
     if not facts.kernel_devices:
         loaded = ", ".join(facts.modules) or "none"
         yield (
@@ -114,10 +114,10 @@ def kernel(facts: Facts) -> Iterator[Told]:
             "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
         )
         return
-    told = [
+    devices = [
         f"{name} ({driver})" if driver else name for name, driver in facts.kernel_devices.items()
     ]
-    yield OK, f"the kernel has {', '.join(told)}"
+    yield OK, f"the kernel has {', '.join(devices)}"
     for has, module, purpose in (
         (facts.has_uverbs, "ib_uverbs", "no program can use a device"),
         (facts.has_rdma_cm, "rdma_ucm", 'the connection manager (via="cm") cannot be used'),
@@ -131,7 +131,7 @@ def kernel(facts: Facts) -> Iterator[Told]:
 
 
 @check("providers")
-def providers(facts: Facts) -> Iterator[Told]:
+def providers(facts: Facts) -> Iterator[UnnamedFinding]:
     if facts.library_problem or not facts.kernel_devices or not facts.has_uverbs:
         return  # reported by another check
     known = {device.name for device in facts.devices}
@@ -150,7 +150,7 @@ def providers(facts: Facts) -> Iterator[Told]:
 
 
 @check("permissions")
-def permissions(facts: Facts) -> Iterator[Told]:
+def permissions(facts: Facts) -> Iterator[UnnamedFinding]:
     if not facts.kernel_devices:
         return
     give = (
@@ -181,7 +181,7 @@ def permissions(facts: Facts) -> Iterator[Told]:
 
 
 @check("memlock")
-def memlock(facts: Facts) -> Iterator[Told]:
+def memlock(facts: Facts) -> Iterator[UnnamedFinding]:
     if facts.ignores_memlock:
         yield OK, "this process has CAP_IPC_LOCK, so it can lock any amount of memory"
         return
@@ -189,12 +189,12 @@ def memlock(facts: Facts) -> Iterator[Told]:
         yield OK, "the limit on locked memory is unlimited"
         return
     text = f"the limit on locked memory (ulimit -l) is {facts.memlock / MIB:g} MiB"
-    if facts.memlock >= MEMLOCK_GOOD:
+    if facts.memlock >= RECOMMENDED_MEMLOCK:
         yield OK, text
         return
     below = facts.memlock_hard == resource.RLIM_INFINITY or facts.memlock_hard > facts.memlock
     itself = "run `ulimit -l hard` in the shell, or " if below else ""
-    too_little = facts.memlock < MEMLOCK_LEAST
+    too_little = facts.memlock < MIN_MEMLOCK
     yield (
         PROBLEM if too_little else WARNING,
         text + (", not enough for a program" if too_little else ", not enough for large messages"),
@@ -203,7 +203,7 @@ def memlock(facts: Facts) -> Iterator[Told]:
 
 
 @check("ports")
-def ports(facts: Facts) -> Iterator[Told]:
+def ports(facts: Facts) -> Iterator[UnnamedFinding]:
     """Report devices that cannot be opened and ports that are inactive.
 
     The findings are problems if the machine has no active port, and warnings otherwise.
@@ -229,7 +229,7 @@ def ports(facts: Facts) -> Iterator[Told]:
 
 
 @check("GIDs")
-def gids(facts: Facts) -> Iterator[Told]:
+def gids(facts: Facts) -> Iterator[UnnamedFinding]:
     """Check that active ports have addresses that other machines can reach."""
     active = [(device, port) for device in facts.devices for port in device.ports if port.is_active]
     some = any(port.usable_gids for _, port in active)
@@ -246,7 +246,7 @@ def gids(facts: Facts) -> Iterator[Told]:
 
 
 @check("fork")
-def fork(facts: Facts) -> Iterator[Told]:
+def fork(facts: Facts) -> Iterator[UnnamedFinding]:
     if facts.library_problem:
         return
     if facts.fork is None:
@@ -267,7 +267,7 @@ def fork(facts: Facts) -> Iterator[Told]:
 
 
 @check("container")
-def container(facts: Facts) -> Iterator[Told]:
+def container(facts: Facts) -> Iterator[UnnamedFinding]:
     if facts.container and not facts.kernel_devices:
         yield (
             WARNING,
@@ -278,7 +278,7 @@ def container(facts: Facts) -> Iterator[Told]:
 
 
 @check("embedded")
-def embedded(facts: Facts) -> Iterator[Told]:
+def embedded(facts: Facts) -> Iterator[UnnamedFinding]:
     if problem := embedded_problem(facts.embedded):
         yield PROBLEM, f"embedded0 does not work: {problem}", REPORT
         return
@@ -293,7 +293,7 @@ def embedded(facts: Facts) -> Iterator[Told]:
 
 
 @check("peers")
-def peers(facts: Facts) -> Iterator[Told]:
+def peers(facts: Facts) -> Iterator[UnnamedFinding]:
     """Report how embedded0 reaches this user's other processes on this machine."""
     if embedded_problem(facts.embedded):
         return  # reported by another check
@@ -311,11 +311,11 @@ def peers(facts: Facts) -> Iterator[Told]:
             "raise the limit, or allow memfd_create in the container's seccomp filter",
         )
     elif found.copy_problem or found.pidfd_problem:
-        told = "; ".join(filter(None, (found.copy_problem, found.pidfd_problem)))
+        reasons = "; ".join(filter(None, (found.copy_problem, found.pidfd_problem)))
         yield (
             WARNING,
             "embedded0 uses shared memory between processes of this user, but some functions are "
-            f"not available: {told}",
+            f"not available: {reasons}",
             "if long messages within this machine must be fast, check "
             "kernel.yama.ptrace_scope and the container's seccomp filter",
         )
@@ -327,7 +327,7 @@ def peers(facts: Facts) -> Iterator[Told]:
 
 
 @check("choice")
-def choice(facts: Facts) -> Iterator[Told]:
+def choice(facts: Facts) -> Iterator[UnnamedFinding]:
     by = f"AIORDMA_DEVICE={facts.named}" if facts.named else ""
     if not facts.chosen:
         yield (
@@ -349,7 +349,7 @@ def choice(facts: Facts) -> Iterator[Told]:
 
 
 @check("environment")
-def environment(facts: Facts) -> Iterator[Told]:
+def environment(facts: Facts) -> Iterator[UnnamedFinding]:
     for text in facts.unknown_variables:
         yield WARNING, text, "correct the name or unset the variable, because it has no effect"
 

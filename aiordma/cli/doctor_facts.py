@@ -1,4 +1,4 @@
-"""Facts about a machine, collected for `aiordma doctor` and evaluated in `checks.py`."""
+"""Facts about a machine, collected for `aiordma doctor` and evaluated in `doctor_checks.py`."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from aiordma import verbs
-from aiordma.cli import checks
-from aiordma.cli.checks import Check, Conclusion, Verdict, conclude, examine
+from aiordma.cli import doctor_checks as checks
 from aiordma.cli.devices import DeviceInfo, PortInfo
-from aiordma.cli.facts import Facts, NodeFacts
+from aiordma.cli.doctor_checks import Check, Conclusion, Verdict, conclude, examine
+from aiordma.cli.doctor_facts import Facts, NodeFacts
 from aiordma.cli.local_peers import LocalPeerFacts
 from aiordma.errors import LibraryNotFoundError
 
