@@ -112,7 +112,7 @@ void aiordma_trace_stop(void);
 
 /* ---- simulation ------------------------------------------------------------------------------ */
 
-/* Simulated hosts for aiordma.testing.simulate (path/sim/sim.c). Each host has its own devices,
+/* Simulated hosts for aiordma.testing.simulate (sim/sim.c). Each host has its own devices,
  * which communicate by RoCE v2 over a simulated network in virtual time. All functions must be
  * called from a single thread. */
 

@@ -106,7 +106,7 @@ static inline unsigned soft_list_count(const struct soft_node *list)
 
 /* ---- the device's state ---------------------------------------------------------------------- */
 
-/* A simulated host's network, which replaces the kernel's (path/sim/). All functions are called
+/* A simulated host's network, which replaces the kernel's (sim/). All functions are called
  * under the lock. */
 struct soft_network {
 	union ibv_gid (*address)(int device); /* the device's non-loopback address */

@@ -1,4 +1,4 @@
-/* Tests of simulated hosts (path/sim/sim.c). Two hosts exchange requests, and one of them is killed
+/* Tests of simulated hosts (sim/sim.c). Two hosts exchange requests, and one of them is killed
  * and rebooted. The same seed must produce the same history, and a simulation must release all its
  * resources. */
 #include <malloc.h>

@@ -7,7 +7,7 @@
  * the caller's thread executes all steps. The same calls therefore produce the same history, and
  * `trace` is a hash of this history.
  */
-#include "path/sim/sim.h"
+#include "sim/sim.h"
 
 #include <poll.h>
 #include <stdio.h>
