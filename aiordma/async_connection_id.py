@@ -34,11 +34,11 @@ from typing import Unpack
 from . import cm, verbs
 from ._core.arguments import integer
 from ._core.async_only import AsyncIteration
-from ._loop import shutdown
-from ._loop.affinity import LoopAffinity
-from ._loop.driver import EventDriver
-from ._loop.id_events import ENDED, IdEvents, check_name, make_id
-from ._loop.wait_queue import WaitQueue
+from ._event_loop import shutdown
+from ._event_loop.affinity import LoopAffinity
+from ._event_loop.driver import EventDriver
+from ._event_loop.id_events import ENDED, IdEvents, check_name, make_id
+from ._event_loop.wait_queue import WaitQueue
 from .async_queue_pair import AsyncQueuePair
 from .errors import BufferStateError, ConnectionManagerError, VerbsError, host_port
 from .verbs._device.device import name_or_variable, only_device

@@ -44,10 +44,10 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, Unpack
 from . import cm, verbs
 from ._core.arguments import instance, integer
 from ._core.async_only import AsyncContext, AsyncIteration
-from ._loop import shutdown
-from ._loop.affinity import LoopAffinity
-from ._loop.driver import ENDING, ContextEvents, Watch, concerns
-from ._loop.futures import settle
+from ._event_loop import shutdown
+from ._event_loop.affinity import LoopAffinity
+from ._event_loop.driver import ENDING, ContextEvents, Watch, concerns
+from ._event_loop.futures import settle
 from .errors import BufferStateError, BusyError, QueueFullError, RDMAError, work_completion_error
 from .verbs._device.context import event_error
 from .verbs._qp.post_failures import LONGEST

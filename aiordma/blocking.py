@@ -37,7 +37,7 @@ from . import mr_pool, streams, transport
 from ._core import arguments
 from ._core.arguments import refusal
 from ._core.finalizers import finalizer
-from ._loop import shutdown
+from ._event_loop import shutdown
 from ._native import fork
 from ._native.service_thread import ServiceThread, in_service_thread
 from ._transport.arguments import check_host

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 from . import verbs
 from ._core.async_only import AsyncIteration
-from ._loop import shutdown
-from ._loop.affinity import LoopAffinity
-from ._loop.driver import ContextEvents
-from ._loop.wait_queue import WaitQueue
+from ._event_loop import shutdown
+from ._event_loop.affinity import LoopAffinity
+from ._event_loop.driver import ContextEvents
+from ._event_loop.wait_queue import WaitQueue
 from .errors import BufferStateError
 
 logger: logging.Logger = logging.getLogger("aiordma.driver")

@@ -37,8 +37,8 @@ from ._core.snapshot_types import (
     traffic,
 )
 from ._datapath.work_queue import latencies, waits_so_far
-from ._loop import shutdown
-from ._loop.driver import Driver
+from ._event_loop import shutdown
+from ._event_loop.driver import Driver
 from ._transport import observation
 from ._transport.observation import ConnectionChange, add_connection_hook, remove_connection_hook
 from .transport import Connection, Listener

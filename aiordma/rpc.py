@@ -33,7 +33,7 @@ from ._core.arguments import callback, instance, integer, refusal, seconds, sign
 from ._core.async_only import AsyncContext
 from ._core.refusal import printable
 from ._datapath.packed import check_packed
-from ._loop.shutdown import EXITS, background
+from ._event_loop.shutdown import EXITS, background
 from ._options import CONNECT, LISTEN, ConnectOptions, ListenOptions, complete, shows
 from .errors import (
     ConnectionBrokenError,

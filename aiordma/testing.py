@@ -39,7 +39,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 from . import verbs
 from ._core.arguments import instance, integer, real, refusal, seconds
 from ._core.finalizers import finalizer
-from ._loop.virtual_loop import StalledError
+from ._event_loop.virtual_loop import StalledError
 from ._simulation import process
 from ._simulation.faults import Fault, FaultPlan, Link
 from ._simulation.history import History, Operation

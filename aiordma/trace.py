@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from aiordma._core.trace_records import (
+from aiordma._native import ffi, softdev, to_c
+from aiordma._trace.records import (
     REASONS,
     AccessRefused,
     AsyncEvent,
@@ -45,9 +46,8 @@ from aiordma._core.trace_records import (
     RequestRefused,
     Retry,
 )
-from aiordma._core.trace_requests import Outcome, Request, requests
-from aiordma._core.trace_runs import Run, offsets, parse_runs
-from aiordma._native import ffi, softdev, to_c
+from aiordma._trace.requests import Outcome, Request, requests
+from aiordma._trace.runs import Run, offsets, parse_runs
 from aiordma.errors import BusyError
 
 __all__ = [

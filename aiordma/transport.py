@@ -48,9 +48,9 @@ from ._core.region import RegionToken, Rights
 from ._core.snapshot_types import ListenerState
 from ._datapath.message import Message
 from ._datapath.results import Received, ReceivedMemory
-from ._loop import shutdown
-from ._loop.affinity import LoopAffinity
-from ._loop.wait_queue import WaitQueue
+from ._event_loop import shutdown
+from ._event_loop.affinity import LoopAffinity
+from ._event_loop.wait_queue import WaitQueue
 from ._options import (
     CONNECT,
     ENDPOINT,

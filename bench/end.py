@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import aiordma
-from aiordma._loop.driver import Driver
+from aiordma._event_loop.driver import Driver
 
 from .footprint import footprint, peak, reset_peak
 

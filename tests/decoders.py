@@ -1,7 +1,8 @@
 """A table of all Python decoders of bytes or text from outside of the process.
 
 `tests/test_decoders.py` tests each decoder with arbitrary and with mutated input. It fails if a
-function of `aiordma._core` that takes such input is in neither `DECODERS` nor `NO_DECODERS`.
+function of `aiordma._core` or `aiordma._trace` that takes such input is in neither `DECODERS` nor
+`NO_DECODERS`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from aiordma._core import (
     protocol,
     refusal,
     strict_json,
-    trace_records,
 )
 from aiordma._core.region import TOKEN_SIZE, RegionToken
-from aiordma._core.trace_requests import requests
-from aiordma._core.trace_runs import offsets, parse_runs
 from aiordma._datapath.sealing import Sealing
 from aiordma._native import ffi
+from aiordma._trace import records as trace_records
+from aiordma._trace.requests import requests
+from aiordma._trace.runs import offsets, parse_runs
 from aiordma._transport import encryption
 from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, read_message
@@ -49,11 +50,11 @@ from aiordma.verbs._device.grh import GRH
 from .core.test_handshake import endpoints, hellos
 from .core.test_protocol import messages
 from .core.test_region import tokens
-from .core.test_trace_records import records
-from .core.trace_model import header, line
 from .model.frames import pack_header, unpack_header
 from .model.test_frames import entries, packed_bundle, unpacked_bundle
 from .perf.test_wire import MESSAGES
+from .trace.model import header, line
+from .trace.test_records import records
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Decoder:
     """A decoder to test, with valid inputs and the exceptions that other inputs may raise.
 
     `again` encodes a result, if possible. Decoding its output must return the same result. `covers`
-    names functions of `aiordma._core` as module.qualified_name.
+    names functions of these packages as module.qualified_name.
     """
 
     decode: Callable[[bytes], Any]
@@ -282,7 +283,7 @@ DECODERS: dict[str, Decoder] = {
         lines,
         (ValueError,),
         lambda record: line(record).encode(),
-        ("trace_records.parse",),
+        ("records.parse",),
         whole=False,
     ),
     "file of a trace": Decoder(
@@ -292,7 +293,7 @@ DECODERS: dict[str, Decoder] = {
         ),
         (TraceFormatError,),
         None,
-        ("trace_runs.parse_runs",),
+        ("runs.parse_runs",),
         whole=False,
     ),
     "offer of the exchange over TCP": Decoder(
@@ -383,4 +384,4 @@ NO_DECODERS = {
     "timers.decode_ack_timeout": "an exponent of this side's",
     "timers.decode_rnr_timer": "an exponent of this side's",
 }
-"""Functions of `aiordma._core` that take bytes, or are named as if, and decode nothing."""
+"""Functions of these packages that take bytes, or are named as if, and decode nothing."""

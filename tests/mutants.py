@@ -43,8 +43,8 @@ SEED = 1  # other seeds choose other mutants
 
 # Test groups, as pytest arguments.
 SESSION = "tests/session"
-DATAPATH = "tests/datapath tests/memory tests/loop tests/test_mr_pool.py"
-CORE = "tests/core tests/model tests/test_decoders.py"
+DATAPATH = "tests/datapath tests/memory tests/event_loop tests/test_mr_pool.py"
+CORE = "tests/core tests/trace tests/model tests/test_decoders.py"
 TRANSPORT = "tests/transport --ignore=tests/transport/test_rails.py"
 SLOW = "tests/transport/test_rails.py tests/simulation"
 STREAMS = "tests/test_stream_loop.py tests/transport/test_streams{,_as_tcp,_tls}.py"
@@ -61,9 +61,13 @@ PARTS = {
     "streams": ("streams/", 40, (STREAMS, TRANSPORT)),
     "cm": ("cm/|async_connection", 25, (CM, DEVICE, TRANSPORT)),
     "memory": ("_memory/|mr_pool|dmabuf", 30, (DATAPATH, DEVICE, TRANSPORT)),
-    "_core": ("_core/", 30, (CORE, SESSION, DEVICE, TRANSPORT, AROUND)),
+    "_core, _trace": ("_(core|trace)/", 30, (CORE, SESSION, DEVICE, TRANSPORT, AROUND)),
     "verbs": ("verbs/|async_queue", 40, (DEVICE, CM, TRANSPORT)),
-    "_loop, _native": ("_(loop|native)/", 30, (SESSION, DATAPATH, DEVICE, CM, TRANSPORT)),
+    "_event_loop, _native": (
+        "_(event_loop|native)/",
+        30,
+        (SESSION, DATAPATH, DEVICE, CM, TRANSPORT),
+    ),
     "cli, perf": ("cli/|perf/", 20, (AROUND, FACES)),
     "_simulation": ("_simulation/", 10, ("tests/simulation", FACES)),
     "rpc, arrays and others": ("", 40, (FACES, TRANSPORT, AROUND)),

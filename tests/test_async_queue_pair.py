@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from aiordma import verbs
-from aiordma._loop.driver import ContextEvents
+from aiordma._event_loop.driver import ContextEvents
 from aiordma.async_queue_pair import AsyncQueuePair
 from aiordma.errors import (
     BufferStateError,

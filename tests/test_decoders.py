@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 import tracemalloc
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import aiordma._core
+import aiordma._trace
 
 from .decoders import DECODERS, NO_DECODERS, Decoder
 
@@ -33,8 +35,9 @@ EXACT = {"hello", "private data of the connection manager", "endpoint", "challen
 
 
 def taking_input() -> Iterator[str]:
-    """Yield the core's functions that accept bytes or have a decoder's name."""
-    for path in sorted(Path(aiordma._core.__file__).parent.glob("*.py")):
+    """Yield the functions that accept bytes or have a decoder's name."""
+    folders = [Path(inspect.getfile(package)).parent for package in (aiordma._core, aiordma._trace)]
+    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
         for node, name in functions(ast.parse(path.read_text()), path.stem):
             arguments = (*node.args.args, *node.args.kwonlyargs)
             types = {ast.unparse(each.annotation) for each in arguments if each.annotation}

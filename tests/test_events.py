@@ -12,7 +12,7 @@ import pytest
 
 import aiordma
 from aiordma import cm, verbs
-from aiordma._loop.driver import ContextEvents
+from aiordma._event_loop.driver import ContextEvents
 from aiordma._native import lib
 from aiordma.errors import BufferStateError, DeviceNotFoundError
 from aiordma.events import KEPT, DeviceEvents

@@ -16,8 +16,8 @@ import pytest
 import aiordma
 from aiordma import blocking, dmabuf, mr_pool, testing
 from aiordma._core.finalizers import finalizer
-from aiordma._loop.shutdown import EndsWhenDropped, LoopEnd
-from aiordma._loop.time_share import Timed
+from aiordma._event_loop.shutdown import EndsWhenDropped, LoopEnd
+from aiordma._event_loop.time_share import Timed
 from aiordma._memory import registration_cache
 from aiordma._transport.connection import Connection
 from aiordma._transport.lifecycle import ConnectionLifecycle

@@ -39,7 +39,7 @@ GROUPS: dict[str, set[str]] = {
     | {"_core.environment"}
     | {"_core.arguments", "_core.timers", "errors"},
     "cm": {"_native", "verbs"} | CORE,
-    "_memory.pool_waiters": {"errors", "_datapath", "_loop.futures"},
+    "_memory.pool_waiters": {"errors", "_datapath", "_event_loop.futures"},
     "_memory.stalled_reads": {"_datapath"},
     "_datapath": {"verbs", "_native"} | CORE,
     "mr_pool": {"verbs", "_native", "_datapath", "_memory.pool_waiters", "_memory.stalled_reads"}
@@ -48,54 +48,95 @@ GROUPS: dict[str, set[str]] = {
     "_memory.block_source": {"mr_pool"},
     "_memory": set(),
     "dmabuf": {"verbs", "mr_pool"} | CORE,
-    "trace": {"_native"} | CORE,
-    "_loop.adaptive_polling": set(),
-    "_loop.affinity": {"_native", "errors"},
-    "_loop.coarse_timers": {"_native", "_datapath"},
-    "_loop.completion_reader": {"_datapath", "_loop.adaptive_polling", "verbs"},
-    "_loop.device_failures": {"_native"},
-    "_loop.driver": {"verbs", "cm", "_native", "mr_pool", "_memory.registration_cache", "_datapath"}
-    | {"_loop.coarse_timers", "_loop.completion_reader"}
-    | {"_loop.device_failures", "_loop.per_loop_resource", "_loop.shutdown", "_loop.time_share"}
+    "_trace": {"_core.arguments", "_core.strict_json", "errors"},
+    "trace": {"_native", "_trace"} | CORE,
+    "_event_loop.adaptive_polling": set(),
+    "_event_loop.affinity": {"_native", "errors"},
+    "_event_loop.coarse_timers": {"_native", "_datapath"},
+    "_event_loop.completion_reader": {"_datapath", "_event_loop.adaptive_polling", "verbs"},
+    "_event_loop.device_failures": {"_native"},
+    "_event_loop.driver": {
+        "verbs",
+        "cm",
+        "_native",
+        "mr_pool",
+        "_memory.registration_cache",
+        "_datapath",
+    }
+    | {"_event_loop.coarse_timers", "_event_loop.completion_reader"}
+    | {
+        "_event_loop.device_failures",
+        "_event_loop.per_loop_resource",
+        "_event_loop.shutdown",
+        "_event_loop.time_share",
+    }
     | CORE,
-    "_loop.futures": set(),
-    "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver", "_loop.shutdown"},
-    "_loop.per_loop_resource": {"_native"},
-    "_loop.shutdown": {"_core.async_only", "_core.finalizers", "_native", "_loop.affinity"}
-    | {"_loop.per_loop_resource"},
-    "_loop.time_share": {"_core.finalizers", "_datapath"},
-    "_loop.virtual_loop": {"_datapath"},
-    "_loop.wait_queue": {"_loop.futures"},
-    "_loop": set(),
-    "events": {"verbs", "_loop", "errors", "_core.async_only"},
+    "_event_loop.futures": set(),
+    "_event_loop.id_events": {
+        "cm",
+        "verbs",
+        "errors",
+        "_event_loop.driver",
+        "_event_loop.shutdown",
+    },
+    "_event_loop.per_loop_resource": {"_native"},
+    "_event_loop.shutdown": {
+        "_core.async_only",
+        "_core.finalizers",
+        "_native",
+        "_event_loop.affinity",
+    }
+    | {"_event_loop.per_loop_resource"},
+    "_event_loop.time_share": {"_core.finalizers", "_datapath"},
+    "_event_loop.virtual_loop": {"_datapath"},
+    "_event_loop.wait_queue": {"_event_loop.futures"},
+    "_event_loop": set(),
+    "events": {"verbs", "_event_loop", "errors", "_core.async_only"},
     "async_connection_id": {
         "async_queue_pair",
         "cm",
         "verbs",
-        "_loop",
+        "_event_loop",
         "errors",
         "_core.arguments",
         "_core.async_only",
     },
-    "async_queue_pair": {"cm", "verbs", "_loop", "errors", "_core.arguments", "_core.async_only"},
-    "_transport": {"_loop", "_memory", "_datapath", "mr_pool", "cm", "verbs", "_native", "config"}
+    "async_queue_pair": {
+        "cm",
+        "verbs",
+        "_event_loop",
+        "errors",
+        "_core.arguments",
+        "_core.async_only",
+    },
+    "_transport": {
+        "_event_loop",
+        "_memory",
+        "_datapath",
+        "mr_pool",
+        "cm",
+        "verbs",
+        "_native",
+        "config",
+    }
     | {"dmabuf"}
     | CORE,
     "_options": {"_transport", "cm", "config"},
-    "transport": {"_transport", "_options", "_loop", "_datapath", "mr_pool", "cm", "verbs"}
+    "transport": {"_transport", "_options", "_event_loop", "_datapath", "mr_pool", "cm", "verbs"}
     | {"config"}
     | CORE,
     "reconnecting": PUBLIC | {"_options", "_core.arguments", "_transport.arguments"},
     "arrays": {"transport", "_transport.remote_memory", "verbs"} | CORE,
-    "rpc": {"transport", "_options", "_loop.shutdown", "_datapath", "mr_pool", "verbs"} | CORE,
-    "monitoring": PUBLIC | {"_transport", "_loop", "_datapath", "_core.snapshot_types"},
+    "rpc": {"transport", "_options", "_event_loop.shutdown", "_datapath", "mr_pool", "verbs"}
+    | CORE,
+    "monitoring": PUBLIC | {"_transport", "_event_loop", "_datapath", "_core.snapshot_types"},
     "_private_files": set(),
     "monitoring_socket": {"monitoring", "_native", "_private_files", "verbs"},
     "metrics": {"monitoring"},
     "prometheus": {"metrics", "monitoring"},
     "opentelemetry": {"metrics", "monitoring"},
     "blocking": PUBLIC
-    | {"streams", "_native", "_loop.shutdown", "_core.arguments", "_transport.listening"}
+    | {"streams", "_native", "_event_loop.shutdown", "_core.arguments", "_transport.listening"}
     | {"_core.finalizers", "_transport.arguments"},
     "streams": PUBLIC
     | {
@@ -104,18 +145,33 @@ GROUPS: dict[str, set[str]] = {
         "_core.async_only",
         "_core.lazy_exports",
         "_transport.arguments",
-        "_loop.affinity",
-        "_loop.futures",
-        "_loop.shutdown",
+        "_event_loop.affinity",
+        "_event_loop.futures",
+        "_event_loop.shutdown",
     },
     # The package itself collects the public names, so no module listed above may import it.
     "": PUBLIC
     | {"_core.lazy_exports", "streams", "reconnecting", "monitoring"}
     | {"monitoring_socket"},
     "pytest_plugin": {"", "testing", "verbs"},
-    "_simulation": {"_core.arguments", "_loop", "_native", "_transport", "cm", "errors", "verbs"},
+    "_simulation": {
+        "_core.arguments",
+        "_event_loop",
+        "_native",
+        "_transport",
+        "cm",
+        "errors",
+        "verbs",
+    },
     "testing": PUBLIC
-    | {"", "streams", "_core.arguments", "_core.finalizers", "_simulation", "_loop.virtual_loop"},
+    | {
+        "",
+        "streams",
+        "_core.arguments",
+        "_core.finalizers",
+        "_simulation",
+        "_event_loop.virtual_loop",
+    },
     "perf": PUBLIC | {"", "streams", "_core.refusal", "_core.strict_json"},
     "cli": PUBLIC
     | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket", "_private_files"}
@@ -123,9 +179,15 @@ GROUPS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 
-PURE = ("errors", "_core", "config")
+PURE = ("errors", "_core", "_trace", "config")
 WITHOUT_EVENT_LOOP = (*PURE, "_native", "verbs", "cm")
-WITHOUT_CLOCK = ("_datapath", "_memory", "mr_pool", "_loop", "_transport")  # they are passed one
+WITHOUT_CLOCK = (
+    "_datapath",
+    "_memory",
+    "mr_pool",
+    "_event_loop",
+    "_transport",
+)  # they are passed one
 
 # Modules that pure code must not import: they give access to the event loop, the clock, I/O or
 # other threads.
@@ -351,7 +413,7 @@ def test_restricted_modules_are_imported_by_their_folder_only(beginning: str, wh
 @pytest.mark.parametrize(
     ("names", "where"),
     [
-        ({"add_reader", "add_writer"}, "_loop/driver.py"),  # watches all file descriptors
+        ({"add_reader", "add_writer"}, "_event_loop/driver.py"),  # watches all file descriptors
         ({"register_at_fork"}, "_native/fork.py"),
     ],
 )
@@ -425,7 +487,7 @@ with open("/proc/self/maps") as maps:
     loaded = maps.read()
 for library in ("libibverbs", "librdmacm", "libmlx5", "libefa"):
     assert library not in loaded, f"{library} was opened"
-import aiordma._loop.driver
+import aiordma._event_loop.driver
 assert threads() == before[0] and descriptors() == before[1] and aiordma.verbs.live() == {}
 """
     )

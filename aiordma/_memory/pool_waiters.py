@@ -24,7 +24,7 @@ from typing import Generic, Protocol, TypeVar
 
 from .._datapath.memory import Clock
 from .._datapath.work_queue import Wait
-from .._loop.futures import settle
+from .._event_loop.futures import settle
 from ..errors import QuotaError
 
 

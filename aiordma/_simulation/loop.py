@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from .._loop.virtual_loop import VirtualLoop
+from .._event_loop.virtual_loop import VirtualLoop
 from .process import monotonic_ns
 from .sockets import check_simulated, getaddrinfo, refuse
 

@@ -9,8 +9,8 @@ from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._core.arguments import refusal, signature_error
-from .._loop import shutdown
-from .._loop.virtual_loop import frames
+from .._event_loop import shutdown
+from .._event_loop.virtual_loop import frames
 from .._native import softdev
 from .loop import NEVER, HostLoop
 

@@ -27,7 +27,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from .._loop.virtual_loop import StalledError
+from .._event_loop.virtual_loop import StalledError
 from .._native import service_thread, softdev
 from ..verbs._cq import completion
 from ..verbs._device import device

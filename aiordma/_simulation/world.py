@@ -22,8 +22,8 @@ from typing import Any, TypeVar, overload
 from unittest.mock import patch
 
 from .._core.arguments import host_name, instance, integer, real, refusal, seconds, truth
-from .._loop.futures import settle
-from .._loop.virtual_loop import StalledError, waiting
+from .._event_loop.futures import settle
+from .._event_loop.virtual_loop import StalledError, waiting
 from .._native import softdev
 from ..errors import BusyError
 from ..verbs._device.environment import report_unknown_variables

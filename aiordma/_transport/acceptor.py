@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from .. import verbs
 from .._core.handshake import Hello
 from .._core.refusal import pack_refusal
-from .._loop.shutdown import background
-from .._loop.time_share import Timed, TimeShare
+from .._event_loop.shutdown import background
+from .._event_loop.time_share import Timed, TimeShare
 from ..cm.address import Address
 from ..config import Config
 from ..errors import (

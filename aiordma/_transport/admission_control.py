@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
-from .._loop.driver import Watch
+from .._event_loop.driver import Watch
 from .._native import fork
 from ..cm.address import Address
 from ..config import Config

@@ -16,7 +16,7 @@ from .._datapath.message import Counts
 from .._datapath.one_sided import Batch as BatchOfTransfers
 from .._datapath.one_sided import WRChain, new_chain, start
 from .._datapath.session import Session
-from .._loop.futures import settle
+from .._event_loop.futures import settle
 from ..errors import BufferStateError
 from ..mr_pool import Buffer, LocalMemory
 from ..verbs._memory.buffers import AnyMemory

@@ -10,7 +10,7 @@ from typing import Generic, Self, TypeVar
 from .. import verbs
 from .._core import protocol
 from .._core.handshake import Hello
-from .._loop.shutdown import weakly
+from .._event_loop.shutdown import weakly
 from .._native.calls import shortage_hint
 from ..cm.address import Address
 from ..config import Config

@@ -22,8 +22,8 @@ from typing import Never
 from .. import cm
 from .._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, HELLO_SIZE, TICKET_SIZE, Hello
 from .._core.refusal import is_of_key, unpack_refusal
-from .._loop.driver import Driver, EventDriver, RequestDriver
-from .._loop.id_events import ENDED, IdEvents, check_name, make_id
+from .._event_loop.driver import Driver, EventDriver, RequestDriver
+from .._event_loop.id_events import ENDED, IdEvents, check_name, make_id
 from ..cm.address import Address
 from ..config import Config
 from ..errors import (

@@ -35,7 +35,7 @@ from typing import NamedTuple
 from .._core import protocol
 from .._core.handshake import Endpoint, Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
-from .._loop.futures import settle
+from .._event_loop.futures import settle
 from .._native import fork
 from ..cm.address import Address
 from ..errors import (

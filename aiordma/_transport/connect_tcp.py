@@ -40,8 +40,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE, Endpoint, Hello
-from .._loop.device_failures import FailureWatch
-from .._loop.driver import Watch
+from .._event_loop.device_failures import FailureWatch
+from .._event_loop.driver import Watch
 from .._native import fork
 from ..cm.address import Address
 from ..errors import (

@@ -13,7 +13,7 @@ from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.finalizers import finalizer
 from .._core.handshake import Hello
 from .._core.snapshot_types import ConnectionState, traffic
-from .._loop.shutdown import EXITS, background
+from .._event_loop.shutdown import EXITS, background
 from ..cm.address import Address
 from ..errors import ConnectionClosedError, RDMAError, host_port
 from ..verbs import QueuePair

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .. import verbs
 from .._core.handshake import Endpoint, Hello
 from .._datapath.rail import RESERVED_ENTRIES, SendQueue
-from .._loop.driver import Driver
+from .._event_loop.driver import Driver
 from ..cm.address import Address
 from ..config import Config
 from ..errors import (

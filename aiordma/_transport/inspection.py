@@ -20,7 +20,7 @@ from typing import Literal
 
 from .._core import protocol
 from .._core.fields import MAX_DATA
-from .._loop.shutdown import UNWINDING
+from .._event_loop.shutdown import UNWINDING
 from ..cm.address import Address
 from ..errors import LimitError
 from ..verbs import bytes_of

@@ -14,7 +14,7 @@ from .. import verbs
 from .._core.operations import OperationKind
 from .._datapath.rail import SendQueue
 from .._datapath.work_queue import WorkRequest
-from .._loop.coarse_timers import CoarseTimers
+from .._event_loop.coarse_timers import CoarseTimers
 from ..config import Config
 from ..errors import ConnectionBrokenError
 

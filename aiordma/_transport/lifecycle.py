@@ -33,8 +33,8 @@ from .._core.refusal import REJECTED_BY_APPLICATION
 from .._core.region import granter
 from .._datapath.controls import Controls
 from .._datapath.session import Session
-from .._loop import shutdown
-from .._loop.affinity import LoopAffinity
+from .._event_loop import shutdown
+from .._event_loop.affinity import LoopAffinity
 from ..cm.address import Address
 from ..errors import (
     AuthenticationError,

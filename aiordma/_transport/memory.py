@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from .. import verbs
-from .._loop.driver import Driver
-from .._loop.futures import settle
+from .._event_loop.driver import Driver
+from .._event_loop.futures import settle
 from .._memory.block_source import OrderedBlockSource
 from .._memory.registration_cache import KeptMemory, RegistrationCache
 from ..config import Config

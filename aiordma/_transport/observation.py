@@ -20,7 +20,7 @@ from typing import Literal
 from .. import _transport
 from .._core.arguments import callback
 from .._datapath.message import Counts
-from .._loop.shutdown import EXITS
+from .._event_loop.shutdown import EXITS
 from .._native import fork
 from ..errors import ConnectionClosedError, RDMAError
 

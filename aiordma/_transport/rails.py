@@ -59,7 +59,7 @@ from .sharing import Sharing
 
 if TYPE_CHECKING:
     from .._datapath.protocols import Owner
-    from .._loop.driver import Driver
+    from .._event_loop.driver import Driver
 
 logger = logging.getLogger("aiordma.rails")
 

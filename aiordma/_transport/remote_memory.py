@@ -14,7 +14,7 @@ from .._core.finalizers import finalizer
 from .._core.region import RegionToken, RemoteRange, Rights
 from .._datapath.memory import Local
 from .._datapath.memory import Remote as RemoteBase
-from .._loop.wait_queue import WaitQueue
+from .._event_loop.wait_queue import WaitQueue
 from ..errors import BufferStateError, LeaseEndedError
 from .lease_thread import lease_seconds, milliseconds
 

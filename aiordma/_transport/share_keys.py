@@ -29,7 +29,7 @@ from .._core.region import Rights
 from .._datapath.rail import SendQueue
 from .._datapath.windows import BindRequest, Window
 from .._datapath.work_queue import WorkRequest
-from .._loop.futures import settle
+from .._event_loop.futures import settle
 from ..errors import VerbsError
 from ..mr_pool import LocalMemory, MemoryPool
 

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
-from .._loop.futures import settle
-from .._loop.wait_queue import WaitQueue
+from .._event_loop.futures import settle
+from .._event_loop.wait_queue import WaitQueue
 from .._native import fork
 from ..config import Config
 from ..errors import (
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from .._datapath.protocols import Owner
     from .._datapath.rail import SendQueue
     from .._datapath.session import Session
-    from .._loop.driver import Driver
+    from .._event_loop.driver import Driver
 
 A = TypeVar("A")
 

@@ -19,7 +19,7 @@ from typing import cast
 
 from .._core import protocol
 from .._core.refusal import REFUSAL_SIZE, REJECTED_BY_APPLICATION, is_of_key, unpack_refusal
-from .._loop.driver import writable
+from .._event_loop.driver import writable
 from .._native import fork
 from .._native.calls import failure
 from ..cm.address import Address, scope_id

@@ -11,9 +11,9 @@ from typing import Unpack
 
 from .._core.arguments import integer, truth
 from .._core.async_only import AsyncContext
-from .._loop import shutdown
-from .._loop.affinity import LoopAffinity
-from .._loop.shutdown import EXITS, background
+from .._event_loop import shutdown
+from .._event_loop.affinity import LoopAffinity
+from .._event_loop.shutdown import EXITS, background
 from .._options import STREAM_SERVER, StreamServerOptions, complete, shows
 from ..errors import ConnectionClosedError, DeviceEventError
 from ..transport import Address, Connection, Listener, check_security, check_signature, listen_with

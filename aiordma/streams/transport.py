@@ -34,10 +34,10 @@ from functools import partial
 from typing import Any
 
 from .._core.arguments import refusal
-from .._loop import shutdown
-from .._loop.affinity import LoopAffinity
-from .._loop.futures import settle
-from .._loop.shutdown import EXITS, background
+from .._event_loop import shutdown
+from .._event_loop.affinity import LoopAffinity
+from .._event_loop.futures import settle
+from .._event_loop.shutdown import EXITS, background
 from ..errors import TLS_HINT, ConnectionClosedError, ProtocolError, host_port
 from ..transport import Connection, Message
 from ..verbs import bytes_of

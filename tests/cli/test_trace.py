@@ -16,7 +16,7 @@ from aiordma import trace
 from aiordma.cli.app import app
 from aiordma.cli.trace_chrome import chrome_trace
 from aiordma.cli.trace_listing import Traced, load
-from tests.core.trace_model import Writer
+from tests.trace.model import Writer
 
 
 def aiordma_trace(*words: object) -> Result:

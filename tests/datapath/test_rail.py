@@ -13,8 +13,8 @@ from aiordma import verbs
 from aiordma._core.operations import OperationKind
 from aiordma._datapath.rail import SendQueue
 from aiordma._datapath.work_queue import WorkRequest
-from aiordma._loop.completion_reader import CompletionReader
-from aiordma._loop.driver import Driver
+from aiordma._event_loop.completion_reader import CompletionReader
+from aiordma._event_loop.driver import Driver
 from aiordma._transport.keep_alive import KeepAlive
 
 from .bare_channel import CAPABILITIES, BareChannel, Room, Wire

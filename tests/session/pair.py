@@ -21,7 +21,7 @@ from unittest.mock import patch
 from aiordma import Config, Connection
 from aiordma._core.connection_states import ConnectionState
 from aiordma._datapath.memory import Clock
-from aiordma._loop.virtual_loop import StalledError, VirtualLoop, waiting
+from aiordma._event_loop.virtual_loop import StalledError, VirtualLoop, waiting
 from aiordma._transport.auth import Security
 from aiordma._transport.connect_oob import PendingConnection
 from aiordma._transport.failover import Failover

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiordma._loop import completion_reader
-from aiordma._loop.adaptive_polling import AdaptivePolling
+from aiordma._event_loop import completion_reader
+from aiordma._event_loop.adaptive_polling import AdaptivePolling
 from aiordma.transport import Via
 from conftest import SLOW, all_embedded, every_combination
 from tests import combinations

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from aiordma import Config, Connection
-from aiordma._loop import completion_reader
+from aiordma._event_loop import completion_reader
 
 from .connection_factory import ConnectionFactory, pattern
 from .marks import one_loop, sets_polling

@@ -15,8 +15,8 @@ import pytest
 
 from aiordma import AuthenticationError, Config, Connection, Listener, connect, verbs
 from aiordma._datapath.memory import Clock
-from aiordma._loop.driver import RequestDriver
-from aiordma._loop.time_share import BURST, SHARE, TimeShare
+from aiordma._event_loop.driver import RequestDriver
+from aiordma._event_loop.time_share import BURST, SHARE, TimeShare
 from aiordma._transport import admission_control, connect_cm
 from aiordma._transport.acceptor import Acceptor, ConnectionLimitError, packed_refusal
 from aiordma._transport.connect_tcp import MAGIC

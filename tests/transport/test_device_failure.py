@@ -24,7 +24,7 @@ from aiordma import (
 )
 from aiordma._core import protocol
 from aiordma._core.connection_states import ConnectionState
-from aiordma._loop.driver import ContextEvents
+from aiordma._event_loop.driver import ContextEvents
 from aiordma._native import lib
 from aiordma._transport.lifecycle import ConnectionLifecycle, ConnectionOwner
 from aiordma.errors import DeviceEventError, DeviceNotFoundError, RDMAError

@@ -22,7 +22,7 @@ from aiordma import (
     device_events,
     start_server,
 )
-from aiordma._loop import per_loop_resource
+from aiordma._event_loop import per_loop_resource
 from aiordma.errors import RejectedError
 from aiordma.verbs import ProtectionDomain, live, open_device
 

@@ -28,7 +28,7 @@ from aiordma import (
 )
 from aiordma._core import protocol
 from aiordma._core.connection_states import ConnectionState, LifecycleEvent, transition
-from aiordma._loop import per_loop_resource
+from aiordma._event_loop import per_loop_resource
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.connect_tcp import READY
 from aiordma._transport.keep_alive import Probe

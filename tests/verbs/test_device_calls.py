@@ -20,7 +20,7 @@ from aiordma.mr_pool import MemoryPool
 from aiordma.verbs import SendFlags, WROpcode
 from aiordma.verbs._memory.memory_region import reg_local_dma
 from aiordma.verbs.experimental import efa
-from tests.loop.test_driver import the_driver, two_ends
+from tests.event_loop.test_driver import the_driver, two_ends
 from tests.verbs.draining import drain
 
 if TYPE_CHECKING:

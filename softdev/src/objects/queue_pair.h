@@ -396,7 +396,7 @@ static inline struct ibv_sge *soft_receive_sges(const struct soft_receive_queue 
 
 /* queues.c */
 /* Reasons why a posting call fails. Each has a name in the trace, which REASONS in
- * aiordma/_core/trace_records.py explains, and an errno value. */
+ * aiordma/_trace/records.py explains, and an errno value. */
 #define SOFT_REFUSALS(R)                                                                           \
 	R(STATE, EINVAL)                                                                           \
 	R(NO_QUEUE, EINVAL)                                                                        \

@@ -116,7 +116,7 @@ extern const struct soft_subsystem soft_trace_subsystem;
  */
 
 struct soft_refusal_note {
-	const char *reason; /* one of the reasons in aiordma/_core/trace_records.py, or NULL */
+	const char *reason; /* one of the reasons in aiordma/_trace/records.py, or NULL */
 	int error;
 	const char *field; /* name of the invalid argument, or NULL */
 	uint64_t value; /* value of the invalid argument */

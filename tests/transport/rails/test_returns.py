@@ -27,7 +27,7 @@ from aiordma import (
     transport,
 )
 from aiordma._core.protocol import RailReady
-from aiordma._loop import device_failures
+from aiordma._event_loop import device_failures
 from aiordma._native import lib
 from aiordma._transport import rails
 from aiordma._transport.keep_alive import Probe

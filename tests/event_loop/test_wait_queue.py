@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiordma._loop.wait_queue import WaitQueue
+from aiordma._event_loop.wait_queue import WaitQueue
 
 
 async def line_up(waiters: WaitQueue, count: int) -> tuple[list[asyncio.Task[None]], list[int]]:

@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from aiordma._datapath.memory import Clock
-from aiordma._loop.time_share import BURST, MAX_WAIT, SHARE, Timed, TimeShare
+from aiordma._event_loop.time_share import BURST, MAX_WAIT, SHARE, Timed, TimeShare
 
 now = 0.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from aiordma._core.arguments import instance
-from aiordma._core.trace_records import (
+from aiordma._trace.records import (
     Completion,
     DestroyedQP,
     Posted,
@@ -15,7 +15,7 @@ from aiordma._core.trace_records import (
     PostedSend,
     QPStateChange,
 )
-from aiordma._core.trace_runs import Run
+from aiordma._trace.runs import Run
 
 
 class Outcome(StrEnum):

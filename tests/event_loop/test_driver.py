@@ -22,9 +22,9 @@ from aiordma._core.operations import OperationKind
 from aiordma._datapath.memory import Clock
 from aiordma._datapath.rail import SendQueue
 from aiordma._datapath.work_queue import WorkRequest, WorkRequestTable
-from aiordma._loop import driver, per_loop_resource
-from aiordma._loop.completion_reader import CompletionReader
-from aiordma._loop.driver import (
+from aiordma._event_loop import driver, per_loop_resource
+from aiordma._event_loop.completion_reader import CompletionReader
+from aiordma._event_loop.driver import (
     CQ_ENTRIES,
     EVENTS,
     ContextEvents,
@@ -32,7 +32,7 @@ from aiordma._loop.driver import (
     EventDriver,
     RequestDriver,
 )
-from aiordma._loop.time_share import BURST, MAX_WAIT, SHARE
+from aiordma._event_loop.time_share import BURST, MAX_WAIT, SHARE
 from aiordma.errors import InternalError, VerbsError
 from tests.combinations import LOOPS
 from tests.datapath.bare_channel import Owner
@@ -212,8 +212,8 @@ async def test_done_callbacks_get_the_finished_future(device_name: str, host: st
 async def test_many_completions_leave_other_tasks_their_turn(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, batch: int, rounds: int, polling: float
 ) -> None:
-    monkeypatch.setattr("aiordma._loop.completion_reader.COMPLETIONS_PER_CALL", batch)
-    monkeypatch.setattr("aiordma._loop.completion_reader.MAX_DRAINS", rounds)
+    monkeypatch.setattr("aiordma._event_loop.completion_reader.COMPLETIONS_PER_CALL", batch)
+    monkeypatch.setattr("aiordma._event_loop.completion_reader.MAX_DRAINS", rounds)
 
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
         driver._reader._polling._skip = 1 << 20  # no looks, which would also find the completions
@@ -541,8 +541,8 @@ async def test_driver_closes_shortly_after_its_last_use(
 FORKED = """
 import asyncio, os, sys
 from aiordma import verbs
-from aiordma._loop import per_loop_resource
-from aiordma._loop.driver import Driver
+from aiordma._event_loop import per_loop_resource
+from aiordma._event_loop.driver import Driver
 
 per_loop_resource.IDLE_TIMEOUT = 0.01
 closed = []
@@ -667,7 +667,7 @@ async def test_requests_pause_when_their_time_is_used_up(
     """Each iteration takes one request. During the pause, the loop does not watch the channel."""
     now = 1000.0
     clock = Clock(lambda: now)
-    monkeypatch.setattr("aiordma._loop.driver.clock_of", lambda _: clock)
+    monkeypatch.setattr("aiordma._event_loop.driver.clock_of", lambda _: clock)
     taken = 0
 
     def next_event() -> Any:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core.trace_records import TYPES, PostedSend, Record, parse
+from aiordma._trace.records import TYPES, PostedSend, Record, parse
 
-from .trace_model import header, line
+from .model import header, line
 
 VALUES: dict[str, st.SearchStrategy[object]] = {
     "int": st.integers(0, 2**64 - 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import MISSING, fields
 
-from aiordma._core.trace_records import (
+from aiordma._trace.records import (
     Completion,
     DestroyedQP,
     End,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from aiordma._core.trace_records import (
+from aiordma._trace.records import (
     VERSION,
     AccessRefused,
     Completion,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from aiordma._core.trace_records import PostedSharedReceive
-from aiordma._core.trace_requests import Outcome, Request, requests
-from aiordma._core.trace_runs import parse_runs
+from aiordma._trace.records import PostedSharedReceive
+from aiordma._trace.requests import Outcome, Request, requests
+from aiordma._trace.runs import parse_runs
 
-from .trace_model import Writer
+from .model import Writer
 
 
 def found_in(writer: Writer) -> list[Request]:

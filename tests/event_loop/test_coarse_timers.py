@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aiordma._datapath.memory import MACHINE
-from aiordma._loop.coarse_timers import COMPACT_THRESHOLD, CoarseTimers
+from aiordma._event_loop.coarse_timers import COMPACT_THRESHOLD, CoarseTimers
 from aiordma.errors import VerbsError
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aiordma._core.trace_runs import Run, offsets, parse_runs
+from aiordma._trace.runs import Run, offsets, parse_runs
 from aiordma.errors import TraceFormatError
 
-from .trace_model import Writer, header, text
+from .model import Writer, header, text
 
 
 def written(sends: int) -> Writer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiordma._loop.adaptive_polling import MAX_SKIPPED, AdaptivePolling
+from aiordma._event_loop.adaptive_polling import MAX_SKIPPED, AdaptivePolling
 
 
 def wakes_without_a_spin(polling: AdaptivePolling) -> int:
