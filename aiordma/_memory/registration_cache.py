@@ -60,14 +60,23 @@ def is_released(view: memoryview | None) -> bool:
 class CacheStatistics(NamedTuple):
     """The number and total size of cached registrations, and the number of hits and misses.
 
-    `found` counts the hits, and `made` counts the misses. Memory that cannot be cached does not
-    count as a miss.
+    Memory that cannot be cached does not count as a miss.
     """
 
     registrations: int
     bytes: int
-    found: int
-    made: int
+    hits: int
+    misses: int
+
+    @property
+    def found(self) -> int:
+        """The previous name of `hits`."""
+        return self.hits
+
+    @property
+    def made(self) -> int:
+        """The previous name of `misses`."""
+        return self.misses
 
 
 @dataclass(slots=True, eq=False)

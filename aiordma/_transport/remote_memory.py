@@ -125,15 +125,20 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         return self._lent
 
     @property
-    def lease_left(self) -> float | None:
+    def lease_remaining(self) -> float | None:
         """The remaining lease time in seconds, measured by this side's clock.
 
         None means that the lease has no time limit.
         """
         if self.ended:
             return 0.0
-        left = max(0.0, self._deadline - self._clock.now())
-        return None if math.isinf(left) else left
+        remaining = max(0.0, self._deadline - self._clock.now())
+        return None if math.isinf(remaining) else remaining
+
+    @property
+    def lease_left(self) -> float | None:
+        """The previous name of `lease_remaining`."""
+        return self.lease_remaining
 
     @property
     def _has_ended(self) -> bool:
@@ -152,7 +157,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         """Wait until `ended` is True."""
         while not self.ended:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.lease_left):
+                async with asyncio.timeout(self.lease_remaining):
                     await self._changes.wait()
 
     async def renew(self, lease: float | None) -> None:
@@ -160,7 +165,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
 
         Args:
             lease: The new lease in seconds from now, or None for no time limit. The owner may grant
-                a shorter lease (`Config.max_lease`). `lease_left` is the granted time.
+                a shorter lease (`Config.max_lease`). `lease_remaining` is the granted time.
 
         Raises:
             LeaseEndedError: If the lease has ended.

@@ -43,6 +43,11 @@ def registered(pd: verbs.ProtectionDomain) -> int:
     return len(pd.node.children)
 
 
+def test_statistics_keep_their_previous_names() -> None:
+    statistics = CacheStatistics(1, SIZE, hits=3, misses=2)
+    assert (statistics.found, statistics.made) == (3, 2)
+
+
 async def test_registration_is_found_again(pd: verbs.ProtectionDomain) -> None:
     cache = small(pd)
     memory = memoryview(bytearray(SIZE))
@@ -54,7 +59,7 @@ async def test_registration_is_found_again(pd: verbs.ProtectionDomain) -> None:
     for _ in range(3):
         with find(cache, memory) as again:
             assert again.lkey == lkey
-    assert cache.statistics() == CacheStatistics(1, SIZE, found=3, made=1)
+    assert cache.statistics() == CacheStatistics(1, SIZE, hits=3, misses=1)
     assert registered(pd) == 1
     cache.close()
     assert registered(pd) == 0
@@ -111,7 +116,7 @@ async def test_other_objects_are_not_kept(
 ) -> None:
     cache = small(pd)
     assert cache.find(make()) is None
-    assert cache.statistics() == CacheStatistics(0, 0, found=0, made=0)
+    assert cache.statistics() == CacheStatistics(0, 0, hits=0, misses=0)
     assert small(pd, most=0).find(memoryview(bytearray(SIZE))) is None
 
 
@@ -204,7 +209,7 @@ async def test_registration_ends_when_a_cycle_is_collected(pd: verbs.ProtectionD
     gc.collect()
     await asyncio.sleep(0)
     assert registered(pd) == 0
-    assert cache.statistics() == CacheStatistics(0, 0, found=0, made=1)
+    assert cache.statistics() == CacheStatistics(0, 0, hits=0, misses=1)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -233,7 +238,7 @@ async def test_least_recently_used_registration_is_evicted(
     kept = find(cache, first)
     for view in (second, first, third):
         find(cache, view).close()
-    assert cache.statistics() == CacheStatistics(2, 2 * SIZE, found=1, made=3)
+    assert cache.statistics() == CacheStatistics(2, 2 * SIZE, hits=1, misses=3)
     find(cache, first).close()
     assert cache.statistics().found == 2
     find(cache, second).close()

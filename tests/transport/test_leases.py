@@ -82,7 +82,7 @@ async def refused(conn: Connection, remote: RemoteRegion) -> None:
                 batch.write(local, remote)
     assert conn._queue.completions == posted
     assert remote.ended
-    assert remote.lease_left == 0
+    assert remote.lease_remaining == 0
     await remote.release()  # does nothing
 
 
@@ -111,7 +111,7 @@ async def test_end_of_a_share_reaches_its_user(factory: ConnectionFactory, end: 
             else:
                 lease = None if end == "revoked" else 0.05 * factory.slow
                 share, remote = await give(server, client, buffer, lease=lease)
-            assert (remote.lease_left is None) == (end != "its own clock")
+            assert (remote.lease_remaining is None) == (end != "its own clock")
             waiting = asyncio.create_task(remote.wait_ended())
             await yield_loop(2)
             if end == "its own clock":
@@ -154,7 +154,7 @@ async def test_renewed_lease_of_the_user_ends_no_later_than_the_owners(
         await remote.renew(LONG)  # the owner keeps its later deadline
         assert remote._deadline <= remote._clock.now() + LONG < share._deadline.when
         await remote.renew(None)
-        assert remote.lease_left is None
+        assert remote.lease_remaining is None
         assert share._deadline is None
 
 
@@ -165,13 +165,15 @@ async def test_owner_can_renew_a_share_until_it_ends(factory: ConnectionFactory)
             for lease in (2 * LONG, LONG / 2):
                 await share.renew(lease)
                 await barrier(client)
-                assert remote.lease_left is not None
-                assert lease - 60 * BUSY < remote.lease_left <= lease
+                assert remote.lease_remaining is not None
+                assert lease - 60 * BUSY < remote.lease_remaining <= lease
+                assert remote.lease_left is not None  # previous name
+                assert remote.lease_left <= remote.lease_remaining
                 assert share._deadline is not None
                 assert lease - 60 * BUSY < share._deadline.when - remote._clock.now() <= lease
             await share.renew(None)
             await barrier(client)
-            assert remote.lease_left is None
+            assert remote.lease_remaining is None
             waiting = asyncio.create_task(remote.wait_ended())
             await yield_loop(2)
             await share.renew(0.01)  # end the lease soon and notify the user
@@ -303,8 +305,8 @@ async def test_max_lease_limits_requested_leases(factory: ConnectionFactory) -> 
                 granted = min(LONG, asked or LONG)
                 assert remote.token.lease_ms == round(1000 * granted)
                 await remote.renew(asked)
-                assert remote.lease_left is not None
-                assert remote.lease_left <= granted
+                assert remote.lease_remaining is not None
+                assert remote.lease_remaining <= granted
         with server.alloc(8) as buffer:  # unrequested shares of the owner have no limit
             share, shown = await give(server, client, buffer, lease=2 * LONG)
             assert shown.token.lease_ms == 2000 * LONG
