@@ -210,8 +210,8 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
             lease: The time for which you need the memory, in seconds from the call. "default" means
                 this side's `Config.lease`. None means that you keep the memory until you release
                 it, hand it over, or the connection ends. The peer may grant less time
-                (`Config.max_lease`); see `RemoteRegion.lease_remaining`. `RemoteRegion.renew` requests
-                more time.
+                (`Config.max_lease`), as `RemoteRegion.lease_remaining` shows.
+                `RemoteRegion.renew` requests more time.
 
         Returns:
             The borrowed memory.
