@@ -32,7 +32,7 @@ FUZZ = settings(
 EXACT = {"hello", "private data of the connection manager", "endpoint", "challenge", "region token"}
 
 
-def taking_input() -> Iterator[str]:
+def functions_with_byte_input() -> Iterator[str]:
     """Yield the core's functions that accept bytes or have a decoder's name."""
     for path in sorted(Path(aiordma._core.__file__).parent.glob("*.py")):
         for node, name in functions(ast.parse(path.read_text()), path.stem):
@@ -56,7 +56,7 @@ def functions(inside: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, s
 
 def test_every_decoder_of_the_core_is_covered() -> None:
     covered = [name for decoder in DECODERS.values() for name in decoder.covers]
-    assert sorted([*covered, *NO_DECODERS]) == sorted(taking_input())
+    assert sorted([*covered, *NO_DECODERS]) == sorted(functions_with_byte_input())
 
 
 def mutated(valid: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
@@ -95,7 +95,9 @@ def same(one: object, other: object) -> bool:
 @pytest.mark.parametrize("name", DECODERS)
 @FUZZ
 @given(st.data())
-def test_any_input_gives_a_result_or_a_documented_error(name: str, data: st.DataObject) -> None:
+def test_decoders_return_a_result_or_raise_a_documented_error(
+    name: str, data: st.DataObject
+) -> None:
     decoder = DECODERS[name]
     content = data.draw(inputs(decoder))
     try:
